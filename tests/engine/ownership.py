@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ergon_framework.connector.transaction import Transaction
-from ergon_framework.engine.asyncio_engine import TaskEngine
+from ergon_framework.engine.asyncio_engine import AsyncioEngine
 from ergon_framework.engine.classify import classify
 from ergon_framework.engine.plan import EnginePlan, Hooks
 from ergon_framework.engine.threads import ThreadEngine
@@ -331,7 +331,7 @@ class Scene:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, _about: None)
         loop.set_task_factory(Factory(self.seam, self.dice))
-        engine = TaskEngine(self.plan(), sink=self._sink())
+        engine = AsyncioEngine(self.plan(), sink=self._sink())
         self._spoil(engine)
         call = loop.create_task(engine.run())
         try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.connector.transaction import Transaction
-from ergon_framework.engine.asyncio_engine import TaskEngine
+from ergon_framework.engine.asyncio_engine import AsyncioEngine
 from ergon_framework.engine.plan import EnginePlan, Hooks
 from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.testing.clock import VirtualClock
@@ -300,7 +300,7 @@ def test_an_account_that_does_not_balance_is_told_and_fails_nobody(
     else:
 
         async def main() -> Any:
-            engine = TaskEngine(plan)
+            engine = AsyncioEngine(plan)
             lose(engine)
             return await engine.run()
 

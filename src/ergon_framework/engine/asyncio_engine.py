@@ -41,12 +41,12 @@ from ergon_framework.engine.call import (
     told,
     verb_for,
 )
-from ergon_framework.engine.classify import is_a, is_outbreak, never_awaited, not_told
+from ergon_framework.engine.classify import is_a, is_fatal, never_awaited, not_told
 from ergon_framework.engine.clocks import AsyncSignal, pause
 from ergon_framework.engine.intake import RELEASE_STEP, Delivery, Returning
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import BACKOFF, FETCH, Doing, Run, Settling, Worker
+from ergon_framework.engine.run import BACKOFF, FETCH, InProgress, Run, Settling, Worker
 from ergon_framework.engine.trampoline import (
     DONE,
     FAILED,
@@ -106,7 +106,7 @@ class Suspended:
     __slots__ = ("doing", "ours", "rest", "run", "step", "worker")
 
     def __init__(
-        self, worker: Worker, doing: Doing, run: Run, step: Step, rest: Awaitable[Any]
+        self, worker: Worker, doing: InProgress, run: Run, step: Step, rest: Awaitable[Any]
     ) -> None:
         self.worker = worker
         self.ours = worker.cancels
@@ -121,17 +121,17 @@ async def given_back(value: Any) -> Any:
     return value
 
 
-class TaskEngine(EngineCall):
+class AsyncioEngine(EngineCall):
     """Drives one call with asyncio. Made inside a running event loop."""
 
     def __init__(self, plan: EnginePlan, *, sink: Sink | None = None) -> None:
         self.event_loop = asyncio.get_running_loop()
         super().__init__(plan, self.event_loop.time, sink)
         self.lock = nullcontext()
-        self.work: AsyncSignal = AsyncSignal()
-        self.naps: AsyncSignal = AsyncSignal()
-        self.watch: AsyncSignal = AsyncSignal()
-        self.fetched: AsyncSignal = AsyncSignal()
+        self.idle_wakeup: AsyncSignal = AsyncSignal()
+        self.backoff_wakeup: AsyncSignal = AsyncSignal()
+        self.watchdog_wakeup: AsyncSignal = AsyncSignal()
+        self.fetch_wakeup: AsyncSignal = AsyncSignal()
         self.turns = FAIR_TURNS  # left of the fetches, retries and releases of this turn
         self.turn_ends_at = self.now() + FAIR_TIME
         self.is_turn_over = False
@@ -143,7 +143,7 @@ class TaskEngine(EngineCall):
             self.hear_stop()
             await self._supervise()
             self.gather()
-            await self._hand_back()
+            await self._release_unstarted()
         except GeneratorExit:  # the event loop was closed around us: nothing can be awaited
             self.gather()
             self.account()
@@ -172,16 +172,16 @@ class TaskEngine(EngineCall):
             try:
                 await self._look_after(self.now())
                 if not self.workers and not self.is_finished:
-                    self._hire(None)
+                    self._start_worker(None)
                 if not self.is_finished:
-                    await self.watch.wait(self.next_alarm())
+                    await self.watchdog_wakeup.wait(self.next_alarm())
                 troubles = 0
             except GeneratorExit:
                 raise
             except asyncio.CancelledError as error:
                 # Whoever cancels the call wants it to end: no grace, but nobody left behind.
                 self._stop(error)
-                self.outbreak = error
+                self.fatal = error
                 self.stops += 2
             except BaseException as error:
                 troubles += 1
@@ -197,9 +197,9 @@ class TaskEngine(EngineCall):
             if not attempt.expired:
                 self._cancel(worker, attempt, now)
             elif attempt.claim():
-                self._replace(worker, attempt)
+                self._replace_worker(worker, attempt)
 
-    def _cancel(self, worker: Worker, attempt: Doing, now: float) -> None:
+    def _cancel(self, worker: Worker, attempt: InProgress, now: float) -> None:
         """Ask an overdue call to end; it has a short grace to do so."""
         attempt.expired = True
         attempt.deadline_at = now + self.plan.bounds.cancel_grace
@@ -222,12 +222,12 @@ class TaskEngine(EngineCall):
             attempt = worker.attempt
             if attempt is not None and attempt.ticket and attempt.phase != BACKOFF:
                 self._cancel_task(worker)
-        self.work.notify_all()
-        self.naps.notify_all()
-        self.fetched.notify_all()
+        self.idle_wakeup.notify_all()
+        self.backoff_wakeup.notify_all()
+        self.fetch_wakeup.notify_all()
         patience = self.now() + self.plan.bounds.cancel_grace
         while self.workers and self.now() < patience:
-            await self.watch.wait(patience)
+            await self.watchdog_wakeup.wait(patience)
         for worker in list(self.workers):
             attempt = worker.attempt
             if attempt is not None and attempt.claim():
@@ -242,7 +242,7 @@ class TaskEngine(EngineCall):
 
     # -- workers ----------------------------------------------------------------------------
 
-    def _start(self, worker: Worker, job: Job | None) -> None:
+    def _spawn(self, worker: Worker, job: Job | None) -> None:
         worker.stepper = Stepper()
         name = f"ergon-{self.plan.task}-{len(self.workers)}"
         worker.handle = self._begin_task(self._body(worker, job), name)
@@ -256,17 +256,17 @@ class TaskEngine(EngineCall):
     # -- a worker ----------------------------------------------------------------------------
 
     async def _body(self, worker: Worker, job: Job | None) -> None:
-        outbreak: BaseException | None = None
+        fatal: BaseException | None = None
         try:
-            if worker.handle is None:  # an eager task factory runs us inside of ``_start``
+            if worker.handle is None:  # an eager task factory runs us inside of ``_spawn``
                 await pause()
-            self.is_rousing = False
+            self.is_waking = False
             goes_on = True if job is None else job(worker)
             if goes_on is True or (goes_on and await goes_on):
                 await self._work(worker)
         except BaseException as error:
-            outbreak = error
-        self._left(worker, outbreak)
+            fatal = error
+        self._left(worker, fatal)
 
     async def _work(self, worker: Worker) -> None:
         ready, watchdog = self.ready, self.watchdog
@@ -277,13 +277,13 @@ class TaskEngine(EngineCall):
                 continue
             if (watchdog.is_gated or not ready) and not await self._idle(worker):
                 return
-            if (self.is_continuous or len(ready) > 1) and not self.is_rousing:
-                self._rouse()
+            if (self.is_continuous or len(ready) > 1) and not self.is_waking:
+                self._wake_next_worker()
             try:
                 transaction = ready.popleft()
             except IndexError:  # another worker was faster
                 continue
-            if not await self._live(worker, transaction):
+            if not await self._run_one(worker, transaction):
                 return
             turns -= 1
             if not turns or self.now() >= self.turn_ends_at:
@@ -316,20 +316,20 @@ class TaskEngine(EngineCall):
     async def _rest(self) -> None:
         self.idle += 1
         try:
-            await self.work.wait(None if self.ready else self.resume_at)
+            await self.idle_wakeup.wait(None if self.ready else self.resume_at)
         finally:
             self._rested()
 
     # -- one lifecycle -----------------------------------------------------------------------
 
-    async def _live(self, worker: Worker, transaction: Transaction) -> bool:
+    async def _run_one(self, worker: Worker, transaction: Transaction) -> bool:
         """Drive one transaction to its end. False when the supervisor took the run away from us.
 
         As long as every hook returns, the machine has nothing to decide: this is its happy path,
         written out. The first other event enters it.
         """
         if not self.is_plain:
-            return await self._live_watched(worker, transaction)
+            return await self._run_one_observed(worker, transaction)
         run = self._begin(worker, transaction)
         step = self.on_process
         current: tuple[Any, ...] = (self.call, run, step.phase, 0, run.ticket)
@@ -353,7 +353,7 @@ class TaskEngine(EngineCall):
                 return await self._finish(worker, run, SUCCEEDED)
         return event is not None and await self._drive(worker, run, event)
 
-    async def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
+    async def _run_one_observed(self, worker: Worker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
         run = self._begin(worker, transaction)
         self.instrumentation.began(run)
@@ -401,7 +401,7 @@ class TaskEngine(EngineCall):
         return self._call(worker, run, step, attempt, attempt, *given)
 
     def _call(
-        self, worker: Worker, run: Run, step: StepPlan, doing: Doing, current: Any, *given: Any
+        self, worker: Worker, run: Run, step: StepPlan, doing: InProgress, current: Any, *given: Any
     ) -> Event | Suspended | None:
         """Call a hook and go as far as it goes without waiting.
 
@@ -465,10 +465,10 @@ class TaskEngine(EngineCall):
         if isinstance(rest, Stepped) and rest.cancels > ours:
             self._cancelled_outside(error)
 
-    def _failed(self, attempt: Doing, step: Step, error: BaseException) -> Event | None:
+    def _failed(self, attempt: InProgress, step: Step, error: BaseException) -> Event | None:
         if is_a(error, asyncio.CancelledError):
             forgive()
-        if self.is_aborted and not is_outbreak(error) and attempt.claim():
+        if self.is_aborted and not is_fatal(error) and attempt.claim():
             # It was cut off: what it raised on its way out is no failure of the transaction.
             self.instrumentation.attempt_ended(attempt, Failure(Kind.CANCELLED, "aborted"), None)
             return STOPPED
@@ -483,7 +483,7 @@ class TaskEngine(EngineCall):
         until = wake_at if lifecycle_at is None else min(wake_at, lifecycle_at)
         try:
             while self.now() < until <= self.grace_at and not self.is_aborted:
-                await self.naps.wait(until)
+                await self.backoff_wakeup.wait(until)
         except asyncio.CancelledError as error:
             self._cancelled_outside(error)
         if not nap.claim():
@@ -548,7 +548,7 @@ class TaskEngine(EngineCall):
         """Wait before the source is told again. False when the supervisor took the run away."""
         try:
             while self._waits_to_settle(nap):
-                await self.naps.wait(nap.wake_at)
+                await self.backoff_wakeup.wait(nap.wake_at)
         except asyncio.CancelledError as error:
             if nap.ticket:  # else the call has ended without this worker, and cancelled it itself
                 self._cancelled_outside(error)
@@ -584,7 +584,7 @@ class TaskEngine(EngineCall):
     def _watch_for(self, deadline_at: float) -> None:
         """The supervisor must wake earlier than it intends to."""
         self.watchdog.next_check = deadline_at
-        self.watch.notify()
+        self.watchdog_wakeup.notify()
 
     async def _fetch(self, worker: Worker, at_most: int) -> bool:
         if self.stuck is not None:
@@ -614,7 +614,7 @@ class TaskEngine(EngineCall):
         self._receive(delivery, attempt)
         return True
 
-    def _receive(self, delivery: Delivery, attempt: Doing) -> None:
+    def _receive(self, delivery: Delivery, attempt: InProgress) -> None:
         error = delivery.error
         was_cancelled = error is not None and is_a(error, asyncio.CancelledError)
         if was_cancelled and (attempt.expired or self.is_aborted):
@@ -631,7 +631,7 @@ class TaskEngine(EngineCall):
         attempt = self._waiting_attempt(at_most)
         until = self.now() + (timeout or 0.0)
         while self.intake.late is None and not self.is_aborted and self.now() < until:
-            await self.fetched.wait(until)
+            await self.fetch_wakeup.wait(until)
         self._take_late(attempt)
         return True
 
@@ -644,14 +644,14 @@ class TaskEngine(EngineCall):
         self.stops += 2
         self.begin_abort(self.loop.reason or StopReason.STOPPED)
 
-    def _broke_out(self, error: BaseException) -> None:
+    def _failed_fatally(self, error: BaseException) -> None:
         if is_a(error, asyncio.CancelledError):
             self._cancelled_outside(error)
         else:
-            super()._broke_out(error)
+            super()._failed_fatally(error)
 
-    def _hand_back_later(self) -> None:
-        handing_back = self._begin_task(self._hand_back())
+    def _release_unstarted_later(self) -> None:
+        handing_back = self._begin_task(self._release_unstarted())
         # Cancelled before its first step, it would have done nothing, not even named them.
         handing_back.add_done_callback(
             lambda _task: self.strand(self.intake.take_returning().give_up())
@@ -667,7 +667,7 @@ class TaskEngine(EngineCall):
         keep(task)
         return task
 
-    async def _hand_back(self) -> None:
+    async def _release_unstarted(self) -> None:
         """Return what was not begun, without waiting for a source that hangs."""
         left = self.intake.take_returning()
         tasks: set[asyncio.Task[None]] = set()
@@ -684,7 +684,7 @@ class TaskEngine(EngineCall):
         except BaseException as error:  # no longer, but what is left is still named
             self.interrupt(error)
             if isinstance(error, asyncio.CancelledError):
-                self.outbreak = error
+                self.fatal = error
         finally:
             for task in tasks:
                 keep(task)
@@ -701,13 +701,13 @@ class TaskEngine(EngineCall):
             step = self.now() + RELEASE_STEP
             until = min(step, patience) if left.needs_releaser else patience
             while left and self.now() < until:
-                await self.watch.wait(until)
+                await self.watchdog_wakeup.wait(until)
 
     async def _release(self, left: Returning, release: Hook) -> None:
         while (transaction := left.begin()) is not None:
             if not await self._release_one(left, release, transaction):
                 return  # the supervisor lost patience and called it stranded
-            self.watch.notify()
+            self.watchdog_wakeup.notify()
             if self._is_cancelled():
                 return
             await self._breathe()
@@ -735,7 +735,7 @@ class TaskEngine(EngineCall):
                 problem = None  # its traceback holds on to this frame
                 return is_ours
             while self.now() < again_at and left.is_waited_for(transaction):
-                await self.naps.wait(again_at)
+                await self.backoff_wakeup.wait(again_at)
             if not left.is_waited_for(transaction):
                 return False
             number += 1

@@ -44,7 +44,7 @@ from ergon_framework.engine.classify import (
     classify,
     fetch_failure,
     is_a,
-    is_outbreak,
+    is_fatal,
     settlement_failure,
     timeout_exception,
     unclassified,
@@ -57,7 +57,7 @@ from ergon_framework.engine.run import (
     BACKOFF,
     FETCH,
     SETTLE,
-    Doing,
+    InProgress,
     ProduceRun,
     Run,
     Settling,
@@ -128,7 +128,7 @@ def _tell_retry(
     )
 
 
-def raised(call: EngineCall, attempt: Doing, step: Step, error: BaseException) -> Event:
+def raised(call: EngineCall, attempt: InProgress, step: Step, error: BaseException) -> Event:
     """A hook raised, and the caller owns the attempt."""
     run: Run = attempt.run
     if is_a(error, KeyboardInterrupt):
@@ -148,7 +148,7 @@ def raised(call: EngineCall, attempt: Doing, step: Step, error: BaseException) -
     return Raised(failure)
 
 
-def expired(call: EngineCall, attempt: Doing) -> Expired:
+def expired(call: EngineCall, attempt: InProgress) -> Expired:
     """The attempt's time is over, and the caller owns it."""
     scope: Scope = attempt.scope
     if isinstance(attempt, Run):
@@ -179,7 +179,7 @@ def told(run: Run, verb: Verb) -> tuple[Any, ...]:
     return (run.transaction,)
 
 
-def cut_off(call: EngineCall, attempt: Doing) -> None:
+def cut_off(call: EngineCall, attempt: InProgress) -> None:
     """The call is aborted while this attempt runs, and the supervisor claimed it."""
     run: Run | None = attempt.run
     if run is None:
@@ -247,13 +247,13 @@ def abandon(call: EngineCall, worker: Worker) -> None:
 
 
 Job = Callable[[Worker], Any]
-HIRE_AGAIN = 1.0
+START_AGAIN = 1.0
 """Seconds after which a worker that could not be started is tried again."""
 MOST_TROUBLES = 3
 """Turns in a row in which the supervisor may fail before it ends the call without a grace."""
 
 
-class Bell(Protocol):
+class Wakeup(Protocol):
     """The half of a signal that does not wait."""
 
     def notify(self, n: int = 1) -> None:
@@ -267,10 +267,10 @@ class EngineCall:
     """One consume or produce call, as both drivers see it; a driver adds how it waits."""
 
     lock: AbstractContextManager[Any]
-    work: Bell  # idle workers wait here
-    naps: Bell  # workers between two attempts
-    watch: Bell  # the supervisor
-    fetched: Bell  # whoever waits for a fetch that hangs
+    idle_wakeup: Wakeup  # idle workers wait here
+    backoff_wakeup: Wakeup  # workers between two attempts
+    watchdog_wakeup: Wakeup  # the supervisor
+    fetch_wakeup: Wakeup  # whoever waits for a fetch that hangs
     is_source_woken = False
 
     def __init__(self, plan: EnginePlan, now: Callable[[], float], sink: Sink | None) -> None:
@@ -316,15 +316,15 @@ class EngineCall:
         """What became of transactions and workers, and of the one fetch under way."""
         self.past = Tally()  # what workers counted that are gone
         self.idle = 0
-        self.is_rousing = False
-        self.hire_again_at: float | None = None  # no worker could be started before
+        self.is_waking = False
+        self.start_again_at: float | None = None  # no worker could be started before
         self.is_accounted = False
         self.released = 0
         self.stranded: list[str] = []
         self.settlement_failures = 0
         self.channel_losses = 0  # how often the source said that its channel is gone
         self.fetch_error: BaseException | None = None
-        self.stuck: Doing | None = None  # a fetch that was given up on and has not come back
+        self.stuck: InProgress | None = None  # a fetch that was given up on and has not come back
 
     def _set_bounds(self) -> None:
         """When the supervisor has to act, and whether the call is ending."""
@@ -337,7 +337,7 @@ class EngineCall:
         self.stops = 0
         self.is_aborted = False
         self.is_finished = False
-        self.outbreak: BaseException | None = None  # leaves the call when it ends
+        self.fatal: BaseException | None = None  # leaves the call when it ends
 
     def instant(self) -> float:
         """The clock, for what has to be done even when the clock cannot be read."""
@@ -362,7 +362,7 @@ class EngineCall:
             self.workers.remove(worker)
             self.past.add(worker)
 
-    def give_up_on(self, worker: Worker, attempt: Doing) -> None:
+    def give_up_on(self, worker: Worker, attempt: InProgress) -> None:
         """The supervisor claimed this attempt: its worker is lost until the call comes back."""
         self.dismiss(worker)
         self.watchdog.give_up_on(attempt)
@@ -421,7 +421,7 @@ class EngineCall:
         ended = self.past.ended + sum(worker.ended for worker in self.workers)
         return self.loop.taken - ended - self.intake.unstarted
 
-    def receive(self, delivery: Delivery, attempt: Doing) -> None:
+    def receive(self, delivery: Delivery, attempt: InProgress) -> None:
         """A fetch came back, with transactions, with an error, or with some of each."""
         now = self.now()  # before anything is moved: should it raise, ``reading`` still has it all
         failure: Failure | None = None
@@ -459,7 +459,12 @@ class EngineCall:
             self.returning.extend(brought[accepted:])
 
     def _tell_fetched(
-        self, delivery: Delivery, count: int, attempt: Doing, failure: Failure | None, now: float
+        self,
+        delivery: Delivery,
+        count: int,
+        attempt: InProgress,
+        failure: Failure | None,
+        now: float,
     ) -> None:
         self.instrumentation.fetch_ended(attempt, delivery.requested, count, failure)
         resume_at = self.loop.resume_at
@@ -527,12 +532,12 @@ class EngineCall:
         logger.error("the generator that a fetch of %s answered with could not be closed: %s",
                      self.plan.task, describe(error))  # fmt: skip
 
-    def fetch_hangs(self, attempt: Doing) -> None:
+    def fetch_hangs(self, attempt: InProgress) -> None:
         """The supervisor gave up on a fetch: a failed attempt, and no second call beside it."""
         self.stuck = attempt
         self.fetch_timed_out(attempt)
 
-    def fetch_timed_out(self, attempt: Doing) -> None:
+    def fetch_timed_out(self, attempt: InProgress) -> None:
         """An attempt to fetch ran out of its time, be it in a call or behind one that hangs."""
         failure = Failure(Kind.TIMEOUT, "fetch_timeout", "the fetch ran out of time")
         self.fetch_error = None
@@ -574,9 +579,9 @@ class EngineCall:
 
         A second Ctrl-C does not wait for the grace; hooks that exit alike exit together.
         """
-        if self.outbreak is None:
-            self.outbreak = error
-        elif isinstance(error, KeyboardInterrupt) and error is not self.outbreak:
+        if self.fatal is None:
+            self.fatal = error
+        elif isinstance(error, KeyboardInterrupt) and error is not self.fatal:
             self.stops += 2
         self.loop.stop(StopReason.INTERRUPTED)
 
@@ -606,7 +611,7 @@ class EngineCall:
     # -- the workers --------------------------------------------------------------------------
 
     @abstractmethod
-    def _start(self, worker: Worker, job: Job | None) -> None:
+    def _spawn(self, worker: Worker, job: Job | None) -> None:
         """Let a worker begin, with something to finish first if ``job`` is given."""
 
     @abstractmethod
@@ -614,7 +619,7 @@ class EngineCall:
         """Do what the machine says until the end; starts at any event."""
 
     @abstractmethod
-    def _hand_back_later(self) -> None:
+    def _release_unstarted_later(self) -> None:
         """Hand back what a fetch brought after the call was over."""
 
     def _stop(self, error: BaseException | None = None) -> None:
@@ -622,9 +627,9 @@ class EngineCall:
         if error is not None:
             self.interrupt(error)
         self.begin_stop(StopReason.STOPPED)
-        self.work.notify_all()
-        self.naps.notify_all()
-        self.watch.notify()
+        self.idle_wakeup.notify_all()
+        self.backoff_wakeup.notify_all()
+        self.watchdog_wakeup.notify()
 
     def hear_stop(self) -> None:
         """Begin the stop that was asked for and that nobody has begun yet. The lock is held."""
@@ -640,8 +645,8 @@ class EngineCall:
         action = self.loop.plan(self.now(), self.outstanding())
         if isinstance(action, Finish):
             self.is_finished = True
-            self.watch.notify()
-            self.work.notify_all()
+            self.watchdog_wakeup.notify()
+            self.idle_wakeup.notify_all()
             return action
         if isinstance(action, Fetch):
             self.loop.fetch_began(self.now())
@@ -652,7 +657,7 @@ class EngineCall:
     def _rested(self) -> None:
         """A worker leaves its rest."""
         self.idle -= 1
-        self.is_rousing = False
+        self.is_waking = False
 
     def _hand_over(self) -> None:
         """A worker that rested begins a lifecycle. If it waited for the next fetch, another does.
@@ -660,9 +665,9 @@ class EngineCall:
         Not when it merely leaves its rest: two that have nothing to do would wake each other.
         """
         if self.idle and self.resume_at is not None and self.now() < self.resume_at:
-            self.work.notify()
+            self.idle_wakeup.notify()
 
-    def _rouse(self) -> None:
+    def _wake_next_worker(self) -> None:
         """Get one more worker going. It will rouse the next: no herd is woken for a short batch.
 
         Whoever calls it is about to begin one of those that are ready.
@@ -671,40 +676,40 @@ class EngineCall:
             return
         with self.lock:
             is_needed = len(self.ready) > 1 or self._needs_planner()
-            if self.is_rousing or self.is_finished or not is_needed:
+            if self.is_waking or self.is_finished or not is_needed:
                 return
             if self.idle:
-                self.is_rousing = True
-                self.work.notify()
+                self.is_waking = True
+                self.idle_wakeup.notify()
             elif len(self.workers) < self.watchdog.allowed():
-                self._hire_one_more()
+                self._start_one_more()
 
-    def _hire_one_more(self) -> None:
+    def _start_one_more(self) -> None:
         """Grow, if that can be done: where no thread can be started, fewer workers do the work."""
-        if self.hire_again_at is not None and self.now() < self.hire_again_at:
+        if self.start_again_at is not None and self.now() < self.start_again_at:
             return
-        self.is_rousing = True
+        self.is_waking = True
         try:
-            self._hire(None)
+            self._start_worker(None)
         except Exception as error:
-            if self.hire_again_at is None:
+            if self.start_again_at is None:
                 logger.warning(
                     "%s goes on with %d workers: another one could not be started: %s",
                     self.plan.task,
                     len(self.workers),
                     describe(error),
                 )
-            self.hire_again_at = self.instant() + HIRE_AGAIN
+            self.start_again_at = self.instant() + START_AGAIN
 
-    def _hire(self, job: Job | None, run: Run | None = None) -> None:
+    def _start_worker(self, job: Job | None, run: Run | None = None) -> None:
         """Start one more worker, which goes on with ``run`` if one is given. The lock is held."""
         worker = Worker()
         worker.run = run
         self.workers.append(worker)
         try:
-            self._start(worker, job)
+            self._spawn(worker, job)
         except BaseException:
-            self.is_rousing = False
+            self.is_waking = False
             self._leave(worker)
             raise
 
@@ -715,16 +720,16 @@ class EngineCall:
             return False
         return loop.resume_at is None or not self.idle
 
-    def _left(self, worker: Worker, outbreak: BaseException | None) -> None:
+    def _left(self, worker: Worker, fatal: BaseException | None) -> None:
         """A worker's last act. A defect of ours must end the call, not hang it."""
         with self.lock:
             try:
-                if outbreak is not None:
-                    self._broke_out(outbreak)
+                if fatal is not None:
+                    self._failed_fatally(fatal)
             finally:
                 self._leave(worker)
 
-    def _broke_out(self, error: BaseException) -> None:
+    def _failed_fatally(self, error: BaseException) -> None:
         """A worker ended with an error that is nobody's outcome."""
         self._stop(error)
 
@@ -737,7 +742,7 @@ class EngineCall:
             self.dismiss(worker)
             if key is not None:
                 self.intake.pass_on(key)
-            self.watch.notify()
+            self.watchdog_wakeup.notify()
 
     def _in_trouble(self, error: BaseException, troubles: int) -> None:
         """The supervisor itself failed: Ctrl-C, no thread can be started, a clock that raises."""
@@ -766,12 +771,12 @@ class EngineCall:
         else:
             abandon(self, worker)
 
-    def _replace(self, worker: Worker, attempt: Doing) -> None:
+    def _replace_worker(self, worker: Worker, attempt: InProgress) -> None:
         """The supervisor claimed an attempt that hangs: somebody else goes on with its run."""
         run: Run | None = attempt.run
         try:
             self.give_up_on(worker, attempt)
-            self._take_over(attempt)
+            self._go_on_without(attempt)
         except BaseException:  # a listener, or no worker can be started
             if run is None:
                 self.stuck, self.loop.fetching = attempt, False
@@ -780,26 +785,26 @@ class EngineCall:
                 end_early(self, run, end, is_told=attempt.phase == SETTLE)
             raise
 
-    def _take_over(self, attempt: Doing) -> None:
+    def _go_on_without(self, attempt: InProgress) -> None:
         """A fresh worker goes on where the abandoned one hangs."""
         run: Run | None = attempt.run
         if run is None:
             self.fetch_hangs(attempt)
-            self._hire(None)
+            self._start_worker(None)
         elif isinstance(attempt, Settling):
             text = "TimeoutError: no answer"
             self.settle_failed(run.transaction, attempt.verb, text)
             self.instrumentation.settled(attempt, Failure(Kind.TIMEOUT, "settlement_timeout", text))
-            self._hire(lambda worker: self._close(worker, run), run)
+            self._start_worker(lambda worker: self._close(worker, run), run)
         else:
             event = expired(self, attempt)
-            self._hire(lambda worker: self._drive(worker, run, event), run)
+            self._start_worker(lambda worker: self._drive(worker, run, event), run)
 
-    def _failed(self, attempt: Doing, step: Step, error: BaseException) -> Event | None:
+    def _failed(self, attempt: InProgress, step: Step, error: BaseException) -> Event | None:
         """A hook raised. None when the supervisor took the run away meanwhile."""
         if not self._owns(attempt):
             return None
-        if is_outbreak(error):
+        if is_fatal(error):
             with self.lock:
                 self._stop(error)
         elif self.now() >= self.deadline_at:
@@ -808,7 +813,7 @@ class EngineCall:
             return expired(self, attempt)
         return raised(self, attempt, step, error)
 
-    def _returned(self, doing: Doing, run: Run, step: Step, result: Any) -> Event | None:
+    def _returned(self, doing: InProgress, run: Run, step: Step, result: Any) -> Event | None:
         """A hook returned. None when the supervisor took the run away meanwhile."""
         try:
             doing.ticket.pop()
@@ -827,7 +832,7 @@ class EngineCall:
             self.instrumentation.attempt_ended(doing, None, None, result, run.seen_at)
         return RETURNED
 
-    def _owns(self, attempt: Doing) -> bool:
+    def _owns(self, attempt: InProgress) -> bool:
         """Claim the attempt whose call came back; False when the supervisor has it.
 
         The supervisor may have claimed it by mistake and be about to put it back: it does so under
@@ -841,16 +846,16 @@ class EngineCall:
         self._late(attempt)
         return False
 
-    def is_overdue(self, attempt: Doing) -> bool:
+    def is_overdue(self, attempt: InProgress) -> bool:
         """An attempt that took longer than its time is a timeout, whoever noticed first."""
         deadline_at = attempt.deadline_at
         return attempt.expired or (deadline_at is not None and self.now() >= deadline_at)
 
-    def _late(self, attempt: Doing) -> None:
+    def _late(self, attempt: InProgress) -> None:
         """The supervisor gave up on this call and went on without us: the result is dropped."""
         with self.lock:
             self.watchdog.came_back(attempt)
-            self.work.notify_all()
+            self.idle_wakeup.notify_all()
 
     # -- settling ----------------------------------------------------------------------------
 
@@ -884,7 +889,7 @@ class EngineCall:
                 return nap
             self.settle_failed(attempt.transaction, attempt.verb, describe(problem))
             self.instrumentation.settled(attempt, failure)
-            if is_outbreak(problem):
+            if is_fatal(problem):
                 self._stop(problem)
         return None
 
@@ -902,7 +907,7 @@ class EngineCall:
         """The source lost its channel: nothing that came through it is tried again."""
         if failure.kind is Kind.LOST:
             self.channel_losses += 1
-            self.naps.notify_all()
+            self.backoff_wakeup.notify_all()
 
     def _may_wait_until(self, until: float) -> bool:
         return not self.is_aborted and until <= self.grace_at
@@ -1005,15 +1010,15 @@ class EngineCall:
         """Whether the call has ended without the worker that is about to tell the source."""
         return self.is_aborted and run.transaction.transaction_id not in self.live
 
-    def _receive(self, delivery: Delivery, attempt: Doing) -> None:
+    def _receive(self, delivery: Delivery, attempt: InProgress) -> None:
         """A fetch came back in time, or its late answer is wanted after all. The lock is held."""
         if delivery.error is not None:
             self._note_loss(settlement_failure(delivery.error))
-            if is_outbreak(delivery.error):
+            if is_fatal(delivery.error):
                 self._stop(delivery.error)
         self.receive(delivery, attempt)
 
-    def _fetched_late(self, attempt: Doing, delivery: Delivery) -> None:
+    def _fetched_late(self, attempt: InProgress, delivery: Delivery) -> None:
         """A fetch came back after it was given up: what it brought is kept or handed back."""
         with self.lock:
             count = len(delivery.transactions)
@@ -1023,18 +1028,18 @@ class EngineCall:
                 self.watchdog.came_back(attempt)
                 self.instrumentation.emit("fetch.late", delivered=count)
 
-    def _keep_late(self, attempt: Doing, delivery: Delivery) -> None:
+    def _keep_late(self, attempt: InProgress, delivery: Delivery) -> None:
         if self.is_finished:
             self.intake.return_unused(delivery.drain())
-            self._hand_back_later()
+            self._release_unstarted_later()
             return
         if self.loop.reason is None:
             self.intake.late = delivery
-            self.fetched.notify_all()
+            self.fetch_wakeup.notify_all()
         else:
             self.stuck = None
             self._receive(delivery, attempt)
-        self.work.notify()
+        self.idle_wakeup.notify()
 
     def _waiting_attempt(self, at_most: int) -> Attempt:
         """An attempt to fetch that waits for the call of an earlier one."""
@@ -1059,18 +1064,18 @@ def conclude(call: EngineCall, report: Report) -> Report:
     call.instrumentation.emit("call.ended", report=report, error=error)
     if error is None:
         return report
-    if error is call.outbreak:
+    if error is call.fatal:
         with suppress(Exception):  # an exception of the user's may refuse attributes
             error.report = report  # type: ignore[attr-defined]
     cause, call.fetch_error = call.fetch_error, None
-    if call.outbreak is None and cause is not None:
+    if call.fatal is None and cause is not None:
         raise error from cause
     raise error
 
 
 def _error(call: EngineCall, report: Report) -> BaseException | None:
-    if call.outbreak is not None:
-        return call.outbreak
+    if call.fatal is not None:
+        return call.fatal
     if report.stop_reason is StopReason.TIMEOUT:
         return _loop_timeout(call, report)
     if report.stop_reason is StopReason.FETCH_FAILED:

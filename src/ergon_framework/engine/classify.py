@@ -58,7 +58,7 @@ def classify(
         category = _category(error)
         bound = _bind(error, category, transaction_id)
         return _declared(error, category), bound
-    kind = Kind.CANCELLED if is_outbreak(error) else Kind.TRANSIENT
+    kind = Kind.CANCELLED if is_fatal(error) else Kind.TRANSIENT
     wrapped = _wrap(error, ExceptionType.SYSTEM, transaction_id)
     return Failure(kind, name_of(error), wrapped.message), wrapped
 
@@ -75,7 +75,7 @@ def is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
     return issubclass(type(error), kinds)
 
 
-def is_outbreak(error: BaseException) -> bool:
+def is_fatal(error: BaseException) -> bool:
     """Whether it must leave the call: KeyboardInterrupt, SystemExit and the like.
 
     User code may raise CancelledError without anybody cancelling; that is an error like any other.
@@ -136,7 +136,7 @@ def settlement_failure(error: BaseException) -> Failure:
 
 
 def _settlement_kind(error: BaseException) -> Kind:
-    if is_outbreak(error) or is_a(error, asyncio.CancelledError):
+    if is_fatal(error) or is_a(error, asyncio.CancelledError):
         return Kind.CANCELLED
     if is_a(error, TimeoutError):
         return Kind.TIMEOUT

@@ -15,7 +15,7 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.core.lifecycle import SUCCEEDED, End, Ending, Verb
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import FETCH, Doing, Run, Settling
+from ergon_framework.engine.run import FETCH, InProgress, Run, Settling
 from ergon_framework.ports.context import Call
 from ergon_framework.ports.notice import LifecycleSink, Notice, Sink
 from ergon_framework.ports.transaction import Transaction
@@ -35,7 +35,7 @@ class Instrumentation:
         self.now = now
         self.sink = sink
         self.lifecycle_sink = told if isinstance(told, LifecycleSink) else None
-        self.told_fetch: Doing | None = None  # the fetch that was told last to have ended
+        self.told_fetch: InProgress | None = None  # the fetch that was told last to have ended
 
     def emit(self, name: str, **fields: Any) -> None:
         """Tell the sink, if there is one. What it raises never reaches the work."""
@@ -47,7 +47,7 @@ class Instrumentation:
         except Exception:
             logger.exception("a listener failed on %s", name)
 
-    def enter(self, attempt: Doing, context: contextvars.Context) -> None:
+    def enter(self, attempt: InProgress, context: contextvars.Context) -> None:
         """Let the sink make its span current for the attempt."""
         if self.sink is None or isinstance(attempt, Run):
             return
@@ -70,7 +70,7 @@ class Instrumentation:
 
     def attempt_ended(
         self,
-        attempt: Doing,
+        attempt: InProgress,
         failure: Failure | None,
         error: BaseException | None,
         result: Any = None,
@@ -126,7 +126,7 @@ class Instrumentation:
     # -- fetches and abandoned calls ---------------------------------------------------------
 
     def fetch_ended(
-        self, attempt: Doing, requested: int, delivered: int, failure: Failure | None
+        self, attempt: InProgress, requested: int, delivered: int, failure: Failure | None
     ) -> None:
         """Once per attempt: one that was given up has been told, whatever it brings later."""
         if self.sink is None or attempt is self.told_fetch:
@@ -141,7 +141,7 @@ class Instrumentation:
             began_at=attempt.began_at,
         )
 
-    def abandoned(self, attempt: Doing, abandoned: int) -> None:
+    def abandoned(self, attempt: InProgress, abandoned: int) -> None:
         """The supervisor gave up on a call that did not end in time."""
         self.emit("attempt.abandoned", attempt=attempt, abandoned=abandoned)
         logger.warning(
@@ -162,7 +162,7 @@ class Instrumentation:
             abandoned,
         )
 
-    def came_back(self, attempt: Doing) -> None:
+    def came_back(self, attempt: InProgress) -> None:
         """An abandoned call returned after all."""
         self.emit("attempt.late", attempt=attempt)
         phase = (isinstance(attempt, Run) and attempt.lost_in) or attempt.phase
@@ -261,7 +261,7 @@ def _named(transactions: Iterable[Transaction]) -> str:
     return ", ".join(each.transaction_id for each in islice(transactions, 20))
 
 
-def _ids(attempt: Doing) -> dict[str, str]:
+def _ids(attempt: InProgress) -> dict[str, str]:
     """The supervisor logs outside of the attempt's context, so the id is added by hand."""
     run = attempt.run
     return {} if run is None else {"transaction_id": run.transaction.transaction_id}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ergon_framework.engine.classify import is_outbreak
+from ergon_framework.engine.classify import is_fatal
 from ergon_framework.errors import FetchException
 from ergon_framework.ports.transaction import Transaction
 
@@ -196,7 +196,7 @@ def put(item: object, position: int, delivery: Delivery) -> None:
 
 
 def _note(error: BaseException, delivery: Delivery) -> None:
-    if delivery.error is None or is_outbreak(error):
+    if delivery.error is None or is_fatal(error):
         delivery.error, delivery.is_defect = error, False
 
 

@@ -87,7 +87,7 @@ class Settling(Attempt):
         return attempt
 
 
-Doing: TypeAlias = Attempt | Run
+InProgress: TypeAlias = Attempt | Run
 """What a worker does right now."""
 
 
@@ -137,7 +137,7 @@ class Worker(Tally):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attempt: Doing | None = None  # what it does now; the supervisor looks here
+        self.attempt: InProgress | None = None  # what it does now; the supervisor looks here
         self.run: Run | None = None  # the lifecycle it drives, from its beginning to its outcome
         self.cancels = 0  # asyncio: how often the engine itself has cancelled its task
         self.handle: Any = None  # asyncio: the task, to cancel it

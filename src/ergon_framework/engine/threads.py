@@ -45,7 +45,7 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.engine.intake import RELEASE_STEP, RELEASES_AT_ONCE, Delivery, Returning
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import BACKOFF, FETCH, Doing, Run, Settling, Worker
+from ergon_framework.engine.run import BACKOFF, FETCH, InProgress, Run, Settling, Worker
 from ergon_framework.engine.watchdog import NEVER
 from ergon_framework.errors import describe
 from ergon_framework.ports.clock import Clock, Signal
@@ -65,10 +65,10 @@ class ThreadEngine(EngineCall):
         super().__init__(plan, clock.now, sink)
         self.clock = clock
         self.lock: threading.Lock = threading.Lock()
-        self.work: Signal = clock.signal(self.lock)
-        self.naps: Signal = clock.signal(self.lock)
-        self.watch: Signal = clock.signal(self.lock)
-        self.fetched: Signal = clock.signal(self.lock)
+        self.idle_wakeup: Signal = clock.signal(self.lock)
+        self.backoff_wakeup: Signal = clock.signal(self.lock)
+        self.watchdog_wakeup: Signal = clock.signal(self.lock)
+        self.fetch_wakeup: Signal = clock.signal(self.lock)
 
     def run(self) -> Report:
         """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
@@ -81,7 +81,7 @@ class ThreadEngine(EngineCall):
                     self.hear_stop,
                     self._supervise,
                     self.gather,
-                    self._hand_back,
+                    self._release_unstarted,
                     self.account,
                 )
                 for part in parts:
@@ -124,9 +124,9 @@ class ThreadEngine(EngineCall):
             try:
                 self._look_after(self.now())
                 if not self.workers and not self.is_finished:
-                    self._hire(None)
+                    self._start_worker(None)
                 if not self.is_finished:
-                    self.watch.wait(self.next_alarm())
+                    self.watchdog_wakeup.wait(self.next_alarm())
                 troubles = 0
             except BaseException as error:
                 troubles += 1
@@ -142,7 +142,7 @@ class ThreadEngine(EngineCall):
             return
         for worker, attempt in self.watchdog.overdue(now):
             if self.watchdog.claim_overdue(attempt, now):
-                self._replace(worker, attempt)
+                self._replace_worker(worker, attempt)
 
     def _abort(self, reason: StopReason) -> None:
         """End everything now. Nothing that hangs is waited for."""
@@ -157,32 +157,32 @@ class ThreadEngine(EngineCall):
                         self.dismiss(worker)
                 finally:
                     cut_off(self, attempt)
-        self.work.notify_all()
-        self.naps.notify_all()
-        self.fetched.notify_all()
+        self.idle_wakeup.notify_all()
+        self.backoff_wakeup.notify_all()
+        self.fetch_wakeup.notify_all()
         # Those that were between two calls see the flag at once and leave.
         patience = self.now() + self.plan.bounds.cancel_grace
         while self.workers and self.now() < patience:
-            self.watch.wait(patience)
+            self.watchdog_wakeup.wait(patience)
         self.is_finished = True
 
     # -- workers ----------------------------------------------------------------------------
 
-    def _start(self, worker: Worker, job: Job | None) -> None:
+    def _spawn(self, worker: Worker, job: Job | None) -> None:
         name = f"ergon-{self.plan.task}-{len(self.workers)}"
         self.clock.spawn(name, lambda: self._body(worker, job))
 
     # -- a worker ----------------------------------------------------------------------------
 
     def _body(self, worker: Worker, job: Job | None) -> None:
-        outbreak: BaseException | None = None
+        fatal: BaseException | None = None
         try:
-            self.is_rousing = False
+            self.is_waking = False
             if job is None or job(worker):
                 self._work(worker)
         except BaseException as error:
-            outbreak = error
-        self._left(worker, outbreak)
+            fatal = error
+        self._left(worker, fatal)
 
     def _work(self, worker: Worker) -> None:
         ready, watchdog = self.ready, self.watchdog
@@ -194,13 +194,13 @@ class ThreadEngine(EngineCall):
             if (watchdog.is_gated or not ready) and not self._idle(worker):
                 return
             # First, for what is taken has to begin at once: nobody may overtake it.
-            if (self.is_continuous or len(ready) > 1) and not self.is_rousing:
-                self._rouse()
+            if (self.is_continuous or len(ready) > 1) and not self.is_waking:
+                self._wake_next_worker()
             try:
                 transaction = ready.popleft()
             except IndexError:  # another worker was faster
                 continue
-            if not self._live(worker, transaction):
+            if not self._run_one(worker, transaction):
                 return
 
     def _idle(self, worker: Worker) -> bool:
@@ -227,20 +227,20 @@ class ThreadEngine(EngineCall):
     def _rest(self) -> None:
         self.idle += 1
         try:
-            self.work.wait(None if self.ready else self.resume_at)
+            self.idle_wakeup.wait(None if self.ready else self.resume_at)
         finally:
             self._rested()
 
     # -- one lifecycle -----------------------------------------------------------------------
 
-    def _live(self, worker: Worker, transaction: Transaction) -> bool:
+    def _run_one(self, worker: Worker, transaction: Transaction) -> bool:
         """Drive one transaction to its end. False when the supervisor took the run away from us.
 
         As long as every hook returns, the machine has nothing to decide: this is its happy path,
         written out. The first other event enters it.
         """
         if not self.is_plain:
-            return self._live_watched(worker, transaction)
+            return self._run_one_observed(worker, transaction)
         run = self._begin(worker, transaction)
         step = self.on_process
         current: tuple[Any, ...] = (self.call, run, step.phase, 0, run.ticket)
@@ -260,7 +260,7 @@ class ThreadEngine(EngineCall):
                 return self._finish(worker, run, SUCCEEDED)
         return event is not None and self._drive(worker, run, event)
 
-    def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
+    def _run_one_observed(self, worker: Worker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
         run = self._begin(worker, transaction)
         self.instrumentation.began(run)
@@ -297,7 +297,7 @@ class ThreadEngine(EngineCall):
         return self._call(worker, run, step, attempt, attempt, *given)
 
     def _call(
-        self, worker: Worker, run: Run, step: StepPlan, doing: Doing, current: Any, *given: Any
+        self, worker: Worker, run: Run, step: StepPlan, doing: InProgress, current: Any, *given: Any
     ) -> Event | None:
         """Call a hook. None when the supervisor took the run away meanwhile."""
         if self.is_timed and not self.arm(doing, run, step.timeout):
@@ -328,7 +328,7 @@ class ThreadEngine(EngineCall):
         until = wake_at if lifecycle_at is None else min(wake_at, lifecycle_at)
         with self.lock:
             while self.now() < until <= self.grace_at and not self.is_aborted:
-                self.naps.wait(until)
+                self.backoff_wakeup.wait(until)
         if not nap.claim():
             return None
         if self.is_aborted or until > self.grace_at:
@@ -374,7 +374,7 @@ class ThreadEngine(EngineCall):
         """Wait before the source is told again. False when the supervisor took the run away."""
         with self.lock:
             while self._waits_to_settle(nap):
-                self.naps.wait(nap.wake_at)
+                self.backoff_wakeup.wait(nap.wake_at)
         return nap.claim()
 
     # -- the source -------------------------------------------------------------------------
@@ -388,7 +388,7 @@ class ThreadEngine(EngineCall):
         """The supervisor must wake earlier than it intends to."""
         with self.lock:
             self.watchdog.next_check = min(self.watchdog.next_check, deadline_at)
-            self.watch.notify()
+            self.watchdog_wakeup.notify()
 
     def _fetch(self, worker: Worker, at_most: int) -> bool:
         if self.stuck is not None:
@@ -425,14 +425,14 @@ class ThreadEngine(EngineCall):
             attempt = self._waiting_attempt(at_most)
             until = self.now() + (timeout or 0.0)
             while self.intake.late is None and not self.is_aborted and self.now() < until:
-                self.fetched.wait(until)
+                self.fetch_wakeup.wait(until)
             self._take_late(attempt)
         return True
 
-    def _hand_back_later(self) -> None:
-        self._hand_back()
+    def _release_unstarted_later(self) -> None:
+        self._release_unstarted()
 
-    def _hand_back(self) -> None:
+    def _release_unstarted(self) -> None:
         """Return what was not begun, without waiting for a source that hangs."""
         left = self.intake.take_returning()
         try:
@@ -454,7 +454,7 @@ class ThreadEngine(EngineCall):
             step = self.now() + RELEASE_STEP
             until = min(step, patience) if left.needs_releaser else patience
             while left and self.now() < until:
-                self.watch.wait(until)
+                self.watchdog_wakeup.wait(until)
 
     def _add_releaser(self, left: Returning, release: Hook) -> None:
         try:
@@ -474,7 +474,7 @@ class ThreadEngine(EngineCall):
             if not self._release_one(left, release, transaction):
                 return  # the supervisor lost patience and called it stranded
             with self.lock:
-                self.watch.notify()
+                self.watchdog_wakeup.notify()
 
     def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
         """Hand one back, several times if need be. False when nobody waits for it any more."""
@@ -497,7 +497,7 @@ class ThreadEngine(EngineCall):
                     problem = None  # its traceback holds on to this frame
                     return is_ours
                 while self.now() < again_at and left.is_waited_for(transaction):
-                    self.naps.wait(again_at)
+                    self.backoff_wakeup.wait(again_at)
                 if not left.is_waited_for(transaction):
                     return False
                 number += 1
@@ -512,8 +512,8 @@ class ThreadEngine(EngineCall):
                 self.close_failed(error)
             with self.lock:
                 under_way.clear()
-                self.watch.notify()
+                self.watchdog_wakeup.notify()
 
         self.clock.spawn("ergon-close", close)
         while under_way and self.now() < patience:
-            self.watch.wait(patience)
+            self.watchdog_wakeup.wait(patience)

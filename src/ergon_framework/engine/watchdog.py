@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ergon_framework.core.lifecycle import Scope, deadline, first_to_expire
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import EnginePlan
-from ergon_framework.engine.run import Doing, Run, Worker
+from ergon_framework.engine.run import InProgress, Run, Worker
 
 NEVER = math.inf
 FEWEST_ABANDONED = 4
@@ -41,7 +41,7 @@ class Watchdog:
 
     # -- deadlines ---------------------------------------------------------------------------
 
-    def arm(self, attempt: Doing, run: Run, timeout: float | None) -> bool:
+    def arm(self, attempt: InProgress, run: Run, timeout: float | None) -> bool:
         """Give the attempt its deadline. False when the lifecycle's time is over already."""
         if attempt is run:
             now = run.seen_at
@@ -58,14 +58,14 @@ class Watchdog:
         attempt.deadline_at = lifecycle_at if attempt.scope is Scope.LIFECYCLE else step_at
         return attempt.deadline_at is None or now < attempt.deadline_at
 
-    def overdue(self, now: float) -> list[tuple[Worker, Doing]]:
+    def overdue(self, now: float) -> list[tuple[Worker, InProgress]]:
         """Attempts whose deadline has passed; also finds out when to look next.
 
         A worker publishes its attempt and then compares with ``next_check``, without the lock. So
         that is reset before the scan: either the scan sees the attempt or the worker sees NEVER.
         """
         self.next_check = NEVER
-        due: list[tuple[Worker, Doing]] = []
+        due: list[tuple[Worker, InProgress]] = []
         nearest = NEVER
         for worker in self.workers:
             attempt = worker.attempt
@@ -78,7 +78,7 @@ class Watchdog:
         self.next_check = min(self.next_check, nearest)
         return due
 
-    def claim_overdue(self, attempt: Doing, now: float) -> bool:
+    def claim_overdue(self, attempt: InProgress, now: float) -> bool:
         """Take an overdue attempt from its worker.
 
         A run that is its own attempt may have gone on to its next step since the scan; then its
@@ -101,7 +101,7 @@ class Watchdog:
         cap = self.plan.bounds.max_abandoned or max(limit, FEWEST_ABANDONED)
         return 0 if self.abandoned >= cap else limit
 
-    def give_up_on(self, attempt: Doing) -> None:
+    def give_up_on(self, attempt: InProgress) -> None:
         """The supervisor claimed this attempt: nobody waits for the call any more."""
         if isinstance(attempt, Run):
             attempt.lost_in = attempt.phase
@@ -115,7 +115,7 @@ class Watchdog:
         if self.is_gated and not was_gated and self.allowed() == 0:
             self.instrumentation.stalled(self.abandoned)
 
-    def came_back(self, attempt: Doing) -> None:
+    def came_back(self, attempt: InProgress) -> None:
         """An abandoned call returned; its result is dropped."""
         self.abandoned -= 1
         self.is_gated = self.allowed() < self.plan.loop.concurrency

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ergon_framework.core.lifecycle import Ending
-from ergon_framework.engine.asyncio_engine import TaskEngine
+from ergon_framework.engine.asyncio_engine import AsyncioEngine
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
@@ -54,7 +54,7 @@ def _inside(attempt: Attempt | None, engine: ThreadEngine) -> Iterator[None]:
 async def drive_async(task: BaseTask, plan: EnginePlan) -> Report:
     """Run a call with asyncio."""
     _check_time()
-    engine = TaskEngine(plan, sink=_sink(plan))
+    engine = AsyncioEngine(plan, sink=_sink(plan))
     begin_call(task, engine)
     try:
         return await engine.run()
