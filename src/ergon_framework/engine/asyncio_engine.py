@@ -34,7 +34,6 @@ from ergon_framework.engine.call import (
     EngineCall,
     Job,
     arguments,
-    conclude,
     cut_off,
     decide,
     set_current,
@@ -152,7 +151,7 @@ class AsyncioEngine(EngineCall):
             self.interrupt(error)
             self.gather()
         self.account()
-        return conclude(self, self.report())
+        return self.conclude(self.report())
 
     def request_stop(self) -> None:
         """Ask for a graceful stop; a second time, for an immediate one. Safe from anywhere."""

@@ -52,7 +52,7 @@ from ergon_framework.engine.classify import (
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.intake import Delivery, Intake, Reader
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS, EnginePlan, Hook
-from ergon_framework.engine.report import Report
+from ergon_framework.engine.report import Report, ending_error
 from ergon_framework.engine.run import (
     BACKOFF,
     FETCH,
@@ -66,12 +66,6 @@ from ergon_framework.engine.run import (
 )
 from ergon_framework.engine.watchdog import NEVER, Watchdog
 from ergon_framework.errors import (
-    ConsumerLoopTimeoutException,
-    ErgonError,
-    FetchException,
-    FetchTimeoutException,
-    InputException,
-    ProducerLoopTimeoutException,
     describe,
 )
 from ergon_framework.ports import context as ports
@@ -1056,65 +1050,19 @@ class EngineCall:
         elif not self.is_aborted:
             self.fetch_timed_out(attempt)
 
-
-def conclude(call: EngineCall, report: Report) -> Report:
-    """Return the report, or raise what the call ends with."""
-    error = _error(call, report)
-    call.instrumentation.duplicates(report)
-    call.instrumentation.emit("call.ended", report=report, error=error)
-    if error is None:
-        return report
-    if error is call.fatal:
-        with suppress(Exception):  # an exception of the user's may refuse attributes
-            error.report = report  # type: ignore[attr-defined]
-    cause, call.fetch_error = call.fetch_error, None
-    if call.fatal is None and cause is not None:
-        raise error from cause
-    raise error
-
-
-def _error(call: EngineCall, report: Report) -> BaseException | None:
-    if call.fatal is not None:
-        return call.fatal
-    if report.stop_reason is StopReason.TIMEOUT:
-        return _loop_timeout(call, report)
-    if report.stop_reason is StopReason.FETCH_FAILED:
-        return _fetch_error(call, report)
-    return None
-
-
-def _loop_timeout(call: EngineCall, report: Report) -> ErgonError:
-    role = call.plan.role
-    kind = ProducerLoopTimeoutException if role == "producer" else ConsumerLoopTimeoutException
-    return kind(
-        f"{call.plan.task} ran out of its loop timeout of {call.plan.bounds.loop_timeout} s: "
-        f"{int(report)} transactions got an outcome, {report.aborted} were cut off",
-        remedy="raise loop.timeout, or lower loop.limit",
-        report=report,
-    )
-
-
-def _fetch_error(call: EngineCall, report: Report) -> ErgonError:
-    cause, failure = call.fetch_error, call.loop.failure
-    text = describe(cause) if cause is not None else ""
-    if call.plan.role == "producer":
-        return InputException(f"the input of {call.plan.task} raised {text}", report=report)
-    hung = failure is not None and failure.kind is Kind.TIMEOUT and cause is None
-    if cause is not None and is_a(cause, TimeoutError):
-        return FetchTimeoutException(
-            f"the connector of {call.plan.task} timed out: {text}",
-            remedy="see the cause; steps.fetch.retry sets how often it is tried",
-            report=report,
-        )
-    if hung:
-        return FetchTimeoutException(
-            f"the connector of {call.plan.task} did not answer within "
-            f"{call.plan.bounds.fetch_timeout} s, in {call.plan.loop.fetch.attempts} attempts",
-            remedy="raise steps.fetch.retry.timeout or max_attempts, or check the system behind it",
-            report=report,
-        )
-    return FetchException(
-        f"the connector of {call.plan.task} could not be read: {text}",
-        remedy="see the cause; steps.fetch.retry sets how often it is tried",
-        report=report,
-    )
+    def conclude(self, report: Report) -> Report:
+        """Return the report, or raise what the call ends with."""
+        error = self.fatal  # not asked whether it is true: it may be of the user's making
+        if error is None:
+            error = ending_error(self.plan, report, self.fetch_error, self.loop.failure)
+        self.instrumentation.duplicates(report)
+        self.instrumentation.emit("call.ended", report=report, error=error)
+        if error is None:
+            return report
+        if error is self.fatal:
+            with suppress(Exception):  # an exception of the user's may refuse attributes
+                error.report = report  # type: ignore[attr-defined]
+        cause, self.fetch_error = self.fetch_error, None
+        if self.fatal is None and cause is not None:
+            raise error from cause
+        raise error

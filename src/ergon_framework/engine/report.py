@@ -1,10 +1,23 @@
-"""What a consume or produce call answers: a number that knows where it comes from."""
+"""What a consume or produce call ends with: a number that knows its origin, or an error."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.loop import StopReason
+from ergon_framework.errors import (
+    ConsumerLoopTimeoutException,
+    ErgonError,
+    FetchException,
+    FetchTimeoutException,
+    InputException,
+    ProducerLoopTimeoutException,
+    describe,
+)
+
+if TYPE_CHECKING:
+    from ergon_framework.engine.plan import EnginePlan
 
 _FIELDS = (
     "succeeded",
@@ -117,3 +130,54 @@ def _shown(value: Any) -> str:
 
 def _restore(values: dict[str, Any]) -> Report:
     return Report(**values)
+
+
+def ending_error(
+    plan: EnginePlan, report: Report, cause: BaseException | None, failure: Failure | None
+) -> ErgonError | None:
+    """The error that a call ends with, if its report says so; ``cause`` is what a fetch raised."""
+    if report.stop_reason is StopReason.TIMEOUT:
+        return _loop_timeout(plan, report)
+    if report.stop_reason is StopReason.FETCH_FAILED:
+        return _fetch_error(plan, report, cause, failure)
+    return None
+
+
+def _loop_timeout(plan: EnginePlan, report: Report) -> ErgonError:
+    role = plan.role
+    kind = ProducerLoopTimeoutException if role == "producer" else ConsumerLoopTimeoutException
+    return kind(
+        f"{plan.task} ran out of its loop timeout of {plan.bounds.loop_timeout} s: "
+        f"{int(report)} transactions got an outcome, {report.aborted} were cut off",
+        remedy="raise loop.timeout, or lower loop.limit",
+        report=report,
+    )
+
+
+def _fetch_error(
+    plan: EnginePlan, report: Report, cause: BaseException | None, failure: Failure | None
+) -> ErgonError:
+    from ergon_framework.engine.classify import is_a  # late: commands read reports without asyncio
+
+    text = describe(cause) if cause is not None else ""
+    if plan.role == "producer":
+        return InputException(f"the input of {plan.task} raised {text}", report=report)
+    hung = failure is not None and failure.kind is Kind.TIMEOUT and cause is None
+    if cause is not None and is_a(cause, TimeoutError):
+        return FetchTimeoutException(
+            f"the connector of {plan.task} timed out: {text}",
+            remedy="see the cause; steps.fetch.retry sets how often it is tried",
+            report=report,
+        )
+    if hung:
+        return FetchTimeoutException(
+            f"the connector of {plan.task} did not answer within "
+            f"{plan.bounds.fetch_timeout} s, in {plan.loop.fetch.attempts} attempts",
+            remedy="raise steps.fetch.retry.timeout or max_attempts, or check the system behind it",
+            report=report,
+        )
+    return FetchException(
+        f"the connector of {plan.task} could not be read: {text}",
+        remedy="see the cause; steps.fetch.retry sets how often it is tried",
+        report=report,
+    )

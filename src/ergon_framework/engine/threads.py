@@ -33,7 +33,6 @@ from ergon_framework.engine.call import (
     EngineCall,
     Job,
     arguments,
-    conclude,
     cut_off,
     decide,
     set_current,
@@ -91,7 +90,7 @@ class ThreadEngine(EngineCall):
                         self.interrupt(error)
                 self.account()
                 report = self.report()  # under the lock: a worker that leaves moves its counts
-            return conclude(self, report)
+            return self.conclude(report)
         finally:
             self.clock.leave_time()
 
