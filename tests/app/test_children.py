@@ -13,8 +13,8 @@ import pytest
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.liveness import Snapshot, State
 from ergon_framework.app.outcome import Outcome
-from ergon_framework.app.processes import MOST_IDS, Nursery, Parent, ProcessChild
-from ergon_framework.app.supervisor import Beat, Ended, Event, crew
+from ergon_framework.app.processes import MOST_IDS, ProcessChild, Spawner, SupervisorLink
+from ergon_framework.app.supervisor import Ended, Event, Heartbeat, worker_specs
 from ergon_framework.engine.report import Report
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ def test_beats_and_the_outcome_arrive() -> None:
     """What is not understood is skipped; of many ids the parent gets the first."""
     lifeline, held = os.pipe()
     read_end, write_end = os.pipe()
-    parent = Parent(f"{lifeline}:{write_end}")
+    parent = SupervisorLink(f"{lifeline}:{write_end}")
     assert not os.get_inheritable(write_end)
     report = Report(succeeded=1, stranded=tuple(str(n) for n in range(MOST_IDS + 5)))
     parent.tell_beat(Snapshot(State.HEALTHY, in_flight=2))
@@ -38,7 +38,7 @@ def test_beats_and_the_outcome_arrive() -> None:
     events: SimpleQueue[Event] = SimpleQueue()
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
     ProcessChild(3, process, os.fdopen(read_end, "rb")).listen(events)
-    assert events.get(timeout=PATIENCE) == Beat(3, Snapshot(State.HEALTHY, in_flight=2))
+    assert events.get(timeout=PATIENCE) == Heartbeat(3, Snapshot(State.HEALTHY, in_flight=2))
     end = events.get(timeout=PATIENCE)
     assert isinstance(end, Ended)
     assert (end.worker, end.code) == (3, 7)
@@ -52,7 +52,7 @@ def test_beats_and_the_outcome_arrive() -> None:
 def test_a_program_that_cannot_be_started() -> None:
     """The supervisor gets the error, and no pipe is left open."""
     events: SimpleQueue[Event] = SimpleQueue()
-    nursery = Nursery(lambda *_: ["/nonexistent/program"], crew(1), events)
+    nursery = Spawner(lambda *_: ["/nonexistent/program"], worker_specs(1), events)
     before = len(list(Path("/dev/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
         nursery.start(0)

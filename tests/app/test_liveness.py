@@ -17,7 +17,7 @@ import pytest
 
 from ergon_framework.app import probe as running_probe
 from ergon_framework.app.liveness import Liveness, Snapshot, State, combined
-from ergon_framework.app.liveness_outputs import Ticker, liveness_file, read_liveness
+from ergon_framework.app.liveness_outputs import Periodic, liveness_file, read_liveness
 from ergon_framework.app.probe import MAX_CONNECTIONS, probe_server
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.notice import CATALOGUE, Notice
@@ -139,7 +139,7 @@ def test_the_file_is_written_again_and_again(caplog: pytest.LogCaptureFixture) -
             written.append(clock.now())
             raise OSError("full")
 
-        with Ticker("it", 5.0, act, clock=clock):
+        with Periodic("it", 5.0, act, clock=clock):
             wait_until(clock, clock.now() + 16.0)
         clock.leave_time()
     assert len(written) == 3

@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.app.factories import StartError
 from ergon_framework.app.imports import load
-from ergon_framework.app.lifespan import assembled, assembled_async
+from ergon_framework.app.lifespan import open_task, open_task_async
 from ergon_framework.app.run import Run
 from ergon_framework.errors import ErgonError, WiringError
 from tests.app.workplace import Workplace
@@ -99,7 +99,7 @@ def settings(*parts: tuple[str, str], task: str = "Orders") -> str:
 def test_parts_are_open_before_the_task_exists(workplace: Workplace, seen: list[str]) -> None:
     """The task is made last, is given both groups by name, and its parts are closed in reverse."""
     workplace.settings(settings(("a", "Opened"), ("b", "Ready")))
-    with assembled(workplace.wire("it")) as task:
+    with open_task(workplace.wire("it")) as task:
         assert list(task.connectors) == ["a", "b"]
         assert task.services["mail"].name == "mail"
         assert task.b_connector is task.connectors["b"]
@@ -114,7 +114,7 @@ def test_parts_of_an_async_task(workplace: Workplace, seen: list[str]) -> None:
     workplace.settings(settings(("a", "AsyncOpened"), ("b", "Opened"), task="AsyncOrders"))
 
     async def body() -> None:
-        async with assembled_async(workplace.wire("it")):
+        async with open_task_async(workplace.wire("it")):
             seen.append("body")
 
     asyncio.run(body())
@@ -125,7 +125,7 @@ def test_a_part_that_cannot_be_opened(workplace: Workplace, seen: list[str]) -> 
     """What was begun before is closed again, the failed one included; the rest is not touched."""
     workplace.settings(settings(("a", "Opened"), ("b", "Opened open"), ("c", "Opened")))
     told = "connector 'b' could not be opened: ConnectionError: no route"
-    with pytest.raises(StartError, match=told), assembled(workplace.wire("it")):
+    with pytest.raises(StartError, match=told), open_task(workplace.wire("it")):
         pass
     assert seen[4:] == ["open a", "open b", "close b", "close a"]
 
@@ -136,7 +136,7 @@ def test_an_async_part_that_cannot_be_opened(workplace: Workplace, seen: list[st
     workplace.settings(settings(*parts, task="AsyncOrders"))
 
     async def body() -> None:
-        async with assembled_async(workplace.wire("it")):
+        async with open_task_async(workplace.wire("it")):
             pass
 
     with pytest.raises(StartError):
@@ -147,7 +147,7 @@ def test_an_async_part_that_cannot_be_opened(workplace: Workplace, seen: list[st
 def test_a_part_that_cannot_be_made(workplace: Workplace, seen: list[str]) -> None:
     """Parts that are ready when made are closed; those never opened are left alone."""
     workplace.settings(settings(("a", "Ready"), ("b", "Opened"), ("c", "Opened make")))
-    with pytest.raises(StartError, match="could not be made"), assembled(workplace.wire("it")):
+    with pytest.raises(StartError, match="could not be made"), open_task(workplace.wire("it")):
         pass
     assert seen == ["make a", "make b", "make c", "close a"]
 
@@ -160,12 +160,12 @@ def test_a_part_that_cannot_be_closed(
     workplace.settings(settings(("a", "Opened"), ("b", "Opened close"), task=task))
 
     async def body() -> None:
-        async with assembled_async(workplace.wire("it")):
+        async with open_task_async(workplace.wire("it")):
             seen.clear()
 
     with caplog.at_level(logging.ERROR):
         if task == "Orders":
-            with assembled(workplace.wire("it")):
+            with open_task(workplace.wire("it")):
                 seen.clear()
         else:
             asyncio.run(body())
@@ -176,7 +176,7 @@ def test_a_part_that_cannot_be_closed(
 def test_the_work_fails_and_parts_are_closed(workplace: Workplace, seen: list[str]) -> None:
     """Whatever ends the run, nothing stays open."""
     workplace.settings(settings(("a", "Opened")))
-    with pytest.raises(RuntimeError), assembled(workplace.wire("it")):
+    with pytest.raises(RuntimeError), open_task(workplace.wire("it")):
         raise RuntimeError
     assert seen[-2:] == ["close mail", "close a"]
 
@@ -186,7 +186,7 @@ def test_a_coroutine_cannot_open_for_a_sync_task(workplace: Workplace, seen: lis
     """It is refused before any other part is opened."""
     workplace.settings(settings(("a", "Opened"), ("b", "CoroutineOpen")))
     told = "open is a coroutine function"
-    with pytest.raises(WiringError, match=told), assembled(workplace.wire("it")):
+    with pytest.raises(WiringError, match=told), open_task(workplace.wire("it")):
         pass
     assert "open a" not in seen
 
@@ -210,7 +210,7 @@ policy = ConsumerPolicy(steps={"fetch": {"connector_name": "b"}})
 """,
         "twice",
     )
-    with assembled(workplace.wire("twice:Both")):
+    with open_task(workplace.wire("twice:Both")):
         pass
     seen = seen_in("twice")
     assert seen.count("open it") == seen.count("close it") == 1
@@ -232,7 +232,7 @@ def test_builders_that_give_the_wrong_thing(
     """What only the built parts show is refused before any of them is opened."""
     code = f"class Both(Orders):\n    @staticmethod\n    def build_connectors():\n        {body}\n"
     workplace.module(MODULE + code)
-    with pytest.raises(error, match=text), assembled(workplace.wire("shop:Both")):
+    with pytest.raises(error, match=text), open_task(workplace.wire("shop:Both")):
         pass
 
 
@@ -252,7 +252,7 @@ class Secretive(Part):
     workplace.settings('[connectors.a]\ntype = "shop:Secretive"\nurl = "env:INBOX_URL"\n')
     wiring = Run("shop:Orders").wired()
     assert "hunter2" not in repr(wiring)
-    with pytest.raises(WiringError) as caught, assembled(wiring):
+    with pytest.raises(WiringError) as caught, open_task(wiring):
         pass
     assert "hunter2" not in str(caught.value)
     assert "cannot parse ***" in str(caught.value)
@@ -281,7 +281,7 @@ class Secretive(Part):
     workplace.settings('[connectors.a]\ntype = "shop:Secretive"\nword = "env:INBOX_WORD"\n')
     with (
         pytest.raises(StartError, match=r"OSError: not with \*\*\*"),
-        assembled(Run("shop:Orders").wired()),
+        open_task(Run("shop:Orders").wired()),
     ):
         pass
     assert "not with *** either" in caplog.text
@@ -293,13 +293,13 @@ def test_what_a_connector_refuses_is_told_with_its_name(workplace: Workplace) ->
     workplace.module(MODULE)
     workplace.settings('[connectors.inbox]\ntype = "jsonl"\ninbox = "nowhere"\n')
     told = r"connector 'inbox' \(jsonl\): the inbox nowhere is not a directory"
-    with pytest.raises(ErgonError, match=told), assembled(workplace.wire()):
+    with pytest.raises(ErgonError, match=told), open_task(workplace.wire()):
         pass
 
 
 def test_an_instance_is_taken_as_it_is(workplace: Workplace) -> None:
     """Its own connectors are opened and closed like built ones."""
     workplace.module(MODULE + "task = Orders({'a': Opened('a')}, {})\n", "instance")
-    with assembled(workplace.wire("instance:task")) as task:
+    with open_task(workplace.wire("instance:task")) as task:
         assert task is load("instance:task")
     assert seen_in("instance") == ["make a", "task", "open a", "close a"]

@@ -16,10 +16,10 @@ import pytest
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.imports import load
 from ergon_framework.app.liveness import Liveness, State
-from ergon_framework.app.liveness_outputs import Publication
+from ergon_framework.app.liveness_outputs import LivenessOutputs
 from ergon_framework.app.outcome import Outcome
 from ergon_framework.app.run import Run, run_here, run_task
-from ergon_framework.app.signals import Shutdown, SignalEar, leave_within
+from ergon_framework.app.signals import Shutdown, SignalListener, exit_within
 from ergon_framework.errors import ErgonError
 from ergon_framework.testing.clock import VirtualClock
 from tests.app.workplace import Workplace
@@ -29,7 +29,7 @@ SOURCE = """
     def build_connectors():
         return {"source": MemoryConnector([Transaction(f"t{n}") for n in range(3)])}
 """
-QUIET = Publication()
+QUIET = LivenessOutputs()
 
 
 def run(workplace: Workplace, text: str, target: str = "shop:Orders") -> Outcome:
@@ -316,7 +316,7 @@ def test_a_process_is_gone_in_time() -> None:
     left: list[tuple[float, int]] = []
     with VirtualClock() as clock:
         clock.join_time()
-        leave_within(1, 2.0, leave=lambda code: left.append((clock.now(), code)), clock=clock)
+        exit_within(1, 2.0, leave=lambda code: left.append((clock.now(), code)), clock=clock)
         lock = threading.Lock()
         signalled = clock.signal(lock)
         began = clock.now()
@@ -342,7 +342,7 @@ def test_the_ear_hears_each_signal_once() -> None:
         return next(times)
 
     numbers = [signal.SIGINT, signal.SIGINT, signal.SIGTERM] * 2
-    with SignalEar(heard.append, now=now):
+    with SignalListener(heard.append, now=now):
         for number in numbers:
             signal.raise_signal(number)
             assert is_read.acquire(timeout=10)
@@ -361,7 +361,7 @@ def _within(seconds: float, is_so: Callable[[], bool]) -> bool:
 def test_the_ear_hears_although_a_loop_took_the_descriptor() -> None:
     """Handlers of an event loop redirect the interpreter's bytes; the signal arrives anyway."""
     is_heard = threading.Event()
-    with SignalEar(lambda _number: is_heard.set()):
+    with SignalListener(lambda _number: is_heard.set()):
 
         async def body() -> None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: None)
@@ -404,7 +404,7 @@ def test_publication_of_a_run(workplace: Workplace, tmp_path: Path) -> None:
     workplace.module(
         f"class Orders(ConsumerTask):\n    def process_transaction(self, it): ...{SOURCE}"
     )
-    publication = Publication(tmp_path / "live.json", port=0)
+    publication = LivenessOutputs(tmp_path / "live.json", port=0)
     with Shutdown() as shutdown:
         outcome = run_here(workplace.wire(), shutdown, publication)
     assert outcome.exit_code is ExitCode.DONE

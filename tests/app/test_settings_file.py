@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.providers import provider_maker, providers_of
+from ergon_framework.app.providers import provider_factory, providers_of
 from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.app.settings.stores import store_url
 from ergon_framework.errors import SettingsError, WiringError
@@ -184,7 +184,7 @@ def test_a_provider_is_described_by_its_table(shop: Workplace) -> None:
     )
     settings = settings_of(shop, '[store]\nurl = "sqlite:///work.db"\n' + text, MAIL_KEY="hunter2")
     assert "hunter2" not in repr(settings)
-    maker = provider_maker("mail", settings)
+    maker = provider_factory("mail", settings)
     assert "hunter2" not in repr(maker)
     maker.check()
     options = dict(maker.options)
@@ -213,10 +213,10 @@ def test_how_long_records_are_kept_is_said_for_all_providers(shop: Workplace) ->
     """One key for all, which the table of a provider overrides; what is not said is the class's."""
     other = MAIL.replace("mail", "post", 1) + "keep_records_seconds = 60\n"
     settings = settings_of(shop, "[providers]\nkeep_records = 86400\n" + MAIL + other)
-    assert provider_maker("mail", settings).options == {"keep_records_seconds": 86400.0}
-    assert provider_maker("post", settings).options == {"keep_records_seconds": 60}
+    assert provider_factory("mail", settings).options == {"keep_records_seconds": 86400.0}
+    assert provider_factory("post", settings).options == {"keep_records_seconds": 60}
     unsaid = settings_of(shop, MAIL)
-    assert "keep_records_seconds" not in provider_maker("mail", unsaid).options
+    assert "keep_records_seconds" not in provider_factory("mail", unsaid).options
     with pytest.raises(SettingsError, match=r":2: providers\.keep_records: "):
         settings_of(shop, "[providers]\nkeep_records = 0\n" + MAIL)
 
@@ -224,18 +224,22 @@ def test_how_long_records_are_kept_is_said_for_all_providers(shop: Workplace) ->
 def test_what_is_not_said_is_left_to_the_class(shop: Workplace) -> None:
     """Without a store all is in memory; a breaker can be left out."""
     settings = settings_of(shop, MAIL + "breaker = false\n")
-    assert provider_maker("mail", settings).options == {"circuit_breaker": False}
+    assert provider_factory("mail", settings).options == {"circuit_breaker": False}
 
 
 def test_the_store_falls_back(shop: Workplace) -> None:
     """A provider's own, then that of all providers, then that of all parts."""
     text = '[store]\nurl = "sqlite:////s/a.db"\n'
-    assert provider_maker("mail", settings_of(shop, text + MAIL)).options["store"].endswith("a.db")
+    assert (
+        provider_factory("mail", settings_of(shop, text + MAIL)).options["store"].endswith("a.db")
+    )
     text += '[providers]\nstore = "sqlite:////s/b.db"\n'
-    assert provider_maker("mail", settings_of(shop, text + MAIL)).options["store"].endswith("b.db")
+    assert (
+        provider_factory("mail", settings_of(shop, text + MAIL)).options["store"].endswith("b.db")
+    )
     text += MAIL + 'store = "env:CALLS"\n'
     settings = settings_of(shop, text, CALLS="sqlite:///c.db")
-    assert provider_maker("mail", settings).options["store"] == f"sqlite:///{Path.cwd() / 'c.db'}"
+    assert provider_factory("mail", settings).options["store"] == f"sqlite:///{Path.cwd() / 'c.db'}"
     assert store_url(settings) == "sqlite:////s/a.db"
 
 
@@ -284,4 +288,4 @@ def test_a_provider_that_cannot_be_made(shop: Workplace, text: str, told: str) -
     settings = settings_of(shop, text)
     name = "male" if "did you mean" in told else "mail"
     with pytest.raises((SettingsError, WiringError), match=told):
-        provider_maker(name, settings).check()
+        provider_factory(name, settings).check()

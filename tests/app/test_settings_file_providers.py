@@ -15,7 +15,7 @@ import pytest
 
 from ergon_framework.app import providers
 from ergon_framework.app.jobs import job_settings
-from ergon_framework.app.lifespan import assembled
+from ergon_framework.app.lifespan import open_task
 from ergon_framework.app.providers import provider
 from ergon_framework.errors import SettingsError
 from ergon_framework.providers.execution import ProviderExecutionContext
@@ -113,7 +113,7 @@ def test_an_unknown_name_is_refused(shop: Workplace, monkeypatch: pytest.MonkeyP
 
 def test_a_task_gets_it_as_a_service(shop: Workplace) -> None:
     """The same one that everybody else in the process has."""
-    with assembled(shop.wire("orders")) as task:
+    with open_task(shop.wire("orders")) as task:
         assert task.services["mail"] is provider("mail")
     assert call(provider("mail")).data  # the end of a task is not its end
 
@@ -121,7 +121,7 @@ def test_a_task_gets_it_as_a_service(shop: Workplace) -> None:
 def test_a_service_of_that_name_comes_first(shop: Workplace) -> None:
     """A name means one thing."""
     shop.settings(SETTINGS + '[services.mail]\nfactory = "builtins:dict"\n')
-    with assembled(shop.wire("orders")) as task:
+    with open_task(shop.wire("orders")) as task:
         assert task.services["mail"] == {}
 
 

@@ -11,15 +11,15 @@ import pytest
 
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.liveness import Snapshot, State
-from ergon_framework.app.processes import WorkforceOutcome
+from ergon_framework.app.processes import WorkersOutcome
 from ergon_framework.app.supervisor import (
     KILL_AFTER,
-    Beat,
     Ended,
     Event,
+    Heartbeat,
     Signalled,
     Supervisor,
-    crew,
+    worker_specs,
 )
 from ergon_framework.core.restart import (
     Decision,
@@ -71,7 +71,7 @@ class Stage(SimpleQueue[Event]):
     def supervise(self, workers: int, **more: object) -> Supervisor:
         return Supervisor(
             self.start,
-            crew(workers),
+            worker_specs(workers),
             self,
             rule=RULE,
             now=lambda: self.time,
@@ -153,14 +153,14 @@ def test_what_was_overcome_is_not_what_it_ended_with() -> None:
     """One was started again and stopped well, the other waited for its start."""
     stage = Stage(
         Ended(0, 1, _told("the store is away")),
-        Beat(0, Snapshot()),
+        Heartbeat(0, Snapshot()),
         Ended(1, 1, _told("no such folder")),
         Signalled(signal.SIGTERM),
         Ended(0, 143),
     )
     supervisor = stage.supervise(2)
     code = supervisor.run()
-    outcome = WorkforceOutcome("orders", code, supervisor.restarts, supervisor.slots)
+    outcome = WorkersOutcome("orders", code, supervisor.restarts, supervisor.slots)
     assert code == 143
     assert stage.starts == [(0.0, 0), (0.0, 1), (0.5, 0)]
     assert [error["message"] for error in outcome.errors] == ["no such folder"]
@@ -256,7 +256,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
             raise refusals.pop()
         return stage.start(worker)
 
-    supervisor = Supervisor(start, crew(1), stage, rule=RULE, now=lambda: stage.time)
+    supervisor = Supervisor(start, worker_specs(1), stage, rule=RULE, now=lambda: stage.time)
     assert supervisor.run() is ExitCode.DONE
     assert stage.starts == [(0.5, 0)]
     assert supervisor.slots[0].ends[0] == "with code 1 (OSError: no more processes)"
@@ -269,11 +269,11 @@ def test_how_the_workers_are() -> None:
     assert supervisor.snapshot().state is State.STARTING
     supervisor._start_due()
     for worker in range(2):
-        supervisor._take(Beat(worker, Snapshot(State.HEALTHY, in_flight=2)))
+        supervisor._take(Heartbeat(worker, Snapshot(State.HEALTHY, in_flight=2)))
     assert supervisor.snapshot() == Snapshot(State.HEALTHY, in_flight=4)
-    supervisor._take(Beat(1, Snapshot(State.STALLED, "hangs", abandoned=1)))
+    supervisor._take(Heartbeat(1, Snapshot(State.STALLED, "hangs", abandoned=1)))
     assert supervisor.snapshot() == Snapshot(State.STALLED, "hangs", 2, 1)
-    supervisor._take(Beat(1, Snapshot(State.HEALTHY)))
+    supervisor._take(Heartbeat(1, Snapshot(State.HEALTHY)))
     supervisor._take(Ended(0, 0))
     assert supervisor.snapshot().state is State.HEALTHY
     stage.time += 31.0

@@ -12,7 +12,7 @@ from ergon_framework.app.supervisor import (
     LATE_AFTER,
     Ended,
     Event,
-    Post,
+    ProcessSpec,
     Ready,
     Signalled,
     Supervisor,
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.req("ONE:run")
 
 ZONE, WORKER, TASK = range(3)
 POSTS = [
-    Post("zones.plant", "zones.plant", stop_rank=2, is_endless=True),
-    Post("worker", "worker", stop_rank=1, is_endless=True),
-    Post("tasks.orders", "tasks.orders", start_rank=1),
+    ProcessSpec("zones.plant", "zones.plant", stop_rank=2, is_endless=True),
+    ProcessSpec("worker", "worker", stop_rank=1, is_endless=True),
+    ProcessSpec("tasks.orders", "tasks.orders", start_rank=1),
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.wiring import Kind, Overrides, Role
+from ergon_framework.app.wiring import Overrides, Role, TaskKind
 from ergon_framework.errors import HookError, SettingsError, WiringError
 from tests.app.workplace import Workplace
 
@@ -68,7 +68,7 @@ def test_the_working_directory_is_searched(workplace: Workplace) -> None:
     workplace.module(ORDERS, "a_module_of_the_working_directory")
     workplace.settings(INBOX)
     wiring = workplace.wire("a_module_of_the_working_directory:Orders")
-    assert wiring.kind == Kind(Role.CONSUMER, is_async=False)
+    assert wiring.kind == TaskKind(Role.CONSUMER, is_async=False)
 
 
 @pytest.mark.parametrize(
@@ -249,14 +249,14 @@ def test_a_builder_is_called_without_arguments(workplace: Workplace) -> None:
 @pytest.mark.parametrize(
     ("bases", "kind"),
     [
-        ("ConsumerTask", Kind(Role.CONSUMER, is_async=False)),
-        ("ConsumerMixin, BaseTask", Kind(Role.CONSUMER, is_async=False)),
-        ("AsyncConsumerTask", Kind(Role.CONSUMER, is_async=True)),
-        ("HybridTask", Kind(Role.HYBRID, is_async=False)),
-        ("AsyncHybridTask", Kind(Role.HYBRID, is_async=True)),
+        ("ConsumerTask", TaskKind(Role.CONSUMER, is_async=False)),
+        ("ConsumerMixin, BaseTask", TaskKind(Role.CONSUMER, is_async=False)),
+        ("AsyncConsumerTask", TaskKind(Role.CONSUMER, is_async=True)),
+        ("HybridTask", TaskKind(Role.HYBRID, is_async=False)),
+        ("AsyncHybridTask", TaskKind(Role.HYBRID, is_async=True)),
     ],
 )
-def test_the_kinds_of_consuming_tasks(workplace: Workplace, bases: str, kind: Kind) -> None:
+def test_the_kinds_of_consuming_tasks(workplace: Workplace, bases: str, kind: TaskKind) -> None:
     """Role and colour come from the base classes; ``execute`` is not needed to consume."""
     word = "async def" if kind.is_async else "def"
     workplace.module(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.console import ExitCode
-from ergon_framework.app.processes import WorkforceOutcome
-from ergon_framework.app.supervisor import Slot, crew
+from ergon_framework.app.processes import WorkersOutcome
+from ergon_framework.app.supervisor import Slot, worker_specs
 from ergon_framework.cli.output import keep_stdout, printable, show_error, show_list, show_one
 from ergon_framework.cli.run import _show_workers
 from ergon_framework.errors import SettingsError
@@ -113,10 +113,10 @@ def test_standard_output_is_kept_for_json(capsys: pytest.CaptureFixture[str]) ->
 
 def test_parked_transactions_of_workers_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """For each worker and for all of them."""
-    slots = [Slot(post, n) for n, post in enumerate(crew(2))]
+    slots = [Slot(post, n) for n, post in enumerate(worker_specs(2))]
     for slot in slots:
         slot.outcomes.append({"report": {"succeeded": 1, "parked": 3}, "error": None})
-    assert _show_workers(WorkforceOutcome("orders", ExitCode.DONE, 0, slots), False) == 0
+    assert _show_workers(WorkersOutcome("orders", ExitCode.DONE, 0, slots), False) == 0
     title, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert "parked" in title
     assert [line[-1] for line in lines] == ["3", "3", "6"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.factories import Maker, connector_maker
+from ergon_framework.app.factories import Factory, connector_factory
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.wiring import check_connectors, kind_of
 from ergon_framework.connector.boundary import BoundaryConnector
@@ -22,12 +22,12 @@ from ergon_framework.task.ready import ConsumerTask
 pytestmark = pytest.mark.req("ONE:connector-jobs", "ONE:connector-boundary", "ONE:settings")
 
 
-def maker(folder: Path, text: str, name: str = "x") -> Maker:
+def maker(folder: Path, text: str, name: str = "x") -> Factory:
     """The maker of a connector that a settings file describes."""
     file = folder / "ergon.toml"
     file.write_text(text)
     settings = load_settings(file, {})
-    made = connector_maker(name, settings.connectors[name], settings)
+    made = connector_factory(name, settings.connectors[name], settings)
     made.check()
     return made
 

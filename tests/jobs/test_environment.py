@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ergon_framework.app.jobs import job_settings, setup_of
-from ergon_framework.app.providers import provider_maker
+from ergon_framework.app.providers import provider_factory
 from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.child import executor_environment
@@ -147,11 +147,11 @@ def test_a_handler_is_told_which_setting_gives_it_a_secret(
     given = executor_environment(mine, executor, setup.read_elsewhere)
     settings = load_settings(file, given)
     if missing == "":
-        provider_maker("mail", settings).make().close()
+        provider_factory("mail", settings).make().close()
         return
     name = missing or next(iter(worker_has))
     with pytest.raises(ConfigurationError, match=rf'pass_secrets = \["{name}"\]') as raised:
-        provider_maker("mail", settings).make()
+        provider_factory("mail", settings).make()
     assert name in raised.value.message
     if name == "DATABASE_URL":
         with pytest.raises(ConfigurationError, match=r'pass_secrets = \["DATABASE_URL"\]'):

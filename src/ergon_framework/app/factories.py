@@ -104,7 +104,7 @@ class StartError(ErgonError):
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class Factory:
     """What makes one part: a class or function and its options, which may hold secrets."""
 
     label: str
@@ -161,7 +161,9 @@ class Maker:
         return masked(text, self.options)
 
 
-def connector_maker(name: str, settings: ConnectorSettings, whole: Settings | None = None) -> Maker:
+def connector_factory(
+    name: str, settings: ConnectorSettings, whole: Settings | None = None
+) -> Factory:
     """The maker of ``[connectors.NAME]``, with what the ``whole`` settings say of our own parts."""
     kind = settings.type
     if ":" not in kind and kind not in CONNECTORS:
@@ -172,16 +174,16 @@ def connector_maker(name: str, settings: ConnectorSettings, whole: Settings | No
         )
     reference = CONNECTORS.get(kind, kind)
     options = settings.options if whole is None else completed(name, kind, settings.options, whole)
-    return Maker(f"connector {name!r} ({kind})", load(reference), options)
+    return Factory(f"connector {name!r} ({kind})", load(reference), options)
 
 
-def service_maker(name: str, settings: ServiceSettings) -> Maker:
+def service_factory(name: str, settings: ServiceSettings) -> Factory:
     """The maker of ``[services.NAME]``."""
     label = f"service {name!r} ({settings.factory})"
-    return Maker(label, load(settings.factory), settings.options)
+    return Factory(label, load(settings.factory), settings.options)
 
 
-def stand_in(factory: object) -> Any:
+def prototype(factory: object) -> Any:
     """An instance that was never initialised, only to be looked at; None when that is unsafe."""
     if not isinstance(factory, type):
         return None

@@ -114,7 +114,7 @@ _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}\b.*")
 _PREFIX = re.compile(rf"[0-9a-f]{{{SHORTEST},31}}")
 
 
-class Line(NamedTuple):
+class SpanRow(NamedTuple):
     """One span in a tree; without a span, a parent that nobody recorded."""
 
     span: SpanRecord | None
@@ -241,12 +241,12 @@ def _own(config: Path | None) -> Path:
     return path
 
 
-def lines(spans: Sequence[SpanRecord]) -> Iterator[Line]:
+def lines(spans: Sequence[SpanRecord]) -> Iterator[SpanRow]:
     """The spans as a tree: each behind its parent, those of one parent by their beginning."""
     waiting = [(branch, 0, "", "") for branch in reversed(_grown(spans))]
     while waiting:
         branch, depth, mark, indent = waiting.pop()
-        yield Line(branch.span, depth, mark)
+        yield SpanRow(branch.span, depth, mark)
         last = len(branch.children) - 1
         for place, child in reversed(list(enumerate(branch.children))):
             own, rest = ("└ ", "  ") if place == last else ("├ ", "│ ")
@@ -290,7 +290,7 @@ def _in_circles(spans: Sequence[SpanRecord]) -> set[str]:
     return found
 
 
-def _shape(line: Line, began_at: float) -> dict[str, Any]:
+def _shape(line: SpanRow, began_at: float) -> dict[str, Any]:
     span = line.span
     if span is None:
         return {"name": None, "depth": line.depth, "is_recorded": False}

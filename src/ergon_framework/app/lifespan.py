@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from ergon_framework.app.factories import Maker, StartError
+from ergon_framework.app.factories import Factory, StartError
 from ergon_framework.app.settings.secrets import described
 from ergon_framework.app.wiring import Group, Wiring
 from ergon_framework.errors import ErgonError, WiringError
@@ -31,7 +31,7 @@ _Method = Callable[[], Any]
 
 
 @contextmanager
-def assembled(wiring: Wiring) -> Iterator[BaseTask]:
+def open_task(wiring: Wiring) -> Iterator[BaseTask]:
     """The task with its parts open, for threads."""
     parts = _Parts(_OPEN)
     try:
@@ -48,7 +48,7 @@ def assembled(wiring: Wiring) -> Iterator[BaseTask]:
 
 
 @asynccontextmanager
-async def assembled_async(wiring: Wiring) -> AsyncIterator[BaseTask]:
+async def open_task_async(wiring: Wiring) -> AsyncIterator[BaseTask]:
     """The task with its parts open, for asyncio."""
     parts = _Parts(_OPEN_ASYNC)
     try:
@@ -106,7 +106,7 @@ class _Parts:
         if isinstance(wiring.task, BaseTask):
             return wiring.task
         injected = {"connectors": self._connectors, "services": self._services}
-        task = Maker(wiring.task.__name__, wiring.task, injected).make()
+        task = Factory(wiring.task.__name__, wiring.task, injected).make()
         if not isinstance(task, BaseTask):
             raise WiringError(f"{wiring.task.__name__} made a {type(task).__name__}, no task")
         return task
@@ -134,7 +134,7 @@ class _Parts:
                 self._take(f"{kind} {name!r}", made[name])
             return made
         label = f"{wiring.task_name}.build_{kind}s()"
-        built = Maker(label, group).make()
+        built = Factory(label, group).make()
         if not isinstance(built, Mapping):
             raise WiringError(
                 f"{label} gave {type(built).__name__}, not a mapping", remedy="return {'name': it}"

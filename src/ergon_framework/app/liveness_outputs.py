@@ -24,7 +24,7 @@ from ergon_framework.storage.secure_files import Folder, open_file
 logger = logging.getLogger("ergon.app")
 
 
-class Ticker:
+class Periodic:
     """Calls ``act`` every so many seconds in a daemonic thread, from ``with`` to its end.
 
     What ``act`` raises is logged once, under the name ``what``; the next tick comes all the same.
@@ -93,7 +93,7 @@ def liveness_file(
             remedy="name a file in a directory that exists and may be written to",
         ) from error
     try:
-        with Ticker("the liveness file", every, lambda: writer.write(snapshot())):
+        with Periodic("the liveness file", every, lambda: writer.write(snapshot())):
             yield
     finally:
         writer.finish(replace(snapshot(), state=State.STOPPED, in_flight=0))
@@ -165,7 +165,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class LivenessOutputs:
     """What was asked for."""
 
     file: Path | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ergon_framework.app.console import of_signal, say
-from ergon_framework.app.signals import SignalEar
+from ergon_framework.app.signals import SignalListener
 from ergon_framework.app.zones import ZoneSetup, known_zone
 from ergon_framework.boundary.http.addresses import split_address
 from ergon_framework.boundary.http.client import HttpTransport
@@ -139,7 +139,7 @@ def serve(setup: ZoneSetup, ready: Callable[[str], None]) -> None:
     """Run the node until a signal asks it to stop; ``ready`` is told where it listens."""
     failpoints.check()
     stops = _Stops()
-    with SignalEar(stops.heard):
+    with SignalListener(stops.heard):
         asyncio.run(_serve(setup, ready, stops))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ergon_framework.app.console import ExitCode
-from ergon_framework.app.wiring import Kind, Role
+from ergon_framework.app.wiring import Role, TaskKind
 from ergon_framework.core.loop import StopReason
 from ergon_framework.engine.report import Report
 from ergon_framework.errors import (
@@ -52,7 +52,7 @@ class RunFailedError(ErgonError):
 
 
 def outcome_of(
-    task: str, kind: Kind, result: object, error: BaseException | None, asked: ExitCode | None
+    task: str, kind: TaskKind, result: object, error: BaseException | None, asked: ExitCode | None
 ) -> Outcome:
     """Decide what a run that gave this result, or raised this error, ends with."""
     report = result if isinstance(result, Report) else getattr(error, "report", None)
@@ -82,7 +82,7 @@ def error_shape(error: BaseException) -> dict[str, Any]:
     return {"code": "unexpected", "message": describe(error), "details": {}}
 
 
-def _complaint(report: Report, kind: Kind) -> ErgonError | None:
+def _complaint(report: Report, kind: TaskKind) -> ErgonError | None:
     """What is wrong with a run in which no exception was raised, if anything is."""
     told = []
     if report.handler_failures:

@@ -15,7 +15,7 @@ from ergon_framework.app.imports import is_reference
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import url_as_written
-from ergon_framework.app.supervisor import Post
+from ergon_framework.app.supervisor import ProcessSpec
 from ergon_framework.errors import SettingsError, WiringError
 
 
@@ -77,14 +77,14 @@ def startable(settings: Settings) -> list[Part]:
     return [
         part
         for part in sorted(_parts(settings), key=lambda part: -part.kind.rank)
-        if part.kind is not PartKind.ZONE or lives_here(settings, part.name)
+        if part.kind is not PartKind.ZONE or has_local_node(settings, part.name)
     ]
 
 
-def posts_of(parts: Sequence[Part]) -> list[Post]:
+def posts_of(parts: Sequence[Part]) -> list[ProcessSpec]:
     """A place for each process of each part."""
     return [
-        Post(
+        ProcessSpec(
             part.full_name if part.processes == 1 else f"{part.full_name}#{n}",
             part.full_name,
             n,
@@ -116,7 +116,7 @@ def part_named(text: str, settings: Settings) -> Part:
     )
 
 
-def lives_here(settings: Settings, zone: str) -> bool:
+def has_local_node(settings: Settings, zone: str) -> bool:
     """Whether a zone's node is kept here; one that does not say where it lives is an address."""
     return not _HOMES.isdisjoint(settings.extensions["zones"][zone].model_fields_set)
 

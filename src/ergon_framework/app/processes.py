@@ -16,21 +16,21 @@ from typing import Any, BinaryIO
 
 from ergon_framework.app.console import ExitCode, say
 from ergon_framework.app.liveness import Snapshot
-from ergon_framework.app.liveness_outputs import Publication
+from ergon_framework.app.liveness_outputs import LivenessOutputs
 from ergon_framework.app.outcome import Outcome
-from ergon_framework.app.signals import SignalEar, leave_within
+from ergon_framework.app.signals import SignalListener, exit_within
 from ergon_framework.app.supervisor import (
-    Beat,
     Ended,
     Event,
     Events,
-    Post,
+    Heartbeat,
+    ProcessSpec,
     Ready,
     Signalled,
     Slot,
     Supervisor,
     Tell,
-    crew,
+    worker_specs,
 )
 from ergon_framework.core.restart import RestartRule
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -81,20 +81,20 @@ class ProcessChild:
             while line := status.readline(LONGEST_MESSAGE):
                 message = _message(line)
                 if message.get("kind") == "beat":
-                    events.put(Beat(self._worker, Snapshot.from_dict(message)))
+                    events.put(Heartbeat(self._worker, Snapshot.from_dict(message)))
                 elif message.get("kind") == "ready":
                     events.put(Ready(self._worker, str(message.get("told", ""))))
                 elif message.get("kind") == "outcome":
                     self._outcome = message
 
 
-class Nursery:
+class Spawner:
     """Starts workers that end when this process does."""
 
     def __init__(
         self,
-        command: Callable[[Post, str], Sequence[str]],
-        posts: Sequence[Post],
+        command: Callable[[ProcessSpec, str], Sequence[str]],
+        posts: Sequence[ProcessSpec],
         events: Events,
         *,
         keeps_stdout: bool = False,
@@ -138,7 +138,7 @@ class Nursery:
         os.close(self._held)
 
 
-class Parent:
+class SupervisorLink:
     """A worker's side: the parent it belongs to."""
 
     def __init__(self, supervised: str) -> None:
@@ -162,7 +162,7 @@ class Parent:
             with suppress(OSError):
                 os.read(self._lifeline, 1)
             say("the supervisor is gone; this worker ends")
-            leave_within(128 + signal.SIGTERM, self.patience, leave=leave)
+            exit_within(128 + signal.SIGTERM, self.patience, leave=leave)
             os.kill(os.getpid(), signal.SIGTERM)
 
         SYSTEM_CLOCK.spawn("ergon-lifeline", wait)
@@ -201,7 +201,7 @@ def _message(line: bytes) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkforceOutcome:
+class WorkersOutcome:
     """How a run in several processes ended."""
 
     task: str
@@ -238,7 +238,7 @@ class WorkforceOutcome:
         }
 
 
-class EnsembleOutcome(WorkforceOutcome):
+class PartsOutcome(WorkersOutcome):
     """How a run of all the parts of a settings file ended."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -263,44 +263,44 @@ def run_workers(
     task: str,
     workers: int,
     command: Callable[[str], Sequence[str]],
-    publication: Publication,
+    publication: LivenessOutputs,
     *,
     rule: RestartRule,
     keeps_stdout: bool = False,
-) -> WorkforceOutcome:
+) -> WorkersOutcome:
     """Supervise so many processes of ``command`` until all of them are over.
 
     With ``keeps_stdout`` what workers print goes to the standard error stream.
     """
     events: SimpleQueue[Event] = SimpleQueue()
-    posts = crew(workers)
-    nursery = Nursery(lambda _, told: command(told), posts, events, keeps_stdout=keeps_stdout)
+    posts = worker_specs(workers)
+    nursery = Spawner(lambda _, told: command(told), posts, events, keeps_stdout=keeps_stdout)
     supervisor = Supervisor(
         nursery.start, posts, events, rule=rule, has_beats=publication.is_wanted
     )
-    ear = SignalEar(lambda number: events.put(Signalled(number)))
+    ear = SignalListener(lambda number: events.put(Signalled(number)))
     with ear, publication.of(task, supervisor.snapshot):
         code = supervisor.run()
     nursery.close()
-    return WorkforceOutcome(task, code, supervisor.restarts, supervisor.slots, supervisor.reason)
+    return WorkersOutcome(task, code, supervisor.restarts, supervisor.slots, supervisor.reason)
 
 
 def run_parts(
-    posts: Sequence[Post],
-    command: Callable[[Post, str], Sequence[str]],
+    posts: Sequence[ProcessSpec],
+    command: Callable[[ProcessSpec, str], Sequence[str]],
     tell: Tell,
     *,
     rule: RestartRule,
     keeps_stdout: bool = False,
-) -> EnsembleOutcome:
+) -> PartsOutcome:
     """Supervise a process for each post until all are over; ``tell`` gets a line for each event."""
     events: SimpleQueue[Event] = SimpleQueue()
-    nursery = Nursery(command, posts, events, keeps_stdout=keeps_stdout)
+    nursery = Spawner(command, posts, events, keeps_stdout=keeps_stdout)
     supervisor = Supervisor(nursery.start, posts, events, rule=rule, tell=tell)
-    with SignalEar(lambda number: events.put(Signalled(number))):
+    with SignalListener(lambda number: events.put(Signalled(number))):
         code = supervisor.run()
     nursery.close()
-    return EnsembleOutcome("", code, supervisor.restarts, supervisor.slots, supervisor.reason)
+    return PartsOutcome("", code, supervisor.restarts, supervisor.slots, supervisor.reason)
 
 
 def total(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, SecretStr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from ergon_framework.app.factories import Maker
+from ergon_framework.app.factories import Factory
 from ergon_framework.app.imports import load
 from ergon_framework.app.settings import load_settings, settings_file
 from ergon_framework.app.settings.secrets import revealed
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ergon_framework.providers.quota import QuotaPolicy
     from ergon_framework.providers.retry import RetryPolicy
 
-__all__ = ["ProvidersSettings", "provider", "provider_maker", "providers_of", "service_of"]
+__all__ = ["ProvidersSettings", "provider", "provider_factory", "providers_of", "service_of"]
 
 
 _RENAMED = {"timeout", "timeout_seconds", "budget_seconds", "timeout_budget_seconds"}
@@ -248,15 +248,15 @@ def provider(name: str, config: str | Path | None = None) -> ProviderBase:
     return _make(key, load_settings(file)) if found is None else found
 
 
-def service_of(name: str, settings: Settings) -> Maker:
+def service_of(name: str, settings: Settings) -> Factory:
     """The same provider as a service of a task."""
-    maker = provider_maker(name, settings)
+    maker = provider_factory(name, settings)
     maker.check()
     key = (None if settings.file is None else settings.file.absolute(), name)
-    return Maker(maker.label, lambda: _make(key, settings))
+    return Factory(maker.label, lambda: _make(key, settings))
 
 
-def provider_maker(name: str, settings: Settings) -> Maker:
+def provider_factory(name: str, settings: Settings) -> Factory:
     """The maker of ``[providers.NAME]``: its class is imported, and nothing is built."""
     from ergon_framework.providers.base import ProviderBase
 
@@ -275,7 +275,7 @@ def provider_maker(name: str, settings: Settings) -> Maker:
         given["store"] = url
     _check_takes(label, kind, given)
     _check_known(label, kind, entry.options)
-    return Maker(label, kind, {**entry.options, **given})
+    return Factory(label, kind, {**entry.options, **given})
 
 
 def providers_of(settings: Settings) -> Mapping[str, ProviderSettings]:
@@ -358,7 +358,7 @@ def _make(key: _Key, settings: Settings) -> ProviderBase:
         if key not in _made:
             if not _made:
                 atexit.register(_close_all)
-            _made[key] = provider_maker(key[1], settings).make()
+            _made[key] = provider_factory(key[1], settings).make()
         return _made[key]
 
 

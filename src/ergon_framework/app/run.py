@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.app.console import ExitCode
-from ergon_framework.app.lifespan import assembled, assembled_async
+from ergon_framework.app.lifespan import open_task, open_task_async
 from ergon_framework.app.liveness import Liveness
-from ergon_framework.app.liveness_outputs import Publication, Ticker
+from ergon_framework.app.liveness_outputs import LivenessOutputs, Periodic
 from ergon_framework.app.observability import check_page, observed
 from ergon_framework.app.outcome import Outcome, exit_code_of, outcome_of
 from ergon_framework.app.parts import nothing_to_run, posts_of, startable
 from ergon_framework.app.processes import (
-    EnsembleOutcome,
-    Parent,
-    WorkforceOutcome,
+    PartsOutcome,
+    SupervisorLink,
+    WorkersOutcome,
     run_parts,
     run_workers,
 )
@@ -49,7 +49,7 @@ Work = Any
 """What is done with an open task: called with it, it gives a result or an awaitable of one."""
 
 
-def run_here(wiring: Wiring, shutdown: Shutdown, publication: Publication) -> Outcome:
+def run_here(wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs) -> Outcome:
     """Run in a process of its own, which tells everybody how it is."""
     if not publication.is_wanted:
         return run_task(wiring, shutdown)
@@ -59,14 +59,14 @@ def run_here(wiring: Wiring, shutdown: Shutdown, publication: Publication) -> Ou
 
 
 def run_for(
-    parent: Parent, wiring: Wiring, shutdown: Shutdown, publication: Publication
+    parent: SupervisorLink, wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs
 ) -> Outcome:
     """Run as a worker of ``parent``, which is told how this process is."""
     parent.patience = wiring.policies.main(wiring.kind).loop.stop_grace + ORPHAN_MARGIN
     if not publication.is_wanted:
         return run_task(wiring, shutdown, ready=parent.tell_ready)
     liveness = _liveness(publication, shutdown)
-    with Ticker("the heartbeat", BEAT_EVERY, lambda: parent.tell_beat(liveness.snapshot())):
+    with Periodic("the heartbeat", BEAT_EVERY, lambda: parent.tell_beat(liveness.snapshot())):
         return run_task(wiring, shutdown, liveness, parent.tell_ready)
 
 
@@ -99,7 +99,7 @@ def work_on(
 ) -> Any:
     """The result of ``work`` on the task with its parts open; None when a stop came first."""
     if not _is_async(wiring):
-        with assembled(wiring) as task:
+        with open_task(wiring) as task:
             shutdown.watch(task)
             return None if shutdown.is_asked else work(task)
     return _run_loop(_work_async(wiring, shutdown, work, liveness))
@@ -110,7 +110,7 @@ async def _work_async(
 ) -> Any:
     turning = asyncio.create_task(_turn(liveness)) if liveness is not None else None
     try:
-        async with assembled_async(wiring) as task:
+        async with open_task_async(wiring) as task:
             shutdown.watch(task)
             if shutdown.is_asked:
                 return None
@@ -150,7 +150,7 @@ def _is_async(wiring: Wiring) -> bool:
     return wiring.kind.is_async or is_coroutine
 
 
-def _liveness(publication: Publication, shutdown: Shutdown) -> Liveness:
+def _liveness(publication: LivenessOutputs, shutdown: Shutdown) -> Liveness:
     return Liveness(stall_after=publication.stall_after, is_stopping=lambda: shutdown.is_asked)
 
 
@@ -178,7 +178,7 @@ class Run:
     target: str
     config: Path | None = None
     overrides: Overrides = field(default_factory=Overrides)
-    publication: Publication = field(default_factory=Publication)
+    publication: LivenessOutputs = field(default_factory=LivenessOutputs)
     restarts: RestartRule = field(default_factory=RestartRule)
     workers: int | None = None
 
@@ -199,7 +199,7 @@ class Run:
 
     def as_worker(self, supervised: str) -> Outcome:
         """Run as a worker; the parent is told the outcome, also when nothing could be started."""
-        parent = parent_of(supervised)
+        parent = supervisor_link(supervised)
         with Shutdown() as shutdown:  # a late signal must not cut off what is told
             try:
                 with self._journalled():
@@ -211,7 +211,7 @@ class Run:
 
     def in_processes(
         self, command: Callable[[str], Sequence[str]], *, keeps_stdout: bool = False
-    ) -> WorkforceOutcome:
+    ) -> WorkersOutcome:
         """Supervise as many processes as are wanted."""
         target, settings = self._found()
         check_page(settings, self.worker_count())
@@ -248,14 +248,14 @@ class Run:
         return target_of(self.target, settings), settings
 
 
-def parent_of(supervised: str) -> Parent:
+def supervisor_link(supervised: str) -> SupervisorLink:
     """The process that started this one, which ends when that is gone."""
-    parent = Parent(supervised)
+    parent = SupervisorLink(supervised)
     parent.watch()
     return parent
 
 
-def serve_under(parent: Parent, name: str, serve: Callable[[], object]) -> Outcome:
+def serve_under(parent: SupervisorLink, name: str, serve: Callable[[], object]) -> Outcome:
     """Do what has no end of its own; the parent is told how it ended all the same."""
     parent.patience = SERVICE_PATIENCE
     try:
@@ -274,7 +274,7 @@ def run_all(
     rule: RestartRule,
     *,
     keeps_stdout: bool = False,
-) -> EnsembleOutcome:
+) -> PartsOutcome:
     """Start everything the settings describe, each part in processes of its own."""
     posts = posts_of(startable(settings))
     if not posts:

@@ -24,7 +24,7 @@ _END = 0
 _BY_HANDLER = 0x80
 
 
-class SignalEar:
+class SignalListener:
     """Calls ``heard`` with each signal, in a thread of its own, from ``with`` to its end.
 
     What comes within half a second of a signal is that signal again, and not told.
@@ -96,7 +96,7 @@ class Shutdown:
     def __init__(self, *, leave: Leave = os._exit) -> None:
         self._leave = leave
         self._taken: SimpleQueue[int | None] = SimpleQueue()
-        self._ear = SignalEar(self.take)
+        self._ear = SignalListener(self.take)
         self._task: BaseTask | None = None
         self._count = 0
         self._first: int | None = None
@@ -170,7 +170,7 @@ def _unasked(task: BaseTask | None) -> list[Stoppable]:
     return [] if task is None else [call for call in running_calls(task) if not call.stops]
 
 
-def leave_within(
+def exit_within(
     code: int,
     seconds: float = LEAVE_AFTER,
     *,

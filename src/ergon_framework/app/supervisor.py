@@ -37,7 +37,7 @@ class Child(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class ProcessSpec:
     """One place that a process fills, and is started for again when it dies."""
 
     name: str
@@ -54,16 +54,16 @@ class Post:
     """Whether it only ends when it is asked to, so that any other end is a death."""
 
 
-def crew(workers: int) -> list[Post]:
+def worker_specs(workers: int) -> list[ProcessSpec]:
     """So many workers that do the same."""
-    return [Post(f"worker {n}", number=n, of=workers) for n in range(workers)]
+    return [ProcessSpec(f"worker {n}", number=n, of=workers) for n in range(workers)]
 
 
 @dataclass(slots=True)
 class Slot:
     """What became of one post, through all its restarts."""
 
-    post: Post
+    post: ProcessSpec
     worker: int
     child: Child | None = None
     start_at: float | None = None
@@ -183,7 +183,7 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """A worker told how it is."""
 
     worker: int
@@ -198,7 +198,7 @@ class Ready:
     told: str = ""
 
 
-Event: TypeAlias = Signalled | Beat | Ready | Ended
+Event: TypeAlias = Signalled | Heartbeat | Ready | Ended
 Events: TypeAlias = "SimpleQueue[Event]"
 
 Start: TypeAlias = Callable[[int], Child]
@@ -213,7 +213,7 @@ class Supervisor:
     def __init__(
         self,
         start: Start,
-        posts: Sequence[Post],
+        posts: Sequence[ProcessSpec],
         events: Events,
         *,
         rule: RestartRule | None = None,
@@ -321,7 +321,7 @@ class Supervisor:
             self._signalled(event.number)
             return
         slot = self.slots[event.worker]
-        if isinstance(event, Beat):
+        if isinstance(event, Heartbeat):
             slot.snapshot, slot.heard_at = event.snapshot, self._now()
         elif isinstance(event, Ready):
             slot.is_ready = True

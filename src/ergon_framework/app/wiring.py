@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ergon_framework.app.factories import Maker, connector_maker, service_maker, stand_in
+from ergon_framework.app.factories import Factory, connector_factory, prototype, service_factory
 from ergon_framework.app.imports import find, is_reference, module_of
 from ergon_framework.app.settings import ServiceSettings, Settings, TaskSettings, policy_from_toml
 from ergon_framework.app.settings.sections import ConnectorSettings, NamedPolicy
@@ -46,7 +46,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TaskKind:
     """A role in a colour."""
 
     role: Role
@@ -63,7 +63,7 @@ class Kind:
         return self.role in (Role.PRODUCER, Role.HYBRID)
 
 
-def kind_of(task: type[BaseTask]) -> Kind:
+def kind_of(task: type[BaseTask]) -> TaskKind:
     """The kind of a task class, from its base classes."""
     consumes = issubclass(task, ConsumerMixin | AsyncConsumerMixin)
     produces = issubclass(task, ProducerMixin | AsyncProducerMixin)
@@ -75,12 +75,12 @@ def kind_of(task: type[BaseTask]) -> Kind:
             remedy="take both from one colour: ConsumerMixin and ProducerMixin, or the Async ones",
         )
     if not consumes and not produces:
-        return Kind(Role.PLAIN, is_async=issubclass(task, BaseAsyncTask))
+        return TaskKind(Role.PLAIN, is_async=issubclass(task, BaseAsyncTask))
     role = Role.HYBRID if consumes and produces else Role.CONSUMER if consumes else Role.PRODUCER
-    return Kind(role, is_async)
+    return TaskKind(role, is_async)
 
 
-def execution_of(task: Any, kind: Kind) -> Callable[..., Any]:
+def execution_of(task: Any, kind: TaskKind) -> Callable[..., Any]:
     """What running the task means: its ``execute``, or for a consumer to consume."""
     execute = getattr(task, "execute", None)
     if callable(execute):
@@ -96,7 +96,7 @@ def execution_of(task: Any, kind: Kind) -> Callable[..., Any]:
     )
 
 
-def policies_taken(task: Any, kind: Kind) -> int:
+def policies_taken(task: Any, kind: TaskKind) -> int:
     """How many policies the execution takes: a hybrid's may take both."""
     execute = execution_of(task, kind)
     most = 2 if kind.role is Role.HYBRID else 0 if kind.role is Role.PLAIN else 1
@@ -109,7 +109,7 @@ def policies_taken(task: Any, kind: Kind) -> int:
     )
 
 
-def check_hooks(task: Any, kind: Kind) -> None:
+def check_hooks(task: Any, kind: TaskKind) -> None:
     """Refuse hooks that are missing, cannot be called or have the wrong colour."""
     is_async = kind.is_async
     if kind.consumes:
@@ -133,7 +133,7 @@ def _check_input(task: type) -> None:
             )
 
 
-def check_connectors(task: Any, kind: Kind, policy: ConsumerPolicy | None) -> None:
+def check_connectors(task: Any, kind: TaskKind, policy: ConsumerPolicy | None) -> None:
     """Refuse a name that is unknown or ambiguous, and a connector of the wrong colour.
 
     A connector that is None is not known yet, and gets the benefit of the doubt.
@@ -186,7 +186,7 @@ class Policies:
     consumer: ConsumerPolicy | None = None
     producer: ProducerPolicy | None = None
 
-    def main(self, kind: Kind) -> ConsumerPolicy | ProducerPolicy:
+    def main(self, kind: TaskKind) -> ConsumerPolicy | ProducerPolicy:
         """The policy of the run itself: the consumer's, except for a pure producer."""
         if kind.role is Role.PRODUCER:
             return self.producer or ProducerPolicy()
@@ -198,7 +198,7 @@ class Policies:
             return replace(self, producer=policy)
         return replace(self, consumer=policy)
 
-    def or_named(self, name: str, policy: NamedPolicy, kind: Kind) -> Policies:
+    def or_named(self, name: str, policy: NamedPolicy, kind: TaskKind) -> Policies:
         """The same, and a policy by name for the run itself if nothing was said about that."""
         side = "producer" if kind.role is Role.PRODUCER else "consumer"
         if getattr(self, side) is not None:
@@ -211,7 +211,7 @@ class Policies:
             )
         return self.with_main(found)
 
-    def check_taken(self, task: str, taken: int, kind: Kind) -> None:
+    def check_taken(self, task: str, taken: int, kind: TaskKind) -> None:
         """Refuse a policy that nobody would ever look at."""
         if self.consumer is not None and not kind.consumes:
             raise _unused("consumer", f"{task} does not consume")
@@ -230,7 +230,7 @@ class Policies:
 
 
 def choose_policies(
-    kind: Kind, given: Policies, module: ModuleType, overrides: Overrides
+    kind: TaskKind, given: Policies, module: ModuleType, overrides: Overrides
 ) -> Policies:
     """The file comes first, then the settings, then the module; ``limit`` changes what it is."""
     chosen = given
@@ -284,7 +284,7 @@ def _unused(which: str, why: str, remedy: str = "remove it") -> WiringError:
 
 _SECTION = "tasks."
 Builder = Callable[[], Mapping[str, Any]]
-Group = Mapping[str, Maker] | Builder
+Group = Mapping[str, Factory] | Builder
 """Where connectors or services come from: a maker for each, or one function for all of them."""
 
 
@@ -303,7 +303,7 @@ class Wiring:
 
     name: str
     task: type[BaseTask] | BaseTask
-    kind: Kind
+    kind: TaskKind
     policies: Policies
     connectors: Group
     services: Group
@@ -337,7 +337,7 @@ class Wiring:
 
     def specimen(self) -> Any:
         """Something to look for hooks in: the task that exists, or a stand-in of its class."""
-        return stand_in(self.task) if isinstance(self.task, type) else self.task
+        return prototype(self.task) if isinstance(self.task, type) else self.task
 
     def execute(self, task: BaseTask) -> Any:
         """Run the task with as many of its policies as it takes."""
@@ -347,7 +347,7 @@ class Wiring:
 
 def target_of(text: str, settings: Settings) -> Target:
     """What ``text`` means, found without importing anything of the user's."""
-    refuse_twins(settings)
+    refuse_ambiguous_names(settings)
     name = text if text in settings.tasks else text.removeprefix(_SECTION)
     if name in settings.tasks:
         return Target(name, settings.tasks[name].task, settings.tasks[name])
@@ -377,8 +377,8 @@ def wire(target: Target, settings: Settings, overrides: Overrides | None = None)
         task,
         kind,
         _policies(target, settings, module, kind, overrides or Overrides()),
-        _group("connectors", target, task, settings.connectors, _connector_maker(settings)),
-        _group("services", target, task, settings.services, _service_maker(settings)),
+        _group("connectors", target, task, settings.connectors, _connector_factory(settings)),
+        _group("services", target, task, settings.services, _service_factory(settings)),
     )
     _check(wiring)
     return wiring
@@ -391,7 +391,7 @@ def _check(wiring: Wiring) -> None:
         check_hooks(specimen, kind)
         wiring.policies.check_taken(wiring.task_name, policies_taken(specimen, kind), kind)
     if isinstance(task, type):
-        Maker(task.__name__, task, {"connectors": {}, "services": {}}).check()
+        Factory(task.__name__, task, {"connectors": {}, "services": {}}).check()
     for group in (wiring.connectors, wiring.services):
         for maker in group.values() if isinstance(group, Mapping) else ():
             maker.check()
@@ -399,7 +399,7 @@ def _check(wiring: Wiring) -> None:
         wiring.check_connectors(task.connectors)
     elif isinstance(wiring.connectors, Mapping):
         makers = wiring.connectors
-        wiring.check_connectors({name: stand_in(each.factory) for name, each in makers.items()})
+        wiring.check_connectors({name: prototype(each.factory) for name, each in makers.items()})
 
 
 def _check_is_task(task: object, reference: str) -> None:
@@ -411,7 +411,7 @@ def _check_is_task(task: object, reference: str) -> None:
     )
 
 
-def refuse_twins(settings: Settings) -> None:
+def refuse_ambiguous_names(settings: Settings) -> None:
     """Two names that one environment variable would mean are one name too many."""
     seen: dict[str, str] = {}
     for name in settings.tasks:
@@ -424,7 +424,7 @@ def refuse_twins(settings: Settings) -> None:
 
 
 def _policies(
-    target: Target, settings: Settings, module: ModuleType, kind: Kind, overrides: Overrides
+    target: Target, settings: Settings, module: ModuleType, kind: TaskKind, overrides: Overrides
 ) -> Policies:
     entry = target.settings
     given = Policies() if entry is None else Policies(entry.consumer, entry.producer)
@@ -433,17 +433,17 @@ def _policies(
     return choose_policies(kind, given, module, overrides)
 
 
-def _connector_maker(settings: Settings) -> Callable[[str, ConnectorSettings], Maker]:
+def _connector_factory(settings: Settings) -> Callable[[str, ConnectorSettings], Factory]:
     """Connectors by name; those of our own parts find the rest of their options elsewhere."""
-    return lambda name, entry: connector_maker(name, entry, settings)
+    return lambda name, entry: connector_factory(name, entry, settings)
 
 
-def _service_maker(settings: Settings) -> Callable[[str, ServiceSettings | None], Maker]:
+def _service_factory(settings: Settings) -> Callable[[str, ServiceSettings | None], Factory]:
     """Services by name; a name that is no service is that of a provider."""
 
-    def make(name: str, entry: ServiceSettings | None) -> Maker:
+    def make(name: str, entry: ServiceSettings | None) -> Factory:
         if entry is not None:
-            return service_maker(name, entry)
+            return service_factory(name, entry)
         from ergon_framework.app.providers import service_of
 
         return service_of(name, settings)
@@ -456,7 +456,7 @@ def _group(
     target: Target,
     task: Any,
     available: Mapping[str, Any],
-    make: Callable[[str, Any], Maker],
+    make: Callable[[str, Any], Factory],
 ) -> Group:
     """What the settings list for the task, else what its class builds, else all there is."""
     listed: tuple[str, ...] = getattr(target.settings, what, ())

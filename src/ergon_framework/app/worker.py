@@ -12,7 +12,7 @@ from contextlib import closing
 
 from ergon_framework.app.console import of_signal, say
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.app.signals import SignalEar
+from ergon_framework.app.signals import SignalListener
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.keeper import OUTAGE
@@ -52,7 +52,7 @@ def waited_for(url: str) -> Store | None:
     A file is never waited for: what is wrong with it does not go away by itself.
     """
     stopped = threading.Event()
-    with SignalEar(lambda _number: stopped.set()):
+    with SignalListener(lambda _number: stopped.set()):
         for failures in itertools.count():
             try:
                 return ASKING.hurried(LONGEST_TRY, lambda: open_store(url))
@@ -94,6 +94,6 @@ def work(
     failpoints.check()
     worker = setup.worker(store, queues=queues, burst=burst, name=name)
     setup.limit_queues(store)
-    with SignalEar(_Stops(worker).heard):
+    with SignalListener(_Stops(worker).heard):
         ready()
         return worker.run()

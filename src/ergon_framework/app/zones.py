@@ -52,13 +52,13 @@ def with_stores(settings: ZoneSettings, found: Settings) -> ZoneSettings:
     return settings.model_copy(update={"store": store, "objects": objects})
 
 
-def closed(options: Mapping[str, Any]) -> dict[str, Any]:
+def as_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a command, those that may hold a password as settings hold them."""
     secret = {key: SecretStr(options[key]) for key in ("store", "objects") if key in options}
     return {**options, **secret}
 
 
-def unsaid(name: str, settings: ZoneSettings, *, has_folder: bool) -> ZoneSettings:
+def implicit_store(name: str, settings: ZoneSettings, *, has_folder: bool) -> ZoneSettings:
     """Settings of a zone that does not say itself where its facts are.
 
     A command that names a folder means the facts in it. Otherwise nobody begins an empty log on the
@@ -156,7 +156,7 @@ def zone_setup(
 
     Options that are None change nothing; ``peers`` come on top of those in the settings.
     """
-    options = closed({key: value for key, value in (given or {}).items() if value is not None})
+    options = as_secrets({key: value for key, value in (given or {}).items() if value is not None})
     found = load_settings(config, environ)
     setup = _named(found, name, is_new=any(key in options for key in _HOMES))
     if setup is None:
@@ -167,7 +167,7 @@ def zone_setup(
     options["peers"] = {**setup.settings.peers, **options.get("peers", {})}
     settings = setup.settings.model_copy(update=options)
     if not (setup.is_store_said or "store" in options):
-        settings = unsaid(setup.name, settings, has_folder="data" in options)
+        settings = implicit_store(setup.name, settings, has_folder="data" in options)
     for peer in settings.peers:
         check_peer(setup.name, settings, peer)
     return ZoneSetup(setup.name, settings)

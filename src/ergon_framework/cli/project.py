@@ -114,7 +114,7 @@ def doctor(
     """
     from ergon_framework.app.diagnostics.doctor import examine
     from ergon_framework.app.diagnostics.findings import Status
-    from ergon_framework.app.signals import leave_within
+    from ergon_framework.app.signals import exit_within
 
     with keep_stdout(as_json):
         findings = list(examine(config, connects=not no_connect, timeout=timeout))
@@ -122,7 +122,7 @@ def doctor(
     show_list(rows, ["check", "status", "found", "remedy"], as_json=as_json)
     code = 1 if any(finding.status is Status.BAD for finding in findings) else 0
     if session_of(context).is_process:
-        leave_within(code)  # whatever did not answer may hang in a thread that has to be joined
+        exit_within(code)  # whatever did not answer may hang in a thread that has to be joined
     return code
 
 

@@ -36,7 +36,7 @@ from ergon_framework.errors import ConfigurationError, ErgonError
 if TYPE_CHECKING:
     from ergon_framework.app.outcome import Outcome
     from ergon_framework.app.parts import Part
-    from ergon_framework.app.processes import WorkforceOutcome
+    from ergon_framework.app.processes import WorkersOutcome
     from ergon_framework.app.run import Run
     from ergon_framework.core.restart import RestartRule
 
@@ -83,9 +83,9 @@ def run_part(part: Part, given: Mapping[str, Any]) -> None:
 
 def run_part_under(supervised: str, part: Part, given: Mapping[str, Any]) -> Outcome:
     """The same for a process that supervises this one."""
-    from ergon_framework.app.run import parent_of, serve_under
+    from ergon_framework.app.run import serve_under, supervisor_link
 
-    parent = parent_of(supervised)
+    parent = supervisor_link(supervised)
     with supervised_by(parent):
         return serve_under(parent, part.full_name, lambda: run_part(part, given))
 
@@ -110,7 +110,7 @@ def run_everything(
     return int(outcome.exit_code)
 
 
-def show_errors(outcome: WorkforceOutcome) -> None:
+def show_errors(outcome: WorkersOutcome) -> None:
     """Why a run in several processes did not come to a good end."""
     for error in outcome.errors if outcome.exit_code else ():
         remedy = error["details"].get("remedy", "")
@@ -174,7 +174,7 @@ def run(
 
     The first signal lets work in flight finish, the second ends it at once.
     """
-    from ergon_framework.app.liveness_outputs import Publication
+    from ergon_framework.app.liveness_outputs import LivenessOutputs
     from ergon_framework.app.observability import set_up_logging
     from ergon_framework.app.parts import PartKind, part_named
     from ergon_framework.app.run import Run
@@ -203,7 +203,7 @@ def run(
         part.name,
         config,
         Overrides(policy, limit),
-        Publication(liveness_file, probe_port, probe_host, stall_after),
+        LivenessOutputs(liveness_file, probe_port, probe_host, stall_after),
         rule,
         workers,
     )
@@ -242,7 +242,7 @@ def _show(outcome: Outcome, as_json: bool) -> None:
         show_error(outcome.error)
 
 
-def _show_workers(outcome: WorkforceOutcome, as_json: bool) -> int:
+def _show_workers(outcome: WorkersOutcome, as_json: bool) -> int:
     shape = outcome.to_dict()
     if as_json:
         show_one(shape, as_json=True)
@@ -273,9 +273,9 @@ def _end(session: Session, outcome: Outcome) -> int:
         show_traceback(outcome.error)
     if session.is_process:
         from ergon_framework.app.observability import finish_telemetry
-        from ergon_framework.app.signals import leave_within
+        from ergon_framework.app.signals import exit_within
 
         finish_telemetry()
         if outcome.leaves_threads:
-            leave_within(code)
+            exit_within(code)
     return code

@@ -19,7 +19,7 @@ from ergon_framework.app.console import ExitCode, of_signal
 from ergon_framework.cli.output import show_one
 
 if TYPE_CHECKING:
-    from ergon_framework.app.processes import Parent
+    from ergon_framework.app.processes import SupervisorLink
 
 
 @dataclass(slots=True)
@@ -70,11 +70,11 @@ def session_of(context: typer.Context) -> Session:
     return Session() if found is None else found
 
 
-_parents: list[Parent] = []
+_parents: list[SupervisorLink] = []
 
 
 @contextmanager
-def supervised_by(parent: Parent) -> Iterator[None]:
+def supervised_by(parent: SupervisorLink) -> Iterator[None]:
     """Readiness is told to ``parent`` meanwhile, and not printed."""
     _parents.append(parent)
     try:

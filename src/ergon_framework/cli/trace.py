@@ -10,7 +10,7 @@ from ergon_framework.cli.output import printable, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 
 if TYPE_CHECKING:
-    from ergon_framework.app.journal import Line, Trace
+    from ergon_framework.app.journal import SpanRow, Trace
 
 MISSING = "(parent not recorded)"
 LABELS = {"rrq.executor": "handler (rrq.executor)"}
@@ -63,7 +63,7 @@ def _show(found: Trace) -> None:
         print(printable(f"also part of: {', '.join(found.others[:10])}"))
 
 
-def _row(line: Line, began_at: float) -> dict[str, Any]:
+def _row(line: SpanRow, began_at: float) -> dict[str, Any]:
     span = line.span
     if span is None:
         return {"span": line.mark + MISSING}

@@ -48,12 +48,12 @@ def why(
     A provider call is found by its correlation id, its idempotency key, the id of the job or
     transaction it was made in, or the id of its dead letter. Exit code 1 when nothing is found.
     """
-    from ergon_framework.app.explain import Asked, explain
+    from ergon_framework.app.explain import Question, explain
     from ergon_framework.app.settings import load_settings
 
     if not unit.strip():
         raise ConfigurationError("an id is empty", remedy="name what is to be explained")
-    asked = Asked(unit, load_settings(config), url, node, config)
+    asked = Question(unit, load_settings(config), url, node, config)
     found = explain(asked, None if kind is None else kind.value)
     for trouble in dict.fromkeys(asked.troubles):
         print(printable(f"note: {trouble}"), file=sys.stderr, flush=True)

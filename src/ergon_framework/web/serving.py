@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ergon_framework.app.console import of_signal, say
 from ergon_framework.app.settings import check_server_packages
 from ergon_framework.app.settings.sections import ServerSettings
-from ergon_framework.app.signals import SignalEar
+from ergon_framework.app.signals import SignalListener
 from ergon_framework.boundary.http.addresses import bound_sockets, is_loopback
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.web.tokens import FileTokens, Tokens
@@ -61,7 +61,7 @@ def serve(
     host = f"[{server.host}]" if ":" in server.host else server.host
     url = f"http://{host}:{sockets[0].getsockname()[1]}"
     running = _server(app, lambda: ready(url))
-    with closing(sources), _rereading(tokens), SignalEar(_Stops(running).heard):
+    with closing(sources), _rereading(tokens), SignalListener(_Stops(running).heard):
         running.run(sockets)
 
 

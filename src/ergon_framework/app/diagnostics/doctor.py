@@ -19,10 +19,10 @@ from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status
 from ergon_framework.app.diagnostics.jobs import examine_jobs
 from ergon_framework.app.diagnostics.providers import examine_providers
 from ergon_framework.app.diagnostics.servers import (
+    downgrade_on_unsafe_server,
     examine_endpoint,
     examine_engines,
     examine_parts,
-    weighed,
 )
 from ergon_framework.app.diagnostics.zones import examine_zones
 from ergon_framework.app.settings import load_settings
@@ -181,7 +181,7 @@ def _settings(config: Path | None, timeout: float | None) -> Iterator[Finding]:
     ]
     # After the parts, which make what they need there: it is looked at, too.
     engines = list(examine_engines(settings, seconds)) if connects else []
-    yield from weighed(parts, engines)
+    yield from downgrade_on_unsafe_server(parts, engines)
     yield from engines
     if connects:
         yield from examine_parts(settings, seconds)

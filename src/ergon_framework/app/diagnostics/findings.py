@@ -12,7 +12,7 @@ from pydantic import BaseModel, SecretStr
 
 from ergon_framework.app.settings.secrets import masked
 from ergon_framework.app.settings.sections import Settings
-from ergon_framework.app.settings.source import KeyPath, Source
+from ergon_framework.app.settings.source import KeyPath, SettingsSource
 from ergon_framework.errors import ErgonError
 from ergon_framework.task.mixins.utils import run_with_timeout
 
@@ -51,7 +51,7 @@ TIMEOUT = 5.0
 _REMEDY = "see that the server runs and can be reached, or allow more: --timeout SECONDS"
 
 
-def in_time(check: str, look: Callable[[], Finding], timeout: float) -> Finding:
+def within(check: str, look: Callable[[], Finding], timeout: float) -> Finding:
     """What a look at one thing finds, or that it took too long."""
     try:
         return run_with_timeout(look, timeout)
@@ -64,36 +64,40 @@ def overdue(check: str, timeout: float) -> Finding:
     return Finding(check, Status.BAD, f"did not answer within {timeout:g} s", _REMEDY)
 
 
-class Desk:
+class SettingsCheck:
     """What is being looked at, and where mistakes are noted."""
 
-    def __init__(self, settings: Settings, source: Source, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, source: SettingsSource, environ: Mapping[str, str]
+    ) -> None:
         self.settings = settings
         self.environ = environ
         self._source = source
         self._secrets = list(_secrets(settings))
 
-    def is_mistaken(self, *path: str) -> bool:
+    def has_problem(self, *path: str) -> bool:
         """Whether something there is known to be wrong: then nothing is built on it."""
-        return self._source.is_mistaken(path)
+        return self._source.has_problem(path)
 
     def has(self, *path: str) -> bool:
         """Whether that key is written anywhere."""
         return path in self._source.lines or path in self._source.variables
 
-    def refuse(self, path: KeyPath, problem: str, remedy: str = "") -> None:
+    def add_problem(self, path: KeyPath, problem: str, remedy: str = "") -> None:
         """Note a mistake, without the secrets that it may quote."""
-        self._source.refuse(path, masked(problem, self._secrets), masked(remedy, self._secrets))
+        self._source.add_problem(
+            path, masked(problem, self._secrets), masked(remedy, self._secrets)
+        )
 
     @contextmanager
-    def noting(self, *path: str) -> Iterator[None]:
+    def collect(self, *path: str) -> Iterator[None]:
         """What is raised meanwhile is a mistake at ``path``, or at the key below that it names."""
         try:
             yield
         except ErgonError as error:
             below, problem = _key_in(error.message, ".".join(path))
             below += error.details.get("key", ())
-            self.refuse((*path, *below), problem, error.remedy)
+            self.add_problem((*path, *below), problem, error.remedy)
 
 
 def _key_in(message: str, path: str) -> tuple[list[str], str]:
@@ -115,6 +119,6 @@ def _secrets(settings: Settings) -> Iterator[Any]:
             yield from (each for _, each in part if isinstance(each, SecretStr))
 
 
-def store_path(desk: Desk, *paths: tuple[str, ...]) -> tuple[str, ...]:
+def store_path(checking: SettingsCheck, *paths: tuple[str, ...]) -> tuple[str, ...]:
     """Where the store of a part is written: the first of these, else in ``[store]``."""
-    return next((path for path in paths if desk.has(*path)), ("store", "url"))
+    return next((path for path in paths if checking.has(*path)), ("store", "url"))

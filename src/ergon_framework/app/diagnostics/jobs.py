@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from ergon_framework.app.diagnostics.findings import (
     TIMEOUT,
-    Desk,
     Finding,
+    SettingsCheck,
     Status,
-    in_time,
     store_path,
+    within,
 )
 from ergon_framework.app.jobs import JobSetup, setup_of
 from ergon_framework.app.settings.sections import Settings
@@ -64,9 +64,9 @@ except ErgonError as error:
 """
 _PROVIDER_LOADER = """
 import sys
-from ergon_framework.app.providers import provider_maker
+from ergon_framework.app.providers import provider_factory
 from ergon_framework.app.settings import load_settings
-provider_maker(sys.argv[1], load_settings()).check()
+provider_factory(sys.argv[1], load_settings()).check()
 """
 _REFUSED = 3
 
@@ -148,27 +148,27 @@ def _refusal(problem: str, remedy: str) -> WiringError:
     return WiringError(problem, remedy=remedy, details={"key": ["command"]})
 
 
-def check_jobs(desk: Desk) -> None:
+def check_jobs(checking: SettingsCheck) -> None:
     """Note what would keep a worker, or a client of its store, from starting."""
-    setup = setup_of(desk.settings)
-    _check_store(desk, setup)
+    setup = setup_of(checking.settings)
+    _check_store(checking, setup)
     known: dict[str, list[str]] = {}
     for name, executor in setup.executors.items():
-        with desk.noting("executors", name):
-            given = executor_environment(desk.environ, executor, desk.settings.variables)
+        with checking.collect("executors", name):
+            given = executor_environment(checking.environ, executor, checking.settings.variables)
             found = check_handlers(checked(name, executor), given)
             if found is not None:
                 known[name] = found
-    _check_schedules(desk, setup, known)
-    _check_default(desk, setup)
+    _check_schedules(checking, setup, known)
+    _check_default(checking, setup)
     for queue, wanted in setup.jobs.routes.items():
-        _check_executor(desk, setup, ("jobs", "routes", queue), wanted)
-    if setup.schedules and not setup.executors and not desk.is_mistaken("executors"):
+        _check_executor(checking, setup, ("jobs", "routes", queue), wanted)
+    if setup.schedules and not setup.executors and not checking.has_problem("executors"):
         problem = "schedules need a worker, and there is no executor for one"
-        desk.refuse(("schedules",), problem, "add a table [executors.NAME] with a command")
+        checking.add_problem(("schedules",), problem, "add a table [executors.NAME] with a command")
 
 
-def _check_schedules(desk: Desk, setup: JobSetup, known: dict[str, list[str]]) -> None:
+def _check_schedules(checking: SettingsCheck, setup: JobSetup, known: dict[str, list[str]]) -> None:
     """Each job of a schedule whose handler is not there would be a dead letter."""
     only = next(iter(setup.executors), "") if len(setup.executors) == 1 else ""
     default = setup.jobs.default_executor or only
@@ -179,38 +179,42 @@ def _check_schedules(desk: Desk, setup: JobSetup, known: dict[str, list[str]]) -
         if names is not None and handler not in names:
             hint = did_you_mean(handler, names)
             problem = f"the executor {executor!r} has no handler {handler!r}; {hint}"
-            desk.refuse(("schedules", name, "handler"), problem, "correct the name, or write it")
+            checking.add_problem(
+                ("schedules", name, "handler"), problem, "correct the name, or write it"
+            )
 
 
-def _check_store(desk: Desk, setup: JobSetup) -> None:
-    path = store_path(desk, ("jobs", "store"))
-    if setup.url and not desk.is_mistaken(*path):
-        with desk.noting(*path):
+def _check_store(checking: SettingsCheck, setup: JobSetup) -> None:
+    path = store_path(checking, ("jobs", "store"))
+    if setup.url and not checking.has_problem(*path):
+        with checking.collect(*path):
             check_url(setup.url)
             check_folder(file_of(setup.url))
             if setup.executors:
                 setup.kept()
-    elif setup.executors and not setup.url and not desk.is_mistaken("store"):
+    elif setup.executors and not setup.url and not checking.has_problem("store"):
         remedy = 'write url = "sqlite:///work.db" under [store]'
-        desk.refuse(("executors",), "there is no store for the jobs", remedy)
+        checking.add_problem(("executors",), "there is no store for the jobs", remedy)
 
 
-def _check_default(desk: Desk, setup: JobSetup) -> None:
+def _check_default(checking: SettingsCheck, setup: JobSetup) -> None:
     name = setup.jobs.default_executor
     if name:
-        _check_executor(desk, setup, ("jobs", "default_executor"), name)
+        _check_executor(checking, setup, ("jobs", "default_executor"), name)
     elif len(setup.executors) > 1:
         known = ", ".join(setup.executors)
-        path = ("jobs",) if desk.has("jobs") else ("executors",)
+        path = ("jobs",) if checking.has("jobs") else ("executors",)
         remedy = f"write default_executor under [jobs]: one of {known}"
-        desk.refuse(path, "there are several executors and no default", remedy)
+        checking.add_problem(path, "there are several executors and no default", remedy)
 
 
-def _check_executor(desk: Desk, setup: JobSetup, path: tuple[str, ...], wanted: str) -> None:
-    if wanted not in setup.executors and not desk.is_mistaken("executors", wanted):
+def _check_executor(
+    checking: SettingsCheck, setup: JobSetup, path: tuple[str, ...], wanted: str
+) -> None:
+    if wanted not in setup.executors and not checking.has_problem("executors", wanted):
         hint = did_you_mean(wanted, list(setup.executors))
         remedy = f"add a table [executors.{wanted}]"
-        desk.refuse(path, f"there is no executor {wanted!r}; {hint}", remedy)
+        checking.add_problem(path, f"there is no executor {wanted!r}; {hint}", remedy)
 
 
 STORE = "job store"
@@ -247,7 +251,7 @@ def examine_jobs(
             yield _bad("default executor", error)
     if not connects or not setup.url:
         return
-    yield in_time(STORE, lambda: _opened(setup.url), timeout)
+    yield within(STORE, lambda: _opened(setup.url), timeout)
 
 
 def _opened(url: str) -> Finding:

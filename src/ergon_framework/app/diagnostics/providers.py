@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
 
-from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status, in_time
+from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status, within
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import call_stores, has_calls
 from ergon_framework.errors import ErgonError, StoreUnavailableError
@@ -29,7 +29,7 @@ def examine_providers(
     for name, url in call_stores(settings).items():
         if "providers" in settings.extensions:
             label = f"{STORE} of {name}" if name else STORE
-            yield in_time(label, partial(_examined, label, url), timeout)
+            yield within(label, partial(_examined, label, url), timeout)
         else:
             yield from _shared(url, timeout)
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status, overdue
-from ergon_framework.app.factories import Maker, connector_maker, service_maker
+from ergon_framework.app.factories import Factory, connector_factory, service_factory
 from ergon_framework.app.lifespan import offered
 from ergon_framework.app.settings import revealed
 from ergon_framework.app.settings.secrets import described, masked
@@ -130,7 +130,9 @@ def unverified(settings: Settings) -> Iterator[str]:
                 yield f"postgresql ({', '.join(parts)}) is {found}; {remedy}"
 
 
-def weighed(parts: Iterable[Finding], engines: Iterable[Finding]) -> Iterator[Finding]:
+def downgrade_on_unsafe_server(
+    parts: Iterable[Finding], engines: Iterable[Finding]
+) -> Iterator[Finding]:
     """What was found about the parts; none is in order that rests on a server that is unsafe."""
     unsafe = {
         each.store
@@ -242,10 +244,10 @@ _CLOSE = ("aclose", "close")
 def examine_parts(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Finding]:
     """Each connector, each service, and the store."""
     for name, connector in settings.connectors.items():
-        make = partial(connector_maker, name, connector, settings)
+        make = partial(connector_factory, name, connector, settings)
         yield _part(f"connector {name}", make, connector.options, timeout)
     for name, service in settings.services.items():
-        make = partial(service_maker, name, service)
+        make = partial(service_factory, name, service)
         yield _part(f"service {name}", make, service.options, timeout)
     url = store_url(settings)
     if url and not is_observed(url):
@@ -267,7 +269,7 @@ def _store(url: str, timeout: float) -> Finding:
 
 
 def _part(
-    check: str, make: Callable[[], Maker], options: Mapping[str, Any], timeout: float
+    check: str, make: Callable[[], Factory], options: Mapping[str, Any], timeout: float
 ) -> Finding:
     try:
         status, found, remedy = run_with_timeout(lambda: _attempt(make, options), timeout)
@@ -276,7 +278,7 @@ def _part(
     return Finding(check, status, masked(found, options), masked(remedy, options))
 
 
-def _attempt(make: Callable[[], Maker], options: Mapping[str, Any]) -> tuple[Status, str, str]:
+def _attempt(make: Callable[[], Factory], options: Mapping[str, Any]) -> tuple[Status, str, str]:
     """Status, finding and remedy. It never raises: user code may do anything."""
     is_exclusive = False
     try:

@@ -8,14 +8,14 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
-from ergon_framework.app.diagnostics.findings import TIMEOUT, Desk, Finding, Status, in_time
-from ergon_framework.app.parts import lives_here
+from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, SettingsCheck, Status, within
+from ergon_framework.app.parts import has_local_node
 from ergon_framework.app.settings import check_server_packages
 from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import base_of
 from ergon_framework.app.settings.tokens import parsed
-from ergon_framework.app.zones import ZoneSetup, check_peer, unsaid, zones_of
+from ergon_framework.app.zones import ZoneSetup, check_peer, implicit_store, zones_of
 from ergon_framework.boundary.http.addresses import check_plaintext, is_loopback, split_address
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.node import certificates_of
@@ -39,85 +39,89 @@ _EVERYWHERE = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - to be told from, no
 TOKEN = "ERGON_SERVER_TOKEN"  # noqa: S105 - the name of a variable
 
 
-def check_places(desk: Desk) -> None:
+def check_places(checking: SettingsCheck) -> None:
     """Note what would keep a zone or the server from starting, or two of them apart."""
-    zones = zones_of(desk.settings)
+    zones = zones_of(checking.settings)
     for zone in zones.values():
-        _check_zone(desk, zone)
-    here = [zone for zone in zones.values() if lives_here(desk.settings, zone.name)]
-    _check_folders(desk, here)
-    _check_ports(desk, here)
-    if "server" in desk.settings.model_fields_set:
-        with desk.noting("server"):
+        _check_zone(checking, zone)
+    here = [zone for zone in zones.values() if has_local_node(checking.settings, zone.name)]
+    _check_folders(checking, here)
+    _check_ports(checking, here)
+    if "server" in checking.settings.model_fields_set:
+        with checking.collect("server"):
             check_server_packages()
-            _check_token(desk)
-    server = desk.settings.server
-    has_token = server.token is not None or TOKEN in desk.environ
+            _check_token(checking)
+    server = checking.settings.server
+    has_token = server.token is not None or TOKEN in checking.environ
     if (
-        "server" in desk.settings.model_fields_set
+        "server" in checking.settings.model_fields_set
         and not has_token
         and not is_loopback(server.host)
     ):
         problem = f"{server.host} can be reached from other machines, and there is no token"
         remedy = 'write token = "file:PATH", or listen on 127.0.0.1'
-        desk.refuse(("server", "host"), problem, remedy)
+        checking.add_problem(("server", "host"), problem, remedy)
 
 
-def _check_token(desk: Desk) -> None:
-    token = desk.settings.server.token
-    if TOKEN in desk.environ:  # it goes before the settings
-        with desk.noting("server"):
-            parsed(desk.environ[TOKEN], TOKEN)
-    elif token is not None and not desk.is_mistaken("server", "token"):
-        with desk.noting("server", "token"):
+def _check_token(checking: SettingsCheck) -> None:
+    token = checking.settings.server.token
+    if TOKEN in checking.environ:  # it goes before the settings
+        with checking.collect("server"):
+            parsed(checking.environ[TOKEN], TOKEN)
+    elif token is not None and not checking.has_problem("server", "token"):
+        with checking.collect("server", "token"):
             parsed(token.get_secret_value(), "[server]")
 
 
-def _check_zone(desk: Desk, zone: ZoneSetup) -> None:
+def _check_zone(checking: SettingsCheck, zone: ZoneSetup) -> None:
     settings = zone.settings
     for key in (*_TLS, "policy"):
         path = getattr(settings, key)
         if path is not None and not Path(path).is_file():
-            problem = f"there is no file {os.path.relpath(path, base_of(desk.settings))!r}"
-            desk.refuse(_written(desk, zone, key), problem, "paths start at the settings file")
+            problem = f"there is no file {os.path.relpath(path, base_of(checking.settings))!r}"
+            checking.add_problem(
+                _written(checking, zone, key), problem, "paths start at the settings file"
+            )
     for peer in settings.peers:
-        with desk.noting("zones", zone.name, "peers", peer):
+        with checking.collect("zones", zone.name, "peers", peer):
             check_peer(zone.name, settings, peer)
-    if settings.policy is not None and not desk.is_mistaken(*_written(desk, zone, "policy")):
-        with desk.noting(*_written(desk, zone, "policy")):
+    if settings.policy is not None and not checking.has_problem(
+        *_written(checking, zone, "policy")
+    ):
+        with checking.collect(*_written(checking, zone, "policy")):
             read_policy(settings.policy)
-    if lives_here(desk.settings, zone.name):
-        _check_stores(desk, zone)
-        _check_node(desk, zone)
+    if has_local_node(checking.settings, zone.name):
+        _check_stores(checking, zone)
+        _check_node(checking, zone)
 
 
-def _check_stores(desk: Desk, zone: ZoneSetup) -> None:
+def _check_stores(checking: SettingsCheck, zone: ZoneSetup) -> None:
     settings = zone.settings
-    store, objects = (_written(desk, zone, key) for key in ("store", "objects"))
-    if zone.is_store_said and settings.store is not None and not desk.is_mistaken(*store):
-        with desk.noting(*store):
+    store, objects = (_written(checking, zone, key) for key in ("store", "objects"))
+    if zone.is_store_said and settings.store is not None and not checking.has_problem(*store):
+        with checking.collect(*store):
             check_fact_url(settings.store.get_secret_value())
     if not zone.is_store_said:
-        with desk.noting("zones", zone.name):
-            unsaid(zone.name, settings, has_folder=False)
-    if settings.objects is not None and not desk.is_mistaken(*objects):
-        with desk.noting(*objects):
+        with checking.collect("zones", zone.name):
+            implicit_store(zone.name, settings, has_folder=False)
+    if settings.objects is not None and not checking.has_problem(*objects):
+        with checking.collect(*objects):
             check_object_place(settings.objects.get_secret_value())
 
 
-def _check_node(desk: Desk, zone: ZoneSetup) -> None:
+def _check_node(checking: SettingsCheck, zone: ZoneSetup) -> None:
     settings = zone.settings
-    with desk.noting("zones", zone.name, "listen"):
+    with checking.collect("zones", zone.name, "listen"):
         host, _ = split_address(settings.listen)
         if not any(getattr(settings, key) for key in _TLS):
             check_plaintext(host, settings.insecure)
     if settings.health_listen is not None:
-        with desk.noting("zones", zone.name, "health_listen"):
+        with checking.collect("zones", zone.name, "health_listen"):
             split_address(settings.health_listen)
     has_all = all(getattr(settings, key) for key in _TLS)
-    if has_all and any(desk.is_mistaken(*_written(desk, zone, key)) for key in _TLS):
+    if has_all and any(checking.has_problem(*_written(checking, zone, key)) for key in _TLS):
         return  # told already
-    with desk.noting("zones", zone.name):
+    with checking.collect("zones", zone.name):
         certificates = certificates_of(settings)
         if certificates is not None and certificates.identity != zone.name:
             raise ConfigurationError(
@@ -126,23 +130,25 @@ def _check_node(desk: Desk, zone: ZoneSetup) -> None:
             )
 
 
-def _written(desk: Desk, zone: ZoneSetup, key: str) -> tuple[str, ...]:
+def _written(checking: SettingsCheck, zone: ZoneSetup, key: str) -> tuple[str, ...]:
     """Where a key of a zone stands: under its own name, or what all zones have in common."""
     own = ("zones", zone.name, key)
-    return ("boundary", key) if desk.has("boundary", key) and not desk.has(*own) else own
+    return ("boundary", key) if checking.has("boundary", key) and not checking.has(*own) else own
 
 
-def _check_folders(desk: Desk, zones: list[ZoneSetup]) -> None:
+def _check_folders(checking: SettingsCheck, zones: list[ZoneSetup]) -> None:
     taken: dict[str, str] = {}
     for zone in zones:
         if "\0" in zone.settings.data:
-            desk.refuse(("zones", zone.name, "data"), "must not hold NUL characters", "remove them")
+            checking.add_problem(
+                ("zones", zone.name, "data"), "must not hold NUL characters", "remove them"
+            )
             continue
         for key, what, place in _homes(zone):
             other = taken.setdefault(place, zone.name)
             if other != zone.name:
                 remedy = f"give each zone a {what} of its own"
-                desk.refuse(
+                checking.add_problem(
                     ("zones", zone.name, key), f"the zone {other!r} has that {what}", remedy
                 )
                 break
@@ -161,19 +167,19 @@ def _homes(zone: ZoneSetup) -> Iterator[tuple[str, str, str]]:
         yield "objects", "place in a bucket", place.partition("?")[0].rstrip("/")
 
 
-def _check_ports(desk: Desk, zones: list[ZoneSetup]) -> None:
+def _check_ports(checking: SettingsCheck, zones: list[ZoneSetup]) -> None:
     taken: list[tuple[str, int, str]] = []
-    for path, who, host, port in _listeners(desk, zones):
+    for path, who, host, port in _listeners(checking, zones):
         for other_host, other_port, other in taken:
             is_same = host == other_host or {host, other_host} & _EVERYWHERE
             if port and port == other_port and is_same:
-                desk.refuse(path, f"{other} listens on port {port}", "choose another port")
+                checking.add_problem(path, f"{other} listens on port {port}", "choose another port")
                 break
         taken.append((host, port, who))
 
 
 def _listeners(
-    desk: Desk, zones: list[ZoneSetup]
+    checking: SettingsCheck, zones: list[ZoneSetup]
 ) -> Iterator[tuple[tuple[str, ...], str, str, int]]:
     for zone in zones:
         for key in ("listen", "health_listen"):
@@ -184,8 +190,8 @@ def _listeners(
                         f"the zone {zone.name!r}",
                         *split_address(address),
                     )
-    if "server" in desk.settings.model_fields_set:
-        server = desk.settings.server
+    if "server" in checking.settings.model_fields_set:
+        server = checking.settings.server
         yield ("server", "port"), "the server", server.host, server.port
 
 
@@ -194,10 +200,10 @@ def examine_zones(
 ) -> Iterator[Finding]:
     """One finding for each zone whose node is kept here."""
     for zone in zones_of(settings).values():
-        if lives_here(settings, zone.name):
+        if has_local_node(settings, zone.name):
             check = f"zone {zone.name}"
             try:
-                yield in_time(check, partial(_found, check, zone, connects), timeout)
+                yield within(check, partial(_found, check, zone, connects), timeout)
             except ErgonError as error:
                 yield Finding(check, Status.BAD, error.message, error.remedy)
 
@@ -205,7 +211,7 @@ def examine_zones(
 def _found(check: str, zone: ZoneSetup, connects: bool) -> Finding:
     settings = zone.settings
     if not zone.is_store_said:
-        settings = unsaid(zone.name, settings, has_folder=False)
+        settings = implicit_store(zone.name, settings, has_folder=False)
     check_stores(settings)
     for folder in folders_of(settings):
         _refuse_unusable(folder)

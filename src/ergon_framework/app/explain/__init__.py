@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 
 from ergon_framework.app.explain.call import explain_call
 from ergon_framework.app.explain.execution import explain_job_id, explain_transaction
-from ergon_framework.app.explain.explanation import Asked, Explanation
+from ergon_framework.app.explain.explanation import Explanation, Question
 from ergon_framework.app.explain.fact import explain_fact
 from ergon_framework.errors import ErgonError
 
-__all__ = ["KINDS", "Asked", "Explanation", "explain"]
+__all__ = ["KINDS", "Explanation", "Question", "explain"]
 
 
-KINDS: dict[str, Callable[[Asked], Iterator[Explanation]]] = {
+KINDS: dict[str, Callable[[Question], Iterator[Explanation]]] = {
     "job": explain_job_id,
     "transaction": explain_transaction,
     "fact": explain_fact,
@@ -30,7 +30,7 @@ KINDS: dict[str, Callable[[Asked], Iterator[Explanation]]] = {
 """What ``ergon why`` can explain, in the order in which it is told."""
 
 
-def explain(asked: Asked, kind: str | None = None) -> list[Explanation]:
+def explain(asked: Question, kind: str | None = None) -> list[Explanation]:
     """Everything that is known about the unit; only of one kind when that is given.
 
     Where several kinds are looked for, a store in trouble is noted in ``asked.troubles``.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from ergon_framework.app.explain.explanation import Asked, Explanation
+from ergon_framework.app.explain.explanation import Explanation, Question
 from ergon_framework.app.settings.stores import (
     call_stores,
     has_calls,
@@ -38,7 +38,7 @@ _FATES = {
 }
 
 
-def explain_call(asked: Asked) -> Iterator[Explanation]:
+def explain_call(asked: Question) -> Iterator[Explanation]:
     """The calls with this correlation id, execution id, idempotency key or dead letter."""
     troubles = []
     for url in _stores(asked):
@@ -50,7 +50,7 @@ def explain_call(asked: Asked) -> Iterator[Explanation]:
         raise troubles[0]
 
 
-def lanes_holding(asked: Asked, units: Collection[str]) -> Iterator[str]:
+def lanes_holding(asked: Question, units: Collection[str]) -> Iterator[str]:
     """The gates that keep the calls of these units from being made."""
     from ergon_framework.providers.stores import open_store
 
@@ -73,7 +73,7 @@ def _in_store(url: str, unit: str) -> Iterator[Explanation]:
     yield Explanation("call", unit, _status(rows, letters), why)
 
 
-def _stores(asked: Asked) -> Iterator[str]:
+def _stores(asked: Question) -> Iterator[str]:
     """The stores of provider calls that are there, with their tables."""
     named = asked.store
     urls = call_stores(asked.settings) if named is None else {"": resolve_url(named, Path())}

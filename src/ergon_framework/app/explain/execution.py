@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 from ergon_framework.app.explain.call import lanes_holding
-from ergon_framework.app.explain.explanation import Asked, Explanation, entries_told
+from ergon_framework.app.explain.explanation import Explanation, Question, sentences
 from ergon_framework.app.explain.fact import explain_fact
 from ergon_framework.app.jobs import setup_of
 from ergon_framework.app.settings.stores import has_jobs, place_of
@@ -23,7 +23,7 @@ from ergon_framework.ports.journal import Entry
 from ergon_framework.ports.notice import CATALOGUE
 
 
-def explain_job_id(asked: Asked) -> Iterator[Explanation]:
+def explain_job_id(asked: Question) -> Iterator[Explanation]:
     """The job of this id, or what the journal still knows of it."""
     setup = setup_of(asked.settings, asked.store)
     if not setup.url or setup.url.lower().startswith("memory:"):
@@ -46,7 +46,7 @@ def explain_job_id(asked: Asked) -> Iterator[Explanation]:
         yield Explanation("job", found.id, found.status.value, [why[0], *gates, *why[1:]])
 
 
-def _gates(asked: Asked, job: Job, now: float) -> Iterator[str]:
+def _gates(asked: Question, job: Job, now: float) -> Iterator[str]:
     """Which gate of which provider holds a parked job, and until when."""
     failure = job.last_error
     if job.status.is_final or failure is None or failure.kind is not Kind.HELD or job.run_at <= now:
@@ -55,11 +55,11 @@ def _gates(asked: Asked, job: Job, now: float) -> Iterator[str]:
     yield from lanes_holding(asked, names)
 
 
-def _gone(asked: Asked) -> Iterator[Explanation]:
+def _gone(asked: Question) -> Iterator[Explanation]:
     told = [each for each in asked.entries if each.name.startswith(("job.", "lease."))]
     if told:
         lead = "It is not in the store any more; this is what was told about it."
-        yield Explanation("job", asked.unit, "gone", [lead, *entries_told(told)])
+        yield Explanation("job", asked.unit, "gone", [lead, *sentences(told)])
 
 
 _ENDS = {
@@ -78,7 +78,7 @@ _UNSEEN = (
 _OVER = {("job", "completed"): "completed", ("fact", "confirmed"): "confirmed by all who read it"}
 
 
-def explain_transaction(asked: Asked) -> Iterator[Explanation]:
+def explain_transaction(asked: Question) -> Iterator[Explanation]:
     """What the engine told about a transaction of this id."""
     told = [each for each in asked.entries if _is_of_engine(each)]
     if not told:
@@ -89,12 +89,12 @@ def explain_transaction(asked: Asked) -> Iterator[Explanation]:
         why += _elsewhere(asked)
     if status not in _FINAL:
         why.append(_UNSEEN)
-    why += entries_told(_once_each(told), _phrase)
+    why += sentences(_once_each(told), _phrase)
     as_of = None if status in _FINAL else format_instant(last.at)
     yield Explanation("transaction", asked.unit, status, why, as_of)
 
 
-def _elsewhere(asked: Asked) -> Iterator[str]:
+def _elsewhere(asked: Question) -> Iterator[str]:
     """Whether the job or fact that it may have come from is done with."""
     for explainer in (explain_job_id, explain_fact):
         with suppress(ErgonError):  # told where that kind is explained

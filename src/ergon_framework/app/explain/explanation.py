@@ -68,7 +68,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Asked:
+class Question:
     """A unit, and where to look for it. ``looked`` fills with the places that were looked at."""
 
     unit: str
@@ -99,7 +99,7 @@ class Asked:
 _SECONDS = frozenset({"delay", "seconds", "late", "grace", "retry_after", "elapsed"})
 
 
-def entries_told(
+def sentences(
     entries: Sequence[Entry], phrase: Callable[[Entry], str] | None = None
 ) -> Iterator[str]:
     """The last entries, a sentence each; ``phrase`` words those it knows, and answers ""."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from ergon_framework.app.explain.explanation import Asked, Explanation, entries_told
+from ergon_framework.app.explain.explanation import Explanation, Question, sentences
 from ergon_framework.app.node import node_address
 from ergon_framework.app.zones import zones_of
 from ergon_framework.boundary.opening import fact_file
@@ -50,7 +50,7 @@ class Standing(NamedTuple):
     text: str
 
 
-def explain_fact(asked: Asked) -> Iterator[Explanation]:
+def explain_fact(asked: Question) -> Iterator[Explanation]:
     """The fact with this message id in every zone that can be asked."""
     found = list(_everywhere(asked))
     told = [each for each in asked.entries if each.name.startswith("fact.")]
@@ -58,11 +58,11 @@ def explain_fact(asked: Asked) -> Iterator[Explanation]:
         found.append(Standing("refused", "No zone has it: its append was refused."))
     if found:
         word = min((each.word for each in found), key=_WORST.index)
-        why = [*(each.text for each in found), *entries_told(told)]
+        why = [*(each.text for each in found), *sentences(told)]
         yield Explanation("fact", asked.unit, word, why)
 
 
-def _everywhere(asked: Asked) -> Iterator[Standing]:
+def _everywhere(asked: Question) -> Iterator[Standing]:
     if asked.node is not None:
         asked.looked.append(f"the node at {asked.node}")
         address = node_address(asked.config, url=asked.node)

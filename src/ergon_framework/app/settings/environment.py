@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AllowInfNan, TypeAdapter
 
-from ergon_framework.app.settings.source import Source
+from ergon_framework.app.settings.source import SettingsSource
 from ergon_framework.ports.settings_model import Switch
 
 _SWITCH: TypeAdapter[bool] = TypeAdapter(Switch)
@@ -28,7 +28,9 @@ def nested(environ: Mapping[str, str], prefix: str) -> dict[str, list[str]]:
     return dict(sorted(found.items(), key=lambda item: len(item[1])))
 
 
-def overlay(source: Source, variable: str, names: list[str], text: str, *, like: bool) -> None:
+def apply_variable(
+    source: SettingsSource, variable: str, names: list[str], text: str, *, like: bool
+) -> None:
     """Write one variable's value over the tables of ``source``, or note why it cannot be.
 
     With ``like``, a number or switch that is already there says how the text is to be read; the
@@ -39,33 +41,35 @@ def overlay(source: Source, variable: str, names: list[str], text: str, *, like:
         return
     if path in source.variables:
         other = source.variables[path]
-        source.refuse(path, f"is also set by {other}", "unset one of the two", variable)
+        source.add_problem(path, f"is also set by {other}", "unset one of the two", variable)
         return
     table: dict[str, Any] = source.tables
     for key in path[:-1]:
         table = table.setdefault(key, {})
     value = _read(text, table.get(path[-1]) if like else None)
     if value is None:
-        source.refuse(path, "must be a number or a switch, as it is in the file", variable=variable)
+        source.add_problem(
+            path, "must be a number or a switch, as it is in the file", variable=variable
+        )
     table[path[-1]] = value
     source.variables[path] = variable
 
 
-def _path(source: Source, names: list[str], variable: str) -> tuple[str, ...] | None:
+def _path(source: SettingsSource, names: list[str], variable: str) -> tuple[str, ...] | None:
     """The key path that ``names`` stand for, in the spelling of the keys that exist."""
     if not all(names):
-        source.refuse((), "has an empty name in it", "write SECTION__KEY", variable)
+        source.add_problem((), "has an empty name in it", "write SECTION__KEY", variable)
         return None
     table: Any = source.tables
     path: tuple[str, ...] = ()
     for name in names:
         if not isinstance(table, dict):
-            source.refuse(path, "is no table, so nothing can be set in it", variable=variable)
+            source.add_problem(path, "is no table, so nothing can be set in it", variable=variable)
             return None
         keys = _matches(table, name)
         if len(keys) > 1:
             problem = f"{name!r} may mean " + " or ".join(repr(key) for key in keys)
-            source.refuse((*path, keys[0]), problem, "rename one of them", variable)
+            source.add_problem((*path, keys[0]), problem, "rename one of them", variable)
             return None
         path = (*path, keys[0])
         table = table.get(keys[0], {})

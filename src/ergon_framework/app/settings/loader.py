@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ergon_framework.app.settings.environment import nested, overlay
+from ergon_framework.app.settings.environment import apply_variable, nested
 from ergon_framework.app.settings.secrets import Resolver, sounds_secret, withheld
 from ergon_framework.app.settings.sections import (
     Connectors,
@@ -32,7 +32,7 @@ from ergon_framework.app.settings.sections import (
     TaskSettings,
     TelemetrySettings,
 )
-from ergon_framework.app.settings.source import KeyPath, Source, did_you_mean, read_toml
+from ergon_framework.app.settings.source import KeyPath, SettingsSource, did_you_mean, read_toml
 from ergon_framework.errors import MissingExtraError, SettingsError, WiringError
 from ergon_framework.ports.settings_model import Document
 from ergon_framework.storage.urls import placeholder
@@ -86,17 +86,17 @@ def load_settings(
     directory when there is one.
     """
     settings, source = examine_settings(path, environ)
-    source.stop_if_mistaken()
+    source.raise_problems()
     return settings
 
 
 def examine_settings(
     path: str | Path | None = None, environ: Mapping[str, str] | None = None
-) -> tuple[Settings, Source]:
+) -> tuple[Settings, SettingsSource]:
     """The same with the mistakes noted in the source, and the settings without what is wrong."""
     environ = os.environ if environ is None else environ
     file = settings_file(path, environ)
-    source = Source() if file is None else read_toml(file)
+    source = SettingsSource() if file is None else read_toml(file)
     _bring_parts(
         {*source.tables, *(names[0].lower() for names in nested(environ, PREFIX).values())}
     )
@@ -133,11 +133,11 @@ def policy_from_env(
     if not prefix:
         raise SettingsError("the prefix is empty", remedy="give one, for example ORDERS_")
     environ = os.environ if environ is None else environ
-    source = Source()
+    source = SettingsSource()
     known = list(model.model_fields)
     for variable, names in nested(environ, prefix).items():
         if len(names) > 1 or get_close_matches(names[0].lower(), known, 1, 0.8):
-            overlay(source, variable, names, environ[variable], like=False)
+            apply_variable(source, variable, names, environ[variable], like=False)
     return _checked(source, (), source.tables, model)
 
 
@@ -149,15 +149,15 @@ def policy_from_toml(model: type[Policy], path: str | Path, table: str = "") -> 
     for n, key in enumerate(keys):
         if not isinstance(value, dict) or key not in value:
             hint = did_you_mean(key, list(value) if isinstance(value, dict) else ())
-            source.refuse(keys[: n + 1], f"there is no such table; {hint}")
-            source.stop_if_mistaken()
+            source.add_problem(keys[: n + 1], f"there is no such table; {hint}")
+            source.raise_problems()
         value = value[key]
     return _checked(source, keys, value, model)
 
 
-def _checked(source: Source, path: KeyPath, value: object, model: type[Policy]) -> Policy:
+def _checked(source: SettingsSource, path: KeyPath, value: object, model: type[Policy]) -> Policy:
     policy = source.check(path, value, TypeAdapter(model))
-    source.stop_if_mistaken()
+    source.raise_problems()
     return cast(Policy, policy)
 
 
@@ -176,13 +176,15 @@ def settings_file(path: str | Path | None, environ: Mapping[str, str]) -> Path |
     return Path(FILE) if os.path.lexists(FILE) else None  # a link that leads nowhere was meant
 
 
-def _override(source: Source, environ: Mapping[str, str], sections: Mapping[str, Section]) -> None:
+def _override(
+    source: SettingsSource, environ: Mapping[str, str], sections: Mapping[str, Section]
+) -> None:
     for variable, names in nested(environ, PREFIX).items():
         if len(names) < 2:
             continue  # ERGON_LOG_LEVEL and its like, or the variables of somebody else
         section = sections.get(names[0].lower())
         like = section is not None and section.has_free_options
-        overlay(source, variable, names, environ[variable], like=like)
+        apply_variable(source, variable, names, environ[variable], like=like)
     for variable in withheld(environ) - environ.keys():
         names = variable[len(PREFIX) :].split("__")
         if not variable.upper().startswith(PREFIX) or not names[1:]:
@@ -191,19 +193,19 @@ def _override(source: Source, environ: Mapping[str, str], sections: Mapping[str,
         is_option = section is not None and section.has_free_options and sounds_secret(last)
         if last in _PLACES or is_option:
             # Nothing must be kept in the place that the file names, while the worker has another.
-            overlay(source, variable, names, placeholder(variable), like=False)
+            apply_variable(source, variable, names, placeholder(variable), like=False)
 
 
-def _is_known(source: Source, name: str, sections: Mapping[str, Section]) -> bool:
+def _is_known(source: SettingsSource, name: str, sections: Mapping[str, Section]) -> bool:
     if name in sections:
         return True
     hint = did_you_mean(name, sorted({*sections, *_PARTS}))
-    source.refuse((name,), f"unknown section {name!r}; {hint}")
+    source.add_problem((name,), f"unknown section {name!r}; {hint}")
     return False
 
 
 def _part(
-    source: Source, name: str, sections: Mapping[str, Section], environ: Mapping[str, str]
+    source: SettingsSource, name: str, sections: Mapping[str, Section], environ: Mapping[str, str]
 ) -> Any:
     section = sections[name]
     table = source.tables[name]
@@ -229,7 +231,7 @@ _Policy = TypeVar("_Policy", bound=Document)
 _IS_NAME = re.compile(r"(?!(?i:none|null)$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def read_policies(source: Source) -> dict[str, NamedPolicy]:
+def read_policies(source: SettingsSource) -> dict[str, NamedPolicy]:
     """Every ``[policies.NAME]``, for consumers, for producers, or for both when it fits both."""
     tables = source.check(("policies",), source.tables.get("policies", {}), _NAMED) or {}
     found = {}
@@ -244,7 +246,7 @@ def read_policies(source: Source) -> dict[str, NamedPolicy]:
     return found
 
 
-def apply_policies(source: Source, policies: Mapping[str, NamedPolicy]) -> None:
+def apply_policies(source: SettingsSource, policies: Mapping[str, NamedPolicy]) -> None:
     """Put the named policies beneath what each task says itself."""
     tasks = source.tables.get("tasks")
     for name, task in tasks.items() if isinstance(tasks, dict) else ():
@@ -263,7 +265,7 @@ def apply_policies(source: Source, policies: Mapping[str, NamedPolicy]) -> None:
             _check_there(source, ("tasks", name, "policy"), wanted)
 
 
-def check_names(source: Source, tasks: Mapping[str, TaskSettings]) -> None:
+def check_names(source: SettingsSource, tasks: Mapping[str, TaskSettings]) -> None:
     """What a task asks for must be defined: the tasks are right by themselves at this point."""
     known = {
         "connectors": _names(source, "connectors"),
@@ -275,22 +277,22 @@ def check_names(source: Source, tasks: Mapping[str, TaskSettings]) -> None:
                 if wanted not in names:
                     problem = f"there is no {kind[:-1]} {wanted!r}; {did_you_mean(wanted, names)}"
                     remedy = f"add a table [{kind}.{wanted}]"
-                    source.refuse(("tasks", name, kind, i), problem, remedy)
+                    source.add_problem(("tasks", name, kind, i), problem, remedy)
         chosen = task.consumer.steps.fetch.connector_name if task.consumer else None
         if chosen is not None and chosen not in task.connectors:
             key = ("tasks", name, "consumer", "steps", "fetch", "connector_name")
             hint = did_you_mean(chosen, task.connectors)
-            source.refuse(key, f"{chosen!r} is no connector of this task; {hint}")
+            source.add_problem(key, f"{chosen!r} is no connector of this task; {hint}")
 
 
-def provider_names(source: Source) -> Iterator[str]:
+def provider_names(source: SettingsSource) -> Iterator[str]:
     """The providers of the raw settings: the tables in ``[providers]``."""
     for name in _names(source, "providers"):
         if isinstance(source.tables["providers"][name], dict):
             yield name
 
 
-def _names(source: Source, section: str) -> list[str]:
+def _names(source: SettingsSource, section: str) -> list[str]:
     """The names in a section, which may be anything as long as nobody has checked it."""
     found = source.tables.get(section)
     return list(found) if isinstance(found, dict) else []
@@ -304,7 +306,7 @@ def _fitting(model: type[_Policy], table: Mapping[str, Any]) -> _Policy | None:
 
 
 def _beneath(
-    source: Source, policies: Mapping[str, NamedPolicy], path: KeyPath, name: str, kind: str
+    source: SettingsSource, policies: Mapping[str, NamedPolicy], path: KeyPath, name: str, kind: str
 ) -> dict[str, Any] | None:
     """The raw table of a named policy for a consumer or a producer; None when it is wrong."""
     if name not in policies:
@@ -313,17 +315,19 @@ def _beneath(
         return None
     if getattr(policies[name], kind) is None:
         problem = f"the policy {name!r} does not fit a {kind}"
-        source.refuse(path, problem, f"name one whose keys are those of a {MODELS[kind].__name__}")
+        source.add_problem(
+            path, problem, f"name one whose keys are those of a {MODELS[kind].__name__}"
+        )
         return None
     table: dict[str, Any] = source.tables["policies"][name]
     return table
 
 
-def _check_there(source: Source, path: KeyPath, name: str) -> None:
+def _check_there(source: SettingsSource, path: KeyPath, name: str) -> None:
     known = _names(source, "policies")
     if name not in known:  # one that is there and wrong has been told already
         problem = f"there is no policy {name!r}; {did_you_mean(name, known)}"
-        source.refuse(path, problem, f"add a table [policies.{name}]")
+        source.add_problem(path, problem, f"add a table [policies.{name}]")
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import SecretStr
 
 from ergon_framework import redaction
-from ergon_framework.app.settings.source import KeyPath, Source
+from ergon_framework.app.settings.source import KeyPath, SettingsSource
 from ergon_framework.errors import name_of, whole_text_of
 from ergon_framework.redaction import is_secret
 from ergon_framework.storage.urls import placeholder
@@ -31,7 +31,7 @@ LONGEST_SECRET = 64 * 1024
 class Resolver:
     """Replaces references to secrets in raw tables by the secrets."""
 
-    source: Source
+    source: SettingsSource
     environ: Mapping[str, str]
     closes_variables: bool = False  # text that a variable gave may be the secret itself
 
@@ -55,7 +55,7 @@ class Resolver:
 
     def _held(self, path: KeyPath, secret: str | None) -> SecretStr:
         if secret == "":
-            self.source.refuse(path, "refers to an empty secret", "give it a value")
+            self.source.add_problem(path, "refers to an empty secret", "give it a value")
         return SecretStr(secret or "")
 
     def _variable(self, name: str, path: KeyPath) -> str | None:
@@ -64,7 +64,7 @@ class Resolver:
             return placeholder(name)
         if name not in self.environ:
             problem = f"the environment variable {name!r} is not set"
-            self.source.refuse(path, problem, "set it, or write text: before a plain value")
+            self.source.add_problem(path, problem, "set it, or write text: before a plain value")
         return self.environ.get(name)
 
     def _content(self, name: str, path: KeyPath) -> str | None:
@@ -74,13 +74,13 @@ class Resolver:
             with (base / name).open("rb") as file:
                 content = file.read(LONGEST_SECRET + 1)
             if len(content) > LONGEST_SECRET:
-                self.source.refuse(path, f"the file {name!r} is too long for a secret", remedy)
+                self.source.add_problem(path, f"the file {name!r} is too long for a secret", remedy)
                 return None
             return content.decode().rstrip("\r\n")
         except OSError as error:
-            self.source.refuse(path, f"cannot read {name!r}: {error.strerror}", remedy)
+            self.source.add_problem(path, f"cannot read {name!r}: {error.strerror}", remedy)
         except ValueError:  # not UTF-8, or a name with a null byte
-            self.source.refuse(path, f"cannot read {name!r} as text", remedy)
+            self.source.add_problem(path, f"cannot read {name!r} as text", remedy)
         return None
 
 

@@ -157,7 +157,7 @@ REMEDY = "docs/reference/settings.md describes every key"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where a setting was written: a line of a file, or an environment variable."""
 
     file: str | None = None
@@ -177,10 +177,10 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
+class Problem:
     """One thing that is wrong: where it was written, under which key, and what to do."""
 
-    place: Place
+    place: Location
     key: str
     problem: str
     remedy: str
@@ -206,7 +206,7 @@ class Mistake:
 
 
 @dataclass(slots=True)
-class Source:
+class SettingsSource:
     """Tables of raw settings that remember the file, the line or the variable of each key."""
 
     tables: dict[str, Any] = field(default_factory=dict)
@@ -215,41 +215,41 @@ class Source:
     variables: dict[KeyPath, str] = field(default_factory=dict)
     referred: set[str] = field(default_factory=set)
     """Variables that ``env:`` refers to."""
-    mistakes: list[Mistake] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     mistaken: set[KeyPath] = field(default_factory=set)
     """The paths of the mistakes, so that nobody builds on what is known to be wrong."""
 
-    def where(self, path: KeyPath) -> Place:
+    def where(self, path: KeyPath) -> Location:
         """Where ``path`` was written, or failing that, what is nearest around or below it."""
         file = None if self.file is None else str(self.file)
         for n in range(len(path), 0, -1):
             if path[:n] in self.variables:
-                return Place(variable=self.variables[path[:n]])
+                return Location(variable=self.variables[path[:n]])
             if path[:n] in self.lines:
-                return Place(file, line_of(self.lines, path[:n]))
+                return Location(file, line_of(self.lines, path[:n]))
             below = [name for key, name in self.variables.items() if key[:n] == path[:n]]
             if below:
-                return Place(variable=below[0])
-        return Place(file)
+                return Location(variable=below[0])
+        return Location(file)
 
     def is_from_variable(self, path: KeyPath) -> bool:
         """Whether the value at ``path`` was given, alone or in a table, by a variable."""
         return any(path[:n] in self.variables for n in range(1, len(path) + 1))
 
-    def is_mistaken(self, path: KeyPath) -> bool:
+    def has_problem(self, path: KeyPath) -> bool:
         """Whether something at ``path``, in it or around it, is known to be wrong."""
         return any(
             bad[: len(path)] == path or path[: len(bad)] == bad for bad in self.mistaken if bad
         )
 
-    def refuse(
+    def add_problem(
         self, path: KeyPath, problem: str, remedy: str = "", variable: str | None = None
     ) -> None:
         """Note a mistake."""
-        place = self.where(path) if variable is None else Place(variable=variable)
-        mistake = Mistake(place, dotted(path), problem, remedy)
-        if mistake not in self.mistakes:  # two parts may stumble over the same thing
-            self.mistakes.append(mistake)
+        place = self.where(path) if variable is None else Location(variable=variable)
+        mistake = Problem(place, dotted(path), problem, remedy)
+        if mistake not in self.problems:  # two parts may stumble over the same thing
+            self.problems.append(mistake)
         self.mistaken.add(path)
 
     def check(self, path: KeyPath, value: object, shape: TypeAdapter[T]) -> T | None:
@@ -278,13 +278,13 @@ class Source:
             keys = tuple(part for part in details["loc"] if part != "[key]")
             wrong.append(keys)
             if not any(bad[: len(keys)] == keys for bad in gone):
-                self.refuse((*path, *keys), explain(details))
+                self.add_problem((*path, *keys), explain(details))
         return wrong
 
-    def stop_if_mistaken(self) -> None:
+    def raise_problems(self) -> None:
         """Raise one error that tells every mistake noted so far."""
-        if self.mistakes:
-            raise _refusal(sorted(self.mistakes, key=lambda each: each.place.order))
+        if self.problems:
+            raise _refusal(sorted(self.problems, key=lambda each: each.place.order))
 
 
 def _reached(value: object, path: KeyPath) -> KeyPath:
@@ -306,7 +306,7 @@ def _without(value: Any, path: KeyPath) -> Any:
     return value | {key: _without(value[key], tuple(rest))}
 
 
-def _refusal(mistakes: Sequence[Mistake], remedy: str = REMEDY) -> SettingsError:
+def _refusal(mistakes: Sequence[Problem], remedy: str = REMEDY) -> SettingsError:
     details = {"mistakes": [mistake.to_dict() for mistake in mistakes]}
     if len(mistakes) == 1:
         told = mistakes[0].told
@@ -317,11 +317,11 @@ def _refusal(mistakes: Sequence[Mistake], remedy: str = REMEDY) -> SettingsError
     return SettingsError(told, remedy=remedy, details=details)
 
 
-def read_toml(file: Path) -> Source:
+def read_toml(file: Path) -> SettingsSource:
     """The tables of a TOML file, with the line of each key."""
     try:
         text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-        return Source(tomllib.loads(text), file, key_lines(text))
+        return SettingsSource(tomllib.loads(text), file, key_lines(text))
     except FileNotFoundError as error:
         raise _unreadable(file, None, "there is no such file", "create it, or name another") from (
             error
@@ -345,7 +345,7 @@ def read_toml(file: Path) -> Source:
 
 
 def _unreadable(file: Path, line: int | None, problem: str, remedy: str) -> SettingsError:
-    return _refusal([Mistake(Place(str(file), line), "", problem, "")], remedy)
+    return _refusal([Problem(Location(str(file), line), "", problem, "")], remedy)
 
 
 def _syntax(told: str) -> tuple[int | None, str]:

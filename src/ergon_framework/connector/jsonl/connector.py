@@ -16,7 +16,7 @@ from ergon_framework.connector.jsonl import codec
 from ergon_framework.connector.jsonl.append_file import Outbox
 from ergon_framework.connector.jsonl.codec import JsonlConnectorError, MalformedLineError
 from ergon_framework.connector.jsonl.offsets import Line
-from ergon_framework.connector.jsonl.reader import Inbox
+from ergon_framework.connector.jsonl.reader import DirectoryReader
 from ergon_framework.errors import ConfigurationError, EnvelopeError, describe
 from ergon_framework.ports.transaction import Transaction
 
@@ -74,13 +74,13 @@ class JsonlConnector(ThreadedTwins):
         self._max_line_bytes = max_line_bytes
         self._closed = False
         self._fetching = threading.Lock()
-        self._inbox: Inbox[_Delivery] | None = None
+        self._inbox: DirectoryReader[_Delivery] | None = None
         self._outbox: Outbox | None = None
         source, dead = _check_places(inbox, outbox, dead_letters)
         if outbox is not None:
             self._outbox = Outbox(Path(outbox), rotate_bytes=rotate_bytes, fsync=fsync)
         if source is not None:
-            self._inbox = Inbox(
+            self._inbox = DirectoryReader(
                 source,
                 self._parse,
                 dead_letters=dead,
@@ -160,7 +160,7 @@ class JsonlConnector(ThreadedTwins):
 
     def health(self) -> bool:
         """Whether it can be used: open, and no write has failed."""
-        parts: list[Inbox[_Delivery] | Outbox | None] = [self._inbox, self._outbox]
+        parts: list[DirectoryReader[_Delivery] | Outbox | None] = [self._inbox, self._outbox]
         return not self._closed and all(part is None or part.is_sound for part in parts)
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class JsonlConnector(ThreadedTwins):
         with settling(_Delivery, transaction, self, verb, JsonlConnectorError) as delivery:
             yield None if delivery is None else delivery.line
 
-    def _reading(self) -> Inbox[_Delivery]:
+    def _reading(self) -> DirectoryReader[_Delivery]:
         self._refuse_when_closed()
         if self._inbox is None:
             raise ConfigurationError(

@@ -275,7 +275,7 @@ class FileProgress:
             self.offset, self.settled_whole = self.next_offset, self.whole
 
 
-class Progress:
+class CommittedOffsets:
     """The journal and what it says. The caller holds a lock around every method but ``sync``."""
 
     def __init__(self, inbox: DropFolder, folder: Folder, name: str, *, fsync: bool) -> None:

@@ -23,9 +23,9 @@ from ergon_framework.connector.jsonl.codec import (
 )
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.connector.jsonl.offsets import (
+    CommittedOffsets,
     FileProgress,
     Line,
-    Progress,
     Stamp,
     fingerprint,
     pieces,
@@ -52,7 +52,7 @@ class _Gathered(Generic[T]):
     error: JsonlConnectorError | None = None
 
 
-class Inbox(Generic[T]):
+class DirectoryReader(Generic[T]):
     """The lines of a directory, each delivered until it is settled.
 
     ``parse`` makes of a line what is delivered, or raises :class:`MalformedLineError`.
@@ -95,7 +95,7 @@ class Inbox(Generic[T]):
                 letters, self.dead_path.name, "dead_letters", fsync=fsync, lock=True
             )
             opened.callback(self._dead.close)
-            self._progress = Progress(self._drop, state, "progress.jsonl", fsync=fsync)
+            self._progress = CommittedOffsets(self._drop, state, "progress.jsonl", fsync=fsync)
             self._opened = opened.pop_all()  # nothing failed: they stay open until close()
             self._opened.callback(self._progress.close)
         renew_after_fork(self)
