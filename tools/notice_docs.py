@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to find the tool beside this one
 
-from ergon_framework.ports.notice import CATALOGUE, Meaning, Routine
+from ergon_framework.ports.notice import CATALOGUE, NoticeSpec, Routine
 from tools.state_docs import keep_page, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +44,7 @@ def part(name: str) -> str:
     return f"## {heading}\n\n" + table(["notice", "meaning", "fields", "routine"], rows)
 
 
-def row(notice: str, known: Meaning) -> list[str]:
+def row(notice: str, known: NoticeSpec) -> list[str]:
     """One notice."""
     fields = ", ".join(f"`{one}`" for one in known.fields)
     routine = "" if known.routine is Routine.NEVER else known.routine.value

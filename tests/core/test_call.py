@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import RFC_STEP_RETRIES, Again, Backoff, RetryRule, Stop, Why
+from ergon_framework.core.retry import (
+    RFC_STEP_RETRIES,
+    Backoff,
+    GiveUp,
+    GiveUpReason,
+    RetryAfter,
+    RetryRule,
+)
 
 CONTRACT = RetryRule(attempts=4, backoff=Backoff(base=0.1, factor=2.0, free=1))
 """Three retries: the first at once, then after 100 and 200 milliseconds."""
@@ -23,7 +30,12 @@ def test_the_schedule_of_the_contract() -> None:
     """Four attempts: retried at once, after 0.1 and after 0.2 seconds, then the end."""
     call = Call(CONTRACT, began_at=0.0)
     verdicts = [call.failed(LOST, now=0.0, dice=0.9) for _ in range(4)]
-    assert verdicts == [Again(0.0), Again(0.1), Again(0.2), Stop(Why.ATTEMPTS_SPENT)]
+    assert verdicts == [
+        RetryAfter(0.0),
+        RetryAfter(0.1),
+        RetryAfter(0.2),
+        GiveUp(GiveUpReason.ATTEMPTS_SPENT),
+    ]
     assert call.attempts == 4
 
 
@@ -33,18 +45,18 @@ def test_only_what_may_pass_is_tried_again(kind: Kind, roll: float) -> None:
     """A refusal ends the call at once, whatever attempts are left."""
     verdict = Call(CONTRACT, began_at=0.0).failed(Failure(kind, "x"), now=0.0, dice=roll)
     if kind in RFC_STEP_RETRIES:
-        assert verdict == Again(0.0)
+        assert verdict == RetryAfter(0.0)
     else:
-        assert verdict == Stop(Why.NOT_RETRYABLE)
+        assert verdict == GiveUp(GiveUpReason.NOT_RETRYABLE)
 
 
 @pytest.mark.req("BSFG:Retry")
 def test_a_refusal_after_a_lost_answer_ends_it_too() -> None:
     """The last failure decides, not the first."""
     call = Call(CONTRACT, began_at=0.0)
-    assert call.failed(LOST, now=0.0, dice=0.0) == Again(0.0)
+    assert call.failed(LOST, now=0.0, dice=0.0) == RetryAfter(0.0)
     refusal = Failure(Kind.REJECTED, "already_exists")
-    assert call.failed(refusal, now=0.0, dice=0.0) == Stop(Why.NOT_RETRYABLE)
+    assert call.failed(refusal, now=0.0, dice=0.0) == GiveUp(GiveUpReason.NOT_RETRYABLE)
 
 
 @given(st.floats(0.0, 100.0), dice)
@@ -53,16 +65,16 @@ def test_who_is_told_when_to_come_does_not_come_earlier(asked: float, roll: floa
     rule = RetryRule(attempts=4, backoff=CONTRACT.backoff, max_retry_after=5.0)
     full = Failure(Kind.THROTTLED, "resource_exhausted", retry_after=asked)
     verdict = Call(rule, began_at=0.0).failed(full, now=0.0, dice=roll)
-    assert verdict == Again(min(asked, 5.0))
+    assert verdict == RetryAfter(min(asked, 5.0))
 
 
 def test_a_deadline_ends_it_before_a_wait_that_would_outlast_it() -> None:
     """The budget counts from the beginning of the call."""
     rule = RetryRule(attempts=4, backoff=CONTRACT.backoff, budget=1.0)
     call = Call(rule, began_at=100.0)
-    assert call.failed(LOST, now=100.2, dice=0.0) == Again(0.0)
-    assert call.failed(LOST, now=100.4, dice=0.0) == Again(0.1)
-    assert call.failed(LOST, now=100.9, dice=0.0) == Stop(Why.BUDGET_SPENT)
+    assert call.failed(LOST, now=100.2, dice=0.0) == RetryAfter(0.0)
+    assert call.failed(LOST, now=100.4, dice=0.0) == RetryAfter(0.1)
+    assert call.failed(LOST, now=100.9, dice=0.0) == GiveUp(GiveUpReason.BUDGET_SPENT)
 
 
 @given(st.integers(1, 10), st.lists(st.sampled_from(Kind), max_size=15), dice)
@@ -74,7 +86,7 @@ def test_any_run_of_failures_ends_or_goes_on_as_the_rule_says(
     for made, kind in enumerate(kinds, 1):
         verdict = call.failed(Failure(kind, "x"), now=float(made), dice=roll)
         assert call.attempts == made
-        if isinstance(verdict, Stop):
+        if isinstance(verdict, GiveUp):
             assert kind not in RFC_STEP_RETRIES or made >= attempts
             break
         assert made < attempts
@@ -87,5 +99,5 @@ def test_patience_without_end_has_a_longest_wait(failures: int, roll: float) -> 
     backoff = Backoff(base=0.2, factor=2.0, cap=15.0, low=0.5, high=1.0)
     call = Call(RetryRule(attempts=sys.maxsize, backoff=backoff), began_at=0.0, attempts=failures)
     verdict = call.failed(LOST, now=1e12, dice=roll)
-    assert isinstance(verdict, Again)
+    assert isinstance(verdict, RetryAfter)
     assert 0.1 <= verdict.delay <= 15.0

@@ -41,7 +41,7 @@ from ergon_framework.core.job import (
     Tally,
     settle,
 )
-from ergon_framework.core.retry import LONGEST_DELAY, Again, Backoff, RetryRule, Stop, judge
+from ergon_framework.core.retry import LONGEST_DELAY, Backoff, GiveUp, RetryAfter, RetryRule, judge
 
 ACTIVE = JobStatus.ACTIVE
 WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
@@ -159,7 +159,7 @@ def test_a_failed_attempt_is_judged_by_the_one_judge(
     """Whether and when a job is tried again is what the judge says, to the digit."""
     move = settle(Tally(ACTIVE, 0, 1), Failed(failure), job_rule, roll)
     verdict = judge(job_rule.retry, 0, 0.0, failure, 0.0, roll)
-    if isinstance(verdict, Stop):
+    if isinstance(verdict, GiveUp):
         assert (move.status, move.why) == (JobStatus.FAILED, verdict.why.value)
     elif job_rule.max_deliveries > 1:
         assert (move.status, move.delay) == (JobStatus.RETRYING, verdict.delay)
@@ -302,7 +302,7 @@ def asked(after: float, *, replaces: bool, cap: float | None = None) -> float:
     """The wait when the backoff says ten seconds and the peer ``after``."""
     retry = RetryRule(3, Backoff(10.0), max_retry_after=cap, asked_replaces=replaces)
     verdict = judge(retry, 0, 0.0, Failure(Kind.TRANSIENT, "x", retry_after=after), 0.0, 0.5)
-    assert isinstance(verdict, Again)
+    assert isinstance(verdict, RetryAfter)
     return verdict.delay
 
 
@@ -331,4 +331,4 @@ def test_asking_does_not_buy_attempts() -> None:
     """A retry_after changes when, not whether."""
     retry = RetryRule(2, asked_replaces=True)
     failure = Failure(Kind.TRANSIENT, "x", retry_after=1.0)
-    assert isinstance(judge(retry, 1, 0.0, failure, 0.0, 0.5), Stop)
+    assert isinstance(judge(retry, 1, 0.0, failure, 0.0, 0.5), GiveUp)

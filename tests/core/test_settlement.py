@@ -4,7 +4,7 @@ import pytest
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import VERBS, Ending, Verb, settle_again, settlement_rule
-from ergon_framework.core.retry import Again, Stop, Why
+from ergon_framework.core.retry import GiveUp, GiveUpReason, RetryAfter
 
 
 def test_every_ending_has_a_verb() -> None:
@@ -38,15 +38,15 @@ def _after(kind: Kind, attempt: int = 0, now: float = 0.0, *, is_lost: bool = Fa
 def test_only_passing_reasons_are_tried_again(kind: Kind) -> None:
     """Not what may have been heard, nor what cannot be told any more, nor what stays."""
     passing = {Kind.TRANSIENT, Kind.THROTTLED, Kind.HELD}
-    expected = Again(0.1) if kind in passing else Stop(Why.NOT_RETRYABLE)
+    expected = RetryAfter(0.1) if kind in passing else GiveUp(GiveUpReason.NOT_RETRYABLE)
     assert _after(kind) == expected
-    assert _after(kind, is_lost=True) == Stop(Why.NOT_RETRYABLE)
+    assert _after(kind, is_lost=True) == GiveUp(GiveUpReason.NOT_RETRYABLE)
 
 
 def test_a_settlement_is_bounded_by_attempts_and_by_time() -> None:
     """Whichever comes first."""
     last = _after(Kind.TRANSIENT, 3)
-    assert isinstance(last, Again)
+    assert isinstance(last, RetryAfter)
     assert last.delay == pytest.approx(2.7)
-    assert _after(Kind.TRANSIENT, 4) == Stop(Why.ATTEMPTS_SPENT)
-    assert _after(Kind.TRANSIENT, 1, 29.8) == Stop(Why.BUDGET_SPENT)
+    assert _after(Kind.TRANSIENT, 4) == GiveUp(GiveUpReason.ATTEMPTS_SPENT)
+    assert _after(Kind.TRANSIENT, 1, 29.8) == GiveUp(GiveUpReason.BUDGET_SPENT)

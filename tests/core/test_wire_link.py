@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.rfc3339 import parse_instant
+from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.core.wire import (
     HANDLER_NOT_FOUND,
     HELD,
@@ -186,8 +186,8 @@ def test_every_request_arrives_as_it_was_sent(
         assert (context.job_id, context.attempt) == (sent["job_id"], sent["attempt"])
         assert (context.queue_name, context.worker_id) == (sent["queue_name"], sent["worker_id"])
         assert context.trace_context == sent["trace_context"]
-        assert parse_instant(context.enqueue_time) == sent["enqueued_at"]
-        deadline = None if context.deadline is None else parse_instant(context.deadline)
+        assert parse_rfc3339(context.enqueue_time) == sent["enqueued_at"]
+        deadline = None if context.deadline is None else parse_rfc3339(context.deadline)
         assert deadline == sent["deadline_at"]
         assert isinstance(reply, Reply)
         assert json.loads(reply.result) == sent["args"]

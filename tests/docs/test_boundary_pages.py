@@ -19,7 +19,7 @@ from ergon_framework.boundary.serving.metrics import metrics
 from ergon_framework.boundary.serving.policy import GROUPS, OPERATIONS
 from ergon_framework.cli.commands import app
 from ergon_framework.ports.notice import CATALOGUE
-from ergon_framework.ports.settings_model import Document
+from ergon_framework.ports.settings_model import SettingsModel
 from ergon_framework.storage import failpoints
 from tests.docs.pages import ROOT
 
@@ -65,12 +65,14 @@ def test_the_reference_has_every_setting_with_its_default() -> None:
         assert str(default) in row or default in ({}, None), (path, default, row)
 
 
-def _settings(settings: Document, prefix: str = "") -> list[tuple[str, Any]]:
+def _settings(settings: SettingsModel, prefix: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name in type(settings).model_fields:
         value = getattr(settings, name)
         path = f"{prefix}{name}"
-        found += _settings(value, f"{path}.") if isinstance(value, Document) else [(path, value)]
+        found += (
+            _settings(value, f"{path}.") if isinstance(value, SettingsModel) else [(path, value)]
+        )
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import ergon_framework
-from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.runtime import Runtime
 from ergon_framework.executor.streams import Pipes
@@ -46,7 +46,7 @@ def request(name: str, *args: Any, job_id: str = "job-1", **kwargs: Any) -> byte
 
 def in_seconds(seconds: float) -> str:
     """A deadline that far from now."""
-    return format_instant(time.time() + seconds)
+    return format_rfc3339(time.time() + seconds)
 
 
 class Lines:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.job import JobStatus, Move
-from ergon_framework.core.rfc3339 import format_instant, parse_instant
+from ergon_framework.core.rfc3339 import format_rfc3339, parse_rfc3339
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.schedules import (
     ClockedScheduleStore,
@@ -36,7 +36,7 @@ from ergon_framework.ports.jobstore import (
     Settlement,
 )
 
-NOON = parse_instant("2026-06-01T12:00:00Z")
+NOON = parse_rfc3339("2026-06-01T12:00:00Z")
 HOURLY = {"cron": "@hourly", "handler": "report"}
 
 
@@ -99,7 +99,7 @@ def only(store: ScheduleStore) -> Schedule:
 def planned(store: ScheduleStore) -> str | None:
     """When the one schedule fires next, as time of the day."""
     at = only(store).next_at
-    return None if at is None else format_instant(at)[11:]
+    return None if at is None else format_rfc3339(at)[11:]
 
 
 def refusal(**table: Any) -> str:
@@ -383,7 +383,7 @@ def test_one_fire_is_one_job_however_many_workers_there_are(store: Store, clock:
     for thread in threads:
         thread.join(30)
     assert not failures
-    fired = [format_instant(NOON + 60 * n) for n in range(1, rounds)]
+    fired = [format_rfc3339(NOON + 60 * n) for n in range(1, rounds)]
     assert sorted(ids(store)) == sorted(f"{name}@{at}" for name in tables for at in fired)
 
 
@@ -516,7 +516,7 @@ def test_the_nights_in_which_the_clock_is_set(
     store: Store, clock: Clock, night: str, fired: list[str]
 ) -> None:
     """Half past two in Berlin is once in each of these nights."""
-    clock.at = parse_instant(f"{night}T00:00:00Z") - 7200
+    clock.at = parse_rfc3339(f"{night}T00:00:00Z") - 7200
     table = {"cron": "30 2 * * *", "zone": "Europe/Berlin", "handler": "report"}
     worker = scheduler(store, daily=table)
     worker.sync()

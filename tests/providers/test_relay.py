@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.rfc3339 import parse_instant
+from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, DeadLetter, LetterStatus
 from ergon_framework.providers.stores import open_store
@@ -109,7 +109,7 @@ def test_letters_are_published_oldest_first(
     assert not relay.pump()
     assert counter.openings == 1
     message = counter.published[0]
-    assert parse_instant(message["occurred_at"]) == 1.7e9
+    assert parse_rfc3339(message["occurred_at"]) == 1.7e9
     assert message["occurred_at"].endswith("Z")
     assert (message["attempts"], message["schema_version"], message["redrive_count"]) == (3, 1, 0)
     assert "payload" not in message

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.ports.notice import CATALOGUE, Meaning
+from ergon_framework.ports.notice import CATALOGUE, NoticeSpec
 from tools import notice_docs
 
 pytestmark = pytest.mark.req("ONE:notices")
@@ -34,7 +34,7 @@ def test_the_page_is_written_and_checked(
     assert notice_docs.main() == 0
     monkeypatch.setattr("sys.argv", ["notice_docs.py", "--check"])
     assert notice_docs.main() == 0
-    changed = {**CATALOGUE, "new.told": Meaning("Something.", ("a",), part="jobs")}
+    changed = {**CATALOGUE, "new.told": NoticeSpec("Something.", ("a",), part="jobs")}
     monkeypatch.setattr(notice_docs, "CATALOGUE", changed)
     assert notice_docs.main() == 1
 

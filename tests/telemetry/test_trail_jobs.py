@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.rfc3339 import parse_instant
+from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
@@ -100,7 +100,7 @@ def test_a_duplicate_keeps_the_trace_of_the_first(kept: list[SpanRecord]) -> Non
 
 def test_a_scheduled_job_begins_a_trace(kept: list[SpanRecord]) -> None:
     """When it is stored; a worker that comes too late has no span."""
-    at = [parse_instant("2026-06-01T12:00:00Z")]
+    at = [parse_rfc3339("2026-06-01T12:00:00Z")]
     store = MemoryJobStore(lambda: at[0])
     hourly = {"hourly": ScheduleSettings(cron="@hourly", handler="report")}
     first, second = Scheduler(store, hourly), Scheduler(store, hourly)

@@ -12,11 +12,11 @@ from ergon_framework.core.retry import (
     LONGEST_DELAY,
     RFC_STEP_RETRIES,
     RFC_SUCCESS_RETRIES,
-    Again,
     Backoff,
+    GiveUp,
+    GiveUpReason,
+    RetryAfter,
     RetryRule,
-    Stop,
-    Why,
     judge,
 )
 
@@ -37,7 +37,7 @@ def failure(kind: Kind = Kind.TRANSIENT, retry_after: float | None = None) -> Fa
 
 def verdict(
     rule: RetryRule, failed: Failure, attempt: int = 0, waited: float = 0.0
-) -> Again | Stop:
+) -> RetryAfter | GiveUp:
     """What the judge says ``waited`` seconds after the first attempt began."""
     return judge(rule, attempt, 100.0, failed, 100.0 + waited, 0.5)
 
@@ -162,16 +162,16 @@ def test_never_more_than_the_attempts(attempts: int, kind: Kind) -> None:
     """The bound counts the first attempt too, and nothing is waited for after the last."""
     rule = RetryRule(attempts, Backoff(1.0))
     made = 1
-    while isinstance(judge(rule, made - 1, 0.0, failure(kind), 0.0, 0.5), Again):
+    while isinstance(judge(rule, made - 1, 0.0, failure(kind), 0.0, 0.5), RetryAfter):
         made += 1
     assert made == attempts
-    assert verdict(rule, failure(kind), attempts - 1) == Stop(Why.ATTEMPTS_SPENT)
+    assert verdict(rule, failure(kind), attempts - 1) == GiveUp(GiveUpReason.ATTEMPTS_SPENT)
 
 
 @given(st.integers(0, 1000), st.integers(1, 5), st.sampled_from(Kind))
 def test_beyond_the_last_attempt_nothing_is_tried(past: int, attempts: int, kind: Kind) -> None:
     """An index past the bound is a stop, not a fresh start."""
-    assert isinstance(verdict(RetryRule(attempts), failure(kind), attempts - 1 + past), Stop)
+    assert isinstance(verdict(RetryRule(attempts), failure(kind), attempts - 1 + past), GiveUp)
 
 
 @pytest.mark.req("R0-I8", "RFC-004:10e", "RFC-005:12a", "RFC-005:12b")
@@ -179,7 +179,7 @@ def test_beyond_the_last_attempt_nothing_is_tried(past: int, attempts: int, kind
 def test_what_a_step_retries(kind: Kind) -> None:
     """A step retries everything but a refusal, a closed gate and a cancellation."""
     refused = kind in (Kind.REJECTED, Kind.HELD, Kind.CANCELLED)
-    expected = Stop(Why.NOT_RETRYABLE) if refused else Again(0.0)
+    expected = GiveUp(GiveUpReason.NOT_RETRYABLE) if refused else RetryAfter(0.0)
     assert verdict(RetryRule(3), failure(kind)) == expected
 
 
@@ -188,7 +188,7 @@ def test_what_a_step_retries(kind: Kind) -> None:
 def test_what_a_success_handler_retries(kind: Kind) -> None:
     """A success handler retries refusals as well, but never a closed gate or a cancellation."""
     refused = kind in (Kind.HELD, Kind.CANCELLED)
-    expected = Stop(Why.NOT_RETRYABLE) if refused else Again(0.0)
+    expected = GiveUp(GiveUpReason.NOT_RETRYABLE) if refused else RetryAfter(0.0)
     assert verdict(RetryRule(3, on=RFC_SUCCESS_RETRIES), failure(kind)) == expected
 
 
@@ -196,7 +196,9 @@ def test_what_a_success_handler_retries(kind: Kind) -> None:
 def test_held_and_cancelled_are_not_the_steps_business(n: int, attempt: int, kind: Kind) -> None:
     """Whatever is left of the budget, they end the step, with the reason that says so."""
     for on in (RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES):
-        assert verdict(RetryRule(n, on=on), failure(kind), attempt) == Stop(Why.NOT_RETRYABLE)
+        assert verdict(RetryRule(n, on=on), failure(kind), attempt) == GiveUp(
+            GiveUpReason.NOT_RETRYABLE
+        )
 
 
 @given(st.floats(-10.0, 1e6), st.none() | st.floats(0.0, 1e4), st.floats(0.0, 50.0))
@@ -205,7 +207,7 @@ def test_a_peer_may_ask_for_patience(after: float, most: float | None, base: flo
     rule = RetryRule(2, Backoff(base), max_retry_after=most)
     answer = verdict(rule, failure(Kind.THROTTLED, after))
     granted = max(after, 0.0) if most is None else min(max(after, 0.0), most)
-    assert answer == Again(max(base, granted))
+    assert answer == RetryAfter(max(base, granted))
 
 
 @pytest.mark.req("T3.22")
@@ -213,7 +215,7 @@ def test_a_peer_may_ask_for_patience(after: float, most: float | None, base: flo
 def test_an_absurd_request_for_patience_is_bounded(after: float) -> None:
     """Infinity or NaN from a peer becomes a wait a platform can make."""
     answer = verdict(RetryRule(2), failure(Kind.THROTTLED, after))
-    assert isinstance(answer, Again)
+    assert isinstance(answer, RetryAfter)
     assert 0.0 <= answer.delay <= LONGEST_DELAY
 
 
@@ -223,21 +225,21 @@ def test_a_wait_beyond_the_budget_is_not_begun(waited: float, base: float, budge
     rule = RetryRule(5, Backoff(base), budget=budget)
     answer = verdict(rule, failure(), waited=waited)
     spent = Fraction((100.0 + waited) - 100.0 + base) >= Fraction(budget)
-    assert answer == (Stop(Why.BUDGET_SPENT) if spent else Again(base))
+    assert answer == (GiveUp(GiveUpReason.BUDGET_SPENT) if spent else RetryAfter(base))
 
 
 def test_the_peers_patience_counts_against_the_budget() -> None:
     """A peer that asks for longer than the budget ends the attempts."""
     rule = RetryRule(5, Backoff(1.0), budget=10.0)
-    assert verdict(rule, failure(Kind.THROTTLED, 9.0)) == Again(9.0)
-    assert verdict(rule, failure(Kind.THROTTLED, 11.0)) == Stop(Why.BUDGET_SPENT)
+    assert verdict(rule, failure(Kind.THROTTLED, 9.0)) == RetryAfter(9.0)
+    assert verdict(rule, failure(Kind.THROTTLED, 11.0)) == GiveUp(GiveUpReason.BUDGET_SPENT)
 
 
 def test_reasons_have_an_order() -> None:
     """A refusal is told as a refusal even when the attempts and the budget are spent as well."""
     rule = RetryRule(1, budget=0.0)
-    assert verdict(rule, failure(Kind.REJECTED), 5) == Stop(Why.NOT_RETRYABLE)
-    assert verdict(rule, failure(Kind.TIMEOUT), 5) == Stop(Why.ATTEMPTS_SPENT)
+    assert verdict(rule, failure(Kind.REJECTED), 5) == GiveUp(GiveUpReason.NOT_RETRYABLE)
+    assert verdict(rule, failure(Kind.TIMEOUT), 5) == GiveUp(GiveUpReason.ATTEMPTS_SPENT)
 
 
 @pytest.mark.req("R3-D3")
@@ -254,4 +256,4 @@ def test_the_same_question_has_the_same_answer(
 @pytest.mark.req("R3-D4")
 def test_the_default_rule_tries_once() -> None:
     """Without a policy there is one attempt and no wait."""
-    assert verdict(RetryRule(), failure()) == Stop(Why.ATTEMPTS_SPENT)
+    assert verdict(RetryRule(), failure()) == GiveUp(GiveUpReason.ATTEMPTS_SPENT)

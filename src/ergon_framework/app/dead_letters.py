@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ergon_framework.app.settings.stores import has_calls, has_jobs
-from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import (
     ConfigurationError,
     JobNotFoundError,
@@ -40,7 +40,7 @@ def letter_shape(stored: StoredLetter, *, shows_payload: bool = False) -> dict[s
 
 
 def _moment(at: float | None) -> str | None:
-    return None if at is None else format_instant(at)
+    return None if at is None else format_rfc3339(at)
 
 
 MOST = 100_000

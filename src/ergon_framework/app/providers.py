@@ -25,12 +25,12 @@ from ergon_framework.app.settings.stores import store_url
 from ergon_framework.errors import ConfigurationError, SettingsError, WiringError
 from ergon_framework.ports.settings_model import (
     Count,
-    Document,
     FrozenDict,
     OrNone,
     Positive,
     PositiveOrZero,
     Ratio,
+    SettingsModel,
     Switch,
     unknown_key,
 )
@@ -51,7 +51,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RIGHT = "is no key: write timeout_budget for the whole call, or attempt_timeout for one attempt"
 
 
-def _refusal(section: type[Document], wrong: list[tuple[str, str]]) -> ValidationError:
+def _refusal(section: type[SettingsModel], wrong: list[tuple[str, str]]) -> ValidationError:
     """What is wrong with which key."""
     lines = [
         InitErrorDetails(
@@ -71,7 +71,7 @@ def _told() -> Iterator[None]:
         raise ValueError(f"is refused: {error}") from None
 
 
-class QuotaSettings(Document):
+class QuotaSettings(SettingsModel):
     """How many calls a tenant may make in a window."""
 
     limit: Count
@@ -94,7 +94,7 @@ class QuotaSettings(Document):
         return QuotaPolicy(self.limit, self.window, self.period, self.tz, self.anchor, self.block)
 
 
-class RetrySettings(Document):
+class RetrySettings(SettingsModel):
     """How often a call is tried, and how long to wait in between."""
 
     max_attempts: Count = 3
@@ -118,7 +118,7 @@ class RetrySettings(Document):
         )
 
 
-class BreakerSettings(Document):
+class BreakerSettings(SettingsModel):
     """When calls are no longer tried, and for how long."""
 
     enabled: Switch = True
@@ -194,7 +194,7 @@ def _no_table(value: object) -> object:
     return value
 
 
-class ProvidersSettings(Document, extra="allow"):
+class ProvidersSettings(SettingsModel, extra="allow"):
     """``[providers]``: where provider calls keep what they know; its tables are the providers."""
 
     __pydantic_extra__: dict[str, ProviderSettings]

@@ -24,7 +24,7 @@ from ergon_framework.boundary.opening import is_folder, is_server, open_fact_sto
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
 from ergon_framework.ports.moving import mark_of
-from ergon_framework.ports.settings_model import Document, FrozenDict
+from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
 from ergon_framework.storage.urls import file_of, store_option
 
 
@@ -101,7 +101,7 @@ def _moved_to(name: str, file: Path) -> str:
         return ""
 
 
-D = TypeVar("D", bound=Document)
+D = TypeVar("D", bound=SettingsModel)
 
 _PATHS = ("data", "cert", "key", "ca", "crl", "policy")
 _PLACES = ("data", "listen", "health_listen")
@@ -247,7 +247,7 @@ def _beneath(defaults: D, own: D) -> D:
         value, mine = getattr(defaults, name), getattr(own, name)
         if name not in own.model_fields_set:
             update[name] = value
-        elif isinstance(value, Document):
+        elif isinstance(value, SettingsModel):
             update[name] = _beneath(value, mine)
     return own.model_copy(update=update)
 

@@ -12,11 +12,11 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
-    Document,
     FrozenDict,
     OrNone,
     Positive,
     PositiveOrZero,
+    SettingsModel,
     Switch,
 )
 
@@ -27,7 +27,7 @@ ZoneName = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,128}$")]
 Path = Annotated[str | None, OrNone]
 
 
-class LimitSettings(Document):
+class LimitSettings(SettingsModel):
     """What a node takes at most. Each limit has an error of its own."""
 
     fact_bytes: Count = 256 * KIB
@@ -65,7 +65,7 @@ class LimitSettings(Document):
     """For the headers of a request to be complete, at most; blobs take as long as bytes flow."""
 
 
-class RetentionSettings(Document):
+class RetentionSettings(SettingsModel):
     """What is dropped, and when. By default nothing ever is."""
 
     facts: Annotated[Positive | None, OrNone] = None
@@ -80,7 +80,7 @@ class RetentionSettings(Document):
     """Seconds between two rounds."""
 
 
-class GateSettings(Document):
+class GateSettings(SettingsModel):
     """When a link counts as cut, and when as caught up."""
 
     failures: Count = 3
@@ -92,7 +92,7 @@ class GateSettings(Document):
         return GateRule(self.failures, self.lag, self.settle)
 
 
-class PullSettings(Document):
+class PullSettings(SettingsModel):
     """How a peer's facts are fetched."""
 
     page: Count = 500
@@ -112,7 +112,7 @@ class PullSettings(Document):
         return Backoff(base=self.base, factor=2.0, cap=self.cap, low=0.5, high=1.0)
 
 
-class ZoneSettings(Document):
+class ZoneSettings(SettingsModel):
     """``[zones.NAME]``: one node."""
 
     data: str = "boundary"

@@ -98,7 +98,7 @@ def circuit(
     Every process sees it within a second. An open one lets probes in once its time has passed.
     """
     from ergon_framework.core.breaker import BreakerRule, State
-    from ergon_framework.core.rfc3339 import format_instant
+    from ergon_framework.core.rfc3339 import format_rfc3339
     from ergon_framework.ports.providerstore import LaneKey
     from ergon_framework.providers.gates.circuits import Circuit
 
@@ -115,7 +115,7 @@ def circuit(
         **key._asdict(),
         "before": before.breaker.state.value,
         "now": after.breaker.state.value,
-        "open_until": None if until is None else format_instant(until),
+        "open_until": None if until is None else format_rfc3339(until),
     }
     title = f"the circuit is {after.breaker.state.value} now; every process sees it in a second"
     show_one(shape, as_json=as_json, title=title)
@@ -138,7 +138,7 @@ def prune(
     In small steps, so that nobody who calls has to wait; it may be stopped at any time. Circuits,
     and letters that wait for something, stay.
     """
-    from ergon_framework.core.rfc3339 import format_instant
+    from ergon_framework.core.rfc3339 import format_rfc3339
 
     deleted, before = 0, 0.0
     with progress("deleted") as move:
@@ -147,7 +147,7 @@ def prune(
             while count := desk.store.prune(before, _AT_ONCE):
                 deleted += count
                 move(deleted)
-    show_one({"deleted": deleted, "before": format_instant(before)}, as_json=as_json)
+    show_one({"deleted": deleted, "before": format_rfc3339(before)}, as_json=as_json)
 
 
 def _rows(tenant: str, summary: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -95,13 +95,13 @@ def tail(
 
 def instant_of(text: str, now: float) -> float:
     """The instant that ``10m`` ago or a time of day in words means."""
-    from ergon_framework.core.rfc3339 import parse_instant
+    from ergon_framework.core.rfc3339 import parse_rfc3339
 
     ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if ago is not None:
         return now - float(ago[1]) * _UNITS[ago[2]]
     try:
-        return parse_instant(text.strip())
+        return parse_rfc3339(text.strip())
     except ValueError as error:
         raise ConfigurationError(f"--since {text!r}: {error}", remedy=_SINCE) from None
 
@@ -195,11 +195,11 @@ def _printer(*, as_json: bool) -> Callable[[Entry], None]:
 
 def shape(entry: Entry) -> dict[str, Any]:
     """An entry as programs get it."""
-    from ergon_framework.core.rfc3339 import format_instant
+    from ergon_framework.core.rfc3339 import format_rfc3339
 
     return {
         "number": entry.number,
-        "at": format_instant(entry.at),
+        "at": format_rfc3339(entry.at),
         "name": entry.name,
         "source": entry.source,
         "unit": entry.unit or None,

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from ergon_framework.core.breaker import Vote
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.retry import RetryRule, Stop, Why, judge
+from ergon_framework.core.retry import GiveUp, GiveUpReason, RetryRule, judge
 from ergon_framework.errors import ConfigurationError
 
 
@@ -53,9 +53,9 @@ _EARLY = float("-inf")
 """Before any deadline."""
 
 _WHY = {
-    Why.NOT_RETRYABLE: Stopped.NOT_RETRYABLE,
-    Why.ATTEMPTS_SPENT: Stopped.ATTEMPTS_SPENT,
-    Why.BUDGET_SPENT: Stopped.BUDGET_SPENT,
+    GiveUpReason.NOT_RETRYABLE: Stopped.NOT_RETRYABLE,
+    GiveUpReason.ATTEMPTS_SPENT: Stopped.ATTEMPTS_SPENT,
+    GiveUpReason.BUDGET_SPENT: Stopped.BUDGET_SPENT,
 }
 
 
@@ -187,7 +187,7 @@ class Guard:
         self.failure = failure
         attempt = self._offset + self.attempts - 1
         verdict = judge(self._rule.retry, attempt, self._began_at, failure, now, dice)
-        if isinstance(verdict, Stop):
+        if isinstance(verdict, GiveUp):
             return self._end(_WHY[verdict.why])
         if is_time_up or (self._deadline is not None and now + verdict.delay >= self._deadline):
             return self._end(Stopped.BUDGET_SPENT)

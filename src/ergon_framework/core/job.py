@@ -18,7 +18,14 @@ from enum import StrEnum
 from typing import TypeAlias, assert_never
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import LONGEST_DELAY, SHORTEST_HOLD, Again, RetryRule, Why, judge
+from ergon_framework.core.retry import (
+    LONGEST_DELAY,
+    SHORTEST_HOLD,
+    GiveUpReason,
+    RetryAfter,
+    RetryRule,
+    judge,
+)
 
 JOB_RETRIES = frozenset(Kind) - {Kind.REJECTED, Kind.CANCELLED, Kind.HELD}
 """What a durable job is tried again after."""
@@ -268,7 +275,7 @@ def _judged(
     attempts = tally.attempts + is_charged
     event = "lost" if failure.kind is Kind.LOST else "failed"
     verdict = judge(rule.retry, tally.attempts, 0.0, failure, 0.0, dice)
-    if isinstance(verdict, Again):
+    if isinstance(verdict, RetryAfter):
         delay = verdict.delay if waits else 0.0
         move = Move(
             JobStatus.RETRYING,
@@ -316,9 +323,9 @@ DELIVERIES_SPENT = "deliveries_spent"
 EXPIRED_RETRYING = "expired_retrying"
 UNSERVED = "unserved"
 WHY_ENDED = {
-    Why.NOT_RETRYABLE.value: "its failure is of a kind that trying again cannot mend",
-    Why.ATTEMPTS_SPENT.value: "all its attempts are spent",
-    Why.BUDGET_SPENT.value: "its time for retries is spent",
+    GiveUpReason.NOT_RETRYABLE.value: "its failure is of a kind that trying again cannot mend",
+    GiveUpReason.ATTEMPTS_SPENT.value: "all its attempts are spent",
+    GiveUpReason.BUDGET_SPENT.value: "its time for retries is spent",
     DELIVERIES_SPENT: "it was delivered as often as it may be without coming to an end",
     "expired": "it was not started before its expiry",
     EXPIRED_RETRYING: "its expiry passed before it could be tried again",

@@ -29,8 +29,8 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import (
     LONGEST_DELAY,
     SHORTEST_HOLD,
-    Again,
     Backoff,
+    RetryAfter,
     RetryRule,
     Verdict,
     judge,
@@ -257,7 +257,7 @@ def _retry_or_leave(
 ) -> Action:
     retry = rule.of(cursor.step).retry
     verdict = judge(retry, cursor.attempt, cursor.step_began_at, failure, now, dice)
-    if not isinstance(verdict, Again):
+    if not isinstance(verdict, RetryAfter):
         return _leave(rule, cursor, Cue.FAILED, failure, now)
     if verdict.delay > 0.0:
         return Sleep(verdict.delay)

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.retry import Again, Backoff, RetryRule, judge
+from ergon_framework.core.retry import Backoff, RetryAfter, RetryRule, judge
 
 
 class StopReason(StrEnum):
@@ -170,7 +170,7 @@ class Loop:
         verdict = judge(
             self.rule.fetch, self.fetch_attempt, self.fetch_began_at, failure, now, dice
         )
-        if isinstance(verdict, Again):
+        if isinstance(verdict, RetryAfter):
             self.fetch_attempt += 1
             self.resume_at = now + verdict.delay
             return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Again, Backoff, RetryRule, judge
+from ergon_framework.core.retry import Backoff, RetryAfter, RetryRule, judge
 
 START_BACKOFF = Backoff(base=0.2, factor=2.0, cap=30.0, low=0.8, high=1.2)
 
@@ -103,4 +103,4 @@ def after_exit(
     recent = sum(1 for at in deaths if now - at < rule.window)
     retry = RetryRule(rule.limit + 1, rule.backoff, frozenset({Kind.LOST}))
     verdict = judge(retry, recent, now, _REFUSED if is_refused else _DIED, now, 0.5)
-    return Restart(verdict.delay) if isinstance(verdict, Again) else StopAll(is_refused)
+    return Restart(verdict.delay) if isinstance(verdict, RetryAfter) else StopAll(is_refused)

@@ -79,7 +79,7 @@ class RetryRule:
     """The part of a ``retry_after`` that is added at most, by chance, and never taken away."""
 
 
-class Why(StrEnum):
+class GiveUpReason(StrEnum):
     """Why no further attempt is made."""
 
     NOT_RETRYABLE = "not_retryable"
@@ -88,20 +88,20 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RetryAfter:
     """Try again after ``delay`` seconds."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class GiveUp:
     """Do not try again."""
 
-    why: Why
+    why: GiveUpReason
 
 
-Verdict: TypeAlias = Again | Stop
+Verdict: TypeAlias = RetryAfter | GiveUp
 
 
 def judge(
@@ -114,9 +114,9 @@ def judge(
     wait that would outlast the budget is not begun.
     """
     if failure.kind not in rule.on:
-        return Stop(Why.NOT_RETRYABLE)
+        return GiveUp(GiveUpReason.NOT_RETRYABLE)
     if attempt + 1 >= rule.attempts:
-        return Stop(Why.ATTEMPTS_SPENT)
+        return GiveUp(GiveUpReason.ATTEMPTS_SPENT)
     delay = rule.backoff.delay(attempt, dice)
     if failure.retry_after is not None:
         asked = min(max(0.0, failure.retry_after), LONGEST_DELAY)
@@ -125,5 +125,5 @@ def judge(
         asked += asked * rule.asked_spread * dice
         delay = asked if rule.asked_replaces else max(delay, asked)
     if rule.budget is not None and now - began_at + delay >= rule.budget:
-        return Stop(Why.BUDGET_SPENT)
-    return Again(delay)
+        return GiveUp(GiveUpReason.BUDGET_SPENT)
+    return RetryAfter(delay)

@@ -21,7 +21,7 @@ _MISSHAPEN = "not of the form 2025-01-01T12:00:00Z or 2025-01-01T12:00:00.5+02:0
 
 
 @lru_cache(maxsize=256)  # requests come in batches, which have one deadline
-def parse_instant(text: str) -> float:
+def parse_rfc3339(text: str) -> float:
     """The instant that an RFC 3339 text names, or a ValueError that says why it names none."""
     minute: int = _start_of_minute(text[:17])
     match = _REST.fullmatch(text, 17)
@@ -41,7 +41,7 @@ def parse_instant(text: str) -> float:
     return (at * scale + int(fraction)) / scale  # of integers, so that it is rounded only once
 
 
-def format_instant(at: float) -> str:
+def format_rfc3339(at: float) -> str:
     """The instant in UTC, to the microsecond; a fraction of zero is left out."""
     if not _EARLIEST <= at < _END:  # false for NaN as well
         raise ValueError("not between the years 0000 and 9999")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ergon_framework.core.rfc3339 import format_instant, parse_instant
+from ergon_framework.core.rfc3339 import format_rfc3339, parse_rfc3339
 from ergon_framework.core.wire_frames import (
     ATTEMPTS,
     HANDLER_NOT_FOUND,
@@ -116,10 +116,10 @@ def _flaw(request: Request) -> str | None:
         return "`$.context.job_id` differs from `$.job_id`"
     field = "enqueue_time"
     try:
-        parse_instant(context.enqueue_time)
+        parse_rfc3339(context.enqueue_time)
         field = "deadline"
         if context.deadline is not None:
-            parse_instant(context.deadline)
+            parse_rfc3339(context.deadline)
     except ValueError as error:
         return f"Expected an RFC 3339 instant: {error} - at `$.context.{field}`"
     return None
@@ -158,7 +158,7 @@ class OrchestratorSession:
 
 
 # Requests go out in batches: those of one batch have one deadline, and often one enqueue time.
-_instant = lru_cache(maxsize=256)(format_instant)
+_instant = lru_cache(maxsize=256)(format_rfc3339)
 
 
 class _Dispatch(msgspec.Struct, frozen=True):

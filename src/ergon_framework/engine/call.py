@@ -39,7 +39,7 @@ from ergon_framework.core.lifecycle import (
     settle_again,
 )
 from ergon_framework.core.loop import Fetch, Finish, Loop, StopReason
-from ergon_framework.core.retry import Again, Verdict
+from ergon_framework.core.retry import RetryAfter, Verdict
 from ergon_framework.engine.classify import (
     classify,
     fetch_failure,
@@ -877,7 +877,7 @@ class EngineCall:
             verdict = self._settle_again(
                 attempt.number, attempt.since, failure, now, attempt.channel
             )
-            if isinstance(verdict, Again) and self._may_wait_until(now + verdict.delay):
+            if isinstance(verdict, RetryAfter) and self._may_wait_until(now + verdict.delay):
                 nap = worker.attempt = attempt.wait(failure, now + verdict.delay)
                 self._tell_settle_retry(attempt, failure, verdict.delay)
                 return nap
@@ -942,7 +942,7 @@ class EngineCall:
         failure, now = settlement_failure(problem), self.instant()
         self._note_loss(failure)
         verdict = self._settle_again(number, since, failure, now, channel)
-        if not isinstance(verdict, Again):
+        if not isinstance(verdict, RetryAfter):
             return None
         self.instrumentation.settlement_retried(transaction, Verb.RELEASE, failure, verdict.delay)
         return now + verdict.delay

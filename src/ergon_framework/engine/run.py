@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.lifecycle import Cursor, End, Ending, Scope, Step, Verb
 from ergon_framework.errors import TransactionException
-from ergon_framework.ports.context import Attempt, Call, Ticketed
+from ergon_framework.ports.context import Attempt, Call, Claimable
 from ergon_framework.ports.transaction import Transaction
 
 FETCH, BACKOFF, SETTLE = "fetch", "backoff", "settle"  # phases beside the lifecycle's own
 
 
-class Run(Cursor, Ticketed):
+class Run(Cursor, Claimable):
     """One lifecycle: the core's cursor, plus what only a driver can hold.
 
     On the happy path it is its own attempt, with a ticket, a deadline and a phase, since an object

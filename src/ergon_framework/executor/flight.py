@@ -8,14 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.core.rfc3339 import parse_instant
+from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.core.wire import ATTEMPTS, Outcome, Request
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.binding import InvalidArgumentsError
 from ergon_framework.executor.context import CORRELATION, JobContext
 from ergon_framework.executor.registry import Handler
 from ergon_framework.executor.streams import say
-from ergon_framework.ports.context import RUNNING, Surroundings
+from ergon_framework.ports.context import RUNNING, UnitOfWork
 
 if TYPE_CHECKING:
     import asyncio
@@ -80,10 +80,10 @@ class Flight:
             )
         return self._context
 
-    def surroundings(self) -> Surroundings:
+    def surroundings(self) -> UnitOfWork:
         """The job, for whoever is called by its handler."""
         carrier = self.request.context.trace_context or {}
-        return Surroundings(
+        return UnitOfWork(
             "job",
             self.request.job_id,
             self.request.function_name,
@@ -163,4 +163,4 @@ def _on_our_clock(deadline: str | None) -> float:
     """The deadline on the monotonic clock, so that nobody who sets the time moves it."""
     if deadline is None:
         return NEVER
-    return time.monotonic() + parse_instant(deadline) - time.time()
+    return time.monotonic() + parse_rfc3339(deadline) - time.time()

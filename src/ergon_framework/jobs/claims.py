@@ -24,7 +24,7 @@ from ergon_framework.core.job import (
     route,
     settle,
 )
-from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import several_lines
 from ergon_framework.core.wire import HANDLER_NOT_FOUND, HELD, Reply, Status
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
@@ -38,7 +38,7 @@ LONGEST_MESSAGE = 4096
 LONGEST_CODE = 255
 """Characters of an error type that are kept: it stands in tables, lines of the log and searches."""
 _encode = msgspec.json.Encoder().encode
-_instant = lru_cache(maxsize=64)(format_instant)  # all that happens in one turn has one instant
+_instant = lru_cache(maxsize=64)(format_rfc3339)  # all that happens in one turn has one instant
 _SUCCEEDED = Succeeded()
 
 

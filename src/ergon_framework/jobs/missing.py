@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ergon_framework.core.job import ExecutorMissing, Refused
-from ergon_framework.core.text import span
+from ergon_framework.core.text import duration
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import JobDesk, JobStore, Named
@@ -90,7 +90,7 @@ class MissingExecutors:
             "no worker has had the executor %r for %s, and jobs wait for it in %s; start a worker"
             " with [executors.%s]",
             missing.executor,
-            span(away),
+            duration(away),
             ", ".join(map(repr, missing.queues)),
             missing.executor,
         )
@@ -114,7 +114,7 @@ class MissingExecutors:
             "%d job(s) were dead-lettered: no worker has had their executor %r for %s",
             len(ended),
             executor,
-            span(self._wait),
+            duration(self._wait),
         )
         for settlement in ended:
             move = settlement.move

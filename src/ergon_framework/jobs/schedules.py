@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Protocol, Self
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.schedule import ON_TIME, Due, Misfire, due, upcoming
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cron
@@ -27,11 +27,11 @@ from ergon_framework.jobs.tracing import fired, firing
 from ergon_framework.ports.jobstore import DEFAULT_QUEUE, NewJob, Schedule, ScheduleStore
 from ergon_framework.ports.settings_model import (
     Count,
-    Document,
     FrozenDict,
     FrozenList,
     OrNone,
     Positive,
+    SettingsModel,
     Switch,
     frozen,
     thawed,
@@ -85,7 +85,7 @@ Kwargs = Annotated[dict[str, Any], BeforeValidator(_json), AfterValidator(frozen
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=100)]
 
 
-class ScheduleSettings(Document):
+class ScheduleSettings(SettingsModel):
     """``[schedules.NAME]``: when to enqueue which job."""
 
     cron: Annotated[Annotated[str, AfterValidator(_line)] | None, OrNone] = None
@@ -158,7 +158,7 @@ def schedule_of(name: str, settings: ScheduleSettings, source: str = "") -> Sche
 def job_of(schedule: Schedule, at: float) -> NewJob:
     """The job of one fire."""
     fields = msgspec.json.decode(schedule.job, type=dict[str, Any])
-    return msgspec.convert({**fields, "id": f"{schedule.name}@{format_instant(at)}"}, NewJob)
+    return msgspec.convert({**fields, "id": f"{schedule.name}@{format_rfc3339(at)}"}, NewJob)
 
 
 def renewed(schedule: Schedule, old: Schedule | None, now: float) -> Schedule:
@@ -371,7 +371,7 @@ def _tell_late(schedule: Schedule, expected: float, now: float, count: int) -> N
     logger.warning(
         "the schedule %r was due at %s, %.0f s ago; misfire is %r, jobs: %d",
         schedule.name,
-        format_instant(expected),
+        format_rfc3339(expected),
         now - expected,
         schedule.misfire,
         count,

@@ -16,13 +16,13 @@ from ergon_framework.jobs.names import name
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
-    Document,
     Factor,
     FrozenDict,
     OrNone,
     Positive,
     PositiveOrZero,
     Ratio,
+    SettingsModel,
     Switch,
 )
 
@@ -66,7 +66,7 @@ Queue = Annotated[str, AfterValidator(_queue)]
 Words = Annotated[Mapping[str, str], AfterValidator(FrozenDict)]
 
 
-class BackoffSettings(Document):
+class BackoffSettings(SettingsModel):
     """How the wait grows: ``base * multiplier**k`` up to ``cap``, give or take ``jitter``."""
 
     base: PositiveOrZero = 5.0
@@ -81,7 +81,7 @@ class BackoffSettings(Document):
         )
 
 
-class RetrySettings(Document):
+class RetrySettings(SettingsModel):
     """A job's own retry policy; what is not set is as in ``[jobs]``."""
 
     backoff: BackoffSettings | None = None
@@ -91,7 +91,7 @@ class RetrySettings(Document):
     retry_on: tuple[str, ...] | None = None  # although the worker gives up on them
 
 
-class QueueSettings(Document):
+class QueueSettings(SettingsModel):
     """``[jobs.queues.NAME]``: limits of one queue, across all workers."""
 
     max_active: Annotated[Count | None, OrNone] = None
@@ -117,7 +117,7 @@ GIVEN_UP = frozenset(
 """Codes of errors that trying again cannot mend, whatever else is given up on."""
 
 
-class JobsSettings(Document):
+class JobsSettings(SettingsModel):
     """``[jobs]``: how jobs are tried, held and kept."""
 
     store: Annotated[SecretStr | None, OrNone] = None
@@ -188,7 +188,7 @@ class JobsSettings(Document):
         return JobRule(rule, most, self.held_delay)
 
 
-class ExecutorSettings(Document):
+class ExecutorSettings(SettingsModel):
     """``[executors.NAME]``: a program that runs handlers, and how many of it."""
 
     command: Command

@@ -10,8 +10,8 @@ from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import WHY_ENDED, JobStatus
-from ergon_framework.core.rfc3339 import format_instant
-from ergon_framework.core.text import coded, indented, span, times
+from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.core.text import counted, duration, failure_text, indented
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.shape import entries, executor_of, last_told
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
@@ -48,20 +48,20 @@ def _state(
         case JobStatus.ACTIVE:
             yield from _running(job, workers, now)
         case JobStatus.COMPLETED:
-            yield f"It completed{_at(job.finished_at)}, after {times(job.attempts, 'attempt')}."
+            yield f"It completed{_at(job.finished_at)}, after {counted(job.attempts, 'attempt')}."
         case JobStatus.FAILED:
             yield from _died(job)
         case JobStatus.CANCELLED:
             yield f"It was cancelled{_at(job.finished_at)}{_cancelled_for(job)}."
     if job.expires_at is not None and not job.status.is_final:
-        yield f"If it is not started before {format_instant(job.expires_at)}, it expires."
+        yield f"If it is not started before {format_rfc3339(job.expires_at)}, it expires."
 
 
 # ---- where it stands ----
 
 
 def _later(job: Job, now: float, settings: JobsSettings) -> str:
-    when = f"at {format_instant(job.run_at)}, in {span(job.run_at - now)}"
+    when = f"at {format_rfc3339(job.run_at)}, in {duration(job.run_at - now)}"
     failure = job.last_error
     if failure is not None and failure.kind is Kind.HELD and job.why == failure.code:
         return f"It is held{_told(failure)}; it is looked at again {when}. No attempt was charged."
@@ -80,7 +80,7 @@ def _due(
     now: float,
     settings: JobsSettings,
 ) -> Iterator[str]:
-    yield f"It has been due for {span(now - job.run_at)} and waits."
+    yield f"It has been due for {duration(now - job.run_at)} and waits."
     reasons = [
         *_held_by_queue(queue),
         *_held_by_key(job),
@@ -148,7 +148,7 @@ def _waits_for(job: Job, executor: str, settings: JobsSettings) -> str:
         return f"It waits until one has: {start}."
     return (
         f"It waits until one has, and is dead-lettered (unknown_executor) when none had for"
-        f" {span(settings.executor_wait)}: {start}."
+        f" {duration(settings.executor_wait)}: {start}."
     )
 
 
@@ -159,23 +159,23 @@ def _held_by_pools(pools: Sequence[dict[str, Any]], now: float) -> Iterator[str]
         reason = str(first.get("reason") or "its process does not start")
         again = max(now, float(first.get("opens_at") or 0.0))
         yield (
-            f"Its executor does not start ({reason}; {times(first['failed_starts'], 'time')}"
-            f" so far) and is tried again at {format_instant(again)}."
+            f"Its executor does not start ({reason}; {counted(first['failed_starts'], 'time')}"
+            f" so far) and is tried again at {format_rfc3339(again)}."
             " No attempt is charged meanwhile."
         )
     elif pools and all(each.get("slots") == 0 for each in pools):
         flying = sum(int(each.get("in_flight", 0)) for each in pools)
         if flying:
-            yield f"All slots of its executor are taken: {times(flying, 'job')} in flight."
+            yield f"All slots of its executor are taken: {counted(flying, 'job')} in flight."
         else:
             yield "Its executor is starting."
 
 
 def _running(job: Job, workers: Sequence[WorkerRecord], now: float) -> Iterator[str]:
-    since = "" if job.claimed_at is None else f" for {span(now - job.claimed_at)}"
+    since = "" if job.claimed_at is None else f" for {duration(now - job.claimed_at)}"
     yield f"It runs: the worker {job.worker!r} has held it{since}."
     if job.lease_expires_at is not None and job.lease_expires_at < now:
-        late = span(now - job.lease_expires_at)
+        late = duration(now - job.lease_expires_at)
         yield f"That worker's lease ended {late} ago; the next worker to look takes the job over."
         if not any(now - each.seen_at < SILENT for each in workers):
             yield "No worker is alive to do so (ergon worker starts one)."
@@ -186,7 +186,7 @@ def _died(job: Job) -> Iterator[str]:
     yield f"It is dead-lettered{_since(job.finished_at)}, because {reason}."
     if job.last_error is not None and job.why != "expired":
         failure = job.last_error
-        yield f"Its last failure was {coded(failure.code, failure.message)}."
+        yield f"Its last failure was {failure_text(failure.code, failure.message)}."
     yield f"ergon dlq requeue {job.id} sends it back with fresh counters."
 
 
@@ -205,7 +205,7 @@ def _past(job: Job) -> Iterator[str]:
     lost = words.count("lost")
     if lost and (job.deliveries > 1 or "requeued" in words):
         yield (
-            f"It may have run more than once: {times(lost, 'delivery')} ended without an outcome,"
+            f"It may have run more than once: {counted(lost, 'delivery')} ended without an outcome,"
             " and nobody knows how far the handler had come."
         )
     told = events[-MOST_EVENTS:]
@@ -214,7 +214,7 @@ def _past(job: Job) -> Iterator[str]:
     for event in told:
         yield _event(event)
     if job.excused:
-        yield f"{times(job.excused, 'delivery')} did not count, being nobody's fault."
+        yield f"{counted(job.excused, 'delivery')} did not count, being nobody's fault."
 
 
 def _trace(job: Job) -> Iterator[str]:
@@ -253,21 +253,21 @@ def _event(entry: dict[str, Any]) -> str:
     if word == "failed" and entry.get("attempt") == 0:
         text = "it was refused without an attempt"
     if entry.get("code"):
-        text += f": {coded(entry['code'], entry.get('message'))}"
+        text += f": {failure_text(entry['code'], entry.get('message'))}"
     if entry.get("lost_by"):
         text += f" (held by the worker {entry['lost_by']!r})"
     if entry.get("delay"):
-        text += f"; due again {span(float(entry['delay']))} later"
+        text += f"; due again {duration(float(entry['delay']))} later"
     return f"{entry.get('at', 'At an unknown time')}: {text}."
 
 
 def _told(failure: Failure) -> str:
-    return f" ({coded(failure.code, failure.message)})"
+    return f" ({failure_text(failure.code, failure.message)})"
 
 
 def _at(instant: float | None) -> str:
-    return "" if instant is None else f" at {format_instant(instant)}"
+    return "" if instant is None else f" at {format_rfc3339(instant)}"
 
 
 def _since(instant: float | None) -> str:
-    return "" if instant is None else f" since {format_instant(instant)}"
+    return "" if instant is None else f" since {format_rfc3339(instant)}"

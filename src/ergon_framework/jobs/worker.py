@@ -21,7 +21,7 @@ import msgspec
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, JobStatus, Seen
-from ergon_framework.core.text import coded, indented, one_line
+from ergon_framework.core.text import failure_text, indented, one_line
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.burst import LINGER, Burst
 from ergon_framework.jobs.chores import WorkerChores
@@ -435,7 +435,7 @@ def _log_failure(settlement: Settlement) -> None:
         settlement.id,
         move.attempts,
         ", and the job is dead-lettered" if is_last else "",
-        coded(one_line(move.failure.code), one_line(move.failure.message)),
+        failure_text(one_line(move.failure.code), one_line(move.failure.message)),
         f"\n{indented(trace)}" if trace else "",
     )
 

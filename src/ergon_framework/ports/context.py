@@ -4,7 +4,7 @@
 each attempt, so it never leaks from one transaction into another, and an abandoned attempt keeps
 seeing its own, cancelled, state.
 
-``surroundings`` answers for code below a hook or a job's handler: a provider call takes over the
+``current_unit`` answers for code below a hook or a job's handler: a provider call takes over the
 deadline, the names and the trace of its unit of work. The engines set ``CURRENT``; an executor puts
 something in ``RUNNING`` that can describe itself. Both are asked only when somebody wants to know.
 """
@@ -32,7 +32,7 @@ class Call:
     settings: dict[str, Any]  # the policy as plain numbers and words, for telemetry
 
 
-class Ticketed:
+class Claimable:
     """Something that exactly one party may go on with."""
 
     __slots__ = ()
@@ -50,7 +50,7 @@ class Ticketed:
         return True
 
 
-class Attempt(Ticketed):
+class Attempt(Claimable):
     """One call of one hook for one transaction. ``number`` counts from 0."""
 
     __slots__ = (
@@ -125,7 +125,7 @@ def current_attempt() -> Attempt | None:
 _NO_TRACE: Mapping[str, str] = MappingProxyType({})
 
 
-class Surroundings(NamedTuple):
+class UnitOfWork(NamedTuple):
     """What is known about the unit of work that is running."""
 
     kind: str
@@ -147,14 +147,14 @@ class Surroundings(NamedTuple):
 class Describable(Protocol):
     """Something that runs, and knows what it runs."""
 
-    def surroundings(self) -> Surroundings:
+    def surroundings(self) -> UnitOfWork:
         """What it is."""
 
 
 RUNNING: ContextVar[Describable | None] = ContextVar("ergon_running", default=None)
 
 
-def surroundings() -> Surroundings | None:
+def current_unit() -> UnitOfWork | None:
     """The unit this code runs in, a transaction before the job around it; None outside of any."""
     if CURRENT.get() is not None:
         attempt = current_attempt()
@@ -163,7 +163,7 @@ def surroundings() -> Surroundings | None:
     return None if running is None else running.surroundings()
 
 
-def _of_attempt(attempt: Attempt) -> Surroundings:
+def _of_attempt(attempt: Attempt) -> UnitOfWork:
     transaction, call = attempt.transaction, attempt.call
     step = call.settings.get("steps", {}).get(attempt.phase, {})
     trace = {
@@ -171,7 +171,7 @@ def _of_attempt(attempt: Attempt) -> Surroundings:
         for name in ("traceparent", "tracestate")
         if name in transaction.metadata
     }
-    return Surroundings(
+    return UnitOfWork(
         "transaction",
         transaction.transaction_id,
         call.task,

@@ -26,7 +26,7 @@ class Routine(StrEnum):
     ALWAYS = "yes"
 
 
-class Meaning(NamedTuple):
+class NoticeSpec(NamedTuple):
     """What is known about a notice."""
 
     text: str
@@ -263,8 +263,8 @@ _BOUNDARY: dict[str, tuple[Any, ...]] = {
     "zone.stopped": ("A node has stopped.", ("zone",)),
 }
 
-CATALOGUE: Mapping[str, Meaning] = {
-    name: Meaning(*known)._replace(part=part)
+CATALOGUE: Mapping[str, NoticeSpec] = {
+    name: NoticeSpec(*known)._replace(part=part)
     for part, table in (
         ("engine", _ENGINE),
         ("jobs", _JOBS),

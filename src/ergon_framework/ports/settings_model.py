@@ -44,7 +44,7 @@ _PHRASES = {
 }
 
 
-class Document(BaseModel):
+class SettingsModel(BaseModel):
     """A frozen record of settings that names what is wrong with it and where."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

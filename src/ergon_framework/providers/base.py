@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 from ergon_framework.core.guard import RetryBudget
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.clock import Clock
-from ergon_framework.ports.context import surroundings
+from ergon_framework.ports.context import current_unit
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
@@ -170,7 +170,7 @@ class ProviderBase(ABC):
         if fitted.is_async:
             driving.refuse_inside_loop()
         lane, who = fitted.lane(tenant_id), (campaign_id, operation)
-        around = surroundings()
+        around = current_unit()
         if around is not None:
             context = surrounded(context, around, lane.key, campaign_id, operation, payload)
         what, is_retried = (tenant_id, campaign_id, operation), fitted.manner.max_attempts > 1
@@ -200,7 +200,7 @@ class ProviderBase(ABC):
         text = check_call(tenant_id, campaign_id, operation, payload, context)
         fitted = self._ready()
         lane, who = fitted.lane(tenant_id), (campaign_id, operation)
-        around = surroundings()
+        around = current_unit()
         if around is not None:
             context = surrounded(context, around, lane.key, campaign_id, operation, payload)
         what, is_retried = (tenant_id, campaign_id, operation), fitted.manner.max_attempts > 1

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from ergon_framework.core.quota import Account
-from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.ports.providerstore import LaneHealth, ProviderStore
 from ergon_framework.providers.recorder import known_recorder
 from ergon_framework.providers.stores import open_store
@@ -112,4 +112,4 @@ def _quota(account: Account) -> dict[str, Any]:
 
 def _text(at: float | None) -> str | None:
     """RFC 3339; what no calendar has, such as a pause without end, is the last instant it has."""
-    return None if at is None else format_instant(min(max(at, _FIRST), _LAST))
+    return None if at is None else format_rfc3339(min(max(at, _FIRST), _LAST))

@@ -17,7 +17,7 @@ from typing import Any
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreError, describe
 from ergon_framework.ports.journal import Entry, Journal, SpanRecord
-from ergon_framework.ports.notice import CATALOGUE, Meaning, Notice
+from ergon_framework.ports.notice import CATALOGUE, Notice, NoticeSpec
 from ergon_framework.telemetry.flattening import ROUTINE, entry_of, is_routine
 
 logger = logging.getLogger("ergon.journal")
@@ -32,7 +32,7 @@ MOST_TROUBLED = 10_000
 """Transactions in trouble whose good end is waited for."""
 LEAVING = 2.0
 """Seconds that the end of a process waits for what is not written yet."""
-_UNKNOWN = Meaning("", ())
+_UNKNOWN = NoticeSpec("", ())
 _PAUSE = 5.0  # seconds without another try after the journal was in trouble
 
 

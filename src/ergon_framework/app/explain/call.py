@@ -14,8 +14,8 @@ from ergon_framework.app.settings.stores import (
     place_of,
     resolve_url,
 )
-from ergon_framework.core.rfc3339 import format_instant
-from ergon_framework.core.text import coded, span, times
+from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.core.text import counted, duration, failure_text
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.providerstore import (
     EVERYBODY,
@@ -127,13 +127,13 @@ def _attempts(rows: Sequence[AttemptRow]) -> Iterator[str]:
 
 
 def _attempt(row: AttemptRow) -> str:
-    at = format_instant(row.created_at)
+    at = format_rfc3339(row.created_at)
     what = f"{row.operation} of {row.provider_name}/{row.capability}"
     code = row.reason_code or "no reason recorded"
     if row.attempt_number == 0:
         return f"{at}: {what} was refused by a gate ({code}); nothing was sent."
     which = f"attempt {row.attempt_number} of {row.max_attempts}"
-    took = f"after {span(row.duration_ms / 1000)}"
+    took = f"after {duration(row.duration_ms / 1000)}"
     if row.outcome == "success":
         return f"{at}: {what}, {which}, succeeded {took}."
     status = "" if row.http_status is None else f", HTTP status {row.http_status}"
@@ -163,25 +163,25 @@ def _lanes(
 def _lane(lane: LaneHealth, now: float) -> Iterator[str]:
     name = f"{lane.key.provider_name}/{lane.key.capability}"
     if lane.breaker_state == "open":
-        until = "" if lane.open_until is None else f" until {format_instant(lane.open_until)}"
-        failures = times(lane.consecutive_failures, "failure")
+        until = "" if lane.open_until is None else f" until {format_rfc3339(lane.open_until)}"
+        failures = counted(lane.consecutive_failures, "failure")
         yield f"The circuit of {name} is open{until}, after {failures}: nobody calls it."
     elif lane.breaker_state == "half_open":
         yield f"The circuit of {name} is half open: only probes are let through."
     if lane.cooldown_until is not None and lane.cooldown_until > now:
-        until = format_instant(lane.cooldown_until)
+        until = format_rfc3339(lane.cooldown_until)
         yield f"The provider of {name} asked for a pause until {until}."
     account = lane.account
     if account is not None and account.remaining <= 0:
-        end = format_instant(account.window.end)
+        end = format_rfc3339(account.window.end)
         yield f"The quota of {name} is used up ({account.used} of {account.limit}) until {end}."
 
 
 def _letter(stored: StoredLetter) -> str:
     letter = stored.letter
-    at = format_instant(letter.occurred_at)
-    why = coded(letter.reason_code, letter.error_message)
-    attempts = times(letter.attempts, "attempt")
+    at = format_rfc3339(letter.occurred_at)
+    why = failure_text(letter.reason_code, letter.error_message)
+    attempts = counted(letter.attempts, "attempt")
     is_waiting = stored.status in (LetterStatus.PENDING, LetterStatus.PUBLISHED)
     sent = " (ergon dlq requeue sends it again)" if is_waiting else ""
     return (

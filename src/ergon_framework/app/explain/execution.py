@@ -12,8 +12,8 @@ from ergon_framework.app.explain.fact import explain_fact
 from ergon_framework.app.jobs import setup_of
 from ergon_framework.app.settings.stores import has_jobs, place_of
 from ergon_framework.core.failure import Kind
-from ergon_framework.core.rfc3339 import format_instant
-from ergon_framework.core.text import coded, quoted, span
+from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.core.text import duration, failure_text, one_sentence
 from ergon_framework.errors import ErgonError, JobNotFoundError, TransactionException
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.opening import open_store
@@ -90,7 +90,7 @@ def explain_transaction(asked: Question) -> Iterator[Explanation]:
     if status not in _FINAL:
         why.append(_UNSEEN)
     why += sentences(_once_each(told), _phrase)
-    as_of = None if status in _FINAL else format_instant(last.at)
+    as_of = None if status in _FINAL else format_rfc3339(last.at)
     yield Explanation("transaction", asked.unit, status, why, as_of)
 
 
@@ -137,7 +137,7 @@ def _phrase(entry: Entry) -> str:
         held = f"{fields.get('phase')} was held by a gate{because}"
         return held if failure.get("kind") == "held" else attempt
     if entry.name == "retry.scheduled":
-        return f"{attempt}; the next was due {span(float(fields.get('delay') or 0.0))} later"
+        return f"{attempt}; the next was due {duration(float(fields.get('delay') or 0.0))} later"
     if entry.name == "transaction.ended":
         return f"it ended as {str(fields.get('ending')).replace('_', ' ')}"
     return ""
@@ -164,7 +164,7 @@ def _why(told: Sequence[Entry]) -> Iterator[str]:
         if retries:
             yield f"It was tried again {retries} {'time' if retries == 1 else 'times'} before."
     elif last.name == "retry.scheduled":
-        delay = span(float(last.fields.get("delay") or 0.0))
+        delay = duration(float(last.fields.get("delay") or 0.0))
         phase = last.fields.get("phase", "its hook")
         yield f"Another attempt of {phase}{where} was to follow {delay} later{because}."
     else:
@@ -175,10 +175,10 @@ def _cause(failure: Mapping[str, Any]) -> str:
     """Why it failed. The code that a TransactionException has by default says nothing."""
     code, message = failure["code"], failure.get("message")
     if code == TransactionException.code and message:
-        return quoted(message)
-    return coded(code, message)
+        return one_sentence(message)
+    return failure_text(code, message)
 
 
 def _later(failure: Mapping[str, Any]) -> str:
     seconds = failure.get("retry_after")
-    return "" if seconds is None else f" {span(float(seconds))} later"
+    return "" if seconds is None else f" {duration(float(seconds))} later"

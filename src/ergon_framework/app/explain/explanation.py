@@ -12,8 +12,8 @@ import msgspec
 
 from ergon_framework.app.journal import journal_of, journal_path
 from ergon_framework.app.settings.sections import Settings
-from ergon_framework.core.rfc3339 import format_instant
-from ergon_framework.core.text import coded, quoted, span
+from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.core.text import duration, failure_text, one_sentence
 from ergon_framework.ports.journal import Entry, Wanted
 from ergon_framework.ports.notice import CATALOGUE
 
@@ -108,7 +108,7 @@ def sentences(
         yield f"{len(entries) - len(told)} older entries of the journal are left out (ergon tail)."
     for entry in told:
         text = "" if phrase is None else phrase(entry)
-        yield f"{format_instant(entry.at)}: {text or _said(entry)}."
+        yield f"{format_rfc3339(entry.at)}: {text or _said(entry)}."
 
 
 def _said(entry: Entry) -> str:
@@ -135,15 +135,15 @@ def _field(name: str, value: Any) -> str:
         return label if value else f"not {label}"
     if isinstance(value, int | float):
         if name in _SECONDS:
-            return f"{'for' if name == 'seconds' else label} {span(value)}"
+            return f"{'for' if name == 'seconds' else label} {duration(value)}"
         return f"{label} {round(value, 3)}"
     text = ", ".join(map(str, value)) if isinstance(value, list) else value
-    return f"{label} {quoted(text)}"
+    return f"{label} {one_sentence(text)}"
 
 
 def _table(label: str, value: Mapping[str, Any]) -> str:
     """A failure by its code and message; of anything else what is not empty."""
     if "code" in value:
-        return f"{label} {coded(value['code'], value.get('message'))}"
+        return f"{label} {failure_text(value['code'], value.get('message'))}"
     inner = ", ".join(f"{key.replace('_', ' ')} {each}" for key, each in value.items() if each)
     return f"{label}: {inner}" if inner else ""

@@ -18,8 +18,8 @@ from ergon_framework.boundary.serving.pages import gap_shape, quarantine_shape
 from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.upkeep.local import looked_at
 from ergon_framework.boundary.zone import PEER, Zone
-from ergon_framework.core.rfc3339 import format_instant
-from ergon_framework.core.text import coded, times
+from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.core.text import counted, failure_text
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.facts import INBOUND, OUTBOUND, StoredFact
 
@@ -129,7 +129,7 @@ def _in_log(site: Site, log: str, owner: str, found: Shape) -> Iterator[Standing
     else:
         text = f"Zone {zone} has received it from zone {owner}, at offset {offset} of {log}"
     fact = site.fact(log, offset)
-    when = "" if fact is None else f", since {format_instant(fact.recorded_at)}"
+    when = "" if fact is None else f", since {format_rfc3339(fact.recorded_at)}"
     kept = "" if found["state"] == "retained" else "; its payload is past its time and was dropped"
     yield Standing("appended", f"{text}{when}{kept}.")
     for gap in site.gaps:
@@ -161,7 +161,7 @@ def _reader(site: Site, reader: Shape, offset: int, aside: Shape | None) -> Stan
         fate = f", though it was set aside and {aside['state']}" if aside is not None else ""
         return Standing("confirmed", f"{who} {verb}{fate}.")
     between = offset - cursor - 1
-    place = f"{times(between, 'offset')} before it come first" if between else "it is the next"
+    place = f"{counted(between, 'offset')} before it come first" if between else "it is the next"
     verb = "confirmed" if peer is None else "pulled"
     text = f"{who} has not {verb} it: its cursor is at {cursor}, and {place}"
     held = "" if not reader.get("holder") else f"; {reader['holder']!r} holds the consumer"
@@ -169,14 +169,14 @@ def _reader(site: Site, reader: Shape, offset: int, aside: Shape | None) -> Stan
 
 
 def _set_aside(who: str, aside: Shape) -> Standing:
-    at = format_instant(aside["at_unix_ms"] / 1000)
-    why = coded(aside["reason"], aside["message"])
+    at = format_rfc3339(aside["at_unix_ms"] / 1000)
+    why = failure_text(aside["reason"], aside["message"])
     item = aside["id"]
     if aside["state"] == "released":
         text = f"was set aside ({why}), is released, and goes out again"
     else:
         text = (
-            f"does not get it: set aside at {at} after {times(aside['attempts'], 'attempt')}"
+            f"does not get it: set aside at {at} after {counted(aside['attempts'], 'attempt')}"
             f" ({why}); ergon boundary quarantine release {item} lets it go out again"
         )
     return Standing("quarantined", f"{who} {text}.")

@@ -34,7 +34,7 @@ from ergon_framework.app.settings.sections import (
 )
 from ergon_framework.app.settings.source import KeyPath, SettingsSource, did_you_mean, read_toml
 from ergon_framework.errors import MissingExtraError, SettingsError, WiringError
-from ergon_framework.ports.settings_model import Document
+from ergon_framework.ports.settings_model import SettingsModel
 from ergon_framework.storage.urls import placeholder
 from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
@@ -225,9 +225,9 @@ def check_server_packages() -> None:
             ) from error
 
 
-MODELS: Mapping[str, type[Document]] = {"consumer": ConsumerPolicy, "producer": ProducerPolicy}
+MODELS: Mapping[str, type[SettingsModel]] = {"consumer": ConsumerPolicy, "producer": ProducerPolicy}
 _NAMED: TypeAdapter[Mapping[str, dict[str, Any]]] = TypeAdapter(Mapping[Name, dict[str, Any]])
-_Policy = TypeVar("_Policy", bound=Document)
+_Policy = TypeVar("_Policy", bound=SettingsModel)
 _IS_NAME = re.compile(r"(?!(?i:none|null)$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 

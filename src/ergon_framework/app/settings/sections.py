@@ -25,10 +25,10 @@ from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
-    Document,
     FrozenDict,
     OrNone,
     Positive,
+    SettingsModel,
     Switch,
     frozen,
 )
@@ -90,13 +90,13 @@ class Section:
     has_free_options: bool = False
 
 
-class StoreSettings(Document):
+class StoreSettings(SettingsModel):
     """``[store]``: where durable parts keep their data, unless one has a store of its own."""
 
     url: Annotated[SecretStr | None, OrNone] = None  # a URL may hold a password
 
 
-class TaskSettings(Document):
+class TaskSettings(SettingsModel):
     """``[tasks.NAME]``: a task class with what it is given and how it is run."""
 
     task: Reference
@@ -108,14 +108,14 @@ class TaskSettings(Document):
     workers: Count = 1
 
 
-class NamedPolicy(Document):
+class NamedPolicy(SettingsModel):
     """``[policies.NAME]``: the policy as a consumer's, as a producer's, or as both."""
 
     consumer: ConsumerPolicy | None = None
     producer: ProducerPolicy | None = None
 
 
-class Built(Document, extra="allow"):
+class Built(SettingsModel, extra="allow"):
     """Something built at start from the options beside its type."""
 
     @model_validator(mode="before")
@@ -158,7 +158,7 @@ _ELSEWHERE = (
 )
 
 
-class TelemetrySettings(Document):
+class TelemetrySettings(SettingsModel):
     """``[telemetry]``: what is told about the work, and how much of it."""
 
     spans: Switch = True
@@ -180,7 +180,7 @@ class TelemetrySettings(Document):
         return self.model_dump(exclude={*_ELSEWHERE})
 
 
-class ServerSettings(Document):
+class ServerSettings(SettingsModel):
     """``[server]``: where HTTP is served, and what of."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -200,7 +200,7 @@ Services = Annotated[Mapping[Name, ServiceSettings], AfterValidator(FrozenDict)]
 Policies = Annotated[Mapping[Name, NamedPolicy], AfterValidator(FrozenDict)]
 
 
-class Settings(Document):
+class Settings(SettingsModel):
     """All sections, checked; ``extensions`` holds those that other parts have registered."""
 
     store: StoreSettings = Field(default_factory=StoreSettings)

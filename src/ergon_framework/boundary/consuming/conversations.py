@@ -26,7 +26,7 @@ from ergon_framework.boundary.conversing.transport import BOUNDARY
 from ergon_framework.boundary.model import Batch, Delivery, Loss
 from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Again, RetryRule
+from ergon_framework.core.retry import RetryAfter, RetryRule
 from ergon_framework.engine.classify import fetch_failure
 from ergon_framework.errors import (
     BoundaryError,
@@ -179,7 +179,7 @@ class Run:
                 self.desk.standing.check()
                 yield from self._confirm()
                 verdict = call.failed(failure_of_handler(error), (yield Now()), self.dice())
-                if not isinstance(verdict, Again):
+                if not isinstance(verdict, RetryAfter):
                     text = describe(error)
                     yield from self._set_aside(delivery, HANDLER_FAILED, text, call.attempts)
                     return True

@@ -17,7 +17,7 @@ import msgspec
 from ergon_framework.boundary.conversing.files import Report, Source
 from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Again, Backoff, RetryRule
+from ergon_framework.core.retry import Backoff, RetryAfter, RetryRule
 from ergon_framework.errors import (
     BoundaryError,
     BufferFullError,
@@ -181,7 +181,7 @@ def endured(error: BoundaryError, call: Call, dice: Dice) -> Script[None]:
     """Wait until it is time for another attempt; raise the error when there shall be none."""
     chance = dice() if call.rule.backoff.is_jittered else 0.5
     verdict = call.failed(failure_of(error), (yield Now()), chance)
-    if not isinstance(verdict, Again):
+    if not isinstance(verdict, RetryAfter):
         raise error
     # The one who says stop wants to hear how it stands, not to wait for better news.
     if verdict.delay > 0 and (yield Wait(verdict.delay)):

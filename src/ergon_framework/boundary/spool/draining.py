@@ -26,7 +26,7 @@ from ergon_framework.boundary.spool.records import Spooled, SpooledFile
 from ergon_framework.boundary.spool.store import Spool
 from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Again, Backoff, RetryRule
+from ergon_framework.core.retry import Backoff, RetryAfter, RetryRule
 from ergon_framework.errors import (
     BoundaryError,
     FactInvalidError,
@@ -267,7 +267,7 @@ class Drain:
         kind = Kind.TRANSIENT if asked is None else Kind.THROTTLED
         failure = Failure(kind, error.code, error.message, asked)
         verdict = self._call.failed(failure, 0.0, self._dice())
-        delay = verdict.delay if isinstance(verdict, Again) else self._rule.backoff.cap
+        delay = verdict.delay if isinstance(verdict, RetryAfter) else self._rule.backoff.cap
         # New facts are a reason to look again, but not to knock at a dead node for each of them.
         least = min(delay, self._rule.backoff.base) if asked is None else delay
         return Rest(delay, least)

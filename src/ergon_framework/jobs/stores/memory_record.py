@@ -8,7 +8,7 @@ import msgspec
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobStatus, Move, Tally
-from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.ports.jobstore import Job, Leased, NewJob, Search
 
 MOST_HISTORY = 100
@@ -144,7 +144,7 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
 def entry_of(record: Record, move: Move, now: float) -> bytes:
     """What the history says of a move that the store made by itself."""
     entry = {
-        "at": format_instant(now),
+        "at": format_rfc3339(now),
         "event": move.event,
         "status": move.status,
         "attempt": move.attempts,

@@ -19,7 +19,7 @@ from ergon_framework.core.job import (
     Tally,
     settle,
 )
-from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.jobs.stores.unreadable import OddRowError, RowError, status_of
 from ergon_framework.ports.jobstore import Settlement
 
@@ -71,7 +71,7 @@ def is_usual(settlement: Settlement) -> bool:
 def entry_of(move: Move, deliveries: int, now: float) -> bytes:
     """What the history says of a move that the store made by itself."""
     entry = {
-        "at": format_instant(now),
+        "at": format_rfc3339(now),
         "event": move.event,
         "status": move.status,
         "attempt": move.attempts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.ports.context import Surroundings
+from ergon_framework.ports.context import UnitOfWork
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.pipeline.fingerprints import fingerprint
@@ -17,7 +17,7 @@ _MARK = 16  # hexadecimal digits of a request's fingerprint: few requests share 
 
 def surrounded(
     context: ProviderExecutionContext,
-    around: Surroundings,
+    around: UnitOfWork,
     lane: LaneKey,
     campaign_id: str | None,
     operation: str,
@@ -46,14 +46,14 @@ def surrounded(
     )
 
 
-def _attempts(context: ProviderExecutionContext, around: Surroundings) -> int | None:
+def _attempts(context: ProviderExecutionContext, around: UnitOfWork) -> int | None:
     """Whoever runs the unit is the one who tries again; a call inside it has one attempt."""
     if context.max_attempts is not None or not around.is_retried:
         return context.max_attempts
     return 1
 
 
-def _key(around: Surroundings, request: str) -> str:
+def _key(around: UnitOfWork, request: str) -> str:
     key = f"{around.id}/{request[:_MARK]}"
     return key if len(key) <= LONGEST_NAME and key.isprintable() else request
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.ports.providerstore import DeadLetter, LaneKey
 from ergon_framework.providers.pipeline.redaction import strip_secrets
 from ergon_framework.providers.tasks import GivenUp, TaskCall
@@ -99,7 +99,7 @@ def letter_message(letter: DeadLetter) -> dict[str, Any]:
         "error_type": letter.error_type,
         "error_message": letter.error_message,
         "attempts": letter.attempts,
-        "occurred_at": format_instant(letter.occurred_at),
+        "occurred_at": format_rfc3339(letter.occurred_at),
         "http_status": letter.http_status,
         "retryable": letter.retryable,
         "traceparent": letter.traceparent,

@@ -17,13 +17,13 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, fie
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
-    Document,
     Factor,
     FrozenDict,
     OrNone,
     Positive,
     PositiveOrZero,
     Ratio,
+    SettingsModel,
     Switch,
     frozen,
     thawed,
@@ -56,7 +56,7 @@ def _bound(bound: int | None, info: ValidationInfo, name: str) -> int | None:
 # ---- one step -----------------------------------------------------------------------------------
 
 
-class RetryPolicy(Document):
+class RetryPolicy(SettingsModel):
     """How often one step is tried, how long one attempt may take, how long to wait in between."""
 
     max_attempts: Count = 1
@@ -67,7 +67,7 @@ class RetryPolicy(Document):
     jitter: Ratio = 0.0
 
 
-class FetchPolicy(Document):
+class FetchPolicy(SettingsModel):
     """How a consumer reads its connector; ``extra`` becomes keyword arguments of each fetch."""
 
     retry: RetryPolicy = Field(default_factory=RetryPolicy)
@@ -75,25 +75,25 @@ class FetchPolicy(Document):
     connector_name: Annotated[str | None, OrNone] = None
 
 
-class ProcessPolicy(Document):
+class ProcessPolicy(SettingsModel):
     """The ``process_transaction`` step."""
 
     retry: RetryPolicy = Field(default_factory=RetryPolicy)
 
 
-class SuccessPolicy(Document):
+class SuccessPolicy(SettingsModel):
     """The success handler's step."""
 
     retry: RetryPolicy = Field(default_factory=RetryPolicy)
 
 
-class ExceptionPolicy(Document):
+class ExceptionPolicy(SettingsModel):
     """The exception handler's step."""
 
     retry: RetryPolicy = Field(default_factory=RetryPolicy)
 
 
-class ProducePolicy(Document):
+class ProducePolicy(SettingsModel):
     """The ``produce_transaction`` step."""
 
     retry: RetryPolicy = Field(default_factory=RetryPolicy)
@@ -102,7 +102,7 @@ class ProducePolicy(Document):
 # ---- the loop -----------------------------------------------------------------------------------
 
 
-class ConcurrencyPolicy(Document):
+class ConcurrencyPolicy(SettingsModel):
     """How many lifecycles run at once, and what hung calls may cost."""
 
     value: Count = 1
@@ -117,7 +117,7 @@ class ConcurrencyPolicy(Document):
         return _bound(bound, info, "value")
 
 
-class BatchPolicy(Document):
+class BatchPolicy(SettingsModel):
     """How many transactions one fetch asks for, or one producer batch holds."""
 
     size: Count = 1
@@ -131,7 +131,7 @@ class BatchPolicy(Document):
         return _bound(bound, info, "size")
 
 
-class EmptyQueuePolicy(Document):
+class EmptyQueuePolicy(SettingsModel):
     """How long a streaming consumer waits after fetches that delivered nothing."""
 
     backoff: PositiveOrZero = 0.1
@@ -140,7 +140,7 @@ class EmptyQueuePolicy(Document):
     interval: PositiveOrZero = 0.0  # reserved by RFC-003: accepted and ignored
 
 
-class _LoopPolicy(Document):
+class _LoopPolicy(SettingsModel):
     """What both loops share."""
 
     batch: BatchPolicy = Field(default_factory=BatchPolicy)
@@ -172,7 +172,7 @@ class ProducerLoopPolicy(_LoopPolicy):
 # ---- the whole ----------------------------------------------------------------------------------
 
 
-class ConsumerSteps(Document):
+class ConsumerSteps(SettingsModel):
     """One independent retry budget per step of a consumer."""
 
     fetch: FetchPolicy = Field(default_factory=FetchPolicy)
@@ -181,7 +181,7 @@ class ConsumerSteps(Document):
     exception: ExceptionPolicy = Field(default_factory=ExceptionPolicy)
 
 
-class ConsumerPolicy(Document):
+class ConsumerPolicy(SettingsModel):
     """Everything that steers one ``consume_transactions`` call."""
 
     loop: ConsumerLoopPolicy = Field(default_factory=ConsumerLoopPolicy)
@@ -189,7 +189,7 @@ class ConsumerPolicy(Document):
     name: Annotated[str | None, OrNone] = None
 
 
-class ProducerSteps(Document):
+class ProducerSteps(SettingsModel):
     """One independent retry budget per step of a producer."""
 
     produce: ProducePolicy = Field(default_factory=ProducePolicy)
@@ -197,7 +197,7 @@ class ProducerSteps(Document):
     exception: ExceptionPolicy = Field(default_factory=ExceptionPolicy)
 
 
-class ProducerPolicy(Document):
+class ProducerPolicy(SettingsModel):
     """Everything that steers one ``produce_transactions`` call."""
 
     loop: ProducerLoopPolicy = Field(default_factory=ProducerLoopPolicy)
