@@ -26,7 +26,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from ergon_framework.telemetry import audience
 from ergon_framework.telemetry.audience import Audience
 from ergon_framework.telemetry.sdk_writer import SdkWriter
-from ergon_framework.telemetry.writer import Below, SpanWriter, best_writer
+from ergon_framework.telemetry.sink import best_writer
+from ergon_framework.telemetry.writer import Below, SpanWriter
 
 
 @pytest.fixture

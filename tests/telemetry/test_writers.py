@@ -36,7 +36,8 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import TelemetrySettings, make_sink, sdk_writer
 from ergon_framework.telemetry.lean_span import LeanSpan
 from ergon_framework.telemetry.sdk_writer import SdkWriter
-from ergon_framework.telemetry.writer import ApiWriter, Below, SpanWriter, best_writer
+from ergon_framework.telemetry.sink import best_writer
+from ergon_framework.telemetry.writer import ApiWriter, Below, SpanWriter
 from tests.telemetry.conftest import Recorder
 from tests.telemetry.fake_engine import DOWN, FakeEngine
 

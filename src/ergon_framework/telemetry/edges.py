@@ -28,8 +28,7 @@ from opentelemetry.trace import (
 
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.propagation import extract, outgoing, read, written
-from ergon_framework.telemetry.tracers import may_have_sdk, tracer
-from ergon_framework.telemetry.trail import EDGES
+from ergon_framework.telemetry.tracers import EDGES, may_have_sdk, tracer
 
 __all__ = [
     "SpanKind",
@@ -43,7 +42,7 @@ __all__ = [
     "may_begin",
 ]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon_framework.telemetry")
 
 _NOWHERE: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
 

@@ -12,7 +12,7 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import CATALOGUE, LifecycleSink, Notice
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon_framework.telemetry")
 
 Listener: TypeAlias = Callable[[Notice], None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -17,7 +18,9 @@ from ergon_framework.telemetry.propagation import outgoing
 from ergon_framework.telemetry.settings import TelemetrySettings
 from ergon_framework.telemetry.spans import SpanSink
 from ergon_framework.telemetry.tracers import SCOPE, is_real, real_provider, switch, trail
-from ergon_framework.telemetry.writer import SpanWriter, best_writer
+from ergon_framework.telemetry.writer import ApiWriter, SpanWriter
+
+logger = logging.getLogger("ergon_framework.telemetry")
 
 _chosen = TelemetrySettings()
 _writers: WeakKeyDictionary[Any, SpanWriter | None] = WeakKeyDictionary()
@@ -103,3 +106,15 @@ def _once(made: WeakKeyDictionary[Any, _T], provider: Any, make: Callable[[Any],
         if provider not in made:
             made[provider] = make(provider)
         return made[provider]
+
+
+def best_writer(tracer: trace.Tracer) -> SpanWriter:
+    """The fast writer where it is known to be safe, else the plain one."""
+    try:
+        from ergon_framework.telemetry.sdk_writer import SdkWriter, can_be_lean
+
+        if can_be_lean(tracer):
+            return SdkWriter(tracer)
+    except Exception:  # no SDK, or one whose insides are not what we know: the API always works
+        logger.debug("spans are written through the OpenTelemetry API", exc_info=True)
+    return ApiWriter(tracer)

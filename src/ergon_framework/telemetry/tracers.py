@@ -13,6 +13,8 @@ from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
 
 SCOPE = "ergon"
 """The instrumentation scope of all spans and metrics."""
+EDGES = frozenset({"boundary.publish", "boundary.spool", "job.enqueue"})
+"""The spans that may be the first of a trace."""
 
 _IS_NAMED = OTEL_PYTHON_TRACER_PROVIDER in os.environ  # then the API loads it at the first question
 

@@ -29,10 +29,10 @@ from opentelemetry.trace import (
 )
 
 from ergon_framework.ports.journal import SpanRecord
-from ergon_framework.telemetry.tracers import SCOPE
+from ergon_framework.telemetry.loop_traces import is_loop
+from ergon_framework.telemetry.tracers import EDGES, SCOPE
+from ergon_framework.telemetry.tracers import trail as current_trail
 
-EDGES = frozenset({"boundary.publish", "boundary.spool", "job.enqueue"})
-"""The spans that may be the first of a trace."""
 UNITS = ("rrq.job_id", "ergon.message_id", "transaction_id", "ergon.correlation_id")
 """The attributes that name the unit a span is about."""
 MOST_ATTRIBUTES = 64
@@ -67,9 +67,44 @@ class Trail(trace.TracerProvider):
         self._accompanied = provider
         add = getattr(provider, "add_span_processor", None)
         if add is not None:
-            from ergon_framework.telemetry.trail_processor import TrailProcessor
+            add(_span_processor(self))
 
-            add(TrailProcessor(self))
+
+def _span_processor(followed: Trail) -> Any:
+    """A processor for an SDK's provider that keeps our spans in the journal too.
+
+    Its class is made here, where there is an SDK: this module is imported without one.
+    """
+    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+    class TrailProcessor(SpanProcessor):
+        """Keeps what belongs to the trace of a unit; a loop's own trace is left to the SDK."""
+
+        def on_end(self, span: ReadableSpan) -> None:
+            """Hand it over, if it is one of ours."""
+            scope, context = span.instrumentation_scope, span.get_span_context()
+            if scope is None or scope.name != SCOPE or context is None:
+                return
+            if current_trail() is not followed:
+                return  # its time is over: an SDK has no way to let go of a processor
+            if is_loop(context.trace_id) and span.name not in EDGES:
+                return
+            failure = None
+            if span.status.status_code is StatusCode.ERROR:
+                failure = span.status.description or "failed"
+            began_at = span.start_time or 0
+            followed.keep(
+                record(
+                    followed.source,
+                    span.name,
+                    (context, span.parent),
+                    (began_at, span.end_time or began_at),
+                    span.attributes or {},
+                    failure,
+                )
+            )
+
+    return TrailProcessor()
 
 
 class _PassingTracer(trace.Tracer):

@@ -6,14 +6,11 @@ and the SDK's own constructor costs more than everything else the engine does; s
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, set_span_in_context
-
-logger = logging.getLogger(__name__)
 
 
 class Below:
@@ -88,15 +85,3 @@ class ApiWriter:
         if error is not None:
             span.set_status(StatusCode.ERROR, error)
         span.end(at)
-
-
-def best_writer(tracer: Tracer) -> SpanWriter:
-    """The fast writer where it is known to be safe, else the plain one."""
-    try:
-        from ergon_framework.telemetry.sdk_writer import SdkWriter, can_be_lean
-
-        if can_be_lean(tracer):
-            return SdkWriter(tracer)
-    except Exception:  # no SDK, or one whose insides are not what we know: the API always works
-        logger.debug("spans are written through the OpenTelemetry API", exc_info=True)
-    return ApiWriter(tracer)
