@@ -21,7 +21,7 @@ from ergon_framework.app.settings import load_settings
 from ergon_framework.cli import invoke
 from ergon_framework.errors import ConfigurationError, MissingExtraError, SettingsError
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.telemetry import exporting
+from ergon_framework.telemetry import exporters
 from tests.app.workplace import Workplace
 
 TASK = """
@@ -183,7 +183,7 @@ def test_a_missing_extra_is_named(
     """Nothing is set up by halves: the error says what to install."""
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf"ergon-framework\[{extra}\]"):
-        exporting.export("test", **settings)
+        exporters.export("test", **settings)
 
 
 def test_a_port_that_is_taken_is_told() -> None:
@@ -191,7 +191,7 @@ def test_a_port_that_is_taken_is_told() -> None:
     with collector() as (url, _):
         port = int(url.rpartition(":")[2])
         with pytest.raises(ConfigurationError, match="each process needs a port of its own"):
-            exporting.export("test", port=port)
+            exporters.export("test", port=port)
 
 
 def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:

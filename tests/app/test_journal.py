@@ -16,8 +16,7 @@ from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import SettingsError, StoreError
 from ergon_framework.ports.journal import Wanted
 from ergon_framework.storage.journal import SqliteJournal
-from ergon_framework.telemetry.fan_out import has_listeners
-from ergon_framework.telemetry.telling import tell
+from ergon_framework.telemetry.notices import has_listeners, tell
 from tests.app.workplace import Workplace
 
 pytestmark = pytest.mark.req("ONE:notices")
@@ -115,7 +114,7 @@ max_attempts = 1
 """
 HANDLERS = """
 from ergon_framework.executor import Registry
-from ergon_framework.telemetry.telling import tell
+from ergon_framework.telemetry.notices import tell
 registry = Registry()
 
 @registry.handler("fail")

@@ -14,7 +14,7 @@ from ergon_framework.boundary.telling import MOST, REPEATED, Telling
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, StoreUnavailableError
 from ergon_framework.ports.notice import Notice
-from ergon_framework.telemetry.fan_out import add_listener, remove_listener
+from ergon_framework.telemetry.notices import add_listener, remove_listener
 from ergon_framework.testing.suites.drivers import HandClock
 
 AWAY = StoreUnavailableError("the server cannot be reached")

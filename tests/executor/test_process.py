@@ -232,7 +232,7 @@ def test_sigterm_finishes_what_was_taken(gate: Path) -> None:
 def test_an_end_while_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of an executor may be about to import what would be told to finish."""
     monkeypatch.setenv(process.OTLP, "http://127.0.0.1:1")
-    for name in ("ergon_framework.executor.tracing", "ergon_framework.telemetry.exporting"):
+    for name in ("ergon_framework.executor.tracing", "ergon_framework.telemetry.exporters"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     process._finish_tracing()
     process._finish_exporting()

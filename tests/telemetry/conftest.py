@@ -18,13 +18,13 @@ from ergon_framework.telemetry import (
     TelemetrySettings,
     configure,
     make_sink,
-    tracers,
+    tracing,
     uninstall_log_context,
 )
-from ergon_framework.telemetry.fan_out import FanOut
+from ergon_framework.telemetry.journal_tracing import Trail
+from ergon_framework.telemetry.notices import FanOut
+from ergon_framework.telemetry.span_writer import ApiWriter
 from ergon_framework.telemetry.spans import SpanSink
-from ergon_framework.telemetry.trail import Trail
-from ergon_framework.telemetry.writer import ApiWriter
 
 
 class Recorder:
@@ -147,6 +147,6 @@ def numbers() -> Iterator[Numbers]:
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SpanRecord]]:
     """What a trail that is set for the test has kept."""
     spans: list[SpanRecord] = []
-    monkeypatch.setattr(tracers, "_trail", Trail(spans.append, "here"))
+    monkeypatch.setattr(tracing, "_trail", Trail(spans.append, "here"))
     yield spans
     configure(TelemetrySettings())

@@ -23,11 +23,10 @@ from opentelemetry.sdk.trace.export import (
 )
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ergon_framework.telemetry import audience
-from ergon_framework.telemetry.audience import Audience
-from ergon_framework.telemetry.sdk_writer import SdkWriter
+from ergon_framework.telemetry import sdk_spans
+from ergon_framework.telemetry.sdk_spans import Audience, SdkWriter
 from ergon_framework.telemetry.sink import best_writer
-from ergon_framework.telemetry.writer import Below, SpanWriter
+from ergon_framework.telemetry.span_writer import Below, SpanWriter
 
 
 @pytest.fixture
@@ -153,8 +152,8 @@ def test_a_processor_that_does_more_is_asked_itself(
     batching: BatchSpanProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only an SDK whose batching processor just passes spans on is shortened."""
-    assert (Audience(batching).ended == (batching.on_end,)) is not audience._DOES_NO_MORE
-    monkeypatch.setattr(audience, "_DOES_NO_MORE", False)
+    assert (Audience(batching).ended == (batching.on_end,)) is not sdk_spans._DOES_NO_MORE
+    monkeypatch.setattr(sdk_spans, "_DOES_NO_MORE", False)
     assert Audience(batching).ended == (batching.on_end,)
 
 

@@ -15,7 +15,7 @@ from ergon_framework.ports.journal import Entry
 from ergon_framework.ports.notice import CATALOGUE, Notice, Routine
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import add_listener, remove_listener
-from ergon_framework.telemetry.flattening import LONGEST, entry_of, is_routine, plain
+from ergon_framework.telemetry.journal import LONGEST, entry_of, is_routine, plain
 from tests.engine.bodies import rules
 from tests.engine.colours import consume
 

@@ -15,8 +15,8 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.journal import Entry, SpanRecord, Wanted
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.journal import SqliteJournal
-from ergon_framework.telemetry import journalling
-from ergon_framework.telemetry.journalling import AT_ONCE, JournalListener, JournalWriter
+from ergon_framework.telemetry import journal as journalling
+from ergon_framework.telemetry.journal import AT_ONCE, JournalListener, JournalWriter
 
 WAIT = 30.0
 

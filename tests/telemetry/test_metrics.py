@@ -11,7 +11,7 @@ from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import TelemetrySettings, make_sink
-from ergon_framework.telemetry.totals import Totals
+from ergon_framework.telemetry.metrics import Totals
 from tests.telemetry.conftest import Numbers
 from tests.telemetry.fake_engine import DOWN, FakeEngine
 

@@ -15,24 +15,22 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import (
     TelemetrySettings,
     add_listener,
-    fan_out,
     make_sink,
+    notices,
     remove_listener,
 )
-from ergon_framework.telemetry.fan_out import Listener, has_listeners
-from ergon_framework.telemetry.lifecycle_spans import LifecycleSpans
 from ergon_framework.telemetry.logs import _Factory
-from ergon_framework.telemetry.loop_spans import LoopSpans
-from ergon_framework.telemetry.spans import SpanSink
+from ergon_framework.telemetry.notices import Listener, has_listeners
+from ergon_framework.telemetry.spans import LifecycleSpans, LoopSpans, SpanSink
 from tests.telemetry.conftest import Recorder
 from tests.telemetry.fake_engine import FakeEngine
 
 
 @pytest.fixture(autouse=True)
 def _no_complaints_yet() -> Iterator[None]:
-    fan_out._complained.clear()
+    notices._complained.clear()
     yield
-    fan_out._complained.clear()
+    notices._complained.clear()
 
 
 def tell(engine: FakeEngine) -> None:

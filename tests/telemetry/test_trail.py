@@ -21,16 +21,15 @@ from ergon_framework.task.ready import AsyncHybridTask, HybridTask
 from ergon_framework.telemetry import (
     TelemetrySettings,
     configure,
-    edges,
     is_tracing,
     make_sink,
     outgoing_metadata,
-    tracers,
+    tracing,
 )
-from ergon_framework.telemetry.edges import begin, carried, crossed, edge, end
-from ergon_framework.telemetry.following import VARIABLE, follow_parent, following
+from ergon_framework.telemetry.journal import VARIABLE, follow_parent, following
+from ergon_framework.telemetry.journal_tracing import LONGEST_TEXT, MOST_ATTRIBUTES
 from ergon_framework.telemetry.spans import SpanSink
-from ergon_framework.telemetry.trail import LONGEST_TEXT, MOST_ATTRIBUTES
+from ergon_framework.telemetry.tracing import begin, carried, crossed, edge, end
 
 pytestmark = pytest.mark.req("ONE:trace")
 
@@ -156,7 +155,7 @@ def test_a_span_ends_once_and_is_bounded(kept: list[SpanRecord]) -> None:
 
 def test_foreign_tracers_hand_the_trace_on(kept: list[SpanRecord]) -> None:
     """Spans of other libraries are not kept, and do not cut the trace."""
-    trail: Any = tracers.trail()
+    trail: Any = tracing.trail()
     with edge("job.enqueue", SpanKind.PRODUCER, {}) as span:
         with trail.get_tracer("theirs").start_as_current_span("theirs") as inner:
             assert carried(inner) == carried(span)
@@ -254,7 +253,7 @@ def test_an_sdk_that_fails_does_not_fail_the_work(
     moment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A processor of the user's may raise anything; it is said once."""
-    edges._complain.cache_clear()
+    tracing._complain.cache_clear()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(Spiteful(moment))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
@@ -326,12 +325,12 @@ def test_children_learn_of_the_journal(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "journal.db"
     with following(print, "here", path):
         assert os.environ[VARIABLE] == f"sqlite:///{path}"
-        assert tracers.trail() is not None
+        assert tracing.trail() is not None
         with following(print, "inside", tmp_path / "other.db"):
             pass
         assert os.environ[VARIABLE] == f"sqlite:///{path}"
     assert VARIABLE not in os.environ
-    assert tracers.trail() is None
+    assert tracing.trail() is None
 
 
 @pytest.mark.parametrize("named", ["", "none", "sqlite:////nowhere/at/all/journal.db", "odd:x"])
@@ -339,7 +338,7 @@ def test_a_child_without_a_journal_writes_none(named: str, monkeypatch: pytest.M
     """An odd or useless name harms nothing."""
     monkeypatch.setenv(VARIABLE, named)
     assert follow_parent("child") is None
-    assert tracers.trail() is None
+    assert tracing.trail() is None
 
 
 def test_a_child_writes_the_spans_of_its_parents_journal(
@@ -348,8 +347,8 @@ def test_a_child_writes_the_spans_of_its_parents_journal(
     """They are there when the writer is closed."""
     path = tmp_path / "journal.db"
     monkeypatch.setenv(VARIABLE, f"sqlite:///{path}")
-    monkeypatch.setattr(tracers, "_trail", None)
-    monkeypatch.setattr("ergon_framework.telemetry.following.add_listener", lambda _listener: None)
+    monkeypatch.setattr(tracing, "_trail", None)
+    monkeypatch.setattr("ergon_framework.telemetry.journal.add_listener", lambda _listener: None)
     writer = follow_parent("executor 1")
     assert writer is not None
     with edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j1"}) as span:

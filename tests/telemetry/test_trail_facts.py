@@ -20,7 +20,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
 )
 from ergon_framework.ports.journal import SpanRecord
-from ergon_framework.telemetry.edges import SpanKind, edge
+from ergon_framework.telemetry.tracing import SpanKind, edge
 from ergon_framework.testing.clock import VirtualClock
 from tests.boundary.client.scripted import (
     ENVELOPE,

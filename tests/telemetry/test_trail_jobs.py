@@ -15,8 +15,8 @@ from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.storage.journal import SqliteJournal
-from ergon_framework.telemetry.edges import SpanKind, edge
-from ergon_framework.telemetry.following import VARIABLE
+from ergon_framework.telemetry.journal import VARIABLE
+from ergon_framework.telemetry.tracing import SpanKind, edge
 from tests.executor.link import PATIENCE, Child, request, runtime_command
 from tests.jobs.workplace import at_work, get, wait_until, worker
 

@@ -10,7 +10,7 @@ import pytest
 from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderDependencyError
-from ergon_framework.telemetry.edges import SpanKind, edge
+from ergon_framework.telemetry.tracing import SpanKind, edge
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import ONCE, AsyncScripted, Scripted, acall, call
 

@@ -33,11 +33,10 @@ from opentelemetry.trace import (
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.telemetry import TelemetrySettings, make_sink, sdk_writer
-from ergon_framework.telemetry.lean_span import LeanSpan
-from ergon_framework.telemetry.sdk_writer import SdkWriter
+from ergon_framework.telemetry import TelemetrySettings, make_sink, sdk_spans
+from ergon_framework.telemetry.sdk_spans import LeanSpan, SdkWriter
 from ergon_framework.telemetry.sink import best_writer
-from ergon_framework.telemetry.writer import ApiWriter, Below, SpanWriter
+from ergon_framework.telemetry.span_writer import ApiWriter, Below, SpanWriter
 from tests.telemetry.conftest import Recorder
 from tests.telemetry.fake_engine import DOWN, FakeEngine
 
@@ -132,9 +131,9 @@ def test_plain_for_tracers_we_do_not_know() -> None:
 @pytest.fixture
 def fresh_trial() -> Iterator[None]:
     """Forget the outcome of the trial before and after."""
-    sdk_writer._trial.cache_clear()
+    sdk_spans._trial.cache_clear()
     yield
-    sdk_writer._trial.cache_clear()
+    sdk_spans._trial.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_trial")
@@ -154,7 +153,7 @@ def test_plain_when_the_trial_fails(monkeypatch: pytest.MonkeyPatch, way: str) -
 def test_plain_without_an_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tracer of another make works although the SDK is not installed."""
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("ergon")
-    monkeypatch.setitem(sys.modules, "ergon_framework.telemetry.sdk_writer", None)
+    monkeypatch.setitem(sys.modules, "ergon_framework.telemetry.sdk_spans", None)
     assert isinstance(best_writer(tracer), ApiWriter)
 
 

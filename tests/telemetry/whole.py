@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from ergon_framework.task.ready import AsyncHybridTask, HybridTask
 from ergon_framework.telemetry import TelemetrySettings, configure
-from ergon_framework.telemetry.writer import ApiWriter
+from ergon_framework.telemetry.span_writer import ApiWriter
 from tests.engine.bodies import method
 from tests.engine.colours import Colour
 from tests.telemetry.conftest import Numbers, Recorder

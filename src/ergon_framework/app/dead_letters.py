@@ -221,7 +221,7 @@ def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: 
     """Ask for calls to be made again: a relay sends them. It is an error to name one it cannot."""
     from ergon_framework.ports.providerstore import LetterStatus
     from ergon_framework.providers.tasking.letters import why_not_sendable
-    from ergon_framework.telemetry.telling import tell
+    from ergon_framework.telemetry.notices import tell
 
     ready = (LetterStatus.PENDING, LetterStatus.PUBLISHED)
     tally = Tally()
@@ -246,7 +246,7 @@ def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: 
 def delete(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
     """Delete letters for good; not those that a relay is about to send, unless they are named."""
     from ergon_framework.ports.providerstore import LetterStatus
-    from ergon_framework.telemetry.telling import tell
+    from ergon_framework.telemetry.notices import tell
 
     statuses = [each for each in LetterStatus if wanted.ids or each is not LetterStatus.REDRIVE]
     found = wanted.of(store, statuses, limit)

@@ -22,10 +22,10 @@ from ergon_framework.errors import (
 from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.storage.urls import SQLITE
-from ergon_framework.telemetry.following import VARIABLE
+from ergon_framework.telemetry.journal import VARIABLE
 
 if TYPE_CHECKING:
-    from ergon_framework.telemetry.journalling import JournalWriter
+    from ergon_framework.telemetry.journal import JournalWriter
 
 
 FILE = "ergon-journal.db"
@@ -64,7 +64,7 @@ def journal_of(settings: Settings) -> SqliteJournal | None:
 
 def writer_of(settings: Settings) -> JournalWriter | None:
     """Writes the journal in the background; None when there is to be none."""
-    from ergon_framework.telemetry.journalling import JournalWriter
+    from ergon_framework.telemetry.journal import JournalWriter
 
     path = journal_path(settings)
     if path is None:
@@ -88,8 +88,7 @@ def journalling(settings: Settings, source: str) -> Iterator[JournalWriter | Non
     ``source`` says who it is, for example "worker w1" or "zone plant".
     """
     from ergon_framework.telemetry import add_listener, remove_listener
-    from ergon_framework.telemetry.following import following
-    from ergon_framework.telemetry.journalling import JournalListener
+    from ergon_framework.telemetry.journal import JournalListener, following
 
     path, writer = journal_path(settings), writer_of(settings)
     if path is None or writer is None:

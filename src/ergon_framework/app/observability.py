@@ -97,7 +97,7 @@ def _providers() -> Iterator[Any]:
 def observed(settings: Settings, source: str) -> Iterator[None]:
     """What this process tells is exported and kept; every process of ours runs inside of it."""
     from ergon_framework.app.journal import journalling  # late, as all of logging is set up before
-    from ergon_framework.telemetry.exporting import export, handed_on
+    from ergon_framework.telemetry.exporters import export, handed_on
 
     told = settings.telemetry
     export(source, collector=told.otlp, port=told.prometheus_port)
@@ -109,7 +109,7 @@ def observed(settings: Settings, source: str) -> Iterator[None]:
 def observed_briefly(settings: Settings, source: str) -> Iterator[None]:
     """The same for a command that is soon over: it has no page, and sends all before it ends."""
     from ergon_framework.app.journal import journalling
-    from ergon_framework.telemetry.exporting import export, finish
+    from ergon_framework.telemetry.exporters import export, finish
 
     collector = settings.telemetry.otlp
     export(source, collector=collector)

@@ -12,8 +12,8 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telling import Telling
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, NewFact, Outcome
-from ergon_framework.telemetry.fan_out import has_listeners
-from ergon_framework.telemetry.tracers import is_traced
+from ergon_framework.telemetry.notices import has_listeners
+from ergon_framework.telemetry.tracing import is_traced
 
 
 class Answering:

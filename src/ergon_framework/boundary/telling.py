@@ -16,7 +16,7 @@ from typing import Any
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import Appended
 from ergon_framework.ports.notice import Notice
-from ergon_framework.telemetry.fan_out import FanOut, has_listeners
+from ergon_framework.telemetry.notices import FanOut, has_listeners
 
 logger = logging.getLogger("ergon_framework.boundary")
 

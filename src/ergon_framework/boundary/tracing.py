@@ -19,8 +19,7 @@ from ergon_framework.boundary.model import Delivery, Envelope, Receipt
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.telemetry import outgoing_metadata
-from ergon_framework.telemetry.edges import SpanKind, crossed, edge
-from ergon_framework.telemetry.tracers import is_traced
+from ergon_framework.telemetry.tracing import SpanKind, crossed, edge, is_traced
 
 EnvelopeLike = Envelope | Mapping[str, Any]
 _NAMES = ("message_id", "from_zone", "to_zone")

@@ -93,7 +93,7 @@ def limit(
 def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> None:
     from ergon_framework.jobs.desk_shape import queue_settings_shape
     from ergon_framework.jobs.names import name
-    from ergon_framework.telemetry.telling import tell
+    from ergon_framework.telemetry.notices import tell
 
     changed = client.store.set_queue(name("queue", queue), **changes)
     if "is_paused" in changes:

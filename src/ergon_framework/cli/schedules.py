@@ -121,7 +121,7 @@ def _put(client: JobClient, name: str, as_json: bool, *, is_paused: bool) -> Non
 
     from ergon_framework.jobs.desk_shape import schedule_shape
     from ergon_framework.jobs.schedules import renewed
-    from ergon_framework.telemetry.telling import tell
+    from ergon_framework.telemetry.notices import tell
 
     old = _find(client, name)
     new = msgspec.structs.replace(old, is_paused=is_paused)

@@ -186,7 +186,7 @@ def _export() -> None:
     collector = os.environ.get(OTLP)
     if not collector:
         return  # and nothing of OpenTelemetry is imported
-    from ergon_framework.telemetry.exporting import export
+    from ergon_framework.telemetry.exporters import export
 
     try:
         export(f"executor {os.getpid()}", collector=collector)
@@ -196,7 +196,7 @@ def _export() -> None:
 
 def _finish_exporting() -> None:
     if os.environ.get(OTLP):  # otherwise it is there for somebody else
-        _finish("ergon_framework.telemetry.exporting")
+        _finish("ergon_framework.telemetry.exporters")
 
 
 def _finish_tracing() -> None:

@@ -17,9 +17,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from ergon_framework.core.wire import Outcome, Request
 from ergon_framework.core.wire import Status as OutcomeStatus
-from ergon_framework.telemetry.following import follow_parent
-from ergon_framework.telemetry.journalling import JournalWriter
-from ergon_framework.telemetry.tracers import SCOPE, tracer, trail
+from ergon_framework.telemetry.journal import JournalWriter, follow_parent
+from ergon_framework.telemetry.tracing import SCOPE, tracer, trail
 
 SPAN = "rrq.executor"
 _FAILURES = (OutcomeStatus.ERROR, OutcomeStatus.TIMEOUT)

@@ -26,8 +26,7 @@ from ergon_framework.jobs.shape import job_shape
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.jobstore import Added, Job, NewJob, OnDuplicate, Search
 from ergon_framework.telemetry import outgoing_metadata
-from ergon_framework.telemetry.fan_out import has_listeners
-from ergon_framework.telemetry.telling import tell
+from ergon_framework.telemetry.notices import has_listeners, tell
 
 __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
 

@@ -14,7 +14,7 @@ from ergon_framework.errors import DuplicateJobError, JobStateError
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.results import found
 from ergon_framework.ports.jobstore import Job, JobDesk, JobStore, ScheduleStore, Search
-from ergon_framework.telemetry.telling import tell
+from ergon_framework.telemetry.notices import tell
 
 T = TypeVar("T")
 Progress = Callable[[int], object]

@@ -36,7 +36,7 @@ from ergon_framework.ports.settings_model import (
     frozen,
     thawed,
 )
-from ergon_framework.telemetry.telling import tell
+from ergon_framework.telemetry.notices import tell
 
 logger = logging.getLogger("ergon.jobs")
 

@@ -17,7 +17,7 @@ from ergon_framework.core.job import Died, Failed, Held, Released, Seen
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.enqueued import EnqueuedJob
 from ergon_framework.ports.jobstore import NewJob
-from ergon_framework.telemetry.edges import SpanKind, begin, begin_first, carried, edge, end
+from ergon_framework.telemetry.tracing import SpanKind, begin, begin_first, carried, edge, end
 
 
 def enqueuing(options: Mapping[str, Any], *, begins: bool = True) -> AbstractContextManager[Span]:

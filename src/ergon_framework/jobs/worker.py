@@ -40,7 +40,7 @@ from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.jobstore import Ask, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.deadlines import LEAST
-from ergon_framework.telemetry.fan_out import FanOut, has_listeners
+from ergon_framework.telemetry.notices import FanOut, has_listeners
 
 logger = logging.getLogger(__name__)
 

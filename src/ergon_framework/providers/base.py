@@ -37,7 +37,7 @@ from ergon_framework.providers.pipeline.surrounded import surrounded
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recording.retention import KEEP
 from ergon_framework.providers.retry import RetryPolicy
-from ergon_framework.telemetry.tracers import is_traced
+from ergon_framework.telemetry.tracing import is_traced
 
 
 class ProviderBase(ABC):

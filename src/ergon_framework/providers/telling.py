@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ergon_framework.ports.providerstore import AttemptRow, Outcome
-from ergon_framework.telemetry.fan_out import has_listeners
-from ergon_framework.telemetry.telling import tell as announce
+from ergon_framework.telemetry.notices import has_listeners
+from ergon_framework.telemetry.notices import tell as announce
 
 logger = logging.getLogger("ergon_framework.providers")
 _GOOD = frozenset({"circuit.half_opened", "circuit.closed", "records.replayed", "store.back"})

@@ -1,15 +1,20 @@
-"""Notices become spans, metrics and log fields; each output is optional.
+"""Notices become spans, metrics, log fields and journal entries; each output is optional.
 
 Promises: with nothing configured the engine builds no notices; payloads, metadata and connector
 options never appear; what fails in here is logged once and never fails the work. Only the
 OpenTelemetry API is needed. Not promised: that a span is exported; that is the SDK's part.
+
+Start with ``sink`` (what one engine call records) and ``notices`` (who hears of a notice).
+``spans`` has the tree of spans, ``metrics`` the instruments, ``logs`` the fields of log records,
+``journal`` the background writer. ``tracing`` says which tracer this process has and is what the
+other packages use; ``journal_tracing`` records spans without an SDK; ``sdk_spans`` and
+``span_writer`` write them fast; ``exporters`` sets an SDK up from the settings.
 """
 
 from __future__ import annotations
 
-from ergon_framework.telemetry.fan_out import Listener, add_listener, remove_listener
-from ergon_framework.telemetry.json_lines import JsonFormatter
-from ergon_framework.telemetry.logs import install_log_context, uninstall_log_context
+from ergon_framework.telemetry.logs import JsonFormatter, install_log_context, uninstall_log_context
+from ergon_framework.telemetry.notices import Listener, add_listener, remove_listener
 from ergon_framework.telemetry.propagation import extract, inject, outgoing_metadata
 from ergon_framework.telemetry.settings import TelemetrySettings
 from ergon_framework.telemetry.sink import configure, is_tracing, make_sink

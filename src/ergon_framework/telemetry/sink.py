@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 from opentelemetry import metrics, trace
 
 from ergon_framework.ports.notice import Sink
-from ergon_framework.telemetry.fan_out import FanOut, Listener, has_listeners
 from ergon_framework.telemetry.logs import install_log_context
 from ergon_framework.telemetry.metrics import Instruments, MetricSink
+from ergon_framework.telemetry.notices import FanOut, Listener, has_listeners
 from ergon_framework.telemetry.propagation import outgoing
 from ergon_framework.telemetry.settings import TelemetrySettings
+from ergon_framework.telemetry.span_writer import ApiWriter, SpanWriter
 from ergon_framework.telemetry.spans import SpanSink
-from ergon_framework.telemetry.tracers import SCOPE, is_real, real_provider, switch, trail
-from ergon_framework.telemetry.writer import ApiWriter, SpanWriter
+from ergon_framework.telemetry.tracing import SCOPE, is_real, real_provider, switch, trail
 
 logger = logging.getLogger("ergon_framework.telemetry")
 
@@ -111,7 +111,7 @@ def _once(made: WeakKeyDictionary[Any, _T], provider: Any, make: Callable[[Any],
 def best_writer(tracer: trace.Tracer) -> SpanWriter:
     """The fast writer where it is known to be safe, else the plain one."""
     try:
-        from ergon_framework.telemetry.sdk_writer import SdkWriter, can_be_lean
+        from ergon_framework.telemetry.sdk_spans import SdkWriter, can_be_lean
 
         if can_be_lean(tracer):
             return SdkWriter(tracer)

@@ -22,7 +22,7 @@ from ergon_framework.app.wiring import Target, refuse_ambiguous_names, wire
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import file_of
 from ergon_framework.task.plans import check_copies, check_patience
-from ergon_framework.telemetry.exporting import check_packages
+from ergon_framework.telemetry.exporters import check_packages
 
 _LEANS = {
     "jobs": ("store", (("store", "url"), ("jobs", "store"))),

@@ -34,7 +34,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.factstore import INBOUND, OUTBOUND, Appended, Gap, Link, Quarantined
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.telemetry.tracers import is_traced
+from ergon_framework.telemetry.tracing import is_traced
 
 declare("boundary.pull.fetched", "boundary.pull.received", "boundary.pull.confirmed")
 LOOKING = 1.0

@@ -32,7 +32,7 @@ from ergon_framework.core.retry import RetryRule
 from ergon_framework.errors import ConfigurationError, TransactionException, describe
 from ergon_framework.ports.factstore import Reference
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.telemetry.edges import dispatching
+from ergon_framework.telemetry.tracing import dispatching
 
 _SPAN = ("boundary.publish", "ergon.message_id")
 

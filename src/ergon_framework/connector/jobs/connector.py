@@ -28,7 +28,7 @@ from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import DEFAULT_QUEUE, Search
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.telemetry.edges import dispatching
+from ergon_framework.telemetry.tracing import dispatching
 
 DEFAULT_EXECUTOR = "connector"
 """As whom a connector claims that was given no name of an executor."""

@@ -27,7 +27,7 @@ from ergon_framework.jobs.worker import NOTICE_OF
 from ergon_framework.ports.jobstore import Ask, Bell, Settlement, Topic
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.telemetry.fan_out import FanOut, has_listeners
+from ergon_framework.telemetry.notices import FanOut, has_listeners
 
 logger = logging.getLogger(__name__)
 

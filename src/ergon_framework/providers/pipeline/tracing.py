@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from opentelemetry.trace import Span
 
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
-from ergon_framework.telemetry.edges import SpanKind, carried, crossed, edge, end, may_begin
 from ergon_framework.telemetry.propagation import outgoing
+from ergon_framework.telemetry.tracing import SpanKind, carried, crossed, edge, end, may_begin
 
 if TYPE_CHECKING:
     from ergon_framework.providers.pipeline.fitting import Ending

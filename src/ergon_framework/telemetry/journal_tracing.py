@@ -1,8 +1,9 @@
-"""The trail: a tracer provider that needs no SDK and keeps what belongs to somebody's trace.
+"""A tracer provider that needs no SDK and keeps the spans of traced units for the journal.
 
 A trace begins only at our edges, where a unit enters: a fact is published, a job is enqueued. What
 arrives with a trace goes on with it, if its sender wanted it recorded. A span that has neither is
-none at all, so work that nobody traces costs nothing. Only Ergon's own spans are kept.
+not recorded at all, so untraced work costs nothing. Only Ergon's own spans are kept. Beside an SDK,
+a span processor hands the SDK's spans to the journal too.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ from opentelemetry.trace import (
 )
 
 from ergon_framework.ports.journal import SpanRecord
-from ergon_framework.telemetry.loop_traces import is_loop
-from ergon_framework.telemetry.tracers import EDGES, SCOPE
-from ergon_framework.telemetry.tracers import trail as current_trail
+from ergon_framework.telemetry.tracing import EDGES, SCOPE, is_loop_trace
+from ergon_framework.telemetry.tracing import trail as current_trail
 
 UNITS = ("rrq.job_id", "ergon.message_id", "transaction_id", "ergon.correlation_id")
 """The attributes that name the unit a span is about."""
@@ -87,7 +87,7 @@ def _span_processor(followed: Trail) -> Any:
                 return
             if current_trail() is not followed:
                 return  # its time is over: an SDK has no way to let go of a processor
-            if is_loop(context.trace_id) and span.name not in EDGES:
+            if is_loop_trace(context.trace_id) and span.name not in EDGES:
                 return
             failure = None
             if span.status.status_code is StatusCode.ERROR:

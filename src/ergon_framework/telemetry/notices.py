@@ -1,9 +1,14 @@
-"""Hands each notice to all who asked for it. Nobody's failure reaches the work or the others."""
+"""Hands every notice to the listeners that asked for it.
+
+A listener that fails is logged once; neither the work nor the other listeners notice. ``FanOut`` is
+the sink of an engine call. Code without a sink of its own calls ``tell``.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
 from typing import Any, Protocol, TypeAlias
@@ -13,6 +18,7 @@ from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import CATALOGUE, LifecycleSink, Notice
 
 logger = logging.getLogger("ergon_framework.telemetry")
+
 
 Listener: TypeAlias = Callable[[Notice], None]
 
@@ -174,3 +180,12 @@ def _passed_over(listener: Listener) -> set[str] | frozenset[str]:
     except Exception:  # a failure of its own, which must not reach the work that asks
         return frozenset()
     return told if isinstance(told, set | frozenset) else frozenset()
+
+
+_SINK = FanOut(None, (), ())
+
+
+def tell(name: str, /, **fields: Any) -> None:
+    """A notice to whoever listens to this process; without anybody it costs a look."""
+    if has_listeners():
+        _SINK.emit(Notice(name, time.time(), fields))

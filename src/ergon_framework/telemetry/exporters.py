@@ -18,6 +18,7 @@ from ergon_framework.errors import ConfigurationError, MissingExtraError, descri
 
 logger = logging.getLogger("ergon.app")
 
+
 VARIABLE = "ERGON_OTLP"
 """Tells a process that has no settings, such as an executor, where its parent sends things."""
 HOST = "127.0.0.1"

@@ -1,20 +1,25 @@
-"""Spans at the places where a unit of work enters, crosses or leaves a process.
+"""Which tracer records the spans of this process, and spans at the edges of the other packages.
 
-Whoever stands at such a place says so here; when nobody records spans, that costs a look. A span
-that cannot be written is told once, and the work goes on without it.
+The tracer is the SDK's, else that of the journal, else there is none. The journal's provider never
+takes the global provider's place: an SDK that a program sets up later is used from then on. When no
+spans are recorded, asking for one costs a look-up. A span that cannot be written is logged once,
+and the work goes on without it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from time import time_ns
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry import trace
 from opentelemetry.context import Context, get_current
+from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
 from opentelemetry.trace import (
     INVALID_SPAN,
     NonRecordingSpan,
@@ -28,9 +33,12 @@ from opentelemetry.trace import (
 
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.propagation import extract, outgoing, read, written
-from ergon_framework.telemetry.tracers import EDGES, may_have_sdk, tracer
 
 __all__ = [
+    "EDGES",
+    "MOST_LOOP_TRACES",
+    "SCOPE",
+    "Follower",
     "SpanKind",
     "begin",
     "begin_first",
@@ -39,10 +47,131 @@ __all__ = [
     "dispatching",
     "edge",
     "end",
+    "is_loop_trace",
+    "is_real",
+    "is_traced",
     "may_begin",
+    "may_have_sdk",
+    "real_provider",
+    "remember_loop_trace",
+    "set_trail",
+    "switch",
+    "tracer",
+    "trail",
 ]
 
 logger = logging.getLogger("ergon_framework.telemetry")
+
+
+SCOPE = "ergon"
+"""The instrumentation scope of all spans and metrics."""
+EDGES = frozenset({"boundary.publish", "boundary.spool", "job.enqueue"})
+"""The spans that may be the first of a trace."""
+
+_IS_NAMED = OTEL_PYTHON_TRACER_PROVIDER in os.environ  # then the API loads it at the first question
+
+
+class Follower(Protocol):
+    """A provider of our own that goes beside another one when there is one."""
+
+    def get_tracer(self, instrumenting_module_name: str) -> trace.Tracer:
+        """As the API's."""
+
+    def accompany(self, provider: trace.TracerProvider) -> None:
+        """Hear of another provider's spans too; being told twice is fine."""
+
+
+_trail: Follower | None = None
+_is_on = True
+_last: tuple[object, trace.Tracer] | None = None  # to make a tracer takes longer than a span
+
+
+def switch(*, is_on: bool) -> None:
+    """Whether spans are wanted at all."""
+    global _is_on  # noqa: PLW0603 - one process has one set of switches
+    _is_on = is_on
+
+
+def set_trail(trail: Follower | None) -> None:
+    """Where spans go when no SDK is set up; None: nowhere."""
+    global _trail  # noqa: PLW0603 - one process has one trail
+    _trail = trail
+
+
+def trail() -> Follower | None:
+    """What :func:`set_trail` was given last."""
+    return _trail
+
+
+def real_provider() -> trace.TracerProvider | None:
+    """The provider that a program has set up, if any."""
+    found = trace.get_tracer_provider()
+    return found if is_real(found) else None
+
+
+def tracer() -> trace.Tracer | None:
+    """The tracer of our spans; None when nobody would keep them."""
+    if not _is_on:
+        return None
+    provider = real_provider() if may_have_sdk() else None
+    if provider is not None:
+        if _trail is not None:
+            _trail.accompany(provider)
+        found = _tracer_of(provider)
+        if is_real(found):
+            return found
+    return None if _trail is None else _trail.get_tracer(SCOPE)
+
+
+def is_traced() -> bool:
+    """Whether there can be spans; every provider call asks."""
+    return _trail is not None or may_have_sdk()
+
+
+def may_have_sdk() -> bool:
+    """Whether a provider may have been set up; the API itself takes longer to say no."""
+    try:
+        return trace._TRACER_PROVIDER is not None or _IS_NAMED  # noqa: SLF001
+    except AttributeError:  # an API that keeps its provider elsewhere
+        return True
+
+
+def is_real(thing: object) -> bool:
+    """Whether it does anything: the API's own classes stand in for what never came."""
+    return not type(thing).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
+
+
+def _tracer_of(provider: Any) -> trace.Tracer:
+    global _last  # noqa: PLW0603 - replaced as a whole
+    last = _last
+    if last is not None and last[0] is provider:
+        return last[1]
+    made: trace.Tracer = provider.get_tracer(SCOPE)
+    _last = (provider, made)
+    return made
+
+
+MOST_LOOP_TRACES = 1024
+"""Traces that are remembered; a loop that rotates its span begins a new one each time."""
+
+_loop_trace_order: deque[int] = deque()
+_loop_traces: set[int] = set()
+
+
+def remember_loop_trace(trace_id: int) -> None:
+    """A loop has begun a trace of its own."""
+    if trace_id in _loop_traces:
+        return
+    _loop_traces.add(trace_id)
+    _loop_trace_order.append(trace_id)
+    while len(_loop_trace_order) > MOST_LOOP_TRACES:
+        _loop_traces.discard(_loop_trace_order.popleft())
+
+
+def is_loop_trace(trace_id: int) -> bool:
+    """Whether a trace is that of a loop."""
+    return trace_id in _loop_traces
+
 
 _NOWHERE: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
 

@@ -1,7 +1,7 @@
-"""Two ways to write a span: through the OpenTelemetry API alone, or past its slow parts.
+"""How a span is written: the protocol, and the writer that uses the OpenTelemetry API alone.
 
-Both give real spans with the same content. The second exists because a transaction has five spans
-and the SDK's own constructor costs more than everything else the engine does; see ``sdk_writer``.
+A transaction has five spans, and the constructor of the SDK's span costs more than everything else
+the engine does. So ``sdk_spans`` has a second writer, whose spans have the same content.
 """
 
 from __future__ import annotations

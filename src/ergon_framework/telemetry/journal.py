@@ -1,26 +1,153 @@
-"""Brings notices and spans into a journal in the background; the work never waits for it.
+"""Notices and spans go into a journal in the background; the work never waits for it.
 
-What cannot be written, because there is too much of it or because the journal is in trouble, is
-dropped and counted. One warning says so, and one line that it goes on.
+Notices become plain values first: names, numbers and short texts. Payloads, results and exceptions
+never get here, and an object of any other kind is written as the name of its type. What cannot be
+written, because there is too much of it or because the journal is in trouble, is dropped and
+counted. Child processes find their parent's journal in an environment variable.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
+from opentelemetry.trace import get_current_span
+
+from ergon_framework.core.failure import Failure
 from ergon_framework.engine.atfork import renew_after_fork
-from ergon_framework.errors import StoreError, describe
+from ergon_framework.errors import ErgonError, StoreError, describe, text_of
+from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.journal import Entry, Journal, SpanRecord
-from ergon_framework.ports.notice import CATALOGUE, Notice, NoticeSpec
-from ergon_framework.telemetry.flattening import ROUTINE, entry_of, is_routine
+from ergon_framework.ports.notice import CATALOGUE, Notice, NoticeSpec, Routine
+from ergon_framework.storage.urls import SQLITE
+from ergon_framework.telemetry.journal_tracing import Trail
+from ergon_framework.telemetry.notices import add_listener
+from ergon_framework.telemetry.propagation import extract
+from ergon_framework.telemetry.tracing import set_trail, trail
 
 logger = logging.getLogger("ergon.journal")
+
+
+LONGEST = 500
+"""Characters of one text."""
+_MOST = 32  # elements of one list, and keys of one table
+_UNITS = ("job_id", "transaction_id", "message_id", "call_id")
+# "began_at" is read from a clock that counts from anywhere.
+_LEFT_OUT = frozenset({"exception", "result", "began_at", *_UNITS})
+
+
+def _names(routine: Routine) -> frozenset[str]:
+    return frozenset(name for name, known in CATALOGUE.items() if known.routine is routine)
+
+
+# Sets of their own: each transaction that goes well is asked about several times.
+ROUTINE, _WHEN_WELL = _names(Routine.ALWAYS), _names(Routine.WHEN_WELL)
+
+
+def is_routine(notice: Notice) -> bool:
+    """Whether it tells of the happy path; of what the catalogue does not know, never."""
+    name = notice.name
+    return name in ROUTINE or (name in _WHEN_WELL and _went_well(notice.fields))
+
+
+def entry_of(notice: Notice, source: str, at: float) -> Entry:
+    """The notice as a journal keeps it. ``at`` is the time of day; a notice may have another."""
+    given = notice.fields
+    run = _run_of(given)
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in _LEFT_OUT and name != "run" and value is not None:
+            fields |= _flat(name, value)
+    if notice.name == "retry.scheduled":
+        fields["attempt"] += 1  # the engine counts from 0, people from 1
+    return Entry(
+        at=at,
+        name=notice.name,
+        source=source,
+        unit=_unit_of(given, run),
+        trace_id=_trace_of(run),
+        fields=fields,
+    )
+
+
+def _went_well(fields: Mapping[str, Any]) -> bool:
+    get = fields.get
+    is_fine = get("failure") is None and get("error") is None
+    return is_fine and get("ending", "succeeded") == "succeeded"
+
+
+def _run_of(fields: Mapping[str, Any]) -> Any:
+    if "run" in fields:
+        return fields["run"]
+    return getattr(fields.get("attempt"), "run", None)
+
+
+def _unit_of(fields: Mapping[str, Any], run: Any) -> str:
+    if run is not None:
+        return str(run.transaction.transaction_id)
+    return next((str(fields[name]) for name in _UNITS if fields.get(name)), "")
+
+
+def _trace_of(run: Any) -> str:
+    context = get_current_span().get_span_context()
+    if not context.is_valid and run is not None:
+        context = extract(run.transaction) or context
+    return f"{context.trace_id:032x}" if context.is_valid else ""
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """One field as one or two plain ones."""
+    if isinstance(value, Call):
+        return {"task": value.task, "role": value.role}
+    if isinstance(value, Attempt) or hasattr(value, "transaction"):  # a run may be its own attempt
+        return {"phase": value.phase, name: value.number + 1}
+    return {name: plain(value)}
+
+
+def plain(value: Any) -> Any:
+    """A value that JSON can hold and that says no more than it should."""
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, Failure):
+        return _failure(value)
+    if isinstance(value, BaseException):
+        text = text_of(value) if isinstance(value, ErgonError) else describe(value)
+        return text[:LONGEST]
+    if hasattr(value, "to_dict"):  # a report
+        return plain(value.to_dict())
+    if hasattr(value, "__struct_fields__"):
+        return plain({field: getattr(value, field) for field in value.__struct_fields__})
+    return _simple(value)
+
+
+def _simple(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return str(value)[:LONGEST]
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in list(value.items())[:_MOST]}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in list(value)[:_MOST]]
+    return type(value).__name__
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
+    told: dict[str, Any] = {"kind": failure.kind.value, "code": failure.code}
+    if failure.message:
+        told["message"] = failure.message[:LONGEST]
+    if failure.retry_after is not None:
+        told["retry_after"] = failure.retry_after
+    return told
+
 
 MOST_WAITING = 10_000
 """Entries and spans that wait to be written."""
@@ -236,3 +363,41 @@ class JournalListener:
         if len(self._troubled) > MOST_TROUBLED:
             with suppress(RuntimeError, StopIteration):  # another thread is at it
                 self._troubled.pop(next(iter(self._troubled)), None)
+
+
+VARIABLE = "ERGON_JOURNAL"
+"""Tells a process that has no settings, such as an executor, which journal its parent writes."""
+
+
+@contextmanager
+def following(keep: Callable[[SpanRecord], None], source: str, path: Path) -> Iterator[None]:
+    """Hand the spans of traces to ``keep``; processes started meanwhile learn of the journal."""
+    before, named = trail(), os.environ.get(VARIABLE)
+    set_trail(Trail(keep, source))
+    os.environ[VARIABLE] = f"{SQLITE}{path.absolute()}"
+    try:
+        yield
+    finally:
+        set_trail(before)
+        if named is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = named
+
+
+def follow_parent(source: str) -> JournalWriter | None:
+    """Write what this process tells where its parent does; None when it named no journal."""
+    named = os.environ.get(VARIABLE, "")
+    path = Path(named.removeprefix(SQLITE))
+    if not named.startswith(SQLITE) or not path.parent.is_dir():
+        return None
+
+    def opening() -> Journal:
+        from ergon_framework.storage.journal import SqliteJournal
+
+        return SqliteJournal(path)
+
+    writer = JournalWriter(opening)
+    set_trail(Trail(writer.keep, source))
+    add_listener(JournalListener(writer, source))
+    return writer
