@@ -16,7 +16,7 @@ from ergon_framework.ports.providerstore import Batch
 from ergon_framework.providers.schemas import ProviderHealthError, ProviderHealthSummary
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.web.application import create_app
-from ergon_framework.web.job_source import JobSource
+from ergon_framework.web.backends import JobSource
 from tests.providers.asking import ask
 from tests.providers.recorder_fakes import row
 from tests.web.content import fill_jobs, fill_zone, settings_in

@@ -14,8 +14,8 @@ import pytest
 from starlette.responses import JSONResponse
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.web.asking import Part
-from ergon_framework.web.bounds import BODY, HEAD, Bounds, Limits
+from ergon_framework.web.backend_pool import Part
+from ergon_framework.web.middleware import BODY, HEAD, Bounds, Limits
 
 pytestmark = pytest.mark.req("ONE:serve")
 

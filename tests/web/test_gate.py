@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse
 
-from ergon_framework.web.gate import CALLER, Doorkeeper, Gate
+from ergon_framework.web.middleware import CALLER, Doorkeeper, Gate
 from ergon_framework.web.tokens import FixedTokens
 
 pytestmark = pytest.mark.req("ONE:serve")

@@ -23,7 +23,7 @@ from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.looking import _ended, _reasons
 from ergon_framework.web.application import create_app
-from ergon_framework.web.exposition import LONGEST, MOST, Family, exposed
+from ergon_framework.web.metrics import LONGEST, MOST, Family, exposed
 from tests.providers.asking import ask
 from tests.web.content import TENANT, fill_calls, fill_jobs, fill_zone, settings_in
 
@@ -170,7 +170,7 @@ def test_a_part_that_fails_oddly_is_counted_too(
     """A mistake of ours in one part is not the end of the scrape."""
     fill_jobs(tmp_path, 1)
     app = create_app(settings=settings_in(tmp_path))
-    name = "ergon_framework.web.job_metrics.worker_state"
+    name = "ergon_framework.web.metrics.worker_state"
     monkeypatch.setattr(name, lambda *_: 1 / 0)
     found = scraped(app)
     assert found['ergon_part_up{part="jobs"}'] == 0

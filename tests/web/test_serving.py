@@ -10,8 +10,8 @@ import pytest
 
 from ergon_framework.app.settings import ServerSettings, load_settings
 from ergon_framework.errors import ConfigurationError, MissingExtraError, SettingsError
-from ergon_framework.web.serving import check_place, serve
-from ergon_framework.web.sources import Sources, sources_of
+from ergon_framework.web.application import check_place, serve
+from ergon_framework.web.backends import Sources, sources_of
 from ergon_framework.web.tokens import FixedTokens
 
 pytestmark = pytest.mark.req("PROVIDERS:api", "ONE:serve")

@@ -45,9 +45,9 @@ def serve(
     from ergon_framework.app.observability import finish_telemetry, observed, set_up_logging
     from ergon_framework.app.settings import check_server_packages, load_settings, revealed
     from ergon_framework.storage.urls import file_of
-    from ergon_framework.web.serving import check_place
-    from ergon_framework.web.serving import serve as run
-    from ergon_framework.web.sources import sources_of
+    from ergon_framework.web.application import check_place
+    from ergon_framework.web.application import serve as run
+    from ergon_framework.web.backends import sources_of
     from ergon_framework.web.tokens import found_tokens
 
     check_server_packages()

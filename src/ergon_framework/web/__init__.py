@@ -1,1 +1,11 @@
-"""What ``ergon serve`` answers over HTTP: probes, metrics, and how every part stands."""
+"""A read-only admin application over ASGI, behind ``ergon serve``: probes, metrics, JSON lists.
+
+Promises: nothing here writes to a store; without a token only callers on this machine are answered;
+a store that hangs costs its own answers and nobody else's. Needs the extra ``api``.
+
+Start with ``application`` (how it is made and served) and ``routes`` (what is put together).
+``middleware`` is what every request passes first, ``responses`` how answers and errors look,
+``tokens`` who may ask. ``backends`` are the stores and zones of the settings; ``backend_pool``
+calls them off the event loop. The routes are in ``job_routes``, ``dead_letter_routes``,
+``boundary_routes``, ``probes`` and ``metrics``; ``protocol`` limits connections below uvicorn.
+"""

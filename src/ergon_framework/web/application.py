@@ -1,14 +1,33 @@
-"""The application behind ``ergon serve``, for whoever runs it under a server of their own."""
+"""The application behind ``ergon serve``, by itself or under uvicorn.
+
+``create_app`` is for a server of your own; ``serve`` runs it in this process until a signal.
+FastAPI and uvicorn are imported inside the functions, as they belong to an extra.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
 
+from ergon_framework.app.console import of_signal, say
 from ergon_framework.app.settings import Settings, check_server_packages, revealed
+from ergon_framework.app.settings.sections import ServerSettings
+from ergon_framework.app.signals import SignalListener
+from ergon_framework.boundary.http.addresses import bound_sockets, is_loopback
+from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import ProviderStore
+from ergon_framework.web.tokens import FileTokens, Tokens
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from uvicorn import Server
+
+    from ergon_framework.web.backends import Sources
 
 
 def create_app(
@@ -26,9 +45,8 @@ def create_app(
     """
     check_server_packages()
     from ergon_framework.app.settings.tokens import parsed
-    from ergon_framework.web.provider_source import ProviderSource
+    from ergon_framework.web.backends import PROVIDERS, ProviderSource, Sources, sources_of
     from ergon_framework.web.routes import build_app, plan_of
-    from ergon_framework.web.sources import PROVIDERS, Sources, sources_of
     from ergon_framework.web.tokens import FixedTokens
 
     known = settings or Settings()
@@ -39,3 +57,108 @@ def create_app(
     else:
         sources = Sources(providers={PROVIDERS: ProviderSource(store)})
     return build_app(plan_of(known.server, sources, tokens))
+
+
+GRACE = 10
+"""Seconds that running requests have to end when a stop is asked for."""
+
+
+def check_place(host: str, tokens: Tokens | None) -> None:
+    """Refuse to be read from other machines by whoever comes along."""
+    if tokens is None and not is_loopback(host):
+        raise ConfigurationError(
+            f"{host} can be reached from other machines, and there is no token",
+            remedy="give --token-file, set ERGON_SERVER_TOKEN or write token under [server],"
+            " or listen on 127.0.0.1",
+        )
+
+
+def serve(
+    server: ServerSettings,
+    sources: Sources,
+    tokens: Tokens | None,
+    ready: Callable[[str], None],
+) -> None:
+    """Answer until a signal asks to stop; ``ready`` is told the URL, with the real port.
+
+    The first signal lets running requests finish; a second one ends the process at once.
+    """
+    check_server_packages()
+    check_place(server.host, tokens)
+    from ergon_framework.web.routes import build_app, plan_of
+
+    # Elsewhere it is known under many names, and nobody gets in without a token.
+    names = server.names if is_loopback(server.host) else None
+    app = build_app(plan_of(server, sources, tokens, names))
+    sockets = bound_sockets(server.host, server.port)
+    for each in sockets:  # and so for what it accepts: a body does not wait for the head's receipt
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    url = f"http://{host}:{sockets[0].getsockname()[1]}"
+    running = _server(app, lambda: ready(url))
+    with closing(sources), _rereading(tokens), SignalListener(_Stops(running).heard):
+        running.run(sockets)
+
+
+class _Stops:
+    """The first signal asks for a graceful stop, the second ends the process."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def heard(self, number: int) -> None:
+        if self._server.should_exit:
+            say("stopped by force")
+            os._exit(of_signal(number))
+        say("stopping; what runs may finish (a second signal ends it at once)")
+        self._server.should_exit = True
+
+
+@contextmanager
+def _rereading(tokens: Tokens | None) -> Iterator[None]:
+    """Let SIGHUP have a file of tokens read again; where there is none, it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def heard(_number: int, _frame: object) -> None:
+        if isinstance(tokens, FileTokens):
+            tokens.expire()
+
+    before = signal.signal(signal.SIGHUP, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
+
+
+def _server(app: FastAPI, ready: Callable[[], None]) -> Server:
+    import uvicorn
+
+    from ergon_framework.web.middleware import HEAD
+    from ergon_framework.web.protocol import Protocol
+
+    class Ours(uvicorn.Server):
+        """Tells when it listens, and leaves signals to us: to it, a stop is a failure."""
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            ready()
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        h11_max_incomplete_event_size=HEAD,  # of one that comes slowly; Bounds sees the others
+        log_config=None,  # its records go where ours go
+        access_log=False,  # a URL names a tenant
+        proxy_headers=False,  # nobody's word is taken for where a request comes from
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=GRACE,
+    )
+    return Ours(config)

@@ -1,26 +1,367 @@
-"""``/metrics``: what a part cannot tell leaves the others alone, and is counted."""
+"""``/metrics`` in the text format of Prometheus: jobs, providers and zones.
+
+A store that cannot be read leaves out its own families and is counted; the others are still told.
+The number of series of a family is bounded, as names of queues and consumers are not.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 
+from ergon_framework.core.gate import Mode
+from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import describe
-from ergon_framework.web.answers import NO_STORE
-from ergon_framework.web.exposition import MEDIA_TYPE, Family, exposed
-from ergon_framework.web.house import House
-from ergon_framework.web.job_metrics import job_metrics
-from ergon_framework.web.provider_metrics import provider_metrics
-from ergon_framework.web.refusals import PartAwayError
-from ergon_framework.web.sources import Sources, zone_part
-from ergon_framework.web.zone_metrics import zone_metrics
+from ergon_framework.jobs.desk_shape import missing_executors, unsynced, worker_state
+from ergon_framework.jobs.stores.unreadable import UNREADABLE
+from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
+from ergon_framework.ports.providerlooking import Counted, Ended, Figures, Used
+from ergon_framework.web.backend_pool import House
+from ergon_framework.web.backends import JobSource, ProviderSource, Sources, ZoneSource, zone_part
+from ergon_framework.web.dead_letter_routes import WAITING
+from ergon_framework.web.responses import NO_STORE, PartAwayError
 
 logger = logging.getLogger("ergon.web")
+
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST = 1000
+"""Series of one family. Names of queues, consumers and providers are nobody's to bound but ours."""
+LONGEST = 200
+"""Characters of a label's value."""
+
+Series = tuple[Mapping[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric with all its series."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    text: str
+    series: Iterable[Series]
+
+
+def exposed(families: Iterable[Family]) -> str:
+    """Everything, and how many series had to be left out."""
+    lines: list[str] = []
+    left_out = 0
+    for family in merged(families):
+        series = list(family.series)
+        left_out += max(0, len(series) - MOST)
+        lines += _lines(family, series[:MOST])
+    dropped = Family(
+        "ergon_series_left_out",
+        "gauge",
+        f"Series left out of this answer: a metric has at most {MOST}.",
+        [],
+    )
+    lines += _lines(dropped, [({}, left_out)])
+    return "".join(f"{line}\n" for line in lines)
+
+
+def merged(families: Iterable[Family]) -> list[Family]:
+    """Each family once, with the series of all that have its name, in their order.
+
+    What has the same labels is added up: two stores may know calls of the same provider.
+    """
+    found: dict[str, Family] = {}
+    for each in families:
+        known = found.get(each.name)
+        series = [*(() if known is None else known.series), *each.series]
+        found[each.name] = Family(each.name, each.kind, each.text, _added_up(series))
+    return list(found.values())
+
+
+def _added_up(series: Iterable[Series]) -> list[Series]:
+    sums: dict[tuple[tuple[str, str], ...], float] = {}
+    for labels, value in series:
+        key = tuple(labels.items())
+        sums[key] = sums.get(key, 0) + value
+    return [(dict(key), value) for key, value in sums.items()]
+
+
+def _lines(family: Family, series: Iterable[Series]) -> Iterator[str]:
+    yield f"# HELP {family.name} {_escaped(family.text)}"
+    yield f"# TYPE {family.name} {family.kind}"
+    for labels, value in series:
+        inside = ",".join(f'{name}="{_label(text)}"' for name, text in labels.items())
+        where = f"{{{inside}}}" if inside else ""
+        yield f"{family.name}{where} {value}"
+
+
+def _label(text: str) -> str:
+    return _escaped(text[:LONGEST]).replace('"', '\\"')
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def job_metrics(source: JobSource) -> list[Family]:
+    """Read the store, then tell."""
+    with source.opened() as client:
+        now = client.store.now()
+        queues, workers = client.store.queues(), client.store.workers()
+        missing = missing_executors(client.store.named(), workers, now)
+        is_unsynced = unsynced(client.store) is not None
+    text = "1 when the store acknowledges jobs before they are on disk."
+    synced = Family("ergon_job_store_unsynced", "gauge", text, [({}, int(is_unsynced))])
+    return [*_of_queues(queues, now), *_of_workers(workers, now), _of_missing(missing, now), synced]
+
+
+def _of_queues(queues: Sequence[Queue], now: float) -> list[Family]:
+    counts = [
+        ({"queue": queue.name, "status": status.value}, queue.counts.get(status.value, 0))
+        for queue in queues
+        for status in JobStatus
+    ]
+    counts += [
+        ({"queue": queue.name, "status": UNREADABLE}, queue.counts[UNREADABLE])
+        for queue in queues
+        if queue.counts.get(UNREADABLE)
+    ]
+    ages = [({"queue": queue.name}, _age(queue.oldest_due_at, now)) for queue in queues]
+    paused = [({"queue": queue.name}, int(queue.is_paused)) for queue in queues]
+    dead = sum(queue.counts.get(JobStatus.FAILED.value, 0) for queue in queues)
+    return [
+        Family("ergon_jobs", "gauge", "Jobs in the store, by queue and status.", counts),
+        Family(
+            "ergon_queue_oldest_due_seconds",
+            "gauge",
+            "How long the oldest job that is due has waited; 0 when none is.",
+            ages,
+        ),
+        Family("ergon_queue_paused", "gauge", "1 for a queue that is paused.", paused),
+        dead_letters("job", dead),
+    ]
+
+
+def _of_workers(workers: Sequence[WorkerRecord], now: float) -> list[Family]:
+    states = Counter({"running": 0, "silent": 0})
+    states.update(worker_state(each, now) for each in workers)
+    alive = sum(number for state, number in states.items() if state != "silent")
+    return [
+        Family(
+            "ergon_workers_alive", "gauge", "Workers heard of in the last minute.", [({}, alive)]
+        ),
+        Family(
+            "ergon_workers",
+            "gauge",
+            "Workers by state; silent ones have told nothing for a minute.",
+            [({"state": state}, number) for state, number in sorted(states.items())],
+        ),
+    ]
+
+
+def _of_missing(missing: Sequence[Named], now: float) -> Family:
+    found = [({"executor": each.executor}, _age(each.seen_at, now)) for each in missing]
+    text = "How long no worker has had an executor that due jobs wait for."
+    return Family("ergon_executor_missing_seconds", "gauge", text, found)
+
+
+def dead_letters(kind: str, number: int) -> Family:
+    """How many of one kind wait for somebody to look."""
+    text = "Jobs and provider calls that were given up and wait for an operator."
+    return Family("ergon_dead_letters", "gauge", text, [({"kind": kind}, number)])
+
+
+def _age(since: float | None, now: float) -> float:
+    return 0.0 if since is None else round(max(0.0, now - since), 3)
+
+
+_STATES = ("closed", "open", "half_open")
+_OUTCOMES = ("succeeded", "failed", "dead_lettered")
+
+
+def provider_metrics(source: ProviderSource) -> list[Family]:
+    """Read the tables, then tell; nothing about a store that has none."""
+    source.check()
+    if source.looking is None or not source.has_tables():
+        return []
+    found = source.looking.figures(source.opened().now(), WAITING)
+    return [
+        *_circuits(found),
+        *_quotas(found),
+        *_calls(found),
+        _reasons(found),
+        dead_letters("provider", found.letters),
+    ]
+
+
+def _circuits(found: Figures) -> list[Family]:
+    counts = {each[:3]: each.number for each in found.circuits}
+    lanes = sorted({each[:2] for each in found.circuits})
+    return [
+        Family(
+            "ergon_provider_circuits",
+            "gauge",
+            "Lanes (a tenant's calls to a capability) by the state of their circuit.",
+            [
+                (
+                    {"provider": provider, "capability": capability, "state": state},
+                    counts.get((provider, capability, state), 0),
+                )
+                for provider, capability in lanes
+                for state in _STATES
+            ],
+        ),
+        Family(
+            "ergon_provider_lanes_failed_1h",
+            "gauge",
+            "Lanes that failed in the last hour, by the reason of their latest failure.",
+            [({**_labels(each), "reason": str(each.what)}, each.number) for each in found.failures],
+        ),
+    ]
+
+
+def _quotas(found: Figures) -> list[Family]:
+    used: list[Series] = [(_labels(each), each.used) for each in found.quotas]
+    limits: list[Series] = [(_labels(each), each.limit) for each in found.quotas]
+    text = "of the quota windows that are running, all tenants together."
+    return [
+        Family("ergon_provider_quota_used", "gauge", f"Units used {text}", used),
+        Family("ergon_provider_quota_limit", "gauge", f"Units allowed {text}", limits),
+    ]
+
+
+def _calls(found: Figures) -> list[Family]:
+    ends: list[Series] = [
+        ({**_labels(each), "outcome": outcome}, getattr(each, outcome))
+        for each in found.ended
+        for outcome in _OUTCOMES
+    ]
+    attempts: list[Series] = [(_labels(each), each.attempts) for each in found.ended]
+    return [
+        Family(
+            "ergon_provider_calls_1h",
+            "gauge",
+            "Calls that ended in the last hour, by outcome; from one-minute roll-ups.",
+            ends,
+        ),
+        Family(
+            "ergon_provider_attempts_1h",
+            "gauge",
+            "Attempts of the last hour, failed ones included; from one-minute roll-ups.",
+            attempts,
+        ),
+    ]
+
+
+def _reasons(found: Figures) -> Family:
+    return Family(
+        "ergon_provider_attempts_5m",
+        "gauge",
+        "Attempts of the last five minutes, and calls that a gate refused, by reason;"
+        " none for those that succeeded.",
+        [({**_labels(each), "reason": each.what or "none"}, each.number) for each in found.reasons],
+    )
+
+
+def _labels(each: Counted | Used | Ended) -> Mapping[str, str]:
+    return {"provider": each.provider_name, "capability": each.capability}
+
+
+def zone_metrics(source: ZoneSource) -> list[Family]:
+    """Ask the zone, then tell."""
+    status = source.status()
+    zone = {"zone": source.name}
+    return [
+        *_of_logs(zone, status["logs"]),
+        *_of_consumers(zone, status["consumers"], status["now_unix_ms"]),
+        *_of_links(zone, [link for link in status["links"] if link["peer"]]),
+        _gauge(
+            "ergon_zone_quarantined", "Facts that are set aside.", [(zone, status["quarantined"])]
+        ),
+        _gauge(
+            "ergon_zone_lost_facts", "Facts given up on purpose.", [(zone, status["lost_facts"])]
+        ),
+        _gauge(
+            "ergon_zone_alerts", "What a person should look at.", [(zone, len(status["alerts"]))]
+        ),
+        _gauge(
+            "ergon_zone_by_node",
+            "1 when the node itself told this, 0 when its folder was looked into.",
+            [(zone, int(status["source"] == "node"))],
+        ),
+    ]
+
+
+def _of_logs(zone: Mapping[str, str], logs: Iterable[Mapping[str, Any]]) -> list[Family]:
+    named = [({**zone, "log": log["log"]}, log) for log in logs]
+    return [
+        _gauge(
+            "ergon_zone_head_offset",
+            "The highest offset of a log.",
+            [(labels, log["head_offset"]) for labels, log in named],
+        ),
+        _gauge(
+            "ergon_zone_log_bytes",
+            "Payload kept in a log.",
+            [(labels, log["bytes"]) for labels, log in named],
+        ),
+    ]
+
+
+def _of_consumers(
+    zone: Mapping[str, str], consumers: Iterable[Mapping[str, Any]], now: int
+) -> list[Family]:
+    named = [({**zone, "consumer": each["consumer_name"]}, each) for each in consumers]
+    waits = [(labels, each.get("waiting_since_unix_ms")) for labels, each in named]
+    return [
+        _gauge(
+            "ergon_zone_consumer_lag",
+            "Facts that wait for a consumer.",
+            [(labels, each["lag"]) for labels, each in named],
+        ),
+        _gauge(
+            "ergon_zone_consumer_waiting_seconds",
+            "How long the oldest of them has waited; 0 when none does.",
+            [
+                (labels, 0.0 if since is None else max(0.0, (now - since) / 1000))
+                for labels, since in waits
+            ],
+        ),
+    ]
+
+
+def _of_links(zone: Mapping[str, str], links: Iterable[Mapping[str, Any]]) -> list[Family]:
+    named = [({**zone, "peer": link["peer"]}, link) for link in links]
+    known = [(labels, link) for labels, link in named if link.get("mode") is not None]
+    return [
+        _gauge(
+            "ergon_zone_link_sealed",
+            "1 for a link that an operator has shut.",
+            [(labels, int(link["sealed"])) for labels, link in named],
+        ),
+        _gauge(
+            "ergon_zone_link_mode",
+            "1 for the mode of a link; only its node knows it.",
+            [
+                ({**labels, "mode": mode.value}, int(link["mode"] == mode.value))
+                for labels, link in known
+                for mode in Mode
+            ],
+        ),
+        _gauge(
+            "ergon_zone_link_lag_seconds",
+            "How far behind the peer's log this zone is; only its node knows it.",
+            [(labels, float(link.get("lag_seconds") or 0.0)) for labels, link in known],
+        ),
+    ]
+
+
+def _gauge(name: str, text: str, series: list[Series]) -> Family:
+    return Family(name, "gauge", text, series)
+
 
 Questions = dict[str, Callable[[], list[Family]]]
 

@@ -8,10 +8,9 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from ergon_framework.web.answers import answer, unavailable
-from ergon_framework.web.gate import CALLER
-from ergon_framework.web.house import House, told
-from ergon_framework.web.refusals import REFUSALS, PartAwayError
+from ergon_framework.web.backend_pool import House, told
+from ergon_framework.web.middleware import CALLER
+from ergon_framework.web.responses import REFUSALS, PartAwayError, answer, unavailable
 
 PATIENCE = 2.0
 """Seconds that each store and zone has to answer a probe."""

@@ -13,8 +13,8 @@ from collections import Counter
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ergon_framework.web.answers import refusal
-from ergon_framework.web.bounds import HEAD
+from ergon_framework.web.middleware import HEAD
+from ergon_framework.web.responses import refusal
 
 REQUEST = 10.0
 """Seconds in which a whole request must have come, or the first one must have begun."""

@@ -10,20 +10,15 @@ from fastapi.security import HTTPBearer
 
 from ergon_framework.app.settings.sections import ServerSettings
 from ergon_framework.providers.api import create_router
-from ergon_framework.web.access_log import AccessLog
-from ergon_framework.web.boundary import boundary_routes
-from ergon_framework.web.bounds import Bounds, Limits
-from ergon_framework.web.dead_letters import dead_letter_routes
-from ergon_framework.web.desk import desk_routes
-from ergon_framework.web.gate import Doorkeeper, Gate
-from ergon_framework.web.house import House
-from ergon_framework.web.jobs import job_routes
+from ergon_framework.web.backend_pool import House
+from ergon_framework.web.backends import Sources, for_reading
+from ergon_framework.web.boundary_routes import boundary_routes
+from ergon_framework.web.dead_letter_routes import dead_letter_routes
+from ergon_framework.web.job_routes import desk_routes, job_routes
 from ergon_framework.web.metrics import metric_routes
-from ergon_framework.web.pages import given_once
+from ergon_framework.web.middleware import AccessLog, Bounds, Doorkeeper, Gate, Limits
 from ergon_framework.web.probes import probe_routes
-from ergon_framework.web.provider_source import for_reading
-from ergon_framework.web.refusals import NO_TOKEN, REFUSALS, add_refusals
-from ergon_framework.web.sources import Sources
+from ergon_framework.web.responses import NO_TOKEN, REFUSALS, add_refusals, given_once
 from ergon_framework.web.tokens import Tokens
 
 

@@ -1,14 +1,21 @@
-"""How failures become answers: the one shape, with a status for each kind of failure."""
+"""JSON responses, the one shape of errors with a status for each kind, and pagination."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import logging
+from collections import Counter
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any, Generic, TypeVar
 
-from fastapi import FastAPI, Request, Response
+import msgspec
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
 
 from ergon_framework.errors import (
     BoundaryError,
@@ -18,9 +25,38 @@ from ergon_framework.errors import (
     StoreError,
 )
 from ergon_framework.providers.schemas import ProviderHealthError
-from ergon_framework.web.answers import refusal, unavailable
 
 logger = logging.getLogger("ergon.web")
+
+
+NO_STORE = {"Cache-Control": "no-store"}
+RETRY_AFTER = 5
+"""Seconds after which asking again is worth it when a store does not answer."""
+
+
+def answer(body: Any) -> Response:
+    """What was asked for."""
+    return Response(msgspec.json.encode(body), 200, NO_STORE, "application/json")
+
+
+def refusal(
+    status: int,
+    code: str,
+    message: str,
+    details: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """Why a request was not answered."""
+    body = {"code": code, "message": message, "details": dict(details or {})}
+    return JSONResponse(body, status, {**NO_STORE, **(headers or {})})
+
+
+def unavailable(code: str, message: str, details: Mapping[str, Any] | None = None) -> JSONResponse:
+    """Something does not answer now, and may later."""
+    remedy = {"remedy": f"ask again in {RETRY_AFTER} seconds"}
+    headers = {"Retry-After": str(RETRY_AFTER)}
+    return refusal(503, code, message, {**remedy, **(details or {})}, headers)
+
 
 Problem = ProviderHealthError
 """The shape as OpenAPI publishes it."""
@@ -122,3 +158,65 @@ async def _wrong_input(_request: Request, error: Any) -> Response:
 
 async def _failed(_request: Request, _error: Exception) -> Response:
     return refusal(500, "internal", "the server failed; its log says how")
+
+
+T = TypeVar("T")
+
+MOST = 1000
+"""Items in one page."""
+_LISTS = {"status"}
+"""Parameters that may be repeated."""
+
+Limit = Annotated[int, Field(ge=1, le=MOST, description="At most so many items.")]
+Cursor = Annotated[
+    str | None,
+    Field(
+        pattern="^[A-Za-z0-9_-]{1,512}$",
+        description="The `next_cursor` of the page before, with its filters.",
+    ),
+]
+Payloads = Annotated[
+    bool,
+    Field(description="Also arguments, results and payloads, if the server's settings allow it."),
+]
+
+
+class Asked(BaseModel):
+    """Query parameters; one that is misspelt is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def given_once(request: Request) -> None:
+    """Refuse a parameter that is given twice: nobody could tell which one was meant."""
+    given = Counter(name for name, _ in request.query_params.multi_items())
+    for name, count in given.items():
+        if count > 1 and name not in _LISTS:
+            raise BadInputError(name, "given more than once", "give it once")
+
+
+class Page(BaseModel, Generic[T]):
+    """Some items of a list."""
+
+    items: list[T]
+    next_cursor: str | None = Field(description="For the next page; null when this is the last.")
+
+
+def page(items: list[Any], next_cursor: str | None = None) -> dict[str, Any]:
+    """A page as plain values."""
+    return {"items": items, "next_cursor": next_cursor}
+
+
+def cursor_text(place: Any) -> str:
+    """A place in a list as text that nobody needs to understand."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
+def cursor_place(text: str, shape: type[T]) -> T:
+    """The place that :func:`cursor_text` wrote down; ``BadInputError`` for anything else."""
+    try:
+        padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+        return msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True), type=shape)
+    except (UnicodeEncodeError, binascii.Error, msgspec.DecodeError, msgspec.ValidationError):
+        problem = "is not the next_cursor of such a list"
+        raise BadInputError("cursor", problem, CURSOR_REMEDY) from None

@@ -8,13 +8,22 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from ergon_framework.web.answers import answer
-from ergon_framework.web.desk import ListAsked, by_name
-from ergon_framework.web.house import House
-from ergon_framework.web.pages import Asked, Cursor, Limit, Page, cursor_place, cursor_text, page
-from ergon_framework.web.refusals import MISSING, PartAwayError
-from ergon_framework.web.shapes import ConsumerItem, GapItem, QuarantineItem, ZoneItem
-from ergon_framework.web.sources import zone_part
+from ergon_framework.web.backend_pool import House
+from ergon_framework.web.backends import zone_part
+from ergon_framework.web.job_routes import ListAsked, by_name
+from ergon_framework.web.responses import (
+    MISSING,
+    Asked,
+    Cursor,
+    Limit,
+    Page,
+    PartAwayError,
+    answer,
+    cursor_place,
+    cursor_text,
+    page,
+)
+from ergon_framework.web.schemas import ConsumerItem, GapItem, QuarantineItem, ZoneItem
 
 State = Literal["quarantined", "released", "discarded", "settled", "all"]
 

@@ -1,7 +1,8 @@
-"""``/api/v1/jobs``: jobs, the newest first; one job; why it is where it is."""
+"""``/api/v1/jobs``, ``queues``, ``schedules`` and ``workers``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
@@ -12,24 +13,26 @@ from pydantic import Field
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.desk_shape import queue_shapes, schedule_shape, worker_shape
+from ergon_framework.jobs.schedules import Scheduler
 from ergon_framework.jobs.shape import job_shape
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job, Search
-from ergon_framework.web.answers import answer
-from ergon_framework.web.house import House
-from ergon_framework.web.job_source import JobSource
-from ergon_framework.web.pages import (
+from ergon_framework.web.backend_pool import House
+from ergon_framework.web.backends import JobSource
+from ergon_framework.web.responses import (
+    MISSING,
     Asked,
     Cursor,
     Limit,
     Page,
     Payloads,
+    answer,
     cursor_place,
     cursor_text,
     page,
 )
-from ergon_framework.web.refusals import MISSING
-from ergon_framework.web.shapes import JobItem, JobWhy
+from ergon_framework.web.schemas import JobItem, JobWhy, QueueItem, ScheduleItem, WorkerItem
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """Where a page of jobs ended."""
@@ -122,3 +125,68 @@ def _why(source: JobSource, job_id: str) -> dict[str, Any]:
         queue = next((each for each in store.queues() if each.name == job.queue), None)
         sentences = explain_job(job, queue, store.workers(), store.now(), client.settings)
     return {"id": job.id, "status": job.status.value, "why": sentences}
+
+
+Rows = list[dict[str, Any]]
+
+
+class ListAsked(Asked):
+    """How much of a list."""
+
+    limit: Limit = 100
+    cursor: Cursor = None
+
+
+def desk_routes(house: House) -> APIRouter:
+    """The routes about queues, schedules and workers."""
+    router = APIRouter(prefix="/api/v1", tags=["jobs"])
+
+    async def listed(rows: Callable[[JobClient], Rows], key: str, asked: ListAsked) -> Response:
+        source = house.jobs()
+
+        def look() -> Rows:
+            with source.opened() as client:
+                return rows(client)
+
+        after = None if asked.cursor is None else cursor_place(asked.cursor, str)
+        return answer(by_name(await house.ask("jobs", look), key, asked.limit, after))
+
+    @router.get("/queues", summary="Queues, by name", response_model=Page[QueueItem])
+    async def queues(asked: Annotated[ListAsked, Query()]) -> Response:
+        """Every queue that has jobs or limits."""
+        return await listed(_queues, "name", asked)
+
+    @router.get("/schedules", summary="Schedules, by name", response_model=Page[ScheduleItem])
+    async def schedules(asked: Annotated[ListAsked, Query()]) -> Response:
+        """Every schedule that a worker has stored."""
+        return await listed(_schedules, "name", asked)
+
+    @router.get("/workers", summary="Workers, by id", response_model=Page[WorkerItem])
+    async def workers(asked: Annotated[ListAsked, Query()]) -> Response:
+        """Those that told of themselves."""
+        return await listed(_workers, "id", asked)
+
+    return router
+
+
+def by_name(rows: Rows, key: str, limit: int, after: str | None) -> dict[str, Any]:
+    """One page of a list that is read as a whole, in the order of a name."""
+    rows = sorted(rows, key=lambda row: str(row[key]))
+    left = rows if after is None else [row for row in rows if row[key] > after]
+    shown = left[:limit]
+    return page(shown, cursor_text(shown[-1][key]) if len(left) > limit else None)
+
+
+def _queues(client: JobClient) -> Rows:
+    store = client.store
+    return queue_shapes(store.queues(), store.named(), store.workers(), store.now())
+
+
+def _schedules(client: JobClient) -> Rows:
+    found = Scheduler(client.store).preview(1)
+    return [{**schedule_shape(each.schedule), "problem": each.problem or None} for each in found]
+
+
+def _workers(client: JobClient) -> Rows:
+    now = client.store.now()
+    return [worker_shape(each, now) for each in client.store.workers()]

@@ -1,0 +1,371 @@
+"""The stores and zones that the server reads, as the settings name them. None is ever created."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from ergon_framework.app.jobs import JobSetup, setup_of
+from ergon_framework.app.node import NodeAddress, node_address
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import (
+    call_stores,
+    file_has_table,
+    has_jobs,
+    is_in_memory,
+    keeps_calls,
+    keeps_jobs,
+    resolve_url,
+)
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    NodeUnavailableError,
+    SettingsError,
+    StoreSchemaError,
+)
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.requests import Store
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.opening import open_store as open_job_store
+from ergon_framework.ports.providerlooking import ProviderLooking
+from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
+from ergon_framework.providers.stores import open_store as open_provider_store
+from ergon_framework.storage.urls import file_of
+
+if TYPE_CHECKING:
+    from ergon_framework.boundary.settings import ZoneSettings
+    from ergon_framework.boundary.zone import Zone
+    from ergon_framework.providers.migrations.database import Database
+
+
+class JobSource:
+    """Opens a file for reading with every question, so that it may come and go.
+
+    A store on a server is opened with the first one: that costs much there, and its connections
+    find their way back by themselves.
+    """
+
+    def __init__(self, setup: JobSetup) -> None:
+        self.setup = setup
+        self._lock = threading.Lock()
+        self._server: Store | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[JobClient]:
+        """A client of the store; of an empty one where nobody has stored a job yet."""
+        with self._store() as store:
+            yield JobClient(settings=self.setup.jobs, store=store)
+
+    def check(self) -> None:
+        """Raise ``StoreError`` unless the store can be read."""
+        with self.opened() as client:
+            client.store.workers()
+
+    def close(self) -> None:
+        """Let go of a store on a server."""
+        with self._lock:
+            store, self._server = self._server, None
+        if store is not None:
+            store.close()
+
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
+        file = file_of(self.setup.url)
+        if file is None:
+            yield self._on_server()
+        elif file_has_table(file, "ergon_jobs"):
+            with closing(open_job_store(self.setup.url, read_only=True)) as store:
+                yield store
+        else:
+            yield MemoryJobStore(time.time)
+
+    def _on_server(self) -> Store:
+        with self._lock:
+            if self._server is None:
+                if not has_jobs(self.setup.url):
+                    return MemoryJobStore(time.time)
+                self._server = open_job_store(self.setup.url, read_only=True)
+            return self._server
+
+
+_NOBODY = LaneKey("*", "ergon", "readiness")
+"""A lane that nobody uses: reading it shows that the store answers."""
+
+
+class ProviderSource:
+    """Opens the store when it is there: opening one that is not would make its tables."""
+
+    def __init__(self, store: str | ProviderStore) -> None:
+        self._store = store
+        self._is_open = False
+        self._file: tuple[int, int] | None = None
+
+    @cached_property
+    def database(self) -> Database | None:
+        """Where its tables are; None when it has none."""
+        if not isinstance(self._store, str) or self._store.lower().startswith("memory:"):
+            return None
+        from ergon_framework.providers.migrations.database import database_of
+
+        return database_of(self._store)
+
+    @cached_property
+    def looking(self) -> ProviderLooking | None:
+        """Who reads its tables; None when it has none."""
+        if self.database is None:
+            return None
+        from ergon_framework.providers.stores.looking import SqlProviderLooking
+
+        return SqlProviderLooking(self.database)
+
+    def has_tables(self) -> bool:
+        """Whether there is anything to read; ``StoreError`` when the database does not answer."""
+        database = self.database
+        if database is None:
+            return True
+        if database.file is not None:
+            return file_has_table(database.file, "provider_dead_letters")
+        if self._is_open:
+            return True  # whoever made them does not unmake them
+        from ergon_framework.providers.migrations import running
+
+        with database.connect() as connection:
+            return running.current(connection) is not None
+
+    def opened(self) -> ProviderStore:
+        """The store, which the process shares; an empty one where there are no tables yet."""
+        if not self.has_tables():
+            from ergon_framework.providers.stores.memory import MemoryProviderStore
+
+            return MemoryProviderStore(time.time)
+        if self.database is not None and self.database.file is not None:
+            self._notice(self.database.file)
+        self._is_open = True
+        return open_provider_store(self._store)
+
+    def check(self) -> None:
+        """Raise ``StoreError`` unless the store can be read."""
+        self.opened().standing(_NOBODY)
+
+    def close(self) -> None:
+        """Let go of what was opened by its URL."""
+        if self._is_open and isinstance(self._store, str):
+            self._is_open = False
+            open_provider_store(self._store).close()
+
+    def _notice(self, file: Path) -> None:
+        """Another file may have taken its place, from a backup: the old one is let go."""
+        found = file.stat()
+        mark = (found.st_dev, found.st_ino)
+        if self._file not in {None, mark}:
+            self.close()
+        self._file = mark
+
+
+def for_reading(sources: Sequence[ProviderSource]) -> ProviderStore:
+    """How the lanes of all of them stand, as one store that is looked for with every call."""
+    return cast(ProviderStore, _Found(sources))
+
+
+class _Found:
+    """Hands every call to the stores that are there by then; lanes may be in any of them."""
+
+    def __init__(self, sources: Sequence[ProviderSource]) -> None:
+        self._sources = sources
+
+    def health(self, tenant_id: str) -> list[LaneHealth]:
+        return [lane for each in self._sources for lane in each.opened().health(tenant_id)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sources[0].opened(), name)
+
+
+_ADMIN = "bsfg.v1.BoundaryAdmin/"
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneSource:
+    """Where a zone can be asked about itself."""
+
+    name: str
+    node: NodeAddress | None
+    """None when the settings let the node choose its port: then nobody knows where it is."""
+    settings: ZoneSettings
+    timeout: float
+
+    def status(self) -> dict[str, Any]:
+        """How the zone stands; ``source`` tells whether its node said so or its folder."""
+        from ergon_framework.boundary.serving.status import status
+
+        return self._asked("GetStatus", {}, status)
+
+    def consumers(self) -> dict[str, Any]:
+        """Every consumer with its cursor and its backlog."""
+        from ergon_framework.boundary.serving.pages import consumer_shape
+
+        def look(zone: Zone) -> dict[str, Any]:
+            now = zone.clock()
+            return {"consumers": [consumer_shape(each, now) for each in zone.store.consumers()]}
+
+        return self._asked("ListConsumers", {}, look)
+
+    def quarantine(self, state: str, consumer: str | None) -> dict[str, Any]:
+        """What was set aside; its content stays out."""
+        from ergon_framework.boundary.serving.pages import quarantine_shape
+
+        def look(zone: Zone) -> dict[str, Any]:
+            found = zone.store.quarantine(consumer, None if state == "all" else state)
+            return {"items": [quarantine_shape(each) for each in found]}
+
+        wanted = {"state": state} | ({} if consumer is None else {"consumer_name": consumer})
+        return self._asked("ListQuarantine", wanted, look)
+
+    def gaps(self) -> dict[str, Any]:
+        """Every recorded loss."""
+        from ergon_framework.boundary.serving.pages import gap_shape
+
+        return self._asked(
+            "ListGaps", {}, lambda zone: {"gaps": [gap_shape(each) for each in zone.store.gaps()]}
+        )
+
+    def check(self) -> None:
+        """Raise ``ErgonError`` unless somebody answers for the zone."""
+        self.status()
+
+    def _asked(
+        self, method: str, fields: dict[str, Any], look: Callable[[Zone], dict[str, Any]]
+    ) -> dict[str, Any]:
+        try:
+            return {**self._by_node(method, fields), "source": "node"}
+        except ErgonError as error:
+            return {**self._by_folder(look, error), "source": "folder"}
+
+    def _by_node(self, method: str, fields: dict[str, Any]) -> dict[str, Any]:
+        if self.node is None:
+            raise NodeUnavailableError("nobody knows where the node listens")
+        with closing(self.node.connect(self.timeout)) as transport:
+            answer = transport.call(_ADMIN + method, json.dumps(fields).encode())
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def _by_folder(
+        self, look: Callable[[Zone], dict[str, Any]], refusal: ErgonError
+    ) -> dict[str, Any]:
+        from ergon_framework.boundary.upkeep.local import looked_at
+
+        try:
+            with looked_at(self.name, self.settings) as zone:
+                return look(zone)
+        except (ConfigurationError, StoreSchemaError):
+            pass  # no such zone has been there: the node is what was meant
+        raise refusal
+
+
+PROVIDERS = "providers"
+"""The name of the part that the store of provider calls is."""
+_NODE_PATIENCE = 0.6
+"""The share of a request's time that a node has to answer; the rest is for its folder."""
+
+
+class Source(Protocol):
+    """One of them."""
+
+    def check(self) -> None:
+        """Raise ``ErgonError`` unless it can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Everything there is to tell about; None is a part that the settings do not name."""
+
+    jobs: JobSource | None = None
+    providers: Mapping[str, ProviderSource] = field(default_factory=dict)
+    """By the names of their parts: a provider may have a store of its own."""
+    zones: Mapping[str, ZoneSource] = field(default_factory=dict)
+
+    def parts(self) -> Iterator[tuple[str, Source]]:
+        """Those that are there, by the names under which probes and metrics know them."""
+        if self.jobs is not None:
+            yield "jobs", self.jobs
+        yield from self.providers.items()
+        for name, zone in self.zones.items():
+            yield zone_part(name), zone
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        for each in self.providers.values():
+            each.close()
+        if self.jobs is not None:
+            self.jobs.close()
+
+
+def zone_part(name: str) -> str:
+    """What a zone is called among the parts."""
+    return f"zone:{name}"
+
+
+def provider_part(name: str) -> str:
+    """What the store of one provider is called among the parts; without a name, that of all."""
+    return f"{PROVIDERS}:{name}" if name else PROVIDERS
+
+
+def sources_of(settings: Settings, url: str | None = None) -> Sources:
+    """What the settings name; ``url`` is the store of jobs and provider calls instead of theirs."""
+    jobs = setup_of(settings, url)
+    calls = _calls(url) if url else call_stores(settings)
+    zones = _zones(settings)
+    if not (jobs.url or calls or zones):
+        file = settings.file
+        where = "there is no settings file" if file is None else f"{file} has none"
+        raise SettingsError(
+            f"no store: {where}",
+            remedy='write url = "sqlite:///work.db" under [store] in ergon.toml, or give --store',
+        )
+    for each in (jobs.url, calls.get("", "")):
+        if is_in_memory(each):
+            raise ConfigurationError(
+                "what a store in memory holds, only its own process can see",
+                remedy="name a store in a database, such as sqlite:///work.db",
+            )
+    return Sources(
+        JobSource(jobs) if keeps_jobs(jobs.url) else None,
+        {
+            provider_part(name): ProviderSource(each)
+            for name, each in calls.items()
+            if not is_in_memory(each)  # of a single provider: the others can be told about
+        },
+        zones,
+    )
+
+
+def _calls(url: str) -> dict[str, str]:
+    """A store that somebody names, if it is of a kind that keeps provider calls."""
+    return {"": resolve_url(url, Path())} if keeps_calls(url) else {}
+
+
+def _zones(settings: Settings) -> dict[str, ZoneSource]:
+    from ergon_framework.app.zones import known_zone
+
+    found = {}
+    for name in settings.extensions.get("zones") or {}:
+        setup = known_zone(settings.file, name)
+        if setup is not None:
+            timeout = settings.server.timeout * _NODE_PATIENCE
+            address = _address(settings.file, name)
+            found[name] = ZoneSource(name, address, setup.settings, timeout)
+    return found
+
+
+def _address(file: Path | None, zone: str) -> NodeAddress | None:
+    try:
+        return node_address(file, zone)
+    except ConfigurationError:  # it lets the node choose its port
+        return None

@@ -1,0 +1,254 @@
+"""What every request passes before a route: the access log, authentication, and limits.
+
+Callers with a token are answered; where there is no token, callers on this machine. The server only
+reads, and bounds the size of a request, its time, and how many are answered at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from time import monotonic
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ergon_framework.boundary.http.addresses import is_loopback
+from ergon_framework.providers.health_api.access import is_from_here
+from ergon_framework.web.responses import refusal
+from ergon_framework.web.tokens import Tokens
+
+logger = logging.getLogger("ergon.web.access")
+
+
+PROBES = frozenset({"/live", "/ready", "/health/live", "/health/ready"})
+CALLER = "ergon.caller"
+"""Where in the scope the name of a known caller stands; absent for one who is not known."""
+LOCAL = "local"
+"""What a caller on this machine is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doorkeeper:
+    """What it takes to be let in."""
+
+    tokens: Tokens | None = None
+    names: Collection[str] | None = None
+    """Which names of this server a request may use, besides those of loopback; None: any."""
+    probes_open: bool = True
+
+
+class Gate:
+    """Lets requests through that may be answered, and refuses others."""
+
+    def __init__(self, app: ASGIApp, keeper: Doorkeeper) -> None:
+        self._app = app
+        self._keeper = keeper
+        self._names = {name.lower().rstrip(".") for name in keeper.names or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it; whatever else a server tells is passed on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refused = self._foreign(headers)
+        if refused is None:
+            caller = self._caller(scope, headers)
+            if caller is not None:
+                scope[CALLER] = caller
+            elif not (self._keeper.probes_open and scope["path"] in PROBES):
+                refused = self._unknown()
+        await (self._app if refused is None else refused)(scope, receive, send)
+
+    def _foreign(self, headers: Headers) -> Response | None:
+        """A page elsewhere can send a browser here under a name of its own; not under ours."""
+        if self._keeper.names is None:
+            return None
+        given = headers.getlist("host")
+        name = _name_in(given[0]) if len(given) == 1 else ""
+        if name and (is_loopback(name) or name in self._names):
+            return None
+        return refusal(
+            403,
+            "foreign_host",
+            "this server is not known under the name in the header Host",
+            {"remedy": "ask for localhost or 127.0.0.1, or list the name under [server] names"},
+        )
+
+    def _caller(self, scope: Scope, headers: Headers) -> str | None:
+        if self._keeper.tokens is None:
+            return LOCAL if self._is_local(scope, headers) else None
+        given = headers.getlist("authorization")
+        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        caller = self._keeper.tokens.caller(token.strip().encode("latin-1"))
+        return caller if scheme.lower() == "bearer" else None
+
+    def _is_local(self, scope: Scope, headers: Headers) -> bool:
+        client = scope.get("client")
+        host = headers.get("host", "")
+        known = "localhost" if _name_in(host) in self._names else host
+        return is_from_here(None if client is None else client[0], headers.keys(), known)
+
+    def _unknown(self) -> Response:
+        if self._keeper.tokens is None:
+            return refusal(
+                403,
+                "not_permitted",
+                "without a token, only callers on this machine are answered",
+                {"remedy": "start the server with a token, and send it"},
+            )
+        return refusal(
+            401,
+            "unauthenticated",
+            "this server wants a token",
+            {"remedy": "send the header Authorization: Bearer <token>"},
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+
+def _name_in(host: str) -> str:
+    """A host without its port, and without the brackets of an IPv6 address."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower().rstrip(".")
+
+
+class AccessLog:
+    """Tells who asked for what; not the query, which names tenants."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and write down how it was answered."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, begun = 500, monotonic()
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            path = scope["raw_path"].decode("latin-1")  # still quoted: it cannot steer a terminal
+            who = scope.get(CALLER, "somebody")
+            spent = 1000 * (monotonic() - begun)
+            logger.info("%s %s %d %.0f ms for %s", scope["method"], path, status, spent, who)
+
+
+HEAD = 16 * 1024
+"""Bytes of a request before its body."""
+BODY = 64 * 1024
+"""Bytes of a request's body, which nobody reads."""
+_METHODS = "GET, HEAD"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of a server."""
+
+    requests: int = 64
+    seconds: float = 10.0
+
+
+class Bounds:
+    """Answers within its bounds, or says why not."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self._app = app
+        self._limits = limits
+        self._running = 0
+        self._left: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on as a GET, or refuse it; whatever else a server tells is passed on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(send, is_head=scope["method"] == "HEAD")
+        refused = self._refused(scope)
+        if refused is not None:
+            await refused(scope, receive, answer.send)
+        else:
+            await self._bounded({**scope, "method": "GET"}, receive, answer)
+
+    def _refused(self, scope: Scope) -> Response | None:
+        if scope["method"] not in {"GET", "HEAD"}:
+            remedy = {"remedy": "this server only tells: ask with GET or HEAD"}
+            text = "method not allowed"
+            return refusal(405, "method_not_allowed", text, remedy, {"Allow": _METHODS})
+        if _head_bytes(scope) > HEAD:
+            remedy = {"remedy": f"send at most {HEAD} bytes of path, query and headers"}
+            return refusal(431, "too_large", "the head of the request is too large", remedy)
+        length = Headers(scope=scope).get("content-length", "0")
+        if not length.isdecimal() or int(length[:20]) > BODY:
+            remedy = {"remedy": "send no body"}
+            closing = {"Connection": "close"}
+            return refusal(413, "too_large", "the body is too large", remedy, closing)
+        if self._running >= self._limits.requests and scope["path"] not in PROBES:
+            return _later("too_busy", f"{self._running} requests are being answered")
+        return None
+
+    async def _bounded(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """The answer in time. What a thread still does then cannot be stopped, and goes on."""
+        task = asyncio.ensure_future(self._app(scope, receive, answer.send))
+        task.add_done_callback(self._ended)
+        self._left.add(task)
+        self._running += 1
+        try:
+            await asyncio.wait({task}, timeout=self._limits.seconds)
+        finally:
+            self._running -= 1
+            if not task.done():  # too late, or the server stops
+                answer.is_late = True
+                task.cancel()
+        if not answer.is_late:
+            await task  # what it raised is for the server's log
+        elif answer.status == 0:
+            late = _later("timeout", f"no answer within {self._limits.seconds:g} s")
+            await late(scope, receive, answer.really_send)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._left.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: who waited has it, or nobody waits any more
+
+
+class _Answer:
+    """What goes to the caller: no body when only the head was asked for, nothing when too late."""
+
+    def __init__(self, send: Send, *, is_head: bool) -> None:
+        self._send = send
+        self._is_head = is_head
+        self.is_late = False
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer."""
+        if not self.is_late:
+            await self.really_send(message)
+
+    async def really_send(self, message: Message) -> None:
+        """Send it, late or not."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif self._is_head and message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await self._send(message)
+
+
+def _head_bytes(scope: Scope) -> int:
+    named = sum(len(name) + len(value) for name, value in scope["headers"])
+    return len(scope["path"]) + len(scope["query_string"]) + named
+
+
+def _later(code: str, text: str) -> Response:
+    return refusal(503, code, text, {"remedy": "ask again in a second"}, {"Retry-After": "1"})
