@@ -23,6 +23,7 @@ from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderSto
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
 from ergon_framework.providers.execution import (
+    Ending,
     ProviderExecutionContext,
     ProviderExecutionResult,
     refusing_renamed,
@@ -32,7 +33,8 @@ from ergon_framework.providers.pipeline import driving, tracing
 from ergon_framework.providers.pipeline.bodies import body_of
 from ergon_framework.providers.pipeline.edge import check_call
 from ergon_framework.providers.pipeline.express import Ticket, board
-from ergon_framework.providers.pipeline.fitting import Ending, Fitted, Options, fit
+from ergon_framework.providers.pipeline.options import Options
+from ergon_framework.providers.pipeline.runtime import Fitted, fit
 from ergon_framework.providers.pipeline.surrounded import surrounded
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recording.retention import KEEP

@@ -10,7 +10,21 @@ from enum import StrEnum
 
 from ergon_framework.core.breaker import Vote
 from ergon_framework.core.failure import Kind
-from ergon_framework.providers.errors import Reason
+
+
+class Reason(StrEnum):
+    """Why a call failed: a closed list."""
+
+    TIMEOUT = "timeout"
+    CONNECTION_ERROR = "connection_error"
+    RATE_LIMITED = "rate_limited"
+    AUTH_FAILED = "auth_failed"
+    QUOTA_EXHAUSTED = "quota_exhausted"
+    BAD_REQUEST = "bad_request"
+    RESPONSE_INVALID = "response_invalid"
+    DEPENDENCY_UNAVAILABLE = "dependency_unavailable"
+    CIRCUIT_OPEN = "circuit_open"
+    INTERNAL_ERROR = "internal_error"
 
 
 class Requeue(StrEnum):

@@ -7,25 +7,26 @@ reason code; what follows from a reason is decided in ``decisions.py`` and nowhe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any, ClassVar
 
 from ergon_framework.errors import ErgonError
+from ergon_framework.providers.decisions import Reason, kind_around
 
-
-class Reason(StrEnum):
-    """Why a call failed: a closed list."""
-
-    TIMEOUT = "timeout"
-    CONNECTION_ERROR = "connection_error"
-    RATE_LIMITED = "rate_limited"
-    AUTH_FAILED = "auth_failed"
-    QUOTA_EXHAUSTED = "quota_exhausted"
-    BAD_REQUEST = "bad_request"
-    RESPONSE_INVALID = "response_invalid"
-    DEPENDENCY_UNAVAILABLE = "dependency_unavailable"
-    CIRCUIT_OPEN = "circuit_open"
-    INTERNAL_ERROR = "internal_error"
+__all__ = [
+    "ERROR_OF",
+    "ProviderAuthError",
+    "ProviderBadRequestError",
+    "ProviderCircuitOpenError",
+    "ProviderConnectionError",
+    "ProviderDependencyError",
+    "ProviderError",
+    "ProviderInternalError",
+    "ProviderQuotaExceededError",
+    "ProviderRateLimitError",
+    "ProviderResponseFormatError",
+    "ProviderTimeoutError",
+    "Reason",
+]
 
 
 class ProviderError(ErgonError):
@@ -61,8 +62,6 @@ class ProviderError(ErgonError):
 
         ``held`` where one of our gates was closed, so that nothing was attempted.
         """
-        from ergon_framework.providers.decisions import kind_around
-
         return kind_around(self.reason_code, never_sent=self.never_sent)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 from ergon_framework.core.breaker import State
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.providerstore import DeadLetter
+from ergon_framework.ports.providerstore import DeadLetter, Outcome
 from ergon_framework.providers.errors import ProviderError, ProviderInternalError
 
 P = ParamSpec("P")
@@ -143,3 +143,7 @@ class ProviderExecutionResult:
         if self.success and self.data is not None:
             return self.data
         raise self.error or ProviderInternalError("the call failed without an error")
+
+
+Ending = Callable[[ProviderExecutionResult], DeadLetter | Outcome | None]
+"""What a call that failed comes to: a dead letter, ``RETRY`` if it goes on later, or neither."""

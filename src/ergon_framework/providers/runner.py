@@ -35,12 +35,15 @@ from ergon_framework.providers.errors import (
     ProviderError,
     ProviderInternalError,
 )
-from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.execution import (
+    Ending,
+    ProviderExecutionContext,
+    ProviderExecutionResult,
+)
 from ergon_framework.providers.hurry import hurried, unhurried
 from ergon_framework.providers.pipeline import tracing
 from ergon_framework.providers.pipeline.edge import check_call
 from ergon_framework.providers.pipeline.fingerprints import fingerprint
-from ergon_framework.providers.pipeline.fitting import Ending
 from ergon_framework.providers.pipeline.redaction import plain_json, squeezed_names
 from ergon_framework.providers.pipeline.stepping import step
 from ergon_framework.providers.tasking.holding import dead_owner, take

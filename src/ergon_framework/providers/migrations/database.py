@@ -91,9 +91,13 @@ class Database:
     def _told(self, error: SQLAlchemyError) -> ErgonError:
         cause = error.orig if isinstance(error, DBAPIError) else None
         if self.file is None:
-            from ergon_framework.providers.stores.postgres_faults import refused, translate
+            from ergon_framework.storage.postgres import errors as postgres_errors
 
-            return refused(cause or error, self.name) or translate(cause or error, self.name)
+            raw = cause or error
+            # Errors of connecting have no code: the server let nobody in.
+            is_answer = bool(getattr(raw, "sqlstate", None))
+            refusal = None if is_answer else postgres_errors.refused(raw, self.name)
+            return refusal or postgres_errors.translate(raw, self.name)
         found = errors.translate(cause, self.file) if isinstance(cause, sqlite3.Error) else None
         return found or StoreSchemaError(
             f"the tables of {self.name} cannot be used: {describe(cause or error)}",

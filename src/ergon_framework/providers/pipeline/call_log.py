@@ -5,7 +5,7 @@ from __future__ import annotations
 from ergon_framework.ports.providerstore import AttemptRow, Failed, LaneKey, Outcome
 from ergon_framework.providers.errors import ProviderError
 from ergon_framework.providers.execution import ProviderAttempt, ProviderExecutionContext
-from ergon_framework.providers.pipeline.manner import Manner
+from ergon_framework.providers.pipeline.options import Manner
 
 
 class CallLog:

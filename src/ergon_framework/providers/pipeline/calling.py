@@ -24,7 +24,6 @@ from ergon_framework.providers.mapping.kinds import is_time_up
 from ergon_framework.providers.pipeline.call_log import CallLog
 from ergon_framework.providers.pipeline.edge import check_units
 from ergon_framework.providers.pipeline.manner import (
-    Manner,
     context_of,
     deadline_of,
     give_back,
@@ -32,6 +31,7 @@ from ergon_framework.providers.pipeline.manner import (
     retry_after,
     whole_budget_ms,
 )
+from ergon_framework.providers.pipeline.options import Manner
 from ergon_framework.providers.pipeline.refusals import refusal
 from ergon_framework.providers.quota import Reservation
 

@@ -19,8 +19,9 @@ from ergon_framework.providers.pipeline.calling import Calling
 from ergon_framework.providers.pipeline.stepping import Errand, NotBegunError, Outcome, step
 
 if TYPE_CHECKING:
+    from ergon_framework.providers.execution import Ending
     from ergon_framework.providers.pipeline.express import Ticket
-    from ergon_framework.providers.pipeline.fitting import Ending, Fitted
+    from ergon_framework.providers.pipeline.runtime import Fitted
 
 T = TypeVar("T")
 Ended = tuple[ProviderExecutionResult, list[AttemptRow]]

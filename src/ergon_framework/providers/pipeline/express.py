@@ -27,12 +27,13 @@ from ergon_framework.providers.gates.circuits import CLEAR
 from ergon_framework.providers.gates.lanes import Lane, Permits
 from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.pipeline.calling import Calling
-from ergon_framework.providers.pipeline.manner import Manner, budget_ms, give_back, quota_snapshot
+from ergon_framework.providers.pipeline.manner import budget_ms, give_back, quota_snapshot
+from ergon_framework.providers.pipeline.options import Manner
 from ergon_framework.providers.pipeline.refusals import refusal
 from ergon_framework.providers.quota import Reservation
 
 if TYPE_CHECKING:
-    from ergon_framework.providers.pipeline.fitting import Fitted
+    from ergon_framework.providers.pipeline.runtime import Fitted
 
 _SUCCESS = Outcome.SUCCESS.value
 _SUCCEEDED = Stopped.SUCCEEDED.value

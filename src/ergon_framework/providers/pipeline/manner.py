@@ -1,55 +1,16 @@
-"""How one provider makes its calls, and what follows from what a caller gave."""
+"""What follows from what a caller gave: deadlines, contexts of attempts, budgets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-
-from ergon_framework.core.guard import GuardRule
 from ergon_framework.core.quota import Account
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.clock import Clock
-from ergon_framework.providers.decisions import Decision
 from ergon_framework.providers.errors import ProviderError
 from ergon_framework.providers.execution import ProviderExecutionContext, QuotaSnapshot
 from ergon_framework.providers.gates.lanes import Lane
-from ergon_framework.providers.gates.retries import Retries
+from ergon_framework.providers.pipeline.options import Manner
 from ergon_framework.providers.quota import Reservation
 
 _LONGEST_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
-
-
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How one provider makes its calls: fixed when it is built."""
-
-    guard: GuardRule
-    table: dict[str, Decision]
-    canonical: Callable[[Exception], ProviderError]
-    clock: Callable[[], Clock]
-    wall: Callable[[], float]
-    max_attempts: int
-    attempt_timeout: float | None
-    default_cooldown: float
-    longest_cooldown: float
-    fails_open: bool
-    retries: Retries
-    new_id: Callable[[], str]
-
-    def rule_of(self, context: ProviderExecutionContext) -> GuardRule:
-        """How one call is guarded: as all are, with fewer attempts if its caller says so."""
-        most, retry = self.attempts_of(context), self.guard.retry
-        return (
-            self.guard
-            if most >= retry.attempts
-            else replace(self.guard, retry=replace(retry, attempts=most))
-        )
-
-    def attempts_of(self, context: ProviderExecutionContext) -> int:
-        """How many attempts a call has in all, those included that others made before."""
-        if context.max_attempts is None:
-            return self.max_attempts
-        return min(self.max_attempts, context.max_attempts + context.attempt_offset)
 
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time

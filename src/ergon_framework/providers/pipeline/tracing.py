@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from opentelemetry.trace import Span
 
-from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.execution import (
+    Ending,
+    ProviderExecutionContext,
+    ProviderExecutionResult,
+)
 from ergon_framework.telemetry.propagation import outgoing
 from ergon_framework.telemetry.tracing import SpanKind, carried, crossed, edge, end, may_begin
-
-if TYPE_CHECKING:
-    from ergon_framework.providers.pipeline.fitting import Ending
 
 _NAME = "provider.call"
 

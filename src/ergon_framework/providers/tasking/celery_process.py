@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from celery import Celery, signals
 from celery.concurrency import ALIASES
@@ -24,14 +24,12 @@ from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter
 from ergon_framework.providers.mapping.text import message_of
 from ergon_framework.providers.recorder import close_recorders
+from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores.opening import preload
 from ergon_framework.providers.tasking.letters import sent_id
 from ergon_framework.providers.tasking.relay import Relay, Relayed, RelayThread
 from ergon_framework.providers.tasks import Carried
 from ergon_framework.providers.telling import tell
-
-if TYPE_CHECKING:
-    from ergon_framework.providers.celery_task import CeleryProviderTask
 
 _PATIENCE = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.4, "interval_max": 1.0}
 _CLOSING = 5.0
@@ -39,7 +37,27 @@ _PREFORK = "celery.concurrency.prefork"
 
 _Relays = dict[tuple[int, int, str], Relay]
 
-_tasks: weakref.WeakSet[CeleryProviderTask] = weakref.WeakSet()
+
+class RelayedTask(Protocol):
+    """What a worker process asks of a Celery task: its store, its queue, and to end cleanly."""
+
+    app: Any
+    _app: Any
+    name: Any
+    relays: bool
+    dead_letter_queue: str
+
+    def runner(self) -> ProviderTaskRunner:
+        """The runner of the task's calls, whose provider has the store."""
+
+    def begin_anew(self) -> None:
+        """Forget what belongs to the parent of this process."""
+
+    def close(self) -> None:
+        """Write what is on its way."""
+
+
+_tasks: weakref.WeakSet[RelayedTask] = weakref.WeakSet()
 _lock = threading.Lock()
 _thread: RelayThread | None = None
 
@@ -113,7 +131,7 @@ def celery_post(app: Any, queue: str) -> Iterator[CeleryCounter]:
         yield CeleryCounter(app, connection, queue)
 
 
-def relay_of(task: CeleryProviderTask, *, has_all: bool = False) -> Relay:
+def relay_of(task: RelayedTask, *, has_all: bool = False) -> Relay:
     """The relay from a task's store to its queue. Builds the provider if that was not done yet.
 
     It carries the letters of all tasks of the app that name this queue; with ``has_all``, those of
@@ -133,12 +151,12 @@ def _names(app: Any, queue: str) -> set[str]:
     }
 
 
-def know(task: CeleryProviderTask) -> None:
+def know(task: RelayedTask) -> None:
     """A task was made; whether its app ever uses it is another matter."""
     _tasks.add(task)
 
 
-def carry(task: CeleryProviderTask, *, is_now: bool = False) -> None:
+def carry(task: RelayedTask, *, is_now: bool = False) -> None:
     """There is a letter to carry: soon, or ``is_now`` where nobody would be there later."""
     if not is_now:
         _started().wake()

@@ -6,15 +6,10 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
 
-from ergon_framework.core.guard import GuardRule, RetryBudget, Scope
+from ergon_framework.core.guard import GuardRule, Scope
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.providerstore import (
     EVERYBODY,
     AttemptRow,
@@ -25,10 +20,13 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
 )
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
-from ergon_framework.providers.decisions import DecisionOptions, decisions
+from ergon_framework.providers.decisions import decisions
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
-from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
-from ergon_framework.providers.finite import is_finite
+from ergon_framework.providers.execution import (
+    Ending,
+    ProviderExecutionContext,
+    ProviderExecutionResult,
+)
 from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.gates.instants import steady
 from ergon_framework.providers.gates.lanes import Lane, Lanes
@@ -38,56 +36,16 @@ from ergon_framework.providers.mapping.tidying import tidy
 from ergon_framework.providers.pipeline.calling import Calling
 from ergon_framework.providers.pipeline.edge import MOST
 from ergon_framework.providers.pipeline.isolation import Isolation
-from ergon_framework.providers.pipeline.manner import Manner
+from ergon_framework.providers.pipeline.options import Manner, Options, check_options
 from ergon_framework.providers.pipeline.stepping import CALLS, OwnThreads, step_threads
-from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
+from ergon_framework.providers.quota import QuotaDesk
 from ergon_framework.providers.recorder import CLOSING, recorder_of
-from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telling import tell
 
-Ending = Callable[[ProviderExecutionResult], DeadLetter | Outcome | None]
-"""What a call that failed comes to: a dead letter, ``RETRY`` if it goes on later, or neither."""
-
 NEVER = 2**31
 """Failures in a row that open no circuit."""
-
-_KINDS = {
-    "retry_policy": RetryPolicy,
-    "circuit_breaker": CircuitBreaker,
-    "parent_breaker": CircuitBreaker,
-    "quota": QuotaPolicy,
-    "retry_budget": RetryBudget,
-    "decisions": DecisionOptions,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a provider was given."""
-
-    retry_policy: RetryPolicy
-    circuit_breaker: CircuitBreaker | Literal[False]
-    quota: QuotaPolicy | None
-    store: str | ProviderStore | None
-    timeout_budget_seconds: float | None
-    attempt_timeout_seconds: float | None
-    isolate: bool
-    durable: bool
-    parent_breaker: CircuitBreaker | None
-    retry_budget: RetryBudget | None
-    breaker_scope: str
-    quota_unit: str
-    quota_fails_open: bool
-    decisions: DecisionOptions
-    default_cooldown_seconds: float
-    max_cooldown_seconds: float
-    max_lanes: int
-    keep_records_seconds: float | None
-    spill: str | Path | None
-    clock: Clock | None
-    wall: Callable[[], float]
 
 
 class RowIds:
@@ -245,35 +203,8 @@ class Fitted:
 def fit(
     name: str, capability: str, options: Options, rules: Sequence[Rule], *, is_async: bool
 ) -> Fitted:
-    """Check the options against each other, and put the parts together."""
-    for field, kind in _KINDS.items():
-        value = getattr(options, field)
-        is_off = value is None or (value is False and field == "circuit_breaker")
-        if not is_off and not isinstance(value, kind):
-            raise ConfigurationError(f"{field} must be a {kind.__name__}, not {value!r}")
-    for field in ("timeout_budget_seconds", "attempt_timeout_seconds", "keep_records_seconds"):
-        value = getattr(options, field)
-        if value is not None:
-            _check_above_zero(field, value)
-    for field in ("default_cooldown_seconds", "max_cooldown_seconds", "max_lanes"):
-        _check_above_zero(field, getattr(options, field), may_be_zero=field.startswith("default"))
-    for field in ("breaker_scope", "quota_unit"):
-        value = getattr(options, field)
-        if value not in ("attempt", "execution"):
-            raise ConfigurationError(f"{field} must be 'attempt' or 'execution', not {value!r}")
-    has_end = (
-        options.timeout_budget_seconds is not None or options.attempt_timeout_seconds is not None
-    )
-    if options.isolate and not has_end:
-        raise ConfigurationError(
-            "isolate=True needs a time after which a call is left behind",
-            remedy="give timeout_budget_seconds or attempt_timeout_seconds",
-        )
-    if options.isolate and is_async:
-        raise ConfigurationError(
-            "isolate=True is for calls on threads, and this provider's _execute_impl is async",
-            remedy="leave it out: an async call is cancelled when its time is over",
-        )
+    """Check the options, and put the parts together."""
+    check_options(options, is_async=is_async)
     return Fitted(name, capability, options, rules, is_async=is_async)
 
 
@@ -330,8 +261,3 @@ def _manner(
         retries=retries,
         new_id=_new_id,
     )
-
-
-def _check_above_zero(name: str, value: Any, *, may_be_zero: bool = False) -> None:
-    if not is_finite(value) or value < 0 or (value == 0 and not may_be_zero):
-        raise ConfigurationError(f"{name} must be a number above 0, not {value!r}")
