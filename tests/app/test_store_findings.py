@@ -16,8 +16,8 @@ from ergon_framework.cli import invoke
 from ergon_framework.errors import SettingsError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.providers.migrations import VERSION_TABLE
+from ergon_framework.providers.migrations.commands import upgrade
 from ergon_framework.providers.migrations.database import database_of
-from ergon_framework.providers.migrations.running import upgrade
 
 pytestmark = pytest.mark.req("SCALE:doctor")
 

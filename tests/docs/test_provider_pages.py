@@ -37,15 +37,15 @@ from ergon_framework.providers.execution import (
     QuotaSnapshot,
 )
 from ergon_framework.providers.faults import FaultProfile
-from ergon_framework.providers.mapping.http import STATUS_REASONS
+from ergon_framework.providers.mapping.clients import STATUS_REASONS
 from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
 from ergon_framework.providers.models import metadata
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import RecorderStats
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.schemas import DeadLetterMessage, ProviderHealthItem
-from ergon_framework.providers.tasking.log import OUTCOMES
 from ergon_framework.providers.tasks import Gate, TaskOptions
+from ergon_framework.providers.telemetry import OUTCOMES
 from ergon_framework.storage import failpoints
 from tests.docs.pages import ROOT, blocks
 

@@ -15,7 +15,7 @@ import pytest
 from ergon_framework.core.breaker import State
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
-from ergon_framework.providers.pipeline.stepping import OwnThreads
+from ergon_framework.providers.pipeline.threads import OwnThreads
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores import open_store

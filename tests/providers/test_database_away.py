@@ -13,7 +13,7 @@ from ergon_framework.errors import StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.stores.late import Late
+from ergon_framework.providers.stores.database import Late
 from tests.providers.scripted import PATIENCE, Scripted, call, rows, used
 from tests.servers.postgres import PostgresServer
 from tests.servers.server import started

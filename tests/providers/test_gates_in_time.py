@@ -11,9 +11,8 @@ from ergon_framework.core.breaker import BreakerRule, Permit, State, Vote
 from ergon_framework.core.guard import Do, Guard, GuardRule
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.ports.providerstore import Quota
-from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
 from ergon_framework.providers.errors import ProviderRateLimitError, ProviderTimeoutError
-from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores.memory import MemoryProviderStore

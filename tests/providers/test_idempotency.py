@@ -14,20 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.ports.providerstore import ClaimState, LaneKey
+from ergon_framework.providers.delivery.idempotency import KeyGuard, check_key
+from ergon_framework.providers.delivery.owner_locks import dead_owner, take
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
-from ergon_framework.providers.pipeline.fingerprints import fingerprint
-from ergon_framework.providers.pipeline.redaction import (
-    message_of,
+from ergon_framework.providers.pipeline.request import fingerprint
+from ergon_framework.providers.redaction import (
     plain_json,
+    safe_message,
     squeezed_names,
     strip_secrets,
 )
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.tasking.holding import dead_owner, take
-from ergon_framework.providers.tasking.idempotency import (
-    KeyGuard,
-    check_key,
-)
 from ergon_framework.providers.tasks import Carried, Gate, TaskEnd
 from ergon_framework.redaction import is_secret
 from ergon_framework.testing import VirtualClock
@@ -248,7 +245,7 @@ def test_messages_are_veiled_and_bounded() -> None:
     error = ProviderBadRequestError(
         "GET https://u:pw@h/x?sig=abc failed: token=s3cret " + "y" * 900
     )
-    told = message_of(error)
+    told = safe_message(error)
     assert not any(each in told for each in ("pw@", "abc", "s3cret"))
     assert len(told) <= 500
 

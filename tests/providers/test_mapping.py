@@ -31,8 +31,8 @@ from ergon_framework.providers.errors import (
     Reason,
 )
 from ergon_framework.providers.mapping import Rule, canonical, unmapped_types
-from ergon_framework.providers.mapping.kinds import _MOST_TYPES, _types, _Unmapped
-from ergon_framework.providers.mapping.text import LONGEST_MESSAGE
+from ergon_framework.providers.mapping.rules import _MOST_TYPES, _types, _Unmapped
+from ergon_framework.providers.redaction import LONGEST_MESSAGE
 
 EVERY_CLASS = [
     (ProviderTimeoutError, "timeout"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.providers.mapping import canonical
-from ergon_framework.providers.mapping.http import STATUS_REASONS, reason_of_status
+from ergon_framework.providers.mapping.clients import STATUS_REASONS, reason_of_status
 
 
 class Answered(Exception):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.providers.mapping import canonical
-from ergon_framework.providers.mapping.text import LONGEST_MESSAGE, message_of, veiled
+from ergon_framework.providers.redaction import LONGEST_MESSAGE, describe_safely, veiled
 
 
 @pytest.mark.req("PEF:T-8")
@@ -97,9 +97,9 @@ def test_what_is_no_secret_is_told(text: str) -> None:
 
 def test_only_the_first_line_is_told() -> None:
     """The rest is detail, such as the parameters of a statement."""
-    assert message_of(ValueError("\nfirst\nsecond")) == "ValueError: first"
-    assert message_of(ValueError("   ")) == "ValueError"
-    assert message_of(ValueError()) == "ValueError"
+    assert describe_safely(ValueError("\nfirst\nsecond")) == "ValueError: first"
+    assert describe_safely(ValueError("   ")) == "ValueError"
+    assert describe_safely(ValueError()) == "ValueError"
 
 
 def test_a_message_is_bounded() -> None:
@@ -111,7 +111,7 @@ def test_a_message_is_bounded() -> None:
 
 def test_a_message_can_be_stored_and_shown() -> None:
     """No database refuses it and no terminal obeys it."""
-    message = message_of(RuntimeError("a\x00b\x1b[31mc\ud800"))
+    message = describe_safely(RuntimeError("a\x00b\x1b[31mc\ud800"))
     assert message.isprintable()
     assert message.encode().decode() == message
 

@@ -26,7 +26,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
 )
 from ergon_framework.providers.execution import ProviderExecutionContext
-from ergon_framework.providers.migrations import HEAD, REVISIONS, VERSION_TABLE, running
+from ergon_framework.providers.migrations import HEAD, REVISIONS, VERSION_TABLE, commands
 from ergon_framework.providers.migrations.database import Database, database_of
 from ergon_framework.providers.models import ProviderExecutionMetric, metadata
 from ergon_framework.providers.stores import open_store
@@ -57,7 +57,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 def upgraded(database: Database) -> str | None:
     """Upgrade it; what it was before."""
     with database.connect(creates=True) as connection:
-        return running.upgrade(connection)
+        return commands.upgrade(connection)
 
 
 def tables_of(database: Database) -> set[str]:
@@ -72,7 +72,7 @@ def test_an_empty_database_gets_the_tables(database: Database) -> None:
     assert tables_of(database) == OURS
     assert upgraded(database) == HEAD
     with database.connect() as connection:
-        assert running.current(connection) == HEAD
+        assert commands.current(connection) == HEAD
 
 
 def test_a_file_that_a_migration_makes_is_private(
@@ -82,7 +82,7 @@ def test_a_file_that_a_migration_makes_is_private(
     before = os.umask(0o022)
     try:
         with database_of(f"sqlite:///{tmp_path / 'upgraded.db'}").connect(creates=True) as one:
-            running.upgrade(one)
+            commands.upgrade(one)
         open_store(f"sqlite:///{tmp_path / 'opened.db'}").close()
     finally:
         os.umask(before)
@@ -95,12 +95,12 @@ def test_a_file_that_a_migration_makes_is_private(
 def test_the_models_are_what_the_migration_makes(database: Database) -> None:
     """Down to types, defaults, checks and names; and Alembic itself finds no difference."""
     with database.connect(creates=True) as connection:
-        running.upgrade(connection)
+        commands.upgrade(connection)
         migrated = things_in(connection)
         options = {"compare_server_default": True, "version_table": VERSION_TABLE}
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, metadata) == []
-        running.downgrade(connection)
+        commands.downgrade(connection)
         metadata.create_all(connection)
         created = things_in(connection)
     assert {name: how for name, how in migrated.items() if VERSION_TABLE not in name} == created
@@ -113,7 +113,7 @@ def test_a_host_keeps_everything_it_has(database: Database) -> None:
         build_host(connection)
     with database.connect() as connection:
         things, rows = things_in(connection), rows_in(connection)
-        running.upgrade(connection)
+        commands.upgrade(connection)
         after = things_in(connection)
         added = {name for name in after if name not in things}
         assert {name: after[name] for name in things} == things
@@ -121,7 +121,7 @@ def test_a_host_keeps_everything_it_has(database: Database) -> None:
         assert {name: rows_in(connection)[name] for name in rows} == rows
     with database.connect() as connection:
         connection.execute(text(INSERT_METRIC))
-        assert running.downgrade(connection) == HEAD
+        assert commands.downgrade(connection) == HEAD
     with database.connect() as connection:
         assert (things_in(connection), rows_in(connection)) == (things, rows)
 
@@ -131,7 +131,7 @@ def test_a_task_that_is_deleted_leaves_its_attempts(database: Database) -> None:
     """With a host's tasks there is a foreign key, which forgets a deleted one."""
     with database.connect(creates=True) as connection:
         build_host(connection)
-        running.upgrade(connection)
+        commands.upgrade(connection)
     with database.connect() as connection:
         if database.file is not None:
             connection.exec_driver_sql("PRAGMA foreign_keys = ON")
@@ -161,7 +161,7 @@ def test_tasks_that_cannot_be_referred_to(database: Database, tasks: str) -> Non
     """The tables come without a foreign key, and rows may name any task."""
     with database.connect(creates=True) as connection:
         connection.execute(text(tasks))
-        running.upgrade(connection)
+        commands.upgrade(connection)
         assert inspect(connection).get_foreign_keys(METRICS) == []
         connection.execute(text(INSERT_METRIC))
 
@@ -172,9 +172,9 @@ def test_tasks_with_another_kind_of_id(postgres_url: str) -> None:
     """PostgreSQL compares no text with a uuid: the migration does without the foreign key."""
     with database_of(postgres_url).connect() as connection:
         connection.execute(text("CREATE TABLE task_executions (id UUID PRIMARY KEY)"))
-        running.upgrade(connection)
+        commands.upgrade(connection)
         assert inspect(connection).get_foreign_keys(METRICS) == []
-        assert running.current(connection) == HEAD
+        assert commands.current(connection) == HEAD
 
 
 @pytest.mark.req("PEF:A-24")
@@ -182,7 +182,7 @@ def test_a_unique_id_is_enough(database: Database) -> None:
     """A primary key is not asked for."""
     with database.connect(creates=True) as connection:
         connection.execute(text("CREATE TABLE task_executions (number INT, id VARCHAR(36) UNIQUE)"))
-        running.upgrade(connection)
+        commands.upgrade(connection)
         assert len(inspect(connection).get_foreign_keys(METRICS)) == 1
 
 
@@ -194,7 +194,7 @@ def test_a_newer_revision_is_refused(database: Database) -> None:
     upgraded(database)
     with database.connect() as connection:
         connection.execute(text(NEWER))
-    for attempt in (running.upgrade, running.downgrade):
+    for attempt in (commands.upgrade, commands.downgrade):
         with (
             pytest.raises(StoreSchemaError, match="of revision '0999'") as caught,
             database.connect() as connection,
@@ -223,11 +223,11 @@ def test_tables_that_a_host_made_from_the_models(database: Database, names: list
         connection.execute(text(INSERT_METRIC))
     assert upgraded(database) is None
     with database.connect() as connection:
-        assert running.current(connection) == HEAD
+        assert commands.current(connection) == HEAD
         assert len(connection.execute(select(ProviderExecutionMetric)).all()) == 1
         adopted = things_in(connection)
-        running.downgrade(connection)
-        running.upgrade(connection)
+        commands.downgrade(connection)
+        commands.upgrade(connection)
         assert things_in(connection) == adopted
     assert upgraded(database) == HEAD
 
@@ -269,7 +269,7 @@ def test_a_provider_on_tables_that_a_host_made(database: Database) -> None:
         )
     assert result.success
     with database.connect() as connection:
-        assert running.current(connection) == HEAD
+        assert commands.current(connection) == HEAD
         assert len(connection.execute(select(ProviderExecutionMetric)).all()) == 1
 
 
@@ -290,8 +290,8 @@ def test_a_migration_that_fails_half_way_leaves_nothing(database: Database) -> N
 def test_the_callers_transaction_decides(database: Database) -> None:
     """What it takes back was never there."""
     with database.connect(creates=True) as connection:
-        running.upgrade(connection)
-        assert running.current(connection) == HEAD
+        commands.upgrade(connection)
+        assert commands.current(connection) == HEAD
         connection.rollback()
     assert tables_of(database) == set()
 
@@ -304,7 +304,7 @@ def test_going_back_to_a_revision_that_is_not_known(database: Database, revision
         pytest.raises(ConfigurationError, match="there is no revision") as caught,
         database.connect() as connection,
     ):
-        running.downgrade(connection, revision)
+        commands.downgrade(connection, revision)
     assert caught.value.remedy == "known are base, 0001"
     assert tables_of(database) == OURS
 
@@ -312,10 +312,10 @@ def test_going_back_to_a_revision_that_is_not_known(database: Database, revision
 def test_going_back_to_where_it_is(database: Database) -> None:
     """Nothing changes; with no tables at all, nothing is taken away either."""
     with database.connect(creates=True) as connection:
-        assert running.downgrade(connection) is None
-        running.upgrade(connection)
-        assert running.downgrade(connection, HEAD) == HEAD
-        assert running.current(connection) == HEAD
+        assert commands.downgrade(connection) is None
+        commands.upgrade(connection)
+        assert commands.downgrade(connection, HEAD) == HEAD
+        assert commands.current(connection) == HEAD
 
 
 # ---- several at once ----------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_a_database_that_is_up_to_date_is_only_read(database: Database) -> None:
             said.append(statement.split(maxsplit=1)[0].upper())
 
         event.listen(connection.engine, "before_cursor_execute", hear)
-        running.upgrade(connection)
+        commands.upgrade(connection)
     assert {*said} <= {"SELECT", "PRAGMA"}
     assert not any("LOCK" in each for each in said)
 
@@ -374,14 +374,14 @@ def execute_script(database: Database, script: str) -> None:
 
 def test_the_scripts_do_the_same(database: Database) -> None:
     """What ``--sql`` prints makes the same tables, known to later upgrades, and removes them."""
-    execute_script(database, running.upgrade_script(database.dialect))
+    execute_script(database, commands.upgrade_script(database.dialect))
     with database.connect() as connection:
         scripted = things_in(connection)
-        assert running.upgrade(connection) == HEAD
-        running.downgrade(connection)
-        running.upgrade(connection)
+        assert commands.upgrade(connection) == HEAD
+        commands.downgrade(connection)
+        commands.upgrade(connection)
         assert things_in(connection) == scripted
-    execute_script(database, running.downgrade_script(database.dialect))
+    execute_script(database, commands.downgrade_script(database.dialect))
     assert tables_of(database) == set()
 
 
@@ -392,7 +392,7 @@ def test_a_script_finds_the_hosts_tasks(postgres_url: str) -> None:
     database = database_of(postgres_url)
     with database.connect() as connection:
         build_host(connection)
-    execute_script(database, running.upgrade_script("postgresql"))
+    execute_script(database, commands.upgrade_script("postgresql"))
     with database.connect() as connection:
         assert len(inspect(connection).get_foreign_keys(METRICS)) == 1
 

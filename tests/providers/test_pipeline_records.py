@@ -11,13 +11,12 @@ import pytest
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.providerstore import Batch, DeadLetter
-from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderDependencyError,
     ProviderRateLimitError,
 )
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
-from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.telemetry import add_listener, remove_listener

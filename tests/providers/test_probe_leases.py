@@ -13,11 +13,9 @@ import pytest
 
 from ergon_framework.core.breaker import Permit, Vote
 from ergon_framework.ports.providerstore import LaneKey
-from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.circuit_breaker import LEASE, Circuit, CircuitBreaker, ProbeKeeper
 from ergon_framework.providers.errors import ProviderDependencyError
-from ergon_framework.providers.gates.circuits import Circuit
-from ergon_framework.providers.gates.lanes import Lane
-from ergon_framework.providers.gates.probes import LEASE, ProbeKeeper
+from ergon_framework.providers.pipeline.lanes import Lane
 from ergon_framework.providers.stores import open_store
 from tests.providers.scripted import ONCE, Scripted, call
 
@@ -92,7 +90,7 @@ def test_a_probe_without_a_budget_keeps_its_place(
 ) -> None:
     """A call that may take as long as it likes is under way for longer than the cooldown."""
     keeper = ProbeKeeper(time)
-    monkeypatch.setattr("ergon_framework.providers.gates.circuits.KEEPER", keeper)
+    monkeypatch.setattr("ergon_framework.providers.circuit_breaker.KEEPER", keeper)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
     here, there = (CircuitBreaker(1, 1).circuit(store, LANE, None) for _ in range(2))
     here.report(Permit(0), Vote.FAILURE)
@@ -114,7 +112,7 @@ def test_a_place_that_nobody_knows_of_is_not_renewed(
 ) -> None:
     """A time limit strikes just when it was taken: the place is free when its lease is over."""
     keeper = ProbeKeeper(time)
-    monkeypatch.setattr("ergon_framework.providers.gates.circuits.KEEPER", keeper)
+    monkeypatch.setattr("ergon_framework.providers.circuit_breaker.KEEPER", keeper)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
     breaker = CircuitBreaker(1, 1)
     provider = Scripted(DOWN, retry_policy=ONCE, circuit_breaker=breaker, store=store)

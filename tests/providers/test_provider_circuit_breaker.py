@@ -9,14 +9,12 @@ import pytest
 from ergon_framework.core.breaker import Breaker, Probe, State, Vote
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import EVERYBODY, LaneKey, ProviderStore
-from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.circuit_breaker import LEASE, Circuit, CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderAuthError,
     ProviderCircuitOpenError,
     ProviderDependencyError,
 )
-from ergon_framework.providers.gates.circuits import Circuit
-from ergon_framework.providers.gates.probes import LEASE
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores.memory import MemoryProviderStore

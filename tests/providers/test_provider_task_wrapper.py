@@ -24,6 +24,9 @@ from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.ports.providerstore import Batch, LetterStatus
 from ergon_framework.providers.celery_task import CeleryProviderTask
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.delivery import celery_worker
+from ergon_framework.providers.delivery.celery_worker import relay_app
+from ergon_framework.providers.delivery.dead_letters import sent_id
 from ergon_framework.providers.errors import (
     ProviderBadRequestError,
     ProviderCircuitOpenError,
@@ -36,9 +39,6 @@ from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
-from ergon_framework.providers.tasking import celery_process
-from ergon_framework.providers.tasking.celery_process import relay_app
-from ergon_framework.providers.tasking.letters import sent_id
 from ergon_framework.testing import VirtualClock
 
 pytestmark = pytest.mark.req("PROVIDERS:celery", "PEF:X-2", "PEF:T-1")
@@ -410,7 +410,7 @@ def test_a_worker_without_processes_carries_letters_too(
     """It hears of no process that begins; the parent of others leaves it to them."""
     started: list[bool] = []
     task_of(app, relays=True)
-    monkeypatch.setattr(celery_process, "_started", lambda: started.append(True))
+    monkeypatch.setattr(celery_worker, "_started", lambda: started.append(True))
     kind = type("TaskPool", (), {"__module__": pool})
     signals.worker_ready.send(sender=type("Consumer", (), {"pool": kind()})())
     assert bool(started) is begins

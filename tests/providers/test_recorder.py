@@ -14,7 +14,7 @@ from ergon_framework.errors import StoreFullError
 from ergon_framework.ports.providerstore import Batch, LaneKey
 from ergon_framework.providers import recorder as module
 from ergon_framework.providers.recorder import Recorder, close_recorders, recorder_of
-from ergon_framework.providers.recording.spill_files import find_left
+from ergon_framework.providers.spill import find_left
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.recorder_fakes import (
     WAIT,
@@ -347,7 +347,7 @@ def test_lanes_that_were_refused_once_are_forgotten(
     store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate's memory is bounded."""
-    from ergon_framework.providers.recording import refusals as recorder_refusals
+    from ergon_framework.providers import recorder as recorder_refusals
 
     monkeypatch.setattr(recorder_refusals, "_MOST_LANES", 8)
     recorder = Recorder(store.as_store, spill=None, is_threaded=False)

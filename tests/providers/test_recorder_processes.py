@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.providers.recording.spill_files import find_left
+from ergon_framework.providers.spill import find_left
 from ergon_framework.storage.failpoints import NAMES
 from tests.providers import recorder_child
 from tests.providers.recorder_child import ROWS, DurableStore

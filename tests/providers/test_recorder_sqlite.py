@@ -13,7 +13,7 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, LetterStatus, ProviderStore
 from ergon_framework.providers.health import health_of, lane_dict, provider_health
 from ergon_framework.providers.recorder import Recorder, recorder_of
-from ergon_framework.providers.recording.spill_files import find_left
+from ergon_framework.providers.spill import find_left
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.recorder_fakes import WAIT, letter, row

@@ -15,8 +15,8 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
 )
 from ergon_framework.ports.providerstore import AttemptRow, Batch
-from ergon_framework.providers.recording.spill import Spill
-from ergon_framework.providers.recording.writing import Marker, Writer
+from ergon_framework.providers.spill import Spill
+from ergon_framework.providers.write_behind import Marker, Writer
 from tests.providers.recorder_fakes import Ear, FakeClock, ScriptedStore, away, row, rows
 
 pytestmark = pytest.mark.req("PROVIDERS:storage", "PEF:B-11")

@@ -14,9 +14,9 @@ import pytest
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, DeadLetter, LetterStatus
+from ergon_framework.providers.delivery.dead_letters import LEASE, Relay, Relayed, RelayThread
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.tasking.relay import LEASE, Relay, Relayed, RelayThread
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.testing import VirtualClock
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.ports.providerstore import Batch
-from ergon_framework.providers.recorder import Recorder, recorder_of
-from ergon_framework.providers.recording.retention import EVERY, KEEP, SLICE, Retention
+from ergon_framework.providers.recorder import EVERY, KEEP, SLICE, Recorder, Retention, recorder_of
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider

@@ -16,6 +16,7 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneKey, ProviderStore
 from ergon_framework.providers import service as module
 from ergon_framework.providers.base import ProviderBase
+from ergon_framework.providers.delivery.dead_letters import letter_message
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
@@ -31,7 +32,6 @@ from ergon_framework.providers.service import (
 )
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.tasking.letters import letter_message
 from tests.providers.recorder_fakes import letter, row, rows
 
 TENANT = "3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"

@@ -19,9 +19,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.providerstore import Batch
 from ergon_framework.providers.migrations.database import database_of
-from ergon_framework.providers.recording.spill import Spill, default_spill
-from ergon_framework.providers.recording.spill_files import find_left
-from ergon_framework.providers.recording.spill_lines import line_of
+from ergon_framework.providers.spill import Spill, default_spill, find_left, line_of
 from tests.local_users import NOBODY, acting_as, needs_root, shared_folder
 from tests.providers.recorder_fakes import FakeClock, letter, row
 
@@ -242,7 +240,7 @@ def test_a_sync_that_fails_takes_the_lines_back(
         raise OSError(errno.EIO, "bad sector")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ergon_framework.providers.recording.spill_files.sync_file", fail)
+        patch.setattr("ergon_framework.providers.spill.sync_file", fail)
         with pytest.raises(StoreBrokenError):
             spill.keep([B], is_synced=True)
         spill.keep([C], is_synced=False)

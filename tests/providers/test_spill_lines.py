@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.ports.providerstore import AttemptRow, Batch
-from ergon_framework.providers.recording.spill_lines import batch_of, line_of
+from ergon_framework.providers.spill import batch_of, line_of
 from tests.providers.recorder_fakes import letter, row
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=20)  # lone surrogates too

@@ -17,7 +17,7 @@ import pytest
 from ergon_framework.core.breaker import BreakerRule, Permit, State, Vote
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneKey, Standing
-from ergon_framework.providers.gates.circuits import FRESH_FOR, PATIENCE, Circuit
+from ergon_framework.providers.circuit_breaker import FRESH_FOR, PATIENCE, Circuit
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.scripted import Scripted, acall, call

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from ergon_framework.ports.providerstore import Claim, LetterStatus
+from ergon_framework.providers.delivery import owner_locks
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
-from ergon_framework.providers.tasking import holding
 from ergon_framework.providers.tasks import TaskEnd
 from tests.providers.task_hands import call, provider, runner
 
@@ -34,8 +34,8 @@ ONCE = RetryPolicy(max_attempts=1)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where calls are held, without those of other tests."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(holding, "_swept_at", 0.0)
-    return holding._folder()
+    monkeypatch.setattr(owner_locks, "_swept_at", 0.0)
+    return owner_locks._folder()
 
 
 def open_holds() -> int:
@@ -162,50 +162,52 @@ def test_a_task_that_is_cancelled_at_its_end_has_ended(place: Path) -> None:
 
 def test_a_hold_always_has_a_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one before may end between the opening of its file and the lock on it."""
-    first = holding.take("call", "a")
+    first = owner_locks.take("call", "a")
     assert first is not None
 
     def between(file: int, how: int) -> None:
-        monkeypatch.setattr(holding, "fcntl", fcntl)
+        monkeypatch.setattr(owner_locks, "fcntl", fcntl)
         first.release()
         fcntl.flock(file, how)
 
     racing = SimpleNamespace(LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB, flock=between)
-    monkeypatch.setattr(holding, "fcntl", racing)
-    second = holding.take("call", "b")
+    monkeypatch.setattr(owner_locks, "fcntl", racing)
+    second = owner_locks.take("call", "b")
     assert second is not None
-    assert holding.take("call", "c") is None
+    assert owner_locks.take("call", "c") is None
     second.release()
     assert list(place.iterdir()) == []
 
 
 def test_only_ones_own_hold_is_removed(place: Path) -> None:
     """Somebody cleaned up, and another one holds the call since."""
-    first = holding.take("call", "a")
+    first = owner_locks.take("call", "a")
     assert first is not None
     next(place.iterdir()).unlink()
-    second = holding.take("call", "b")
+    second = owner_locks.take("call", "b")
     first.release()
     assert second is not None
     assert len(list(place.iterdir())) == 1
-    assert holding.take("call", "c") is None
+    assert owner_locks.take("call", "c") is None
     second.release()
 
 
 def test_what_the_dead_left_behind_is_swept(place: Path) -> None:
     """A day later, and only what nobody holds."""
-    holds: dict[str, Any] = {name: holding.take(name, "o") for name in ("dead", "alive", "young")}
+    holds: dict[str, Any] = {
+        name: owner_locks.take(name, "o") for name in ("dead", "alive", "young")
+    }
     files = {name: hold._path for name, hold in holds.items()}
     for name in ("dead", "young"):
         os.close(holds[name]._file)
     for name in ("dead", "alive"):
         os.utime(files[name], (time.time() - 100_000,) * 2)
-    holding._swept_at = 0.0
-    another = holding.take("another", "o")
+    owner_locks._swept_at = 0.0
+    another = owner_locks.take("another", "o")
     assert another is not None
     another.release()
     assert set(place.iterdir()) == {files["alive"], files["young"]}
-    assert holding.dead_owner("young") == "o"
+    assert owner_locks.dead_owner("young") == "o"
     holds["alive"].release()
 
 

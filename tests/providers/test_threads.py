@@ -12,9 +12,8 @@ import pytest
 
 from ergon_framework.core.breaker import Permit, State, Vote
 from ergon_framework.ports.providerstore import ProviderStore
-from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderDependencyError
-from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (

@@ -19,7 +19,7 @@ import pytest
 
 from ergon_framework.core.breaker import Permit, State, Vote
 from ergon_framework.ports.providerstore import ProviderStore
-from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
 from ergon_framework.providers.errors import (
     ERROR_OF,
     ProviderBadRequestError,
@@ -27,7 +27,6 @@ from ergon_framework.providers.errors import (
     ProviderError,
     ProviderTimeoutError,
 )
-from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy

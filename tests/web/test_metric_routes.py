@@ -21,7 +21,7 @@ from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.stores.looking import _ended, _reasons
+from ergon_framework.providers.stores.inspector import _ended, _reasons
 from ergon_framework.web.application import create_app
 from ergon_framework.web.metrics import LONGEST, MOST, Family, exposed
 from tests.providers.asking import ask

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def letter_shape(stored: StoredLetter, *, shows_payload: bool = False) -> dict[str, Any]:
     """A letter, what has become of it, and whether its call could be made again."""
-    from ergon_framework.providers.tasking.letters import letter_message, why_not_sendable
+    from ergon_framework.providers.delivery.dead_letters import letter_message, why_not_sendable
 
     shape = {
         "kind": "provider",
@@ -220,7 +220,7 @@ def deal(where: Places, do: Deal, wanted: Wanted, limit: int | None, *, is_dry: 
 def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
     """Ask for calls to be made again: a relay sends them. It is an error to name one it cannot."""
     from ergon_framework.ports.providerstore import LetterStatus
-    from ergon_framework.providers.tasking.letters import why_not_sendable
+    from ergon_framework.providers.delivery.dead_letters import why_not_sendable
     from ergon_framework.telemetry.notices import tell
 
     ready = (LetterStatus.PENDING, LetterStatus.PUBLISHED)

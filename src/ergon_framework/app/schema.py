@@ -68,23 +68,23 @@ class CallTables:
 
     def current(self) -> str | None:
         """The revision they have."""
-        from ergon_framework.providers.migrations import running
+        from ergon_framework.providers.migrations import commands
 
         with self.database.connect() as connection:
-            return running.current(connection)
+            return commands.current(connection)
 
     def upgrade(self) -> str | None:
         """Make them, or bring them up to date."""
-        from ergon_framework.providers.migrations import running
+        from ergon_framework.providers.migrations import commands
 
         with self.database.connect(creates=True) as connection:
-            return running.upgrade(connection)
+            return commands.upgrade(connection)
 
     def script(self) -> str:
         """The SQL."""
-        from ergon_framework.providers.migrations import running
+        from ergon_framework.providers.migrations import commands
 
-        return running.upgrade_script(self.database.dialect)
+        return commands.upgrade_script(self.database.dialect)
 
 
 @dataclass(frozen=True)

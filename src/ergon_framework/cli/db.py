@@ -83,11 +83,11 @@ def downgrade(
 
     Other tables are left alone, those of jobs too.
     """
-    from ergon_framework.providers.migrations import HEAD, running
+    from ergon_framework.providers.migrations import HEAD, commands
 
     database = _database(config, store)
     if sql:
-        _show_sql(running.downgrade_script(database.dialect, revision), as_json=as_json)
+        _show_sql(commands.downgrade_script(database.dialect, revision), as_json=as_json)
         return
     if not yes:
         raise ConfigurationError(
@@ -95,8 +95,8 @@ def downgrade(
             remedy="give --yes if that is what you want; --sql shows what would be done",
         )
     with database.connect() as connection:
-        before = running.downgrade(connection, revision)
-        rows = [_row("providers", running.current(connection), HEAD, before)]
+        before = commands.downgrade(connection, revision)
+        rows = [_row("providers", commands.current(connection), HEAD, before)]
     show_list(rows, _COLUMNS, as_json=as_json)
 
 

@@ -29,7 +29,7 @@ def opened(config: Path | None, url: str | None) -> Iterator[ProviderDesk]:
     """The store that the options or the settings name; neither a file nor tables are made."""
     from ergon_framework.providers.migrations.database import database_of
     from ergon_framework.providers.stores import open_store
-    from ergon_framework.providers.stores.looking import SqlProviderLooking
+    from ergon_framework.providers.stores.inspector import SqlProviderLooking
 
     named = named_store(config, url)
     database = database_of(named)
@@ -66,10 +66,10 @@ def named_store(config: Path | None, url: str | None) -> str:
 
 def check_tables(database: Database) -> None:
     """Refuse a database without our tables; ``StoreUnavailableError`` when it cannot be asked."""
-    from ergon_framework.providers.migrations import running
+    from ergon_framework.providers.migrations import commands
 
     with database.connect() as connection:
-        revision = running.current(connection)
+        revision = commands.current(connection)
     if revision is None:
         raise StoreSchemaError(
             f"{database.name} has no tables of provider calls",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ergon_framework.errors import MissingExtraError, StoreError
-from ergon_framework.providers.health_api.access import Authorize, adapted
+from ergon_framework.providers.authorization import Authorize, adapted
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.telling import logger
+from ergon_framework.providers.telemetry import logger
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -30,7 +30,7 @@ def create_router(store: str | ProviderStore, authorize: Authorize | None = None
             "the provider health API needs FastAPI",
             remedy="pip install 'ergon-framework[api]'",
         ) from error
-    from ergon_framework.providers.health_api.routes import build_router
+    from ergon_framework.providers.health_routes import build_router
 
     asked = adapted(authorize)
     try:

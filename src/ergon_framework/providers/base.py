@@ -20,6 +20,7 @@ from ergon_framework.errors import WiringError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.context import current_unit
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
+from ergon_framework.providers import telemetry
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
 from ergon_framework.providers.execution import (
@@ -29,16 +30,15 @@ from ergon_framework.providers.execution import (
     refusing_renamed,
 )
 from ergon_framework.providers.mapping import Rule
-from ergon_framework.providers.pipeline import driving, tracing
-from ergon_framework.providers.pipeline.bodies import body_of
-from ergon_framework.providers.pipeline.edge import check_call
-from ergon_framework.providers.pipeline.express import Ticket, board
+from ergon_framework.providers.pipeline import drivers
+from ergon_framework.providers.pipeline.fast_path import Ticket, board
 from ergon_framework.providers.pipeline.options import Options
+from ergon_framework.providers.pipeline.request import body_of, surrounded
 from ergon_framework.providers.pipeline.runtime import Fitted, fit
-from ergon_framework.providers.pipeline.surrounded import surrounded
 from ergon_framework.providers.quota import QuotaPolicy
-from ergon_framework.providers.recording.retention import KEEP
+from ergon_framework.providers.recorder import KEEP
 from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.validation import check_call
 from ergon_framework.telemetry.tracing import is_traced
 
 
@@ -139,7 +139,7 @@ class ProviderBase(ABC):
         """Make one guarded call. Failures are in the result; a wrong argument raises at once."""
         if is_traced():
             call = (tenant_id, campaign_id, operation, payload, context)
-            return tracing.execute(self, None, *call)
+            return telemetry.execute(self, None, *call)
         return self.execute_until(None, tenant_id, campaign_id, operation, payload, context)
 
     async def aexecute(
@@ -154,7 +154,7 @@ class ProviderBase(ABC):
         """The same for asyncio. An ``_execute_impl`` that is not async runs on a thread."""
         if is_traced():
             call = (tenant_id, campaign_id, operation, payload, context)
-            return await tracing.aexecute(self, None, *call)
+            return await telemetry.aexecute(self, None, *call)
         return await self.aexecute_until(None, tenant_id, campaign_id, operation, payload, context)
 
     def execute_until(
@@ -170,7 +170,7 @@ class ProviderBase(ABC):
         text = check_call(tenant_id, campaign_id, operation, payload, context)
         fitted = self._ready()
         if fitted.is_async:
-            driving.refuse_inside_loop()
+            drivers.refuse_inside_loop()
         lane, who = fitted.lane(tenant_id), (campaign_id, operation)
         around = current_unit()
         if around is not None:
@@ -182,12 +182,12 @@ class ProviderBase(ABC):
             may_refuse = ending is None
             ticket = board(fitted, lane, who, context, may_wait=True, may_refuse=may_refuse)
             if isinstance(ticket, Ticket):
-                return driving.ride(fitted, ticket, body, ending)
+                return drivers.ride(fitted, ticket, body, ending)
             if isinstance(ticket, ProviderExecutionResult):
                 return ticket
             call = ticket
         call = call or fitted.calling(lane, who, context)
-        return driving.drive(fitted, call, body, ending)
+        return drivers.drive(fitted, call, body, ending)
 
     async def aexecute_until(
         self,
@@ -212,12 +212,12 @@ class ProviderBase(ABC):
             may_wait, may_refuse = fitted.is_local, ending is None
             ticket = board(fitted, lane, who, context, may_wait=may_wait, may_refuse=may_refuse)
             if isinstance(ticket, Ticket):
-                return await driving.aride(fitted, ticket, body, ending)
+                return await drivers.aride(fitted, ticket, body, ending)
             if isinstance(ticket, ProviderExecutionResult):
                 return ticket
             call = ticket
         call = call or fitted.calling(lane, who, context)
-        return await driving.adrive(fitted, call, body, ending)
+        return await drivers.adrive(fitted, call, body, ending)
 
     # -- beside the calls ----------------------------------------------------------------------
 

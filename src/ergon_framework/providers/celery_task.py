@@ -32,12 +32,12 @@ from ergon_framework.providers.errors import (
     ProviderInternalError,
 )
 from ergon_framework.providers.execution import RENAMED, refuse_renamed
-from ergon_framework.providers.mapping.text import message_of as text_of
-from ergon_framework.providers.pipeline.redaction import message_of
+from ergon_framework.providers.redaction import describe_safely as text_of
+from ergon_framework.providers.redaction import safe_message
 from ergon_framework.providers.runner import ProviderTaskRunner
-from ergon_framework.providers.tasking.verdicts import LEAST_WAIT
 from ergon_framework.providers.tasks import (
     LARGEST_RESULT,
+    LEAST_WAIT,
     Carried,
     ComputedKeys,
     Gate,
@@ -46,7 +46,7 @@ from ergon_framework.providers.tasks import (
     TaskCall,
     TaskOptions,
 )
-from ergon_framework.providers.telling import tell
+from ergon_framework.providers.telemetry import tell
 
 try:
     from celery import Task
@@ -57,8 +57,8 @@ except ImportError as error:
         remedy='pip install "ergon-framework[celery]"',
     ) from error
 
-from ergon_framework.providers.tasking import celery_process
-from ergon_framework.providers.tasking.celery_process import relay_app
+from ergon_framework.providers.delivery import celery_worker
+from ergon_framework.providers.delivery.celery_worker import relay_app
 
 __all__ = ["CeleryProviderTask", "relay_app"]
 
@@ -151,7 +151,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         if budget is not None and self.soft_time_limit is None and self.time_limit is None:
             self.soft_time_limit = budget + SOFT_MARGIN
             self.time_limit = budget + HARD_MARGIN
-        celery_process.know(self)
+        celery_worker.know(self)
 
     def run(
         self,
@@ -190,7 +190,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
                 raise
             raise Reject(error, requeue=True) from error
         if ending.letter is not None and self.relays:
-            celery_process.carry(self, is_now=not call.may_wait)
+            celery_worker.carry(self, is_now=not call.may_wait)
         if not ending.is_final and call.may_wait:
             self._send_again(call, ending.carried, ending.seconds, _told(ending.result.error))
         if ending.result.success:
@@ -363,7 +363,7 @@ def _told(error: ProviderError | None) -> ProviderError:
     # Not of its own class, whose __init__ may ask for anything.
     kind = ERROR_OF.get(error.reason_code, ProviderInternalError)
     return kind(
-        message_of(error),
+        safe_message(error),
         http_status=getattr(error, "http_status", None),
         retry_after_seconds=getattr(error, "retry_after_seconds", None),
         never_sent=getattr(error, "never_sent", False),

@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 from ergon_framework.core.quota import Account, Window, block_of, latest_start, window_at
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
-from ergon_framework.providers.finite import is_finite
-from ergon_framework.providers.telling import tell
+from ergon_framework.providers.telemetry import tell
+from ergon_framework.providers.validation import is_finite
 
 ASK_AGAIN = 1.0
 """Seconds for which a refusal is believed: somebody may give units back."""

@@ -2,7 +2,9 @@
 
 A call never waits for the store, and never fails because of it. Rows that say how an execution
 ended are kept on disk while the store is away; retries and refusals are done without when room is
-short. Every row ends in one count: written, spilled and later replayed, dropped, or lost.
+short. Every row ends in one count: written, spilled and later replayed, dropped, or lost. There is
+one ``Recorder`` per store, with one thread. It also samples the rows of refused calls, of which an
+open circuit makes thousands a second, and deletes records that are older than they are kept.
 """
 
 from __future__ import annotations
@@ -13,20 +15,148 @@ import os
 import sys
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneKey, ProviderStore
-from ergon_framework.providers.recording.ledger import Tell
-from ergon_framework.providers.recording.refusals import RefusalGate
-from ergon_framework.providers.recording.retention import Retention
-from ergon_framework.providers.recording.spill import MAX_BYTES, Spill, beside, default_spill
-from ergon_framework.providers.recording.writing import LOOK, Marker, Writer
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.providerstore import (
+    EVERYBODY,
+    AttemptRow,
+    Batch,
+    ClaimState,
+    LaneKey,
+    ProviderStore,
+)
+from ergon_framework.providers.spill import MAX_BYTES, Spill, beside, default_spill
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.telling import tell
+from ergon_framework.providers.telemetry import tell
+from ergon_framework.providers.write_behind import LOOK, Marker, Tell, Writer
+
+_MOST_LANES = 10_000
+
+_Second = list[int]
+"""Of a lane: the second, refusals in it, rows allowed in it. A list: refusing must be cheap."""
+
+
+class RefusalGate:
+    """Counts every refusal, and lets some of them have a row. Any thread may call any method.
+
+    A lane may have ``rate`` rows within a second. One that wanted more goes on with a single row
+    in each second, until it wants no more than ``rate`` again.
+    """
+
+    def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._clock = clock
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with nothing: at first, and in a forked child."""
+        self._lock = threading.RLock()  # counting may be interrupted by a finalizer that calls
+        self.totals: dict[str, int] = {}
+        """Every refusal so far, by reason."""
+        self._rows = 0
+        self._lanes: dict[tuple[str, str, str], _Second] = {}
+
+    @property
+    def coalesced(self) -> int:
+        """Refusals that have no row."""
+        with self._lock:
+            return sum(self.totals.values()) - self._rows
+
+    def admits(self, row: AttemptRow) -> bool:
+        """Count a refused call; whether its row is to be written."""
+        with self._lock:
+            if self.skips_row(row):
+                return False
+            self._lanes[row.tenant_id, row.provider_name, row.capability][1] += 1
+            reason = row.reason_code or ""
+            self.totals[reason] = self.totals.get(reason, 0) + 1
+            self._rows += 1
+            return True
+
+    def skips(self, key: tuple[str, str, str], reason_code: str) -> bool:
+        """Whether a row would be left out now; if so the refusal is counted, and needs none."""
+        now = int(self._clock())
+        with self._lock:
+            lane = self._lanes.get(key)
+            if lane is None or lane[0] != now:
+                lane = self._begin(key, lane, now)
+            if lane[1] < lane[2]:
+                return False
+            lane[1] += 1
+            self.totals[reason_code] = self.totals.get(reason_code, 0) + 1
+            return True
+
+    def skips_row(self, row: AttemptRow) -> bool:
+        """The same for a row that is built already."""
+        return self.skips((row.tenant_id, row.provider_name, row.capability), row.reason_code or "")
+
+    def _begin(self, key: tuple[str, str, str], lane: _Second | None, now: int) -> _Second:
+        if lane is None and len(self._lanes) >= _MOST_LANES:
+            self._lanes.clear()  # what they say is worth nothing a second later
+        was_flooded = lane is not None and lane[0] == now - 1 and lane[1] > self._rate
+        begun = self._lanes[key] = [now, 0, 1 if was_flooded else self._rate]
+        return begun
+
+
+KEEP = 90 * 86_400.0
+"""Seconds for which attempts and settled dead letters are kept, unless somebody says otherwise."""
+
+EVERY = 3600.0
+"""Seconds between two looks for what is old; also the lease of the process that looks."""
+
+SLICE = 1000
+"""Rows that go at once."""
+
+_FIRST = 60.0
+"""Seconds after which a process looks for the first time: a short one deletes nothing."""
+
+_NEXT = 1.0
+"""Seconds between two slices."""
+
+_NAME = "retention of provider records"
+
+
+class Retention:
+    """Deletes what is old in one store. It belongs to one thread."""
+
+    def __init__(self, store: ProviderStore, clock: Callable[[], float]) -> None:
+        self.keep: float | None = KEEP
+        """Seconds; None: for ever."""
+        self.is_said = False
+        """Whether somebody asked for that."""
+        self._store = store
+        self._clock = clock
+        self.renew()
+
+    def renew(self) -> None:
+        """At first, and in a forked child, which is another process than its parent."""
+        self._owner = str(uuid.uuid4())
+        self._due_at = self._clock() + _FIRST
+
+    def look(self) -> int:
+        """Delete a slice of what is old, if it is time to; how many rows."""
+        keep, now = self.keep, self._clock()
+        if keep is None or now < self._due_at:
+            return 0
+        self._due_at = now + EVERY
+        try:
+            claim = self._store.claim(EVERYBODY, _NAME, _NAME, self._owner, EVERY, EVERY)
+            if claim.state is not ClaimState.MINE:
+                return 0
+            at = self._store.now()
+            gone = self._store.prune(at - keep, SLICE, keys_before=at)
+        except StoreError:
+            return 0  # it is away, or busy: later
+        if gone >= SLICE:
+            self._due_at = now + _NEXT
+        return gone
+
 
 CLOSING = 5.0
 """Seconds a process that ends gives its store to take the last rows."""

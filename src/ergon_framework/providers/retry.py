@@ -1,19 +1,26 @@
-"""How often and after which waits a provider is called again."""
+"""Retries of provider calls: the policy, its use without a provider, and the retry budget."""
 
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ergon_framework.core.failure import Failure
+from ergon_framework.core.guard import Do, Guard, GuardRule, RetryBudget, Stopped
 from ergon_framework.core.retry import Backoff, RetryRule
+from ergon_framework.engine.clocks import current_clock, sleep_until
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.providers.decisions import RETRYABLE_KINDS
-from ergon_framework.providers.finite import is_finite
+from ergon_framework.providers.decisions import DECISIONS, RETRYABLE_KINDS
+from ergon_framework.providers.errors import ProviderError, ProviderTimeoutError, Reason
+from ergon_framework.providers.execution import ProviderAttempt
+from ergon_framework.providers.mapping.rules import tidy
+from ergon_framework.providers.validation import is_finite
 
 if TYPE_CHECKING:
-    from ergon_framework.providers.gates.retrying import RetryOutcome
+    pass  # MERGED
 
 T = TypeVar("T")
 
@@ -84,7 +91,7 @@ class RetryPolicy:
         Whatever ``call`` raises is mapped to a canonical error; only retryable ones are retried,
         and no wait begins that would reach ``deadline``, an instant of ``time.monotonic``.
         """
-        from ergon_framework.providers.gates.retrying import run_with_retries
+        # MERGED
 
         return run_with_retries(self.rule, call, deadline)
 
@@ -92,3 +99,120 @@ class RetryPolicy:
 def _check_seconds(name: str, value: Any) -> None:
     if not is_finite(value) or value < 0:
         raise ConfigurationError(f"{name} must be a number of 0 or more, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryOutcome(Generic[T]):
+    """How it ended, and every attempt on the way."""
+
+    value: T | None
+    error: ProviderError | None
+    attempts: tuple[ProviderAttempt, ...]
+    stop_reason: str
+
+    @property
+    def success(self) -> bool:
+        """Whether the last attempt succeeded."""
+        return self.error is None
+
+    def unwrap(self) -> T:
+        """The value, or the canonical error raised."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]
+
+
+def run_with_retries(
+    rule: RetryRule, call: Callable[[], T], deadline: float | None = None
+) -> RetryOutcome[T]:
+    """Call until it succeeds, fails for good, or the rule or the deadline says stop."""
+    clock = current_clock()
+    began_at = clock.now()
+    guard = Guard(GuardRule(rule, has_quota=False), began_at, deadline)
+    log: list[ProviderAttempt] = []
+    value, error = None, None
+    do = guard.begun(began_at, None, began_at)
+    while do is not Do.END:
+        if do is Do.WAIT:
+            sleep_until(clock, guard.until)
+            now = clock.now()
+            do = guard.waited(now, None, now)
+            continue
+        guard.admitted(None)
+        started_at = clock.now()
+        try:
+            value, error = call(), None
+            do = guard.succeeded()
+        except Exception as raised:
+            error = tidy(raised)
+            do = guard.failed(_failure(error), clock.now(), random.random())  # noqa: S311 - jitter
+        log.append(_attempt(guard, started_at, clock.now(), error))
+    if not log:
+        error = ProviderTimeoutError("the deadline passed before an attempt", never_sent=True)
+    return RetryOutcome(value, error, tuple(log), (guard.stop or Stopped.SUCCEEDED).value)
+
+
+def _failure(error: ProviderError) -> Failure:
+    kind = DECISIONS[Reason(error.reason_code)].kind
+    return Failure(kind, error.reason_code, "", error.retry_after_seconds)
+
+
+def _attempt(
+    guard: Guard, started_at: float, ended_at: float, error: ProviderError | None
+) -> ProviderAttempt:
+    duration = (ended_at - started_at) * 1000
+    if error is None:
+        return ProviderAttempt(guard.attempts, started_at, duration)
+    retryable = DECISIONS[Reason(error.reason_code)].retries
+    reason, status = error.reason_code, error.http_status
+    return ProviderAttempt(
+        guard.attempts, started_at, duration, reason, retryable, guard.delay, status
+    )
+
+
+class Retries:
+    """Counts the calls under way. Without a budget nothing is counted, and everybody may retry."""
+
+    def __init__(self, budget: RetryBudget | None = None) -> None:
+        self._budget = budget
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._retrying: set[int] = set()
+        self.unreturned_units = 0
+        """Units that were to be given back when the store did not answer."""
+
+    def renew(self) -> None:
+        """After a fork, in the child: the calls under way are its parent's."""
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._retrying = set()
+
+    def began(self) -> None:
+        """A call is under way."""
+        if self._budget is not None:
+            with self._lock:
+                self._under_way += 1
+
+    def may_begin(self, call: object) -> bool:
+        """Whether a call may go on to another attempt; it counts from then on."""
+        if self._budget is None:
+            return True
+        with self._lock:
+            if id(call) in self._retrying:
+                return True
+            if not self._budget.allows(len(self._retrying), self._under_way):
+                return False
+            self._retrying.add(id(call))
+            return True
+
+    def ended(self, call: object) -> None:
+        """A call has ended, one way or the other."""
+        if self._budget is not None:
+            with self._lock:
+                self._under_way = max(0, self._under_way - 1)  # it may have begun before a fork
+                self._retrying.discard(id(call))
+
+    def unreturned(self, units: int) -> None:
+        """A refund got lost: the store did not answer."""
+        with self._lock:
+            self.unreturned_units += units

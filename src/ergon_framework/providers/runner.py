@@ -3,6 +3,7 @@
 One delivery of a message is one :meth:`ProviderTaskRunner.run`: the key is claimed, the provider
 called once with all its guards, and the ending says what becomes of the message. A call that is
 given up has its dead letter in the store, in the transaction of its last row, before this returns.
+A store that does not answer ends no task: the lease of the key runs out then.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from ergon_framework.core.guard import Stopped
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.clock import Clock
@@ -27,9 +29,22 @@ from ergon_framework.ports.providerstore import (
     LaneKey,
     Outcome,
 )
+from ergon_framework.providers import telemetry
 from ergon_framework.providers.base import ProviderBase
-from ergon_framework.providers.decisions import decisions
+from ergon_framework.providers.decisions import Decision, decisions
+from ergon_framework.providers.delivery.dead_letters import LetterNames, kept_payload, new_letter
+from ergon_framework.providers.delivery.idempotency import (
+    KeyGuard,
+    check_key,
+    conflict,
+    earlier_failure,
+    may_run_again,
+    message_key,
+)
+from ergon_framework.providers.delivery.owner_locks import Held, dead_owner, take
+from ergon_framework.providers.delivery.results import ResultKeeping
 from ergon_framework.providers.errors import (
+    ERROR_OF,
     ProviderBadRequestError,
     ProviderDependencyError,
     ProviderError,
@@ -41,36 +56,171 @@ from ergon_framework.providers.execution import (
     ProviderExecutionResult,
 )
 from ergon_framework.providers.hurry import hurried, unhurried
-from ergon_framework.providers.pipeline import tracing
-from ergon_framework.providers.pipeline.edge import check_call
-from ergon_framework.providers.pipeline.fingerprints import fingerprint
-from ergon_framework.providers.pipeline.redaction import plain_json, squeezed_names
-from ergon_framework.providers.pipeline.stepping import step
-from ergon_framework.providers.tasking.holding import dead_owner, take
-from ergon_framework.providers.tasking.idempotency import (
-    KeyGuard,
-    check_key,
-    conflict,
-    earlier_failure,
-    message_key,
-)
-from ergon_framework.providers.tasking.letters import LetterNames, kept_payload, new_letter
-from ergon_framework.providers.tasking.log import log_ending
-from ergon_framework.providers.tasking.results import ResultKeeping
-from ergon_framework.providers.tasking.runs import TaskRun, error_of, not_called
-from ergon_framework.providers.tasking.settling import free, let_go, settle
-from ergon_framework.providers.tasking.verdicts import Moment, Verdict, defer, verdict_on
+from ergon_framework.providers.pipeline.request import fingerprint
+from ergon_framework.providers.pipeline.threads import step
+from ergon_framework.providers.redaction import plain_json, safe_message, squeezed_names
 from ergon_framework.providers.tasks import (
     ComputedKeys,
     Gate,
     GivenUp,
     KeepResults,
+    Moment,
     TaskCall,
     TaskEnd,
     TaskEnding,
     TaskOptions,
+    Verdict,
+    defer,
+    verdict_on,
 )
-from ergon_framework.providers.telling import tell
+from ergon_framework.providers.telemetry import log_ending, tell
+from ergon_framework.providers.validation import check_call
+
+DONE = Verdict(TaskEnd.DONE)
+
+
+@dataclass(slots=True)
+class TaskRun:
+    """What one delivery knows of itself."""
+
+    call: TaskCall
+    lane: LaneKey
+    names: LetterNames
+    context: ProviderExecutionContext
+    guard: KeyGuard
+    clock: Clock
+    began_at: float
+    is_ours: bool = False
+    """Whether the key was claimed, so that what comes of the call is written under it."""
+    lease_ends_at: float = 0.0
+    """When the key that was claimed is free for others, by the store's clock."""
+    overtaken_by: Claim | None = None
+    """What became of the key while this delivery stood still for longer than its lease."""
+    verdict: Verdict = DONE
+    held: Held | None = None
+    mark: str | None = None
+    """That a message which came back is being tried; taken away when it ends as it should."""
+    end: GivenUp | None = None
+    letter: DeadLetter | None = None
+
+    def arguments(
+        self,
+    ) -> tuple[str, str | None, str, dict[str, Any], ProviderExecutionContext]:
+        """What the provider is called with; the payload is its own, to do with as it likes."""
+        call = self.call
+        payload = plain_json(call.payload)
+        return call.tenant_id, call.campaign_id, call.operation, payload, self.context
+
+    def let_go(self) -> None:
+        """Say that no call is being made any more."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.release()
+
+    def not_called(
+        self, error: ProviderError | None, data: dict[str, Any] | None = None
+    ) -> ProviderExecutionResult:
+        """The result of a delivery that did not call the provider."""
+        result = not_called(error, self.names.correlation_id, data)
+        result.idempotency_key = self.names.idempotency_key
+        result.duration_ms = (self.clock.now() - self.began_at) * 1000
+        return result
+
+    def given_up(self, result: ProviderExecutionResult, now: float, *, retryable: bool) -> GivenUp:
+        """What its dead letter says about the end."""
+        error = result.error or ProviderInternalError("the call failed without an error")
+        return GivenUp(
+            reason_code=error.reason_code,
+            error_type=type(error).__name__,
+            message=safe_message(error),
+            attempts=self.call.carried.attempts + result.attempts,
+            occurred_at=now,
+            retryable=retryable,
+            http_status=result.http_status or getattr(error, "http_status", None),
+        )
+
+
+def not_called(
+    error: ProviderError | None, correlation_id: str, data: dict[str, Any] | None = None
+) -> ProviderExecutionResult:
+    """The result where there was no call: what an earlier one gave, or why there was none."""
+    return ProviderExecutionResult(
+        success=error is None,
+        data=None if error is not None else data or {},
+        error=error,
+        reason_code=None if error is None else error.reason_code,
+        attempts=0,
+        duration_ms=0.0,
+        correlation_id=correlation_id,
+        retry_after_seconds=None if error is None else error.retry_after_seconds,
+        stop_reason=(Stopped.SUCCEEDED if error is None else Stopped.NOT_RETRYABLE).value,
+        replayed=error is None,
+    )
+
+
+def error_of(end: GivenUp) -> ProviderError:
+    """The error of a call that was given up by an earlier delivery."""
+    kind = ERROR_OF.get(end.reason_code, ProviderInternalError)
+    return kind(end.message, http_status=end.http_status)
+
+
+def settle(
+    run: TaskRun,
+    result: ProviderExecutionResult,
+    table: dict[str, Decision],
+    keeping: ResultKeeping,
+) -> None:
+    """Write under the key what came of the call, and its result as ``keeping`` says."""
+    if not run.is_ours:
+        return
+    try:
+        is_ours = _is_finished(run, result, table, keeping)
+    except StoreError as fault:
+        tell("key.left_open", key=run.lane, error=type(fault).__name__)
+        return
+    if not is_ours:  # the lease was over, and somebody else has it
+        tell("key.lost", key=run.lane)
+
+
+def _is_finished(
+    run: TaskRun,
+    result: ProviderExecutionResult,
+    table: dict[str, Decision],
+    keeping: ResultKeeping,
+) -> bool:
+    guard, error, end = run.guard, result.error, run.verdict.end
+    if end is TaskEnd.DONE:
+        return keeping.write(guard, result.data or {})
+    if end is TaskEnd.FAILED and error is not None:
+        reason = error.reason_code
+        if not may_run_again(table[reason], reason):
+            return guard.fail(reason, safe_message(error))
+    return guard.free(result.reason_code)
+
+
+def let_go(run: TaskRun) -> None:
+    """The delivery ends as it should: its worker was not lost."""
+    run.let_go()
+    mark, run.mark = run.mark, None
+    try:
+        if mark is not None:
+            run.guard.unmark(mark)
+    except StoreError as fault:
+        tell("key.left_open", key=run.lane, error=type(fault).__name__)
+
+
+def free(run: TaskRun) -> None:
+    """The call was broken off: whoever comes next need not wait for the lease to end.
+
+    It still counts as a lost worker: a call that breaks off every time must come to an end.
+    """
+    run.let_go()
+    try:
+        if run.is_ours:
+            run.guard.free()
+    except StoreError as fault:
+        tell("key.left_open", key=run.lane, error=type(fault).__name__)
+
 
 T = TypeVar("T")
 
@@ -127,7 +277,7 @@ class ProviderTaskRunner:
         if isinstance(run, TaskEnding):
             return run
         try:
-            result = tracing.execute(self.provider, self._ending_of(run), *run.arguments())
+            result = telemetry.execute(self.provider, self._ending_of(run), *run.arguments())
         except BaseException:
             free(run)
             raise
@@ -153,7 +303,7 @@ class ProviderTaskRunner:
             if isinstance(run, TaskEnding):
                 return run
             ending = self._ending_of(run)
-            result = await tracing.aexecute(self.provider, ending, *run.arguments())
+            result = await telemetry.aexecute(self.provider, ending, *run.arguments())
         except BaseException as error:
             for each in opened:
                 if not isinstance(each, TaskRun):

@@ -12,7 +12,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.ports.providerstore import LaneHealth, ProviderStore
 from ergon_framework.providers.recorder import known_recorder
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.telling import logger
+from ergon_framework.providers.telemetry import logger
 
 PATIENCE = 1.0
 """Seconds a summary waits for rows of this process that are on their way to the store."""

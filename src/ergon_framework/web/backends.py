@@ -122,7 +122,7 @@ class ProviderSource:
         """Who reads its tables; None when it has none."""
         if self.database is None:
             return None
-        from ergon_framework.providers.stores.looking import SqlProviderLooking
+        from ergon_framework.providers.stores.inspector import SqlProviderLooking
 
         return SqlProviderLooking(self.database)
 
@@ -135,10 +135,10 @@ class ProviderSource:
             return file_has_table(database.file, "provider_dead_letters")
         if self._is_open:
             return True  # whoever made them does not unmake them
-        from ergon_framework.providers.migrations import running
+        from ergon_framework.providers.migrations import commands
 
         with database.connect() as connection:
-            return running.current(connection) is not None
+            return commands.current(connection) is not None
 
     def opened(self) -> ProviderStore:
         """The store, which the process shares; an empty one where there are no tables yet."""

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ergon_framework.boundary.http.addresses import is_loopback
-from ergon_framework.providers.health_api.access import is_from_here
+from ergon_framework.providers.authorization import is_from_here
 from ergon_framework.web.responses import refusal
 from ergon_framework.web.tokens import Tokens
 

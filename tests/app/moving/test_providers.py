@@ -22,10 +22,10 @@ from ergon_framework.errors import (
     StoreSchemaError,
 )
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
-from ergon_framework.providers.migrations import running
+from ergon_framework.providers.migrations import commands
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, metadata
-from ergon_framework.providers.stores.opening import open_store as open_provider_store
+from ergon_framework.providers.stores.registry import open_store as open_provider_store
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.app.moving.stock import copied, discarded, ergon, job_sums, moved, with_jobs
 from tests.campaign.sampling import campaign, sampled
@@ -53,7 +53,7 @@ def value_of(table: Table, column: Any, number: int) -> Any:
 def with_calls(url: str, rows: int = 7) -> str:
     """A database with some rows of each table."""
     with database_of(url).connect(creates=True) as connection:
-        running.upgrade(connection)
+        commands.upgrade(connection)
         for table in metadata.sorted_tables:
             values = [
                 {each.name: value_of(table, each, number) for each in table.columns}

@@ -21,7 +21,7 @@ from ergon_framework.ports.providerstore import Batch
 from ergon_framework.providers.migrations import VERSION_TABLE
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.stores.ground import TaskMissingError
+from ergon_framework.providers.stores.database import TaskMissingError
 from ergon_framework.providers.stores.postgres import PostgresGround
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteGround
@@ -299,7 +299,7 @@ def test_a_tenant_that_does_not_fit_is_refused(url: str, clock: HandClock) -> No
 )
 def test_what_a_server_says_is_told_in_our_words(state: str, kind: type[StoreError]) -> None:
     """Each kind of trouble has its error, and details that may show values are left out."""
-    from ergon_framework.providers.stores.postgres_faults import translate
+    from ergon_framework.providers.stores.postgres import translate
 
     class Trouble(Exception):
         sqlstate = state

@@ -16,8 +16,8 @@ from ergon_framework.ports.providerstore import Batch, LaneKey, ProviderStore
 from ergon_framework.providers.recorder import Recorder, recorder_of
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.stores.sql_gates import breaker_of
-from ergon_framework.providers.stores.sql_records import _add_minutes
+from ergon_framework.providers.stores.sql_attempts import _add_minutes
+from ergon_framework.providers.stores.sql_lanes import breaker_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter

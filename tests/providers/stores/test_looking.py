@@ -9,7 +9,7 @@ from ergon_framework.core.quota import Window
 from ergon_framework.ports.providerlooking import Counted, Ended, Used
 from ergon_framework.ports.providerstore import Batch, LaneKey, LetterStatus
 from ergon_framework.providers.migrations.database import database_of
-from ergon_framework.providers.stores.looking import SqlProviderLooking
+from ergon_framework.providers.stores.inspector import SqlProviderLooking
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
 

@@ -13,7 +13,7 @@ from ergon_framework.errors import ConfigurationError, MissingExtraError, StoreU
 from ergon_framework.ports.providerstore import Batch, ProviderStore
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.stores.opening import check_url
+from ergon_framework.providers.stores.registry import check_url
 from tests.providers.stores.workshop import LANE, HandClock, attempt
 
 pytestmark = pytest.mark.req("PROVIDERS:storage")

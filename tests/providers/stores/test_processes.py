@@ -20,7 +20,7 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
 )
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.stores.ground import AFTER, BEFORE
+from ergon_framework.providers.stores.database import AFTER, BEFORE
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
 

@@ -12,7 +12,7 @@ from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import Batch, LaneHealth, LaneKey, ProviderStore
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.stores.ground import PACKAGE
+from ergon_framework.providers.stores.database import PACKAGE
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.storage.sql_files import load
 from tests.providers.stores.conftest import Opener
@@ -284,7 +284,7 @@ def test_summing_a_tenants_roll_ups_reads_the_index_alone(tmp_path: Path) -> Non
     """Of the older minutes only the sums are asked for; their histograms are not touched."""
     path = tmp_path / "work.db"
     open_store(f"sqlite:///{path}").close()
-    sums = load(PACKAGE, "records.sql")["sums"]
+    sums = load(PACKAGE, "attempts.sql")["sums"]
     values = {"tenant_id": "t", "since": "2030", "until": "2031"}
     with closing(sqlite3.connect(path)) as connection:
         plan = connection.execute(f"EXPLAIN QUERY PLAN {sums}", values).fetchall()

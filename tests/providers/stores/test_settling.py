@@ -15,7 +15,7 @@ from ergon_framework.ports.providerstore import Batch, LaneKey
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.models import ProviderHealthState
 from ergon_framework.providers.recorder import Recorder
-from ergon_framework.providers.stores import open_store, sql_rates
+from ergon_framework.providers.stores import open_store, sql_attempts
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt
 
@@ -117,7 +117,7 @@ def test_lanes_that_wait_are_not_kept_for_ever(
     store: SqlProviderStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When there are too many, recording settles them."""
-    monkeypatch.setattr(sql_rates, "_LANES", 1)
+    monkeypatch.setattr(sql_attempts, "_MOST_REMEMBERED_LANES", 1)
     store.record(Batch([attempt(), attempt(LANE._replace(provider_name="third"))]))
     store.record(Batch([*failed().attempts, *failed(OTHER).attempts]))
     store.record(Batch([*failed().attempts, *failed(OTHER).attempts]))

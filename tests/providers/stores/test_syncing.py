@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.core.quota import Window
 from ergon_framework.ports.providerstore import Batch
-from ergon_framework.providers.stores.opening import open_store
+from ergon_framework.providers.stores.registry import open_store
 from ergon_framework.storage.sqlite.database import Database
 from tests.providers.stores.workshop import LANE, START, attempt, letter
 

@@ -14,7 +14,7 @@ from ergon_framework.ports.providerstore import (
     ResultNote,
     StoredLetter,
 )
-from ergon_framework.providers.stores.claims import KeyRecord, KeyStatus
+from ergon_framework.providers.stores.planning import KeyRecord, KeyStatus
 from ergon_framework.testing.suites.providerstore.subject import Clock
 from tests.providers.suite.planted_gates import Honest
 

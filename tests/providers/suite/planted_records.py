@@ -15,7 +15,7 @@ from ergon_framework.ports.providerstore import (
     LetterStatus,
     Outcome,
 )
-from ergon_framework.providers.stores.folding import fold
+from ergon_framework.providers.stores.planning import fold
 from ergon_framework.testing.suites.providerstore.subject import Clock
 from tests.providers.suite.planted_gates import Honest
 

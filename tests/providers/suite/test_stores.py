@@ -17,7 +17,7 @@ from ergon_framework.errors import WiringError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
 from ergon_framework.providers.models import metadata
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.stores.ground import Hand
+from ergon_framework.providers.stores.database import Hand
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.testing import (

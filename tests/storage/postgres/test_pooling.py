@@ -22,7 +22,7 @@ from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import Topic
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import postgres as provider_tables
-from ergon_framework.providers.stores.opening import open_store as open_provider_store
+from ergon_framework.providers.stores.registry import open_store as open_provider_store
 from ergon_framework.storage.deadlines import Patience
 from ergon_framework.storage.postgres.pool import PooledConnection, Pooling, pooling_of
 from tests.servers.pooler import Pooler

@@ -193,7 +193,7 @@ def _check_parts(checking: SettingsCheck) -> None:
 
 def _check_providers(checking: SettingsCheck) -> None:
     from ergon_framework.app.providers import provider_factory, providers_of
-    from ergon_framework.providers.stores.opening import check_url
+    from ergon_framework.providers.stores.registry import check_url
 
     section = checking.settings.extensions["providers"]
     for name, entry in providers_of(checking.settings).items():

@@ -46,7 +46,7 @@ def _shared(url: str, timeout: float) -> Iterator[Finding]:
 
     Of a URL that is wrong, or a server that is away, the row of the store tells.
     """
-    from ergon_framework.providers.stores.opening import check_url
+    from ergon_framework.providers.stores.registry import check_url
 
     with suppress(ErgonError, TimeoutError):
         check_url(url)

@@ -89,7 +89,7 @@ def _stores(asked: Question) -> Iterator[str]:
 
 def _rows(url: str, units: Sequence[str]) -> list[AttemptRow]:
     from ergon_framework.providers.migrations.database import database_of
-    from ergon_framework.providers.stores.looking import SqlProviderLooking
+    from ergon_framework.providers.stores.inspector import SqlProviderLooking
 
     return SqlProviderLooking(database_of(url)).attempts_named(units, MOST_ROWS)
 

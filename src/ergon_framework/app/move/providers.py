@@ -24,10 +24,10 @@ from sqlalchemy import (
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.ports.copies import Copy
 from ergon_framework.ports.moving import C
-from ergon_framework.providers.migrations import HEAD, running
+from ergon_framework.providers.migrations import HEAD, commands
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.models import metadata
-from ergon_framework.providers.stores.moves import MARKS
+from ergon_framework.providers.stores.database import MARKS
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.freeze import postgres_bars, sqlite_bars
 
@@ -86,7 +86,7 @@ class ProviderArchive:
         if self._database.file is not None and not self._database.file.exists():
             return False
         with self._database.connect() as connection:
-            found = running.current(connection)
+            found = commands.current(connection)
         if found not in (None, HEAD):
             raise StoreSchemaError(
                 f"{self.name} has tables of provider calls of version {found}, not {HEAD}",
@@ -172,7 +172,7 @@ class ProviderArchive:
             _write(connection, _JOB_MARKS, of_jobs)
 
     def _set_mark(self, connection: Connection, mark: bytes | None) -> None:
-        running.upgrade(connection)
+        commands.upgrade(connection)
         _MARKS.create(connection, checkfirst=True)
         _write(connection, _MARKS, mark)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ergon_framework.providers.mapping.kinds import unmapped_types
-from ergon_framework.providers.mapping.rules import Rule, canonical
+from ergon_framework.providers.mapping.rules import Rule, canonical, unmapped_types
 
 __all__ = ["Rule", "canonical", "unmapped_types"]

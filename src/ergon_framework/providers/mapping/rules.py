@@ -1,23 +1,113 @@
 """From whatever a provider raises to one canonical error.
 
-The provider's own rules come first, then one table of names (``names.py``), then whatever
+The provider's own rules come first, then one table of names (``clients.py``), then whatever
 an unknown exception tells by itself: an HTTP status it carries, or the exception it was raised
 ``from``. What nobody knows is an ``internal_error`` and is counted, so that a rule gets written.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.providers.errors import ERROR_OF, ProviderError, Reason
-from ergon_framework.providers.mapping.findings import DEFECT, Finding
-from ergon_framework.providers.mapping.http import by_error_answer
-from ergon_framework.providers.mapping.kinds import count_unmapped, known
-from ergon_framework.providers.mapping.text import message_of
+from ergon_framework.providers.errors import ERROR_OF, ProviderError, ProviderInternalError, Reason
+from ergon_framework.providers.mapping.clients import (
+    DEFECT,
+    NAMED,
+    TIME_UP,
+    WRAPPERS,
+    Finding,
+    Look,
+    by_error_answer,
+)
+from ergon_framework.providers.mapping.retry_after import parse_retry_after
+from ergon_framework.providers.redaction import describe_safely
+from ergon_framework.providers.validation import is_finite
+
+_MOST_TYPES = 1024
+
+
+class Known(NamedTuple):
+    """What the names of a type say."""
+
+    name: str
+    names: tuple[str, ...]
+    """Its own and those of its bases, the nearest first."""
+    found: Finding | Look | None
+    unwrap: Callable[[Exception], object] | None
+
+
+_types: dict[type, Known] = {}
+
+
+def known(kind: type[Exception]) -> Known:
+    """What is known of a type; after the first time, for the price of one look-up."""
+    try:
+        found = _types.get(kind)
+    except TypeError:  # a metaclass without a hash
+        return _read_type(kind)
+    if found is None:
+        if len(_types) >= _MOST_TYPES:  # somebody makes classes as they go: keep none for ever
+            _types.clear()
+        found = _types[kind] = _read_type(kind)
+    return found
+
+
+def is_time_up(error: Exception) -> bool:
+    """Whether whoever runs the call wants it to end now: there is no time for another attempt."""
+    return not TIME_UP.isdisjoint(known(type(error)).names)
+
+
+def _read_type(kind: type[Exception]) -> Known:
+    names = tuple(f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__)
+    return Known(
+        names[0],
+        names,
+        next((NAMED[name] for name in names if name in NAMED), None),
+        next((WRAPPERS[name] for name in names if name in WRAPPERS), None),
+    )
+
+
+class _Unmapped:
+    """Counts types without a rule. Of those there are few: too many are counted together."""
+
+    most = 256
+    rest = "(others)"
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def renew(self) -> None:
+        """In a forked child, where nobody is left to release the lock."""
+        self._lock = threading.Lock()
+
+    def add(self, name: str) -> None:
+        with self._lock:
+            if name not in self._counts and len(self._counts) >= self.most:
+                name = self.rest
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+
+_unmapped = _Unmapped()
+os.register_at_fork(after_in_child=_unmapped.renew)
+
+count_unmapped = _unmapped.add
+
+
+def unmapped_types() -> dict[str, int]:
+    """How often each type of exception was met in this process for which there is no rule."""
+    return _unmapped.counts()
+
 
 Match: TypeAlias = type[Exception] | str | Callable[[Exception], bool]
 Answer: TypeAlias = str | type[ProviderError] | Callable[[Exception], ProviderError | None]
@@ -108,7 +198,7 @@ def _answer(rule: Rule, error: Exception) -> object:
     if isinstance(answer, str):
         return _built(error, Finding(Reason(answer), rule.never_sent))
     if isinstance(answer, type):
-        return answer(message_of(error), never_sent=rule.never_sent, details=_details(error))
+        return answer(describe_safely(error), never_sent=rule.never_sent, details=_details(error))
     return answer(error)
 
 
@@ -155,7 +245,7 @@ def _of_cause(cause: Exception, now: Callable[[], float], depth: int) -> Finding
 
 def _built(error: Exception, found: Finding) -> ProviderError:
     return ERROR_OF[found.reason](
-        found.text or message_of(error),
+        found.text or describe_safely(error),
         http_status=found.http_status,
         retry_after_seconds=found.retry_after,
         never_sent=found.never_sent,
@@ -203,3 +293,62 @@ def _of_group(
         never_sent=all(each.never_sent for each in members),
         details={**_details(group), "members": len(members)},
     )
+
+
+def tidy(
+    error: Exception, rules: Sequence[Rule] = (), wall: Callable[[], float] = time.time
+) -> ProviderError:
+    """The canonical error for a raw one, with every field as it was agreed; it never raises."""
+    try:
+        return _tidied(canonical(error, rules, now=wall), wall)
+    except Exception:
+        return _rebuilt(error, wall)
+
+
+def _tidied(error: ProviderError, wall: Callable[[], float]) -> ProviderError:
+    made: Any = error
+    if not isinstance(made.message, str) or not isinstance(made.details, dict):
+        raise TypeError("its __init__ did not call super().__init__()")
+    error.retry_after_seconds = _wait(error.retry_after_seconds, wall)
+    error.http_status = _status(error.http_status)
+    error.never_sent = bool(error.never_sent)
+    return error
+
+
+def _rebuilt(error: Exception, wall: Callable[[], float]) -> ProviderError:
+    """The same as an error of the plain class, with as much of it as can be read."""
+    reason, message = _read_attribute(error, "reason_code"), _read_attribute(error, "message")
+    kind = ERROR_OF.get(reason, ProviderInternalError) if isinstance(reason, str) else None
+    found = (kind or ProviderInternalError)(
+        message if isinstance(message, str) else _text(error),
+        http_status=_status(_read_attribute(error, "http_status")),
+        retry_after_seconds=_wait(_read_attribute(error, "retry_after_seconds"), wall),
+        never_sent=_read_attribute(error, "never_sent") is True,
+        details={"error_type": type(error).__qualname__},
+    )
+    found.__cause__ = error
+    return found
+
+
+def _read_attribute(error: Exception, name: str) -> Any:
+    try:
+        return getattr(error, name, None)
+    except Exception:  # a property that raises
+        return None
+
+
+def _text(error: Exception) -> str:
+    try:
+        return describe_safely(error)
+    except Exception:
+        return type(error).__qualname__
+
+
+def _wait(asked: Any, wall: Callable[[], float]) -> float | None:
+    if isinstance(asked, str):  # a header passed on as it came
+        asked = parse_retry_after(asked, wall())
+    return max(0.0, asked) if is_finite(asked) else None
+
+
+def _status(status: Any) -> int | None:
+    return status if type(status) is int and 0 <= status < 1000 else None

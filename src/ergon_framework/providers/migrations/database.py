@@ -20,7 +20,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
     describe,
 )
-from ergon_framework.providers.recording.spill import TARGET
+from ergon_framework.providers.spill import TARGET
 from ergon_framework.storage.postgres.address import address_of, encryption, unreadable
 from ergon_framework.storage.sqlite import errors
 from ergon_framework.storage.sqlite.connections import prepare_file, tighten_file

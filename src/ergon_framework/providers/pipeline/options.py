@@ -19,10 +19,9 @@ from ergon_framework.providers.errors import ProviderError
 from ergon_framework.providers.execution import (
     ProviderExecutionContext,
 )
-from ergon_framework.providers.finite import is_finite
-from ergon_framework.providers.gates.retries import Retries
 from ergon_framework.providers.quota import QuotaPolicy
-from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.retry import Retries, RetryPolicy
+from ergon_framework.providers.validation import is_finite
 
 _KINDS = {
     "retry_policy": RetryPolicy,

@@ -19,7 +19,7 @@ from ergon_framework.ports.providerstore import (
     Outcome,
     ProviderStore,
 )
-from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker, steady
 from ergon_framework.providers.decisions import decisions
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
 from ergon_framework.providers.execution import (
@@ -27,22 +27,19 @@ from ergon_framework.providers.execution import (
     ProviderExecutionContext,
     ProviderExecutionResult,
 )
-from ergon_framework.providers.gates.circuits import Circuit
-from ergon_framework.providers.gates.instants import steady
-from ergon_framework.providers.gates.lanes import Lane, Lanes
-from ergon_framework.providers.gates.retries import Retries
 from ergon_framework.providers.mapping import Rule
-from ergon_framework.providers.mapping.tidying import tidy
-from ergon_framework.providers.pipeline.calling import Calling
-from ergon_framework.providers.pipeline.edge import MOST
-from ergon_framework.providers.pipeline.isolation import Isolation
+from ergon_framework.providers.mapping.rules import tidy
+from ergon_framework.providers.pipeline.guarded_call import Calling
+from ergon_framework.providers.pipeline.lanes import Lane, Lanes
 from ergon_framework.providers.pipeline.options import Manner, Options, check_options
-from ergon_framework.providers.pipeline.stepping import CALLS, OwnThreads, step_threads
+from ergon_framework.providers.pipeline.threads import CALLS, Isolation, OwnThreads, step_threads
 from ergon_framework.providers.quota import QuotaDesk
 from ergon_framework.providers.recorder import CLOSING, recorder_of
+from ergon_framework.providers.retry import Retries
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.telling import tell
+from ergon_framework.providers.telemetry import tell
+from ergon_framework.providers.validation import MOST
 
 NEVER = 2**31
 """Failures in a row that open no circuit."""

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from ergon_framework.core.breaker import Breaker
+from ergon_framework.core.breaker import Breaker, State
 from ergon_framework.core.quota import Account, Window
+from ergon_framework.core.rollup import Hour
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import (
     AttemptRow,
     Batch,
     Claim,
+    ClaimState,
+    DeadLetter,
     Failed,
     LaneHealth,
     LaneKey,
@@ -27,9 +32,304 @@ from ergon_framework.ports.providerstore import (
     Standing,
     StoredLetter,
 )
-from ergon_framework.providers.stores.claims import KeyRecord, status_after, to_json
-from ergon_framework.providers.stores.memory_desk import Ends, Keys, Letters
-from ergon_framework.providers.stores.memory_lane import Attempts, MemoryLane, prune_rollups
+from ergon_framework.providers.stores.planning import (
+    KeyRecord,
+    KeyStatus,
+    LaneNote,
+    first_minute,
+    fold,
+    from_json,
+    healed,
+    refused,
+    status_after,
+    to_json,
+)
+
+_FRESH = Standing()
+
+
+@dataclass(slots=True, eq=False)
+class MemoryLane:
+    """Gates, quota and health of one lane."""
+
+    standing: Standing = _FRESH
+    account: Account | None = None
+    counted_at: float = 0.0
+    updated_at: float | None = None
+    """None until somebody wrote more than its quota."""
+    hour: Hour = field(default_factory=Hour)
+    last_success_at: float | None = None
+    last_error_at: float | None = None
+    last_error_code: str | None = None
+
+    def is_known(self, now: float) -> bool:
+        """Whether a summary shows it."""
+        return self.updated_at is not None or self._running(now) is not None
+
+    def is_idle(self, now: float) -> bool:
+        """Whether calls would be let in just so if it were forgotten: only its past would be."""
+        standing = self.standing
+        breaker = standing.breaker
+        is_closed = breaker.state is State.CLOSED and not breaker.failures
+        return is_closed and standing.cooldown_until <= now and self._running(now) is None
+
+    def note(self, note: LaneNote, now: float) -> None:
+        """Take in what a batch says. A success does not erase the last error, nor the reverse."""
+        self.updated_at = now
+        for minute, rollup in note.minutes.items():
+            self.hour.add(minute, rollup)
+        self.hour.forget(first_minute(now))
+        if note.last_success_at is not None:
+            known = self.last_success_at
+            self.last_success_at = max(note.last_success_at, known or note.last_success_at)
+        if note.last_error_at is not None:
+            self.note_error(note.last_error_code, note.last_error_at)
+
+    def note_error(self, reason_code: str | None, at: float) -> None:
+        """Take in a failure, unless a later one is known."""
+        if self.last_error_at is None or at >= self.last_error_at:
+            self.last_error_at, self.last_error_code = at, reason_code
+
+    def health(self, key: LaneKey, now: float) -> LaneHealth:
+        """The lane as a summary shows it."""
+        hour = self.hour
+        hour.forget(first_minute(now))
+        breaker = self.standing.breaker
+        return LaneHealth(
+            key=key,
+            breaker_state=breaker.state.value,
+            consecutive_failures=breaker.failures,
+            open_until=breaker.open_until,
+            cooldown_until=self.standing.cooldown_until or None,
+            success_rate_1h=hour.success_rate,
+            p95_latency_ms_1h=hour.p95,
+            last_error_code=self.last_error_code,
+            last_error_at=self.last_error_at,
+            last_success_at=self.last_success_at,
+            updated_at=self.counted_at if self.updated_at is None else self.updated_at,
+            account=self._running(now),
+        )
+
+    def _running(self, now: float) -> Account | None:
+        account = self.account
+        return account if account is not None and now < account.window.end else None
+
+
+class Attempts:
+    """The latest attempts; the oldest makes room for the newest."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rows: deque[AttemptRow] = deque()
+        self._ids: set[str] = set()
+
+    def add(
+        self, rows: Iterable[AttemptRow], lanes: MutableMapping[LaneKey, MemoryLane], now: float
+    ) -> None:
+        """Keep those that are new, and let their lanes know."""
+        fresh = []
+        for row in rows:
+            if row.id not in self._ids:
+                self._ids.add(row.id)
+                fresh.append(row)
+        self._rows.extend(fresh)
+        while len(self._rows) > self._most:
+            self._ids.discard(self._rows.popleft().id)
+        for key, note in fold(fresh).items():
+            lanes.setdefault(key, MemoryLane()).note(note, now)
+
+    def of(self, correlation_id: str) -> list[AttemptRow]:
+        """The attempts under one correlation id, oldest first."""
+        found = [row for row in self._rows if row.correlation_id == correlation_id]
+        return sorted(found, key=lambda row: (row.created_at, row.attempt_number, row.id))
+
+    def prune(self, before: float, limit: int) -> int:
+        """Drop so many of those that are older."""
+        kept: deque[AttemptRow] = deque()
+        count = 0
+        for row in self._rows:
+            if count < limit and row.created_at < before:
+                self._ids.discard(row.id)
+                count += 1
+            else:
+                kept.append(row)
+        self._rows = kept
+        return count
+
+
+def prune_rollups(lanes: Iterable[MemoryLane], before: float, limit: int) -> int:
+    """Drop so many minutes that are older."""
+    count = 0
+    for lane in lanes:
+        count += lane.hour.forget(before, limit - count)
+    return count
+
+
+SETTLED = frozenset({LetterStatus.PUBLISHED, LetterStatus.REDRIVEN, LetterStatus.DISCARDED})
+"""Letters that wait for nothing."""
+
+
+class Keys:
+    """Who holds which key, and what came of the calls under them."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        """Of all results that are kept."""
+        self._records: OrderedDict[tuple[str, str], KeyRecord] = OrderedDict()
+
+    def claim(
+        self, name: tuple[str, str], fingerprint: str, owner: str, now: float, ends: Ends
+    ) -> Claim:
+        """Take a key, unless it is taken."""
+        restated = healed(self._records.get(name), now)
+        if restated is not None:
+            self._put(name, restated)
+        no = refused(self._records.get(name), fingerprint, owner, now)
+        if no is not None:
+            return no
+        status, times = KeyStatus.IN_PROGRESS, (ends.lease, ends.memory)
+        self._put(name, KeyRecord(fingerprint, status, owner, *times, written_at=now))
+        self._records.move_to_end(name)
+        if len(self._records) > self._most:
+            self._drop(next(iter(self._records)))
+        return Claim(ClaimState.MINE, owner, ends.lease)
+
+    def finish(self, name: tuple[str, str], owner: str, end: KeyRecord) -> bool:
+        """Record the end under a key that is still the owner's."""
+        found = self._records.get(name)
+        if found is None or found.owner != owner or found.status != KeyStatus.IN_PROGRESS:
+            return False
+        end.fingerprint, end.expires_at = found.fingerprint, found.expires_at
+        self._put(name, end)
+        if self._bytes > self._most_bytes:
+            self._make_room()
+        return True
+
+    def prune(self, before: float, limit: int) -> int:
+        """Drop so many of those that were to be remembered until then."""
+        old = [name for name, record in self._records.items() if record.expires_at < before]
+        for name in old[:limit]:
+            self._drop(name)
+        return len(old[:limit])
+
+    def _put(self, name: tuple[str, str], record: KeyRecord) -> None:
+        self._bytes += _size(record) - _size(self._records.get(name))
+        self._records[name] = record
+
+    def _drop(self, name: tuple[str, str]) -> None:
+        self._bytes -= _size(self._records.pop(name))
+
+    def _make_room(self) -> None:
+        """Drop the oldest results. Their keys stay: no call is to be made again."""
+        for record in self._records.values():
+            if record.result is not None:
+                self._bytes -= _size(record)
+                record.result, record.error_message = None, ResultNote.CROWDED.value
+            if self._bytes <= self._most_bytes:
+                return
+
+
+def _size(record: KeyRecord | None) -> int:
+    return 0 if record is None or record.result is None else len(record.result)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Until when a claim holds, and until when it is remembered."""
+
+    lease: float
+    memory: float
+
+
+class Letters:
+    """Dead letters in the order of their writing."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._letters: OrderedDict[str, StoredLetter] = OrderedDict()
+
+    def add(self, letters: Iterable[DeadLetter]) -> None:
+        """Keep those that are new; none when one of them cannot be kept."""
+        fresh: dict[str, StoredLetter] = {}
+        for letter in letters:
+            name = letter.dead_letter_id
+            if name not in self._letters and name not in fresh:
+                # A copy, as from any other store: what the caller does with its own is its affair.
+                payload = from_json(to_json(letter.payload, "payload of a dead letter"))
+                fresh[name] = StoredLetter(replace(letter, payload=payload), LetterStatus.PENDING)
+        self._letters.update(fresh)
+        while len(self._letters) > self._most:
+            self._letters.popitem(last=False)
+
+    def find(
+        self,
+        statuses: Sequence[LetterStatus],
+        tenant_id: str | None,
+        ids: Sequence[str],
+        limit: int,
+    ) -> list[StoredLetter]:
+        """The newest first."""
+        found = [
+            stored
+            for stored in self._letters.values()
+            if (not statuses or stored.status in statuses)
+            and (tenant_id is None or stored.letter.tenant_id == tenant_id)
+            and (not ids or stored.letter.dead_letter_id in ids)
+        ]
+        return [_copied(each) for each in sorted(found, key=_age, reverse=True)[:limit]]
+
+    def due(
+        self, status: LetterStatus, limit: int, task_names: Collection[str] | None
+    ) -> list[StoredLetter]:
+        """The oldest first."""
+        found = [
+            stored
+            for stored in self._letters.values()
+            if stored.status is status
+            and (task_names is None or stored.letter.task_name in task_names)
+        ]
+        return [_copied(each) for each in sorted(found, key=_age)[:limit]]
+
+    def move(
+        self, dead_letter_id: str, status: LetterStatus, when: Sequence[LetterStatus], now: float
+    ) -> bool:
+        """Change a letter's status if it is one of ``when``."""
+        found = self._letters.get(dead_letter_id)
+        if found is None or found.status not in when:
+            return False
+        moved = replace(found, status=status)
+        if status is LetterStatus.PUBLISHED:
+            moved = replace(moved, published_at=now)
+        elif status is LetterStatus.REDRIVEN:
+            moved = replace(moved, redriven_at=now)
+        self._letters[dead_letter_id] = moved
+        return True
+
+    def delete(self, ids: Iterable[str]) -> int:
+        """How many there were."""
+        return sum(self._letters.pop(each, None) is not None for each in set(ids))
+
+    def prune(self, before: float, limit: int) -> int:
+        """Drop so many of those that are older and wait for nothing."""
+        old = [
+            name
+            for name, stored in self._letters.items()
+            if stored.status in SETTLED and stored.letter.occurred_at < before
+        ]
+        return self.delete(old[:limit])
+
+
+def _copied(stored: StoredLetter) -> StoredLetter:
+    """What a reader may change without changing what is kept."""
+    letter = stored.letter
+    return replace(stored, letter=replace(letter, payload=deepcopy(letter.payload)))
+
+
+def _age(stored: StoredLetter) -> tuple[float, str]:
+    return stored.letter.occurred_at, stored.letter.dead_letter_id
+
 
 ROWS = 100_000
 """Attempts, dead letters and keys that are kept: of each the latest."""
@@ -40,7 +340,6 @@ RESULT_BYTES = 256 * 1024 * 1024
 LANES = 10_000
 """Lanes that are kept; beyond them, the oldest of those that hold nobody back are forgotten."""
 
-_FRESH = Standing()
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 
 

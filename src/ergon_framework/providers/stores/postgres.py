@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import msgspec
 import psycopg
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine, event, exc
 
@@ -22,23 +24,122 @@ from ergon_framework.errors import (
 )
 from ergon_framework.providers.hurry import at_most
 from ergon_framework.providers.migrations import HEAD
+from ergon_framework.providers.migrations.commands import current, upgrade
 from ergon_framework.providers.migrations.database import Database
-from ergon_framework.providers.migrations.running import current, upgrade
-from ergon_framework.providers.stores.ground import (
+from ergon_framework.providers.stores.database import (
     AFTER,
     BEFORE,
+    FIND_MARK,
+    MARKS,
     Hand,
+    Into,
+    Late,
+    Row,
+    TaskMissingError,
+    Values,
     moment,
+    refuse_unsettled_tables,
 )
-from ergon_framework.providers.stores.late import Late
-from ergon_framework.providers.stores.moves import FIND_MARK, MARKS, refuse_unsettled_tables
-from ergon_framework.providers.stores.postgres_faults import refused, translate, turns_for
-from ergon_framework.providers.stores.postgres_hand import PostgresHand
 from ergon_framework.storage.connection_errors import told_again
 from ergon_framework.storage.deadlines import Line, Patience
 from ergon_framework.storage.failpoints import failpoint
+from ergon_framework.storage.postgres import errors
+from ergon_framework.storage.postgres.errors import turns_for
 from ergon_framework.storage.postgres.pool import ALWAYS, pooling_of, reached, refuse_shared
 from ergon_framework.storage.server import ServerClock
+
+__all__ = ["refused", "translate", "turns_for"]
+
+
+_NO_SUCH_TASK = "23503"
+
+
+def refused(error: BaseException, name: str) -> ErgonError | None:
+    """The error of a server that lets nobody in like this; what is no error of connecting is none.
+
+    Those have no code.
+    """
+    return None if getattr(error, "sqlstate", None) else errors.refused(error, name)
+
+
+def translate(error: BaseException, name: str) -> StoreError:
+    """The store's error for it."""
+    if getattr(error, "sqlstate", None) == _NO_SUCH_TASK:
+        return TaskMissingError(f"{name} refers to a row that is not there")
+    return errors.translate(error, name)
+
+
+_NAME = re.compile(r"(?<!:):([a-z_]\w*)")
+
+
+class PostgresHand:
+    """A cursor in a transaction."""
+
+    __slots__ = ("_cursor",)
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor: psycopg.Cursor[Row] = cursor
+
+    def rows(self, sql: str, values: Values) -> list[Row]:
+        """Run a statement that answers with rows."""
+        return self._cursor.execute(_spelt(sql), values).fetchall()
+
+    def run(self, sql: str, values: Values) -> int:
+        """Run a statement that changes rows; how many."""
+        return self._cursor.execute(_spelt(sql), values).rowcount
+
+    def each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
+        """Run a statement once for each, in this order; the driver sends them all at once."""
+        if not values:
+            return []
+        cursor = self._cursor
+        cursor.executemany(_spelt(sql), values, returning=True)
+        found = [cursor.fetchall()]
+        while cursor.nextset():
+            found.append(cursor.fetchall())
+        return found
+
+    def many(self, sql: str, values: Sequence[Values]) -> None:
+        """Run a statement that answers nothing once for each, in this order."""
+        self._cursor.executemany(_spelt(sql), values)
+
+    def insert_new(self, into: Into, rows: Sequence[Row]) -> set[str]:
+        """Insert rows unless they are there, all with one statement."""
+        # In one order for everybody: two who write the same rows must not wait for each other.
+        names = [name for name, _ in into.columns]
+        ordered = sorted(rows, key=lambda row: str(row[0]))
+        values = [dict(zip(names, row, strict=True)) for row in ordered]
+        sent = {"rows": msgspec.json.encode(values).decode()}
+        return {found for (found,) in self.rows(_inserting(into), sent)}
+
+
+_spellings: dict[str, bytes] = {}
+_insertions: dict[Into, str] = {}
+
+
+def _spelt(sql: str) -> bytes:
+    """A statement as psycopg takes it."""
+    spelt = _spellings.get(sql)
+    if spelt is None:
+        spelt = _NAME.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
+        if len(_spellings) < 1000:
+            _spellings[sql] = spelt
+    return spelt
+
+
+def _inserting(into: Into) -> str:
+    found = _insertions.get(into)
+    if found is None:
+        names = ", ".join(name for name, _ in into.columns)
+        kinds = ", ".join(f"{name} {kind}" for name, kind in into.columns)
+        first = into.columns[0][0]
+        found = _insertions[into] = (
+            f"INSERT INTO {into.table} ({names})"  # noqa: S608 - our own names
+            f" SELECT {names} FROM json_to_recordset(CAST(:rows AS json)) AS given ({kinds})"
+            f" ON CONFLICT ({first}) DO NOTHING RETURNING {first}"
+        )
+    return found
+
 
 T = TypeVar("T")
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ergon_framework.providers.stores.ground import Ground
-from ergon_framework.providers.stores.sql_gates import Gates
-from ergon_framework.providers.stores.sql_health import Health
-from ergon_framework.providers.stores.sql_keys import Keys
-from ergon_framework.providers.stores.sql_letters import Letters
-from ergon_framework.providers.stores.sql_quota import Quotas
+from ergon_framework.providers.stores.database import Ground
+from ergon_framework.providers.stores.sql_attempts import Health
+from ergon_framework.providers.stores.sql_lanes import Gates, Quotas
+from ergon_framework.providers.stores.sql_tasks import Keys, Letters
 
 
 class SqlProviderStore(Gates, Quotas, Health, Keys, Letters):

@@ -19,18 +19,19 @@ import msgspec
 from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.providers.hurry import at_most
 from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
-from ergon_framework.providers.stores.ground import (
+from ergon_framework.providers.stores.database import (
     AFTER,
     BEFORE,
+    FIND_MARK,
     Hand,
     Into,
+    Late,
     Row,
     TaskMissingError,
     Values,
     moment,
+    refuse_unsettled_tables,
 )
-from ergon_framework.providers.stores.late import Late
-from ergon_framework.providers.stores.moves import FIND_MARK, refuse_unsettled_tables
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sqlite.connections import connect, open_reader
 from ergon_framework.storage.sqlite.database import Database
@@ -254,8 +255,8 @@ class SqliteGround:
 
 def _make_tables(path: Path) -> None:
     """As ``ergon db upgrade`` makes them. Imported late: most files have them."""
+    from ergon_framework.providers.migrations.commands import upgrade
     from ergon_framework.providers.migrations.database import database_of
-    from ergon_framework.providers.migrations.running import upgrade
 
     with database_of(f"sqlite:///{path}").connect(creates=True) as connection:
         upgrade(connection)

@@ -1,0 +1,435 @@
+"""Dead letters of tasks: how one is written, and the relay that publishes them to a queue.
+
+A letter is published at least once, under an id that never changes; then the store is told. Any
+number of relays may look at one store, since every worker process has one: a lease in the store
+lets one of them publish at a time. What is sent twice because one of them died has one id.
+
+Several apps, and tasks with queues of their own, may share a store: a relay carries the letters of
+the tasks whose queue it serves, and leaves the others to theirs.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from ergon_framework.core.retry import Backoff
+from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.engine.clocks import current_clock, sleep_until
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.providerstore import (
+    EVERYBODY,
+    ClaimState,
+    DeadLetter,
+    LaneKey,
+    LetterStatus,
+    ProviderStore,
+    StoredLetter,
+)
+from ergon_framework.providers.redaction import describe_safely, strip_secrets
+from ergon_framework.providers.tasks import GivenUp, TaskCall
+from ergon_framework.providers.telemetry import tell
+from ergon_framework.storage.failpoints import declare, failpoint
+
+SCHEMA_VERSION = 1
+"""Of the message on the dead-letter queue."""
+
+_NAMES = uuid.UUID("5f0c1f8e-9c0b-5f3e-8a51-1d6f3b1f7c52")
+_LONGEST_TRACE = 255
+
+
+def dead_letter_id(call_id: str, redrive_count: int) -> str:
+    """The same for every try to bury one call, so that nobody counts it twice."""
+    return str(uuid.uuid5(_NAMES, f"{call_id}\n{redrive_count}"))
+
+
+def sent_id(letter_id: str, redrive_count: int) -> str:
+    """Under which a call is sent again, by however many relays."""
+    return str(uuid.uuid5(_NAMES, f"sent again\n{letter_id}\n{redrive_count}"))
+
+
+def kept_payload(
+    payload: dict[str, Any], largest: int, secret_names: frozenset[str]
+) -> tuple[dict[str, Any] | None, bool]:
+    """What a letter keeps of a payload in plain JSON, and whether secrets were left out.
+
+    None when it is too large.
+    """
+    kept, has_secrets = strip_secrets(payload, secret_names)
+    return (kept if len(msgspec.json.encode(kept)) <= largest else None), has_secrets
+
+
+def new_letter(
+    call: TaskCall,
+    lane: LaneKey,
+    names: LetterNames,
+    end: GivenUp,
+    kept: tuple[dict[str, Any] | None, bool],
+) -> DeadLetter:
+    """The letter of a call that is given up."""
+    trace = call.traceparent
+    return DeadLetter(
+        dead_letter_id=dead_letter_id(names.call_id, call.carried.redrive_count),
+        tenant_id=lane.tenant_id,
+        campaign_id=call.campaign_id,
+        task_name=names.task_name,
+        provider_name=lane.provider_name,
+        capability=lane.capability,
+        operation=call.operation,
+        idempotency_key=names.idempotency_key,
+        correlation_id=names.correlation_id,
+        reason_code=end.reason_code,
+        error_type=end.error_type,
+        error_message=end.message,
+        attempts=end.attempts,
+        occurred_at=end.occurred_at,
+        http_status=end.http_status,
+        retryable=end.retryable,
+        traceparent=trace if trace is not None and len(trace) <= _LONGEST_TRACE else None,
+        redrive_count=call.carried.redrive_count,
+        payload=kept[0],
+        has_secrets=kept[1],
+    )
+
+
+class LetterNames(msgspec.Struct, frozen=True):
+    """Under which names a call goes."""
+
+    task_name: str
+    call_id: str
+    idempotency_key: str
+    correlation_id: str
+
+
+def letter_message(letter: DeadLetter) -> dict[str, Any]:
+    """A letter as the dead-letter queue carries it: no payload, and the instant as text."""
+    return {
+        "dead_letter_id": letter.dead_letter_id,
+        "schema_version": SCHEMA_VERSION,
+        "tenant_id": letter.tenant_id,
+        "campaign_id": letter.campaign_id,
+        "task_name": letter.task_name,
+        "provider_name": letter.provider_name,
+        "capability": letter.capability,
+        "operation": letter.operation,
+        "idempotency_key": letter.idempotency_key,
+        "correlation_id": letter.correlation_id,
+        "reason_code": letter.reason_code,
+        "error_type": letter.error_type,
+        "error_message": letter.error_message,
+        "attempts": letter.attempts,
+        "occurred_at": format_rfc3339(letter.occurred_at),
+        "http_status": letter.http_status,
+        "retryable": letter.retryable,
+        "traceparent": letter.traceparent,
+        "redrive_count": letter.redrive_count,
+    }
+
+
+def why_not_sendable(letter: DeadLetter) -> str | None:
+    """Why a letter cannot be made into a call again; None when it can."""
+    if letter.payload is None:
+        return "its payload was too large to be kept"
+    if letter.has_secrets:
+        return "its payload had secrets, which are not kept"
+    return None
+
+
+BATCH = 100
+FOREIGN = 10_000
+"""Letters of other apps beyond which a relay does not look."""
+
+IDLE = 2.0
+"""Seconds between two looks at a store in which nothing was waiting."""
+
+SENDING = 60.0
+"""Seconds for which no other relay sends what one is sending."""
+
+LEASE = 10.0
+"""Seconds for which one relay alone carries the letters of a store; renewed while it does."""
+
+_NAME = "relay of dead letters"
+"""The key under which the lease is held. It belongs to no tenant."""
+
+_LOOK_AGAIN = 0.25
+"""Seconds after which somebody who wants everything carried asks for the lease again."""
+
+PAUSES = Backoff(base=1.0, factor=2.0, cap=60.0, low=0.8, high=1.2)
+"""After a look that failed."""
+
+declare(
+    "providers.publish.before",
+    "providers.publish.after",
+    "providers.redrive.before",
+    "providers.redrive.after",
+    "providers.relay.release",
+)
+
+
+class Counter(Protocol):
+    """A queue, open for a while."""
+
+    def publish(self, message: dict[str, Any]) -> None:
+        """Put a dead letter on the dead-letter queue; return when the queue has it."""
+
+    def knows(self, letter: DeadLetter) -> bool:
+        """Whether there is a task of its name here."""
+
+    def send(self, letter: DeadLetter) -> None:
+        """Send its call again, counted; twice sent, it has the same id."""
+
+
+Post = Callable[[], AbstractContextManager[Counter]]
+"""Opens a queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """What one look came to."""
+
+    published: int = 0
+    redriven: int = 0
+    has_more: bool = False
+    """Whether it looked only at letters that others have to send, and there may be more behind."""
+
+    is_busy: bool = False
+    """Whether another relay carries the letters just now."""
+
+    def __bool__(self) -> bool:
+        return bool(self.published or self.redriven or self.has_more)
+
+
+class _Lease:
+    """That one relay alone carries the letters of a store."""
+
+    def __init__(self, store: ProviderStore, ticks: Callable[[], float]) -> None:
+        self._store = store
+        self._ticks = ticks
+        self._owner = str(uuid.uuid4())
+        self._renew_at = self._ends_at = 0.0
+
+    def take(self) -> bool:
+        """Ask for it, or for more time; whether it is ours."""
+        asked_at = self._ticks()
+        claim = self._store.claim(EVERYBODY, _NAME, _NAME, self._owner, LEASE, LEASE)
+        self._renew_at, self._ends_at = asked_at + LEASE / 2, claim.lease_expires_at
+        return claim.state is ClaimState.MINE
+
+    def holds(self) -> bool:
+        """Whether it was ours all the time; it is renewed when half of the time is over."""
+        if self._ticks() < self._renew_at:
+            return True
+        is_over = self._ticks() >= self._renew_at + LEASE / 2 or self._store.now() >= self._ends_at
+        return not is_over and self.take()  # another one may have had it in between
+
+    def release(self) -> None:
+        """Let the next one in at once. A store that does not answer lets it in a little later."""
+        try:
+            failpoint("providers.relay.release")
+            self._store.finish(EVERYBODY, _NAME, self._owner, None, None, may_run_again=True)
+        except (OSError, StoreError):
+            pass
+
+
+class Relay:
+    """Carries the letters of one store to one queue. It belongs to one thread."""
+
+    def __init__(
+        self,
+        store: ProviderStore,
+        post: Post,
+        *,
+        tasks: Callable[[], Collection[str]] | None = None,
+        batch: int = BATCH,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``tasks`` says whose letters it carries, each time it looks; None: those of all tasks."""
+        self._store = store
+        self._tasks = tasks
+        self._lease = _Lease(store, ticks)
+        self._post = post
+        self._batch = batch
+        self._foreign = 0
+        """Letters at the head that only a relay of another app can send."""
+        self._refused = 0
+        """Letters at the head that the queue does not take."""
+        self._owner = str(uuid.uuid4())
+
+    def pump(self) -> Relayed:
+        """Carry what waits now. Raises what the store or the queue raises; the rest waits on.
+
+        A letter that the queue refuses is told of when those behind it were carried.
+        """
+        done, refusal = self._look()
+        if refusal is not None:
+            raise refusal
+        return done
+
+    def drain(self) -> Relayed:
+        """Carry until nothing waits that this queue can take; wait for a relay that is at it."""
+        published = redriven = 0
+        first: Exception | None = None
+        while True:
+            done, refusal = self._look()
+            published += done.published
+            redriven += done.redriven
+            first = first or refusal
+            if done.is_busy:
+                clock = current_clock()
+                sleep_until(clock, clock.now() + _LOOK_AGAIN)
+            elif not done:
+                break
+        if first is not None:
+            raise first
+        return Relayed(published, redriven)
+
+    def _look(self) -> tuple[Relayed, Exception | None]:
+        """Look without the lease first: most of the time nothing waits."""
+        if not any(self._waiting()[:2]):
+            return Relayed(), None
+        if not self._lease.take():
+            return Relayed(is_busy=True), None
+        try:
+            return self._carry()
+        finally:
+            self._lease.release()
+
+    def _waiting(self) -> tuple[list[StoredLetter], list[StoredLetter], int]:
+        names = None if self._tasks is None else sorted(self._tasks())
+        limit = self._batch + min(self._foreign, FOREIGN)
+        due = self._store.due_letters
+        pending = due(LetterStatus.PENDING, self._batch + self._refused, task_names=names)
+        return pending, due(LetterStatus.REDRIVE, limit, task_names=names), limit
+
+    def _carry(self) -> tuple[Relayed, Exception | None]:
+        pending, redrive, limit = self._waiting()
+        if not pending and not redrive:
+            return Relayed(), None
+        refusals: list[Exception] = []
+        with self._post() as counter:
+            published = [self._try(self._publish, counter, each, refusals) for each in pending]
+            self._refused = min(len(refusals), FOREIGN)
+            sendable = self._sendable(redrive)
+            sent = [self._try(self._redrive, counter, each, refusals) for each in sendable]
+        known, self._foreign = self._foreign, len(sent) - sum(sent)
+        has_more = len(redrive) == limit and known < self._foreign < FOREIGN
+        done = Relayed(sum(published), sum(sent), has_more)
+        return done, refusals[0] if refusals else None
+
+    def _try(
+        self,
+        carry: Callable[[Counter, StoredLetter], bool],
+        counter: Counter,
+        stored: StoredLetter,
+        refusals: list[Exception],
+    ) -> bool:
+        """Carry one letter. What is wrong with one must not keep back those behind it."""
+        try:
+            # A process that was stopped for a while may find that another one has gone on.
+            return self._lease.holds() and carry(counter, stored)
+        except (OSError, StoreError):  # the queue is away, or the store: the next would fare alike
+            raise
+        except Exception as error:
+            refusals.append(error)
+            return False
+
+    def _publish(self, counter: Counter, stored: StoredLetter) -> bool:
+        failpoint("providers.publish.before")
+        counter.publish(letter_message(stored.letter))
+        failpoint("providers.publish.after")
+        return self._move(stored, LetterStatus.PUBLISHED, LetterStatus.PENDING)
+
+    def _redrive(self, counter: Counter, stored: StoredLetter) -> bool:
+        failpoint("providers.redrive.before")
+        if not counter.knows(stored.letter) or not self._is_mine(stored.letter):
+            return False
+        counter.send(stored.letter)
+        failpoint("providers.redrive.after")
+        if stored.published_at is None:  # it was wanted back before anybody heard of it
+            counter.publish(letter_message(stored.letter))
+        return self._move(stored, LetterStatus.REDRIVEN, LetterStatus.REDRIVE)
+
+    def _is_mine(self, letter: DeadLetter) -> bool:
+        """Whether no other relay is sending it, or was until a moment ago."""
+        name = f"redrive {letter.redrive_count} of {letter.dead_letter_id}"
+        claim = self._store.claim(letter.tenant_id, name, name, self._owner, SENDING, SENDING)
+        return claim.state is ClaimState.MINE
+
+    def _sendable(self, letters: list[StoredLetter]) -> Iterator[StoredLetter]:
+        for stored in letters:
+            if why_not_sendable(stored.letter) is None:
+                yield stored
+            else:  # nothing can come of it: it must not stand in the way of the others
+                self._move(stored, LetterStatus.PUBLISHED, LetterStatus.REDRIVE)
+
+    def _move(self, stored: StoredLetter, status: LetterStatus, when: LetterStatus) -> bool:
+        return self._store.move_letter(stored.letter.dead_letter_id, status, when=[when])
+
+
+class RelayThread:
+    """Looks at relays over and over, on a thread of its own."""
+
+    def __init__(
+        self,
+        relays: Callable[[], Iterable[Relay]],
+        *,
+        idle: float = IDLE,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        """``relays`` is asked at every look, on the thread: it may take its time, and fail."""
+        self._relays = relays
+        self._idle = idle
+        self._dice = dice
+        self._bell = threading.Event()
+        self._is_stopped = False
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name="ergon-relay", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to carry."""
+        self._bell.set()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Have a last look, and end. What was not carried waits in its store."""
+        self._is_stopped = True
+        self._bell.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            self._bell.clear()
+            wait = self.look()
+            if self._is_stopped:
+                return
+            if wait > 0.0:
+                self._bell.wait(wait)
+
+    def look(self) -> float:
+        """Pump every relay once; the seconds until the next look."""
+        moved, failure = False, None
+        try:
+            for relay in self._relays():
+                try:
+                    moved = bool(relay.pump()) or moved
+                except Exception as error:  # the next one may have another store, or another queue
+                    failure = error
+        except Exception as error:
+            failure = error
+        if failure is None:
+            self._failures = 0
+            return 0.0 if moved else self._idle
+        self._failures += 1
+        tell("relay.failed", error=describe_safely(failure), failures=self._failures)
+        return PAUSES.delay(self._failures - 1, self._dice())

@@ -1,1 +1,0 @@
-"""What stands before a call: the lanes, their circuits, and how many may retry at once."""

@@ -1,1 +1,0 @@
-"""How providers stand, over HTTP: the route, and who may read it."""

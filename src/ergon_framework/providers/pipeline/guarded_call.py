@@ -1,0 +1,662 @@
+"""One guarded call: the effects behind ``core/guard.py``, and what is written about it.
+
+The machine in ``core`` decides; here the quota is reserved, circuits are asked, attempts are made
+and settled, rows are written for the store and the result is put together. A call that a gate
+refused gets its error here too: the provider was not called.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from ergon_framework.core.breaker import Vote
+from ergon_framework.core.failure import Failure
+from ergon_framework.core.guard import Do, Guard, Scope, Stopped, vote_of
+from ergon_framework.core.quota import Account
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.providerstore import AttemptRow, Failed, LaneKey, Outcome
+from ergon_framework.providers.circuit_breaker import circuit_open
+from ergon_framework.providers.decisions import Decision, Spend
+from ergon_framework.providers.errors import (
+    ProviderDependencyError,
+    ProviderError,
+    ProviderQuotaExceededError,
+    ProviderRateLimitError,
+    ProviderResponseFormatError,
+    ProviderTimeoutError,
+    Reason,
+)
+from ergon_framework.providers.execution import (
+    ProviderAttempt,
+    ProviderExecutionContext,
+    ProviderExecutionResult,
+    QuotaSnapshot,
+)
+from ergon_framework.providers.hurry import hurried
+from ergon_framework.providers.mapping.rules import is_time_up
+from ergon_framework.providers.pipeline.lanes import Lane, Permits
+from ergon_framework.providers.pipeline.options import Manner
+from ergon_framework.providers.quota import Reservation
+from ergon_framework.providers.validation import check_units
+
+_LONGEST_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
+
+
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
+
+
+def quota_snapshot(account: Account) -> QuotaSnapshot:
+    """A budget as a result shows it."""
+    window, limit, used = account
+    return _new(QuotaSnapshot, (limit, used, limit - used if used < limit else 0, window.end))
+
+
+def deadline_of(
+    context: ProviderExecutionContext, budget: float | None, now: float
+) -> float | None:
+    """The earliest of what the caller, the context and the provider say."""
+    deadline = context.deadline
+    for seconds in (context.timeout_budget_seconds, budget):
+        if seconds is not None and (deadline is None or now + seconds < deadline):
+            deadline = now + seconds
+    return deadline
+
+
+def context_of(
+    given: ProviderExecutionContext,
+    correlation_id: str,
+    number: int,
+    limit: float | None,
+    deadline: float | None,
+    now: float,
+) -> ProviderExecutionContext:
+    """What an attempt that begins now is told: its number, and how much time it has."""
+    if deadline is not None:
+        left = max(0.0, deadline - now)
+        limit = left if limit is None else min(limit, left)
+    return ProviderExecutionContext(  # by position: a copy or keywords take twice the time
+        correlation_id,
+        given.idempotency_key,
+        given.task_execution_id,
+        given.task_name,
+        deadline,
+        given.timeout_budget_seconds,
+        given.attempt_offset,
+        given.units,
+        given.traceparent,
+        given.metadata,
+        number,
+        limit,
+        given.max_attempts,
+    )
+
+
+def budget_ms(began_at: float, deadline: float | None) -> int | None:
+    """A budget as a row has it: neither below nothing nor longer than its column holds."""
+    return None if deadline is None else _milliseconds(deadline - began_at)
+
+
+def whole_budget_ms(
+    context: ProviderExecutionContext, began_at: float, deadline: float | None
+) -> int | None:
+    """The same of a call that may have begun before: a task's budget holds for its whole run."""
+    if context.timeout_budget_seconds is not None and deadline == context.deadline:
+        return _milliseconds(context.timeout_budget_seconds)
+    return budget_ms(began_at, deadline)
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(min(max(0.0, seconds), _LONGEST_BUDGET) * 1000)
+
+
+def retry_after(error: ProviderError | None, until: float, now: float) -> float | None:
+    """Seconds until it is worth calling again: by the gate that refused, or as the error says."""
+    if error is None:
+        return None
+    gate = max(0.0, until - now) if until else None
+    asked = error.retry_after_seconds
+    return asked if gate is None or (asked is not None and asked > gate) else gate
+
+
+def give_back(manner: Manner, lane: Lane, reservation: Reservation) -> None:
+    """Return units that were not used, and count those that the store does not take."""
+    try:
+        if lane.quota is not None and reservation.is_open:
+            lane.quota.refund(reservation)
+    except StoreError:
+        manner.retries.unreturned(reservation.units)
+
+
+def refusal(
+    stop: Stopped | None, wait: float, account: Account | None, lane: LaneKey
+) -> ProviderError:
+    """Why no attempt was made, and for how many seconds that holds.
+
+    ``account`` is the budget as last seen, if there is one.
+    """
+    error = _refusal(stop, wait, account)
+    error.details["gate"] = f"{lane.provider_name}/{lane.capability}"
+    return error
+
+
+def _refusal(stop: Stopped | None, wait: float, account: Account | None) -> ProviderError:
+    if stop is Stopped.CIRCUIT_OPEN:
+        return circuit_open(wait)
+    if stop is Stopped.QUOTA:
+        return _no_quota(wait, 0 if account is None else account.remaining)
+    if stop is Stopped.COOLDOWN:
+        return _cooling(wait)
+    if stop is Stopped.STORE:
+        return _no_store()
+    if stop is Stopped.ATTEMPTS_SPENT:
+        return ProviderDependencyError(
+            "all attempts had been made before this call; the provider was not called",
+            never_sent=True,
+        )
+    return ProviderTimeoutError(
+        "the deadline had passed before the provider could be called", never_sent=True
+    )
+
+
+def _no_quota(wait: float, left: int) -> ProviderQuotaExceededError:
+    told = f"has only {left} left, too few for this call" if left else "is used up"
+    return ProviderQuotaExceededError(
+        f"the quota of this window {told}; the next begins in {wait:.1f} seconds",
+        retry_after_seconds=wait,
+        never_sent=True,
+    )
+
+
+def _cooling(wait: float) -> ProviderRateLimitError:
+    return ProviderRateLimitError(
+        f"the provider asked for a pause of another {wait:.1f} seconds; it was not called",
+        retry_after_seconds=wait,
+        never_sent=True,
+    )
+
+
+def _no_store() -> ProviderDependencyError:
+    return ProviderDependencyError(
+        "the store that keeps the quota does not answer; the provider was not called",
+        never_sent=True,
+        remedy="quota_fails_open=True would call it without a reservation",
+    )
+
+
+class CallLog:
+    """The attempts of one call, as they end."""
+
+    __slots__ = ("_context", "_key", "_manner", "_who", "attempts", "budget_ms", "rows")
+
+    def __init__(
+        self,
+        manner: Manner,
+        key: LaneKey,
+        who: tuple[str | None, str],
+        context: ProviderExecutionContext,
+    ) -> None:
+        self._manner = manner
+        self._key = key
+        self._who = who
+        self._context = context
+        self.budget_ms: int | None = None
+        self.attempts: list[ProviderAttempt] = []
+        self.rows: list[AttemptRow] = []
+
+    def attempted(
+        self,
+        correlation_id: str,
+        times: tuple[float, float],
+        error: ProviderError | None,
+        outcome: Outcome,
+        delay: float | None,
+    ) -> None:
+        """An attempt has ended; ``times`` are its first and its last instant."""
+        started_at, ended_at = times
+        duration = (ended_at - started_at) * 1000
+        number = self._context.attempt_offset + len(self.attempts) + 1
+        if error is None:
+            line = ProviderAttempt(number, started_at, duration)
+        else:
+            reason, status = error.reason_code, error.http_status
+            retryable = self._manner.table[reason].retries
+            line = ProviderAttempt(number, started_at, duration, reason, retryable, delay, status)
+        self.attempts.append(line)
+        self._add(correlation_id, line, outcome)
+
+    @property
+    def last_failure(self) -> Failed | None:
+        """The last attempt, if it failed, as its row will tell it."""
+        row = self.rows[-1] if self.rows else None
+        if row is None or row.reason_code is None:
+            return None
+        return Failed(row.reason_code, row.created_at)
+
+    def failed(self, correlation_id: str, error: ProviderError) -> None:
+        """The call is over: nothing follows its last attempt, even if that was the plan."""
+        if not self.rows:
+            self._refused(correlation_id, error)
+        self.given_up()
+
+    def given_up(self) -> list[AttemptRow]:
+        """The rows of a call that goes no further, whatever the plan was."""
+        if self.rows and self.rows[-1].outcome == Outcome.RETRY:
+            self.rows[-1] = self.rows[-1]._replace(outcome=Outcome.FAILED.value)
+            self.attempts[-1].delay_seconds = None
+        return self.rows
+
+    def _refused(self, correlation_id: str, error: ProviderError) -> None:
+        """A gate refused the call: that is no attempt, and its number is 0."""
+        retryable = self._manner.table[error.reason_code].retries
+        line = ProviderAttempt(0, 0.0, 0.0, error.reason_code, retryable)
+        self._add(correlation_id, line, Outcome.FAILED)
+
+    def _add(self, correlation_id: str, line: ProviderAttempt, outcome: Outcome) -> None:
+        context, key = self._context, self._key
+        campaign_id, operation = self._who
+        row = AttemptRow(
+            self._manner.new_id(),
+            key.tenant_id,
+            context.task_execution_id,
+            key.provider_name,
+            key.capability,
+            operation,
+            context.idempotency_key,
+            correlation_id,
+            line.number,
+            self._manner.attempts_of(context),
+            round(line.duration_ms),
+            self.budget_ms,
+            outcome.value,
+            line.reason_code,
+            line.retryable,
+            line.http_status,
+            self._manner.wall(),
+            campaign_id,
+        )
+        self.rows.append(row)
+
+
+class Calling:
+    """One execution. It belongs to one driver; no two of its methods run at once."""
+
+    __slots__ = (
+        "_began_at",
+        "_begun",
+        "_budget",
+        "_data",
+        "_deadline",
+        "_error",
+        "_guard",
+        "_is_ended",
+        "_is_late",
+        "_is_unanswered",
+        "_kept_vote",
+        "_lane",
+        "_log",
+        "_manner",
+        "_never_sent",
+        "_paid_from",
+        "_permits",
+        "_reservations",
+        "_reserved_for",
+        "_rule",
+        "_started_at",
+        "clock",
+        "context",
+        "correlation_id",
+        "is_handed_over",
+    )
+
+    def __init__(
+        self,
+        manner: Manner,
+        lane: Lane,
+        who: tuple[str | None, str],
+        context: ProviderExecutionContext,
+        budget: float | None,
+    ) -> None:
+        """``who`` is the campaign and the operation; ``budget`` the provider's own, in seconds."""
+        self._manner = manner
+        self._lane = lane
+        self._log = CallLog(manner, lane.key, who, context)
+        self.context = context
+        self.clock = clock = manner.clock()
+        self._began_at = now = clock.now()
+        self._budget = budget
+        self._deadline = deadline_of(context, budget, now)
+        self._log.budget_ms = whole_budget_ms(context, now, self._deadline)
+        self._rule = manner.rule_of(context)
+        self._guard = Guard(self._rule, now, self._deadline, context.attempt_offset)
+        self.correlation_id = context.correlation_id or manner.new_id()
+        self._permits: Permits | None = None
+        self._kept_vote = Vote.NEUTRAL
+        self._reservations: list[Reservation] = []
+        self._paid_from = self._reserved_for = 0  # of the reservations: the last attempt's
+        self._begun = 0  # attempts, the one under way included
+        self._never_sent = True
+        self._started_at = now
+        self._data: dict[str, Any] | None = None
+        self._error: ProviderError | None = None
+        self._is_late = False
+        self._is_ended = False
+        self._is_unanswered = False
+        self.is_handed_over = False
+        """Whether a thread settles it when its attempt has ended."""
+
+    def take_over(
+        self,
+        began_at: float,
+        started_at: float,
+        correlation_id: str | None,
+        permits: Permits,
+        reservation: Reservation | None,
+    ) -> None:
+        """Stand where a call on the short way stands: its first attempt is under way."""
+        self._begin_at(began_at)
+        self._started_at = started_at
+        guard = self._guard
+        self.correlation_id = correlation_id or self.correlation_id
+        guard.begun(began_at, None, began_at)
+        if reservation is not None:
+            self._reservations.append(reservation)
+            self._reserved_for = 1
+            guard.reserved(None)
+        self._permits = permits
+        guard.admitted(None)
+        self._begun = 1
+
+    def unanswered(self, began_at: float) -> None:
+        """Begin when a call on the short way did, whose store did not say if there is quota."""
+        self._begin_at(began_at)
+        self._is_unanswered = True
+
+    def _begin_at(self, began_at: float) -> None:
+        self._began_at = began_at
+        self._deadline = deadline = deadline_of(self.context, self._budget, began_at)
+        self._log.budget_ms = whole_budget_ms(self.context, began_at, deadline)
+        self._guard = Guard(self._rule, began_at, deadline, self.context.attempt_offset)
+
+    def too_late(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
+        """The end of a call on the short way whose time was over before its attempt."""
+        self._begun = self._reserved_for = 0
+        self._guard.admitted(None, self.clock.now())
+        return self.finish()
+
+    # -- steps: each answers with what to do next ------------------------------------------------
+
+    @property
+    def until(self) -> float:
+        """The end of the wait that was asked for."""
+        return self._guard.until
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of its time; None when it has no end."""
+        return None if self._deadline is None else self._deadline - self.clock.now()
+
+    @property
+    def reads_store(self) -> bool:
+        """Whether the next look at the gates reads the store."""
+        return not self._lane.is_fresh
+
+    @property
+    def writes_success(self) -> bool:
+        """Whether telling the circuit of a success writes to the store."""
+        return self._permits is not None and self._lane.needs_report(self._permits, Vote.SUCCESS)
+
+    @property
+    def holds_anything(self) -> bool:
+        """Whether there is quota or a place to give back."""
+        return bool(self._reservations) or self._permits is not None
+
+    def begin(self, *, looks: bool = True) -> Do:
+        """Look at the gates: in the store too, if what is known is old and ``looks`` says so."""
+        if self._lane.quota is not None:
+            check_units(self.context.units, self._lane.quota.policy.limit)
+        if self._is_unanswered:
+            self._guard.begun(self._began_at, None, self._began_at)
+            return self.without_quota()
+        if looks:
+            self._look()
+        now = self._began_at
+        refused, cooled = self._gates(now)
+        return self._guard.begun(now, refused, cooled, random.random())  # noqa: S311 - jitter
+
+    def reserve(self) -> Do:
+        """Take quota."""
+        desk = self._lane.quota
+        if desk is None:  # the rule would not have asked
+            return self._guard.reserved(None)
+        if self._deadline is not None and self.clock.now() >= self._deadline:
+            return self.without_quota()  # the store took all the time to tell of the circuit
+        try:
+            taken = desk.reserve(self.context.units)
+        except StoreError:
+            return self.without_quota()
+        if taken is None:
+            return self._guard.reserved(self.clock.now() + desk.retry_after())
+        self._reservations.append(taken)
+        return self._guard.reserved(None, self.clock.now())
+
+    def without_quota(self) -> Do:
+        """Nobody can say whether there is quota."""
+        if not self._manner.fails_open:
+            return self._guard.unreserved()
+        return self._guard.reserved(None, self.clock.now())
+
+    def admit_quickly(self) -> Do | None:
+        """Pass the circuit, if that needs no store."""
+        self._permits = self._lane.pass_quickly()
+        if self._permits is None:
+            return None
+        self._kept_vote = Vote.NEUTRAL  # the last attempt has voted under its own
+        return self._guard.admitted(None, self.clock.now())
+
+    def admit(self) -> Do:
+        """Pass the circuit."""
+        answer = self._lane.admit()
+        if isinstance(answer, tuple):
+            self._permits = answer
+            self._lane.keep(answer)
+            self._kept_vote = Vote.NEUTRAL  # the last attempt has voted under its own
+            return self._guard.admitted(None, self.clock.now())
+        return self._guard.admitted(self.clock.now() + answer)
+
+    def late(self) -> Do:
+        """The time of the call was over before it could be asked for a place."""
+        return self._guard.out_of_time()
+
+    def attempt_context(self) -> ProviderExecutionContext:
+        """The context of the attempt that begins now."""
+        self._started_at = now = self.clock.now()
+        self._paid_from, self._reserved_for = self._reserved_for, len(self._reservations)
+        self._begun += 1
+        number = self.context.attempt_offset + self._guard.attempts + 1
+        limit = self._manner.attempt_timeout
+        return context_of(self.context, self.correlation_id, number, limit, self._deadline, now)
+
+    def not_begun(self) -> Do:
+        """No thread was free for the attempt in its time: it was not made."""
+        self._begun -= 1
+        self._reserved_for = self._paid_from
+        return self._guard.out_of_time()
+
+    def succeeded(self, data: Any) -> Do:
+        """The provider returned."""
+        if not isinstance(data, dict):
+            wrong = f"the provider returned {type(data).__name__} where a dict was agreed"
+            return self.failed(ProviderResponseFormatError(wrong))
+        ended_at = self.clock.now()
+        self._never_sent = False
+        self._data = data
+        self._error = None
+        self._is_late = self._deadline is not None and ended_at > self._deadline
+        self._note(ended_at, None, Outcome.SUCCESS)
+        do = self._guard.succeeded()
+        self._report(Vote.SUCCESS)
+        return do
+
+    def failed(self, raw: Exception) -> Do:
+        """The provider raised."""
+        ended_at = self.clock.now()
+        error = self._manner.canonical(raw)
+        asked = error.retry_after_seconds
+        if asked is not None:  # whoever reads it shall not wait for years; the policy has its own
+            error.retry_after_seconds = min(asked, self._manner.longest_cooldown)
+        decision = self._manner.table[error.reason_code]
+        self._error = error
+        self._never_sent = self._never_sent and error.never_sent
+        if error.reason_code == Reason.RATE_LIMITED:
+            self._cool(error)
+        failure = Failure(decision.kind, error.reason_code, "", asked)
+        time_up = is_time_up(raw)
+        do = self._guard.failed(
+            failure,
+            ended_at,
+            random.random(),  # noqa: S311 - jitter
+            may_retry=not time_up and self._manner.retries.may_begin(self),
+            is_time_up=time_up,
+        )
+        is_last = do is Do.END
+        self._note(ended_at, error, Outcome.FAILED if is_last else Outcome.RETRY)
+        self._kept_vote = decision.vote or Vote.NEUTRAL
+        vote = vote_of(self._kept_vote, self._manner.guard.breaker_scope, is_last=is_last)
+        if vote is not None:
+            self._report(vote)
+        if self._manner.guard.quota_unit is Scope.ATTEMPT and self._is_refundable(error, decision):
+            self._refund(self._reservations[self._paid_from : self._reserved_for])
+        return do
+
+    def waited(self, *, looks: bool = True) -> Do:
+        """A wait is over."""
+        if looks:
+            self._look()
+        now = self.clock.now()
+        refused, cooled = self._gates(now)
+        return self._guard.waited(now, refused, cooled, random.random())  # noqa: S311 - jitter
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def abandon(self) -> list[AttemptRow]:
+        """The call will not be finished: what it holds is given back. The rows of its attempts.
+
+        An attempt that is cut short counts as not made; what paid for one that was sent is spent.
+        """
+        self._report(Vote.NEUTRAL)
+        self._refund(self._reservations[self._first_unspent() :])
+        self._end()
+        return self._log.given_up()
+
+    def _first_unspent(self) -> int:
+        if self._guard.stop is Stopped.SUCCEEDED:
+            return self._reserved_for
+        if self._manner.guard.quota_unit is Scope.ATTEMPT:
+            is_cut_short = self._begun > self._guard.attempts
+            return self._paid_from if is_cut_short else self._reserved_for
+        error = self._error
+        if error is None or self._is_refundable(error, self._manner.table[error.reason_code]):
+            return 0
+        return self._reserved_for
+
+    def finish(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
+        """The result, and the rows that tell of it."""
+        self._end()
+        self._report(self._kept_vote)  # of a permit for all attempts, when a gate ended it
+        error = self._final_error()
+        if error is not None:
+            self._settle_quota(error)
+            self._log.failed(self.correlation_id, error)
+        return self._result(error), self._log.rows
+
+    def _end(self) -> None:
+        if not self._is_ended:
+            self._is_ended = True
+            self._manner.retries.ended(self)
+
+    def _result(self, error: ProviderError | None) -> ProviderExecutionResult:
+        ended_at = self.clock.now()
+        last = self._log.attempts[-1] if self._log.attempts else None
+        return ProviderExecutionResult(
+            error is None,
+            None if error is not None else self._data,
+            error,
+            None if error is None else error.reason_code,
+            self._guard.attempts,
+            (ended_at - self._began_at) * 1000,
+            self.correlation_id,
+            self.context.idempotency_key,
+            last.http_status if last is not None and error is not None else None,
+            retry_after(error, self._guard.until, ended_at),
+            (self._guard.stop or Stopped.SUCCEEDED).value,
+            self._is_late,
+            False,
+            self._lane.state,
+            self._quota(),
+            tuple(self._log.attempts),
+        )
+
+    def _final_error(self) -> ProviderError | None:
+        stop = self._guard.stop
+        if stop is Stopped.SUCCEEDED:
+            return None
+        if self._error is not None:
+            return self._error  # a gate that refused later does not hide what happened
+        account = None if self._lane.quota is None else self._lane.quota.account
+        wait = max(0.0, self._guard.until - self.clock.now())
+        return refusal(stop, wait, account, self._lane.key)
+
+    def _settle_quota(self, error: ProviderError) -> None:
+        # Taken, and then a gate refused: that much was not used, whatever came before.
+        self._refund(self._reservations[self._reserved_for :])
+        decision = self._manner.table[error.reason_code]
+        is_one_unit = self._manner.guard.quota_unit is Scope.EXECUTION
+        if is_one_unit and self._guard.attempts and self._is_refundable(error, decision):
+            self._refund(self._reservations)
+
+    def _is_refundable(self, error: ProviderError, decision: Decision) -> bool:
+        if decision.quota is Spend.REFUND_IF_NEVER_SENT:
+            is_per_attempt = self._manner.guard.quota_unit is Scope.ATTEMPT
+            return error.never_sent if is_per_attempt else self._never_sent
+        return decision.quota is Spend.REFUND
+
+    def _refund(self, reservations: Sequence[Reservation]) -> None:
+        for each in reservations:
+            give_back(self._manner, self._lane, each)
+
+    def _report(self, vote: Vote) -> None:
+        permits = self._permits
+        if permits is not None and self._lane.needs_report(permits, vote):
+            self._lane.report(permits, vote, self._log.last_failure)
+        self._permits = None  # not before: who is interrupted gives them back again
+
+    # -- gates -----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Bring the view of the circuits up to date, in half of the time it has left."""
+        if not self._lane.is_fresh:
+            left = self.seconds_left
+            hurried(None if left is None else left / 2, self._lane.refresh)
+
+    def _gates(self, now: float) -> tuple[float | None, float]:
+        wait = self._lane.refused_for()
+        cooled = self._lane.cooldown(self._manner.longest_cooldown)
+        return None if wait is None else now + wait, now + cooled
+
+    def _cool(self, error: ProviderError) -> None:
+        asked = error.retry_after_seconds
+        seconds = self._manner.default_cooldown if asked is None else asked
+        if seconds > 0:
+            self._lane.cool(min(seconds, self._manner.longest_cooldown))
+
+    def _note(self, ended_at: float, error: ProviderError | None, outcome: Outcome) -> None:
+        times = (self._started_at, ended_at)
+        self._log.attempted(self.correlation_id, times, error, outcome, self._guard.delay)
+
+    def _quota(self) -> QuotaSnapshot | None:
+        account = self._reservations[-1].account if self._reservations else None
+        if account is None and self._lane.quota is not None:
+            account = self._lane.quota.account
+        return None if account is None else quota_snapshot(account)

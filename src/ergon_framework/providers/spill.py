@@ -1,0 +1,540 @@
+"""The spill: a folder beside the store where records wait on disk while the store is down.
+
+Each process writes a file of its own. What was kept is written to the store later, by this process
+or by another one that finds the file when this one is dead. Writing it twice is harmless: the store
+knows the ids. A file belongs to the process that holds its lock, and the lock ends with the
+process: so no file is read while it is written, and no two processes replay the same file.
+
+A line of a file is one batch as JSON, behind a checksum of itself:
+``{"sum":"1c291ca3","attempts":[…],"letters":[…]}``. The sum is the CRC-32 of everything behind it,
+so that a line that was torn, or changed later, is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ergon_framework.errors import (
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
+from ergon_framework.ports.providerstore import AttemptRow, Batch, DeadLetter
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.fsync import sync_file, sync_folder
+from ergon_framework.storage.secure_files import Folder, UnsafeFileError
+
+logger = logging.getLogger("ergon.providers")
+
+
+_HEAD = b'{"sum":"%08x",'
+_BODY_AT = len(_HEAD % 0)
+_LETTER_FIELDS = tuple(field.name for field in fields(DeadLetter))
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def line_of(batch: Batch) -> bytes:
+    """The batch as one line, its end included. Raises what ``json`` raises for a bad payload."""
+    document = {
+        "attempts": [row._asdict() for row in batch.attempts],
+        "letters": [
+            {name: getattr(letter, name) for name in _LETTER_FIELDS} for letter in batch.letters
+        ],
+    }
+    body = _encode(document)[1:].encode("ascii")
+    return _HEAD % zlib.crc32(body) + body + b"\n"
+
+
+def batch_of(line: bytes) -> Batch:
+    """The batch that a line holds. ``ValueError`` when it was not written like this."""
+    body = line[_BODY_AT:].removesuffix(b"\n")
+    if line[:_BODY_AT] != _HEAD % zlib.crc32(body):
+        raise ValueError("the line does not match its checksum")
+    try:
+        document = json.loads(line)
+        return Batch(
+            [AttemptRow(**_known(each, AttemptRow._fields)) for each in document["attempts"]],
+            [DeadLetter(**_known(each, _LETTER_FIELDS)) for each in document["letters"]],
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError("the line was written by a version this one cannot read") from error
+
+
+def _known(document: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Only what this version has a place for: a later one may have added something."""
+    return {name: value for name, value in document.items() if name in names}
+
+
+SUFFIX = ".jsonl"
+SPOILT = ".bad"
+"""Added to the name of a file that holds something nobody could write to the store."""
+
+_PIECE = 1 << 18
+_warned: set[str] = set()
+_TRIES = 10
+
+
+class OwnFile:
+    """The file that this process appends to. Whoever calls sees to it that only one does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.fd = _create(folder)
+        self.size = 0
+        self.is_dirty = False
+        """Whether something in it is not yet known to be on disk."""
+        self._is_new = True
+        self._is_torn = False
+
+    def append(self, lines: bytes) -> None:
+        """Write lines whole, or none of them."""
+        view = memoryview(b"\n" + lines if self._is_torn else lines)
+        done = 0
+        try:
+            while done < len(view):
+                done += os.write(self.fd, view[done:])
+        except OSError:
+            self._is_torn = done > 0 and not self._cut(self.size)
+            raise
+        self._is_torn = False
+        self.size += done
+        self.is_dirty = True
+
+    def take_back(self, size: int) -> None:
+        """Undo the last append, whose end nobody can be sure of."""
+        if self._cut(size):
+            self.size = size
+
+    def sync(self, fd: int) -> None:
+        """Answer when everything appended so far is on disk; ``fd`` is a duplicate of the file's.
+
+        A duplicate, because the file may be read back and closed while this waits for the disk.
+        """
+        sync_file(fd)
+        if self._is_new:
+            sync_folder(self.path.parent)
+            self._is_new = False
+
+    def close(self) -> None:
+        """Let go of it, lock included."""
+        os.close(self.fd)
+
+    def _cut(self, size: int) -> bool:
+        try:
+            os.ftruncate(self.fd, size)
+        except OSError:
+            return False
+        return True
+
+
+class LeftFile:
+    """A file that is read back: this process's own, or one that a dead process left."""
+
+    def __init__(self, path: Path, fd: int, *, is_own: bool) -> None:
+        self.path = path
+        self.is_own = is_own
+        self.spoilt = 0
+        """Lines that cannot be read, or that the store will never take."""
+        # No file object: one whose lock was held when the process forked could not be closed.
+        self._fd = fd
+        self._at = 0
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
+        self._is_doubtful = False
+        self._next: list[Batch] = []
+
+    def chunk(self, limit: int) -> list[Batch]:
+        """The next batches, the same ones until :meth:`advance`; none at the end of the file."""
+        while not self._next and (self._lines or self._fill()):
+            for _ in range(min(limit, len(self._lines))):
+                self._read(self._lines.popleft())
+        return self._next
+
+    def advance(self) -> None:
+        """The batches of the last chunk have been seen to."""
+        self._next = []
+
+    def finish(self) -> None:
+        """It was read to its end: remove it, or put it aside if it holds what nobody could use."""
+        with contextlib.suppress(OSError):
+            if self.spoilt:
+                self.path.rename(self.path.with_name(self.path.name + SPOILT))
+            else:
+                self.path.unlink()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it, lock included; it stays where it is."""
+        os.close(self._fd)
+
+    def _fill(self) -> bool:
+        try:
+            piece = os.pread(self._fd, _PIECE, self._at)
+        except OSError:  # the disk cannot read it: what is left stays for people to look at
+            self.spoilt += 1
+            return False
+        self._at += len(piece)
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if not piece and self._rest:
+            lines, self._rest = [self._rest], b""
+        self._lines.extend(lines)
+        return bool(piece or lines)
+
+    def _read(self, line: bytes) -> None:
+        if not line:
+            return
+        # The last line may be one whose writer died over it: nobody was told that it is safe.
+        # Only if something follows has a line been spoilt.
+        self.spoilt += self._is_doubtful
+        try:
+            self._next.append(batch_of(line))
+        except ValueError:
+            self._is_doubtful = True
+        else:
+            self._is_doubtful = False
+
+
+def find_left(folder: Path) -> list[Path]:
+    """Every file of the folder, the oldest first, whoever it belongs to."""
+    found: list[tuple[float, Path]] = []
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(OSError):  # read back by somebody else a moment ago
+                found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found)]
+
+
+def take_left(path: Path) -> LeftFile | None:
+    """The file, if nobody has it: its process is gone. Never waits."""
+    try:
+        with Folder.trusted(path.parent) as folder:
+            fd = folder.open_file(path.name, os.O_RDWR)
+    except UnsafeFileError as error:
+        _warn_once(error)
+        return None
+    except OSError:
+        return None
+    if _lock(fd):
+        return LeftFile(path, fd, is_own=False)
+    os.close(fd)
+    return None
+
+
+def _warn_once(error: UnsafeFileError) -> None:
+    """Its lines may be anybody's: they are not written to the store."""
+    if error.filename not in _warned:
+        _warned.add(error.filename)
+        logger.warning("%s is not read back: %s", error.filename, error.strerror)
+
+
+def leave(folder: Path, lines: bytes, most: int) -> None:
+    """Add lines to the file of what this process could not write anywhere."""
+    name = f"{os.getpid()}-refused{SUFFIX}{SPOILT}"
+    with Folder.ensure(folder, parents=True) as opened:
+        fd = opened.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        if os.fstat(fd).st_size + len(lines) > most:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        view = memoryview(lines)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
+def _create(folder: Path) -> tuple[Path, int]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
+    with Folder.ensure(folder, parents=True) as opened:
+        for _ in range(_TRIES):
+            path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+            fd = opened.open_file(path.name, flags)
+            if _lock(fd):
+                return path, fd
+            os.close(fd)  # somebody found it between these two lines, and removes it: it is empty
+    raise BlockingIOError(f"no file could be kept in {folder}")
+
+
+def _lock(fd: int) -> bool:
+    """Whether it is ours now, and still has a name."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return os.fstat(fd).st_nlink > 0
+
+
+declare(
+    "providers.spill.before",
+    "providers.spill.written",
+    "providers.spill.after",
+    "providers.replay.before",
+    "providers.replay.after",
+)
+
+MAX_BYTES = 256 << 20
+"""What the files of one folder may hold together, as far as this process sees them."""
+
+TARGET = frozenset({"host", "hostaddr", "port", "dbname", "options", "service"})
+"""What in the query of a server's URL says which database it is, and holds no secret."""
+
+_SERVER = frozenset({"host", "hostaddr", "service"})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_PAUSE = 1.0  # seconds before a folder that refused is tried again for what can still wait
+
+
+class Spill:
+    """One folder, as one process uses it. Any thread may keep; one thread reads back."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = folder
+        self.full_count = 0
+        """How often something was refused because the files had reached their limit."""
+        self.spoilt_count = 0
+        """Lines found in files that cannot be read; the files are put aside."""
+        self._max_bytes = max_bytes
+        self._room = 0
+        self._clock = clock
+        self._refused_at = float("-inf")
+        self._lock = threading.RLock()  # keeping may be interrupted by a finalizer that keeps too
+        self._own: OwnFile | None = None
+        self._left: LeftFile | None = None
+        self._found: list[Path] = []
+        self._duplicates: set[int] = set()
+        """Of the own file's descriptor: they hold its lock as well."""
+
+    # -- keeping ---------------------------------------------------------------------------------
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it has not refused a moment ago."""
+        return self._clock() - self._refused_at >= _PAUSE
+
+    @property
+    def has_own(self) -> bool:
+        """Whether something that this process kept has not yet been written to the store."""
+        left = self._left
+        return self._own is not None or (left is not None and left.is_own)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether files are being read back, or wait to be."""
+        return self._left is not None or bool(self._found)
+
+    def keep(self, batches: Sequence[Batch], *, is_synced: bool) -> None:
+        """Keep all the batches, or none; with ``is_synced`` they are on disk when this returns.
+
+        ``StoreError`` when they cannot be kept.
+        """
+        lines = b"".join(map(line_of, batches))
+        failpoint("providers.spill.before")
+        try:
+            with self._lock:
+                own, start = self._append(lines)
+                end = own.size
+                fd = self._duplicate(own) if is_synced else -1
+            if is_synced:
+                self._sync(own, fd, start, end)
+        except OSError as error:
+            self._refused_at = self._clock()
+            raise _told(error, self.folder) from error
+        failpoint("providers.spill.after")
+
+    def sync(self) -> None:
+        """Bring to disk what was kept without waiting for it; the next call tries again."""
+        with self._lock:
+            own = self._own
+            if own is None or not own.is_dirty:
+                return
+            own.is_dirty = False
+            fd = self._duplicate(own)
+        try:
+            own.sync(fd)
+        except OSError as error:
+            own.is_dirty = True
+            raise _told(error, self.folder) from error
+        finally:
+            self._let_go(fd)
+
+    def set_aside(self, batches: Sequence[Batch]) -> None:
+        """Leave for people what no store takes: nobody reads it back. ``StoreError`` if in vain."""
+        lines = b"".join(map(line_of, batches))
+        try:
+            with self._lock:
+                leave(self.folder, lines, self._max_bytes)
+        except OSError as error:
+            raise _told(error, self.folder) from error
+
+    # -- reading back ----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Look for files that other processes left."""
+        self._found = find_left(self.folder)
+
+    def chunk(self, limit: int) -> list[Batch]:
+        """Batches to write to the store: this process's first, then those of dead ones."""
+        while True:
+            left = self._left = self._left or self._next_left()
+            if left is None:
+                return []
+            before = left.spoilt
+            batches = left.chunk(limit)
+            self.spoilt_count += left.spoilt - before
+            if batches:
+                failpoint("providers.replay.before")
+                return batches
+            failpoint("providers.replay.after")
+            left.finish()
+            self._left = None
+
+    def advance(self, refused: int = 0) -> None:
+        """The batches of the last chunk were written, all but those the store will never take."""
+        if self._left is not None:
+            self._left.spoilt += refused
+            self._left.advance()
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of all files, so that anybody may read them back. Keeping begins a new one."""
+        with self._lock:
+            own, self._own = self._own, None
+            left, self._left = self._left, None
+            self._found = []
+        for file in (own, left):
+            if file is not None:
+                file.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go, so that the locks end with the parent."""
+        self._lock = threading.RLock()  # a thread that only the parent has may hold it
+        for fd in list(self._duplicates):  # that it was bringing to disk
+            self._let_go(fd)
+        with contextlib.suppress(OSError):  # closed by that thread, which had yet to forget it
+            self.close()
+        self.full_count = self.spoilt_count = 0
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _duplicate(self, own: OwnFile) -> int:
+        fd = os.dup(own.fd)
+        self._duplicates.add(fd)
+        return fd
+
+    def _let_go(self, fd: int) -> None:
+        self._duplicates.discard(fd)
+        os.close(fd)
+
+    def _append(self, lines: bytes) -> tuple[OwnFile, int]:
+        own = self._own
+        if own is None:
+            self._room = self._max_bytes - _size_of(find_left(self.folder))
+        start = 0 if own is None else own.size
+        if start + len(lines) > self._room:
+            self.full_count += 1
+            self._refused_at = self._clock()
+            raise StoreFullError(
+                f"the files in {self.folder} have reached their limit of {self._max_bytes} bytes",
+                remedy="bring the store back: they are written to it and removed",
+            )
+        if own is None:
+            own = self._own = OwnFile(self.folder)
+        own.append(lines)
+        return own, start
+
+    def _sync(self, own: OwnFile, fd: int, start: int, end: int) -> None:
+        # Outside the lock: who keeps something without waiting must not wait for this one's disk.
+        try:
+            failpoint("providers.spill.written")
+            own.sync(fd)
+        except OSError:
+            with self._lock:
+                if own is self._own and own.size == end:
+                    own.take_back(start)
+            raise
+        finally:
+            self._let_go(fd)
+
+    def _next_left(self) -> LeftFile | None:
+        with self._lock:
+            own, self._own = self._own, None
+        if own is not None:
+            return LeftFile(own.path, own.fd, is_own=True)
+        while self._found:
+            if left := take_left(self._found.pop(0)):
+                return left
+        return None
+
+
+def beside(path: Path) -> Path:
+    """Where the records of an SQLite file wait."""
+    whole = path.absolute()
+    return whole.with_name(f"{whole.name}-spill")
+
+
+def default_spill(url: str) -> Path | None:
+    """Where the records of a store wait unless somebody says otherwise; None for memory.
+
+    Beside an SQLite file. For a server under the user's state folder, in a folder of its own for
+    each database, named after the address without its credentials; None if it names no server.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme.partition("+")[0] == "sqlite":
+        name = rest.removeprefix("/").partition("?")[0]
+        return beside(Path(name)) if name and name != ":memory:" else None
+    parts = urlsplit(url)
+    where = [pair for pair in parse_qsl(parts.query) if pair[0] in TARGET]
+    named = {name for name, _ in where}
+    if not (parts.hostname or named & _SERVER):
+        return None
+    # Who names no database gets the one that is called like the user.
+    user = "" if parts.path.strip("/") or named & {"dbname", "service"} else parts.username
+    place = parts.netloc.rpartition("@")[2]  # not taken apart: it may list several hosts
+    address = repr((place, parts.path, user, sorted(where)))
+    word = hashlib.blake2b(address.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "ergon" / "spill" / word
+
+
+def _size_of(paths: Sequence[Path]) -> int:
+    size = 0
+    for path in paths:
+        try:
+            size += path.stat().st_size
+        except OSError:
+            continue  # read back by somebody else a moment ago
+    return size
+
+
+def _told(error: OSError, folder: Path) -> StoreError:
+    text = f"nothing can be kept in {folder}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return StoreFullError(text, remedy="free some disk space")
+    if error.errno in _READ_ONLY:
+        return StoreReadOnlyError(text, remedy="make the folder writable, or name another one")
+    if error.errno == errno.EIO:
+        return StoreBrokenError(text, remedy="look at the disk")
+    return StoreUnavailableError(text, remedy="make the folder usable, or name another one")

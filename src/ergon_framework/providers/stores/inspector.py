@@ -1,0 +1,161 @@
+"""Read-only queries for operators, on SQLite and on PostgreSQL alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, union
+
+from ergon_framework.core.breaker import State
+from ergon_framework.ports.providerlooking import Counted, Ended, Figures, LetterPlace, Used
+from ergon_framework.ports.providerstore import EVERYBODY, AttemptRow, LetterStatus
+from ergon_framework.providers.migrations.database import Database
+from ergon_framework.providers.models import (
+    ProviderDeadLetter,
+    ProviderExecutionMetric,
+    ProviderHealthState,
+    ProviderMetricRollup,
+    ProviderQuotaState,
+)
+from ergon_framework.providers.stores.database import sure_instant
+
+_HOUR, _MINUTES = timedelta(hours=1), timedelta(minutes=5)
+_health, _quota, _letter = ProviderHealthState, ProviderQuotaState, ProviderDeadLetter
+_rollup, _attempt = ProviderMetricRollup, ProviderExecutionMetric
+
+
+class SqlProviderLooking:
+    """Each answer is read in one transaction of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def tenants(self, limit: int) -> list[str]:
+        """Whoever has called a provider or has a quota, in order."""
+        known = union(select(_health.tenant_id), select(_quota.tenant_id))
+        names = known.order_by("tenant_id").limit(limit)
+        with self._database.connect() as connection:
+            return list(connection.scalars(names))
+
+    def attempts_named(self, units: Sequence[str], limit: int) -> list[AttemptRow]:
+        """The latest attempts under these ids or keys, or keys below them; the oldest first."""
+        keys = [_attempt.idempotency_key.startswith(f"{unit}/", autoescape=True) for unit in units]
+        named = (_attempt.correlation_id, _attempt.task_execution_id, _attempt.idempotency_key)
+        wanted = (
+            select(*(getattr(_attempt, name) for name in AttemptRow._fields))
+            .where(or_(*(column.in_(units) for column in named), *keys))
+            .order_by(_attempt.created_at.desc())
+            .limit(limit)
+        )
+        with self._database.connect() as connection:
+            newest = [AttemptRow(*row) for row in connection.execute(wanted)]
+        return [row._replace(created_at=sure_instant(row.created_at)) for row in reversed(newest)]
+
+    def letter_places(
+        self,
+        statuses: Sequence[LetterStatus],
+        reason: str | None,
+        after: LetterPlace | None,
+        limit: int,
+    ) -> list[LetterPlace]:
+        """Found by their indexed columns alone: a payload may be long."""
+        wanted = (
+            select(_letter.occurred_at, _letter.dead_letter_id)
+            .where(_letter.status.in_([status.value for status in statuses]))
+            .order_by(_letter.occurred_at.desc(), _letter.dead_letter_id.desc())
+            .limit(limit)
+        )
+        if reason is not None:
+            wanted = wanted.where(_letter.reason_code == reason)
+        if after is not None:
+            same = and_(_letter.occurred_at == after.at, _letter.dead_letter_id < after.id)
+            wanted = wanted.where(or_(_letter.occurred_at < after.at, same))
+        with self._database.connect() as connection:
+            return [LetterPlace(at, letter_id) for at, letter_id in connection.execute(wanted)]
+
+    def figures(self, now: float, statuses: Sequence[LetterStatus]) -> Figures:
+        """How all lanes are, and how many dead letters have one of these statuses."""
+        moment = datetime.fromtimestamp(now, UTC)
+        named = _letter.status.in_([status.value for status in statuses])
+        with self._database.connect() as connection:
+            return Figures(
+                _circuits(connection, moment),
+                _failures(connection, moment - _HOUR),
+                _quotas(connection, moment),
+                _ended(connection, moment - _HOUR),
+                _reasons(connection, moment - _MINUTES),
+                connection.scalar(select(func.count()).where(named)) or 0,
+            )
+
+
+def _circuits(connection: Connection, now: datetime) -> list[Counted]:
+    lane = (_health.provider_name, _health.capability)
+    # The column changes with the next call; until then it is told as it stands.
+    is_over = and_(_health.breaker_state == State.OPEN.value, _health.open_until <= now)
+    state = case((is_over, State.HALF_OPEN.value), else_=_health.breaker_state).label("state")
+    lanes = select(*lane, state).subquery()
+    of_each = (lanes.c.provider_name, lanes.c.capability, lanes.c.state)
+    wanted = select(*of_each, func.count()).group_by(*of_each)
+    return [Counted(*row) for row in connection.execute(wanted)]
+
+
+def _failures(connection: Connection, since: datetime) -> list[Counted]:
+    lane = (_health.provider_name, _health.capability)
+    wanted = (
+        select(*lane, _health.last_error_code, func.count())
+        .where(_health.last_error_at >= since, _health.last_error_code.is_not(None))
+        .group_by(*lane, _health.last_error_code)
+        .order_by(func.count().desc(), *lane)
+    )
+    return [Counted(*row) for row in connection.execute(wanted)]
+
+
+def _quotas(connection: Connection, now: datetime) -> list[Used]:
+    lane = (_quota.provider_name, _quota.capability)
+    wanted = (
+        select(*lane, func.sum(_quota.used_count), func.sum(_quota.limit_count))
+        .where(_quota.window_start <= now, _quota.window_end > now)
+        .group_by(*lane)
+        .order_by(*lane)
+    )
+    return [Used(row[0], row[1], int(row[2]), int(row[3])) for row in connection.execute(wanted)]
+
+
+def _ended(connection: Connection, since: datetime) -> list[Ended]:
+    lane = (_health.provider_name, _health.capability)
+    sums = (_rollup.succeeded, _rollup.failed, _rollup.dead_lettered, _rollup.attempts)
+    wanted = (
+        select(*lane, *(func.coalesce(func.sum(column), 0) for column in sums))
+        .where(_health.tenant_id != EVERYBODY)
+        .outerjoin(_rollup, _of_lane_since(_rollup, _rollup.minute, since))
+        .group_by(*lane)
+        .order_by(*lane)
+    )
+    return [Ended(row[0], row[1], *map(int, row[2:])) for row in connection.execute(wanted)]
+
+
+def _reasons(connection: Connection, since: datetime) -> list[Counted]:
+    lane = (_health.provider_name, _health.capability)
+    wanted = (
+        select(*lane, _attempt.reason_code, func.count(_attempt.id))
+        .where(_health.tenant_id != EVERYBODY)
+        .outerjoin(_attempt, _of_lane_since(_attempt, _attempt.created_at, since))
+        .group_by(*lane, _attempt.reason_code)
+        .order_by(*lane, _attempt.reason_code)
+    )
+    return [Counted(*row) for row in connection.execute(wanted) if row[3]]
+
+
+def _of_lane_since(table: Any, column: Any, moment: datetime) -> ColumnElement[bool]:
+    """What came after a moment, found by the key of each lane: the table may go back for long.
+
+    With an outer join no planner begins at the other end.
+    """
+    return and_(
+        table.tenant_id == _health.tenant_id,
+        table.provider_name == _health.provider_name,
+        table.capability == _health.capability,
+        column >= moment,
+    )

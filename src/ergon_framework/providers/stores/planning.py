@@ -1,0 +1,189 @@
+"""What all stores decide alike, without I/O: claims of keys, and roll-ups of attempts.
+
+Refused calls are on record, but the provider was not called: they are no part of rates, of
+durations or of what a lane last heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from math import floor
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.rollup import Rollup
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.providerstore import (
+    AttemptRow,
+    Claim,
+    ClaimState,
+    LaneKey,
+    Outcome,
+    ResultNote,
+)
+
+
+class KeyStatus(StrEnum):
+    """What has become of the call under a key. The values are what the tables hold."""
+
+    IN_PROGRESS = "in_progress"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class KeyRecord:
+    """A key as it is kept."""
+
+    fingerprint: str
+    status: str
+    owner: str
+    lease_expires_at: float
+    expires_at: float
+    result: bytes | str | None = None
+    reason_code: str | None = None
+    error_message: str | None = None
+    """Of a call that succeeded: the note on its result."""
+    written_at: float = 0.0
+    """When its holder last asked for it, or freed it."""
+
+
+_SKEW = 1.0
+"""Seconds by which the clocks of two processes may differ, though nobody has set one."""
+
+_MARKERS = frozenset(
+    f'{{"_ergon_result":"{reason}"}}'
+    for reason in ("too_large", "has_secrets", "not_json", "too_deep")
+)
+"""What earlier versions kept in the place of a result."""
+
+
+def refused(found: KeyRecord | None, fingerprint: str, owner: str, now: float) -> Claim | None:
+    """Why a key cannot be had; None when it can, since it is new, forgotten, ours or left alone."""
+    if found is None or found.expires_at <= now:
+        return None
+    if found.fingerprint != fingerprint:
+        return Claim(ClaimState.CONFLICT)
+    if found.status == KeyStatus.SUCCEEDED:
+        return _replay(found)
+    if found.status == KeyStatus.FAILED:
+        return Claim(
+            ClaimState.FAILED, reason_code=found.reason_code, error_message=found.error_message
+        )
+    if found.lease_expires_at <= now or found.owner in ("", owner):
+        return None
+    return Claim(ClaimState.RUNNING, lease_expires_at=found.lease_expires_at)
+
+
+def healed(found: KeyRecord | None, now: float) -> KeyRecord | None:
+    """A lease that was given after ``now``, so before the clock was set back, as it counts from now
+    on: for as long as was asked. None when there is nothing to heal.
+    """
+    is_held = found is not None and found.status == KeyStatus.IN_PROGRESS and found.owner
+    if found is None or not is_held or found.written_at <= now + _SKEW:
+        return None
+    lease = max(0.0, found.lease_expires_at - found.written_at)
+    return replace(found, lease_expires_at=now + lease, written_at=now)
+
+
+def _replay(found: KeyRecord) -> Claim:
+    """A success with its result, or with the reason why there is none."""
+    text = found.result.decode() if isinstance(found.result, bytes) else found.result
+    if text in _MARKERS:
+        return Claim(ClaimState.REPLAY, result_note=ResultNote.EARLIER)
+    try:
+        note = None if found.error_message is None else ResultNote(found.error_message)
+        return Claim(ClaimState.REPLAY, result=from_json(text), result_note=note)
+    except (ValueError, RecursionError):  # msgspec's are ValueErrors
+        return Claim(ClaimState.REPLAY, result_note=ResultNote.UNREADABLE)
+
+
+def status_after(reason_code: str | None, *, may_run_again: bool) -> KeyStatus:
+    """What a key says after its call has ended."""
+    if may_run_again:
+        return KeyStatus.IN_PROGRESS  # under a lease that is over
+    return KeyStatus.SUCCEEDED if reason_code is None else KeyStatus.FAILED
+
+
+def to_json(value: dict[str, Any] | None, what: str) -> str | None:
+    """As it is kept; StoreError when it cannot be."""
+    if value is None:
+        return None
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StoreError(
+            f"the {what} cannot be kept as JSON: {error}",
+            remedy="use dicts, lists, texts, numbers, true, false and null alone",
+        ) from error
+
+
+def from_json(text: bytes | str | None) -> dict[str, Any] | None:
+    """What :func:`to_json` was given."""
+    return None if text is None else msgspec.json.decode(text, type=dict[str, Any])
+
+
+MINUTE = 60
+HOUR = 60
+"""Minutes that a rate is over."""
+
+_SUCCESS = Outcome.SUCCESS.value
+_FAILED, _DEAD_LETTER = Outcome.FAILED.value, Outcome.DEAD_LETTER.value
+
+
+@dataclass(slots=True)
+class LaneNote:
+    """What the attempts of one lane in a batch say."""
+
+    minutes: dict[int, Rollup] = field(default_factory=dict)
+    last_success_at: float | None = None
+    last_error_at: float | None = None
+    last_error_code: str | None = None
+
+
+def minute_of(instant: float) -> int:
+    """The first second of the minute that an instant lies in."""
+    return floor(instant / MINUTE) * MINUTE
+
+
+def first_minute(now: float) -> int:
+    """The oldest minute of the hour that ends now."""
+    return minute_of(now) - (HOUR - 1) * MINUTE
+
+
+def fold(attempts: Iterable[AttemptRow]) -> dict[LaneKey, LaneNote]:
+    """What attempts come to, by lane."""
+    notes: dict[LaneKey, LaneNote] = {}
+    for row in attempts:
+        key = LaneKey(row.tenant_id, row.provider_name, row.capability)
+        note = notes.get(key)
+        if note is None:
+            note = notes[key] = LaneNote()
+        if row.attempt_number > 0:
+            _count(note, row)
+            _hear(note, row)
+    return notes
+
+
+def _count(note: LaneNote, row: AttemptRow) -> None:
+    minute = minute_of(row.created_at)
+    rollup = note.minutes.get(minute)
+    if rollup is None:
+        rollup = note.minutes[minute] = Rollup()
+    rollup.durations.add(row.duration_ms)
+    if row.outcome == _SUCCESS:
+        rollup.succeeded += 1
+    elif row.outcome == _FAILED:
+        rollup.failed += 1
+    elif row.outcome == _DEAD_LETTER:
+        rollup.dead_lettered += 1
+
+
+def _hear(note: LaneNote, row: AttemptRow) -> None:
+    if row.outcome == _SUCCESS:
+        note.last_success_at = max(row.created_at, note.last_success_at or row.created_at)
+    elif note.last_error_at is None or row.created_at >= note.last_error_at:
+        note.last_error_at, note.last_error_code = row.created_at, row.reason_code

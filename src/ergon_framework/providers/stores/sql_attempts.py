@@ -1,0 +1,510 @@
+"""Attempts, their roll-ups by minute and the health of lanes: written together, read in parts.
+
+Success rates and durations of the last hour come from roll-ups, whatever the number of attempts.
+For each tenant that is asked about, the minutes of its lanes are kept as they were last read. A
+reader reads the minutes since the one before its last look, which others are still adding to, and
+of the older ones only how much there is in them. If that is not what is kept, somebody wrote late,
+after having been cut off, and everything is read again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ergon_framework.core.breaker import Breaker
+from ergon_framework.core.quota import Account, Window
+from ergon_framework.core.rollup import Durations, Hour, Rollup, merged
+from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneHealth, LaneKey
+from ergon_framework.providers.stores.database import (
+    PACKAGE,
+    Ground,
+    Hand,
+    Into,
+    Row,
+    TaskMissingError,
+    fitted,
+    instant_of,
+    listed,
+    sure_instant,
+)
+from ergon_framework.providers.stores.planning import (
+    MINUTE,
+    LaneNote,
+    first_minute,
+    fold,
+    minute_of,
+)
+from ergon_framework.providers.stores.sql_lanes import Grounded, breaker_of, new_id
+from ergon_framework.providers.stores.sql_tasks import add_letters
+from ergon_framework.storage.sql_files import load
+
+_SQL = load(PACKAGE, "attempts.sql")
+_TENANTS = 64  # of whom minutes are kept
+_MOST_REMEMBERED_LANES = 10_000  # of which is known when the columns were last written
+SNAPSHOT_EVERY = 15.0
+"""Seconds between two writes of the rates into a lane's row, unless they are settled before."""
+
+Lane = tuple[str, str]
+Rate = tuple[float | None, int | None]
+
+
+class _View:
+    """The last hour of one tenant's lanes, as last read."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.hours: dict[Lane, Hour] = {}
+        self.rows: dict[Row, Row] = {}
+        """The latest minutes as they were read, so that one that is the same costs nothing."""
+        self.read_until = 0
+        """The minute of the last look."""
+        self.older = (0, 0)
+        """The minutes that were not read again: the first, and the first that was."""
+        self.in_older = (0, 0)
+        """How many minutes of lanes they are, and the attempts in them."""
+
+
+class Rates:
+    """The last hour of every lane. Any thread may ask."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._lock = threading.Lock()
+        self._views: OrderedDict[str, _View] = OrderedDict()
+        self._written_at: dict[LaneKey, float] = {}
+        self._stale: set[LaneKey] = set()
+        renew_after_fork(self)
+
+    def of_tenant(self, hand: Hand, tenant_id: str, now: float) -> dict[Lane, Rate]:
+        """Each lane's share of successes, and the milliseconds that 95 of 100 did not exceed."""
+        view = self._view(tenant_id)
+        with view.lock:
+            self._refresh(hand, view, tenant_id, now)
+            return {lane: (hour.success_rate, hour.p95) for lane, hour in view.hours.items()}
+
+    def of_lanes(self, hand: Hand, keys: Sequence[LaneKey], now: float) -> list[Rollup]:
+        """The last hour of some lanes, as the transaction sees it."""
+        since = self._ground.stamp(first_minute(now))
+        found = hand.each(_SQL["lane_minutes"], [{**key._asdict(), "since": since} for key in keys])
+        return [merged(_rollup_of(*row) for row in rows) for rows in found]
+
+    def is_snapshot_due(self, key: LaneKey, now: float) -> bool:
+        """Whether a lane's columns are to be written again."""
+        written_at = self._written_at.get(key)
+        return written_at is None or not written_at <= now < written_at + SNAPSHOT_EVERY
+
+    def heard(self, notes: Mapping[LaneKey, LaneNote], now: float) -> None:
+        """A batch was committed, and with it the columns of those of its lanes that were due."""
+        due = {key for key in notes if self.is_snapshot_due(key, now)}
+        with self._lock:
+            if len(self._written_at) + len(due) > _MOST_REMEMBERED_LANES:
+                self._written_at.clear()
+            self._written_at.update(dict.fromkeys(due, now))
+            self._stale |= notes.keys() - due
+            self._stale -= due
+
+    @property
+    def are_too_many_stale(self) -> bool:
+        """Whether to write them now: memory is for lanes that are in use."""
+        return len(self._stale) > _MOST_REMEMBERED_LANES
+
+    def take_stale(self, most: int) -> list[LaneKey]:
+        """Some lanes whose columns lack the latest; whoever takes them writes them."""
+        with self._lock:
+            taken = sorted(self._stale)[:most]
+            self._stale.difference_update(taken)
+            return taken
+
+    def put_back(self, keys: Sequence[LaneKey]) -> None:
+        """They could not be written."""
+        with self._lock:
+            self._stale.update(keys)
+
+    def renew(self) -> None:
+        """In a process that was just forked: whoever held a lock is not there any more."""
+        self._lock = threading.Lock()
+        self._views = OrderedDict()
+        self._stale = set()  # the parent writes them
+
+    def _view(self, tenant_id: str) -> _View:
+        with self._lock:
+            view = self._views.setdefault(tenant_id, _View())
+            self._views.move_to_end(tenant_id)
+            if len(self._views) > _TENANTS:
+                self._views.popitem(last=False)
+            return view
+
+    def _refresh(self, hand: Hand, view: _View, tenant_id: str, now: float) -> None:
+        oldest, current = first_minute(now), minute_of(now)
+        since = max(oldest, min(view.read_until, current) - MINUTE)
+        count = self._read(hand, view, tenant_id, since)
+        if (oldest, since) != view.older:
+            _move_on(view, oldest, since)
+        is_same = count == len(view.rows)  # or else some were deleted
+        if not is_same or self._sums(hand, tenant_id, oldest, since) != view.in_older:
+            view.hours.clear()
+            view.rows.clear()
+            self._read(hand, view, tenant_id, oldest)
+            _move_on(view, oldest, since)
+        view.read_until = current
+
+    def _read(self, hand: Hand, view: _View, tenant_id: str, since: int) -> int:
+        values = {"tenant_id": tenant_id, "since": self._ground.stamp(since)}
+        found = hand.rows(_SQL["recent"], values)
+        for row in found:
+            place = row[:3]
+            if view.rows.get(place) != row:
+                view.rows[place] = row
+                provider_name, capability, minute, *rest = row
+                hour = view.hours.setdefault((provider_name, capability), Hour())
+                hour.put(round(sure_instant(minute)), _rollup_of(*rest))
+        return len(found)
+
+    def _sums(self, hand: Hand, tenant_id: str, oldest: int, since: int) -> Row:
+        values = {
+            "tenant_id": tenant_id,
+            "since": self._ground.stamp(oldest),
+            "until": self._ground.stamp(since),
+        }
+        return hand.rows(_SQL["sums"], values)[0]
+
+
+def _move_on(view: _View, oldest: int, since: int) -> None:
+    """Forget what is older than an hour, and add up what is not read again."""
+    minutes = attempts = 0
+    for lane, hour in list(view.hours.items()):
+        hour.forget(oldest)
+        if not len(hour):
+            del view.hours[lane]
+        later, made = hour.since(since)
+        minutes += len(hour) - later
+        attempts += hour.attempts - made
+    view.rows = {place: row for place, row in view.rows.items() if sure_instant(place[2]) >= since}
+    view.older, view.in_older = (oldest, since), (minutes, attempts)
+
+
+def _rollup_of(succeeded: int, failed: int, dead_lettered: int, histogram: Any) -> Rollup:
+    return Rollup(succeeded, failed, dead_lettered, Durations.decode(histogram))
+
+
+_ROLLUP, _ADD_ROLLUP, _SET_ROLLUP = _SQL["rollup"], _SQL["add_rollup"], _SQL["set_rollup"]
+_NOTE, _RATES = _SQL["note"], _SQL["rates"]
+_PRUNE_KEYS = load(PACKAGE, "keys.sql")["prune"]
+_PRUNES = (
+    _SQL["prune_attempts"],
+    _SQL["prune_rollups"],
+    _PRUNE_KEYS,
+    load(PACKAGE, "dead_letters.sql")["prune"],
+    load(PACKAGE, "quota.sql")["prune"],
+)
+_TURNS = 3  # a minute is looked for, and put in, before somebody else must be told to stop
+_AT_ONCE = 1000  # rows that one transaction deletes, so that nobody waits long for it
+_LANES_PER_TRANSACTION = 500  # whose rates one transaction brings up to date
+_LARGEST = (1 << 31) - 1
+_SHORT = 120  # texts that together are no longer fit each for itself
+_ATTEMPTS = Into(
+    "provider_execution_metrics",
+    (
+        ("id", "text"),
+        ("tenant_id", "text"),
+        ("task_execution_id", "text"),
+        ("provider_name", "text"),
+        ("capability", "text"),
+        ("operation", "text"),
+        ("idempotency_key", "text"),
+        ("correlation_id", "text"),
+        ("attempt_number", "int"),
+        ("max_attempts", "int"),
+        ("duration_ms", "bigint"),
+        ("timeout_budget_ms", "bigint"),
+        ("outcome", "text"),
+        ("reason_code", "text"),
+        ("retryable", "boolean"),
+        ("http_status", "int"),
+        ("created_at", "timestamptz"),
+        ("campaign_id", "text"),
+    ),
+)
+
+
+class Records(Grounded):
+    """What was attempted, and how lanes are."""
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        self._rates = Rates(ground)
+
+    def record(self, batch: Batch) -> None:
+        """Write attempts, their roll-ups, health and dead letters in one transaction."""
+        attempts = {row.id: row for row in reversed(batch.attempts)}  # so that the first one stays
+        if not attempts and not batch.letters:
+            return
+        now = self._ground.now()
+        rows = [_fitting(row) for row in reversed(attempts.values())]
+
+        def work(hand: Hand) -> dict[LaneKey, LaneNote]:
+            add_letters(hand, self._ground, batch.letters)
+            return self._add(hand, rows, now) if rows else {}
+
+        try:
+            notes = self._ground.write("record", work)
+        except TaskMissingError:
+            # The host's row is not committed yet, or is gone: the attempt was made all the same.
+            rows = self._without_missing_tasks(rows)
+            notes = self._ground.write("record", work)
+        self._rates.heard(notes, now)
+        if self._rates.are_too_many_stale:
+            self.settle()
+
+    def settle(self) -> None:
+        """Bring the rates in the rows of lanes up to date with what this process recorded."""
+        now = self._ground.now()
+        while keys := self._rates.take_stale(_LANES_PER_TRANSACTION):
+            try:
+                self._ground.write(
+                    "settle", partial(self._set_rates, keys=keys, now=now), is_synced=False
+                )
+            except BaseException:
+                self._rates.put_back(keys)
+                raise
+
+    def attempts_of(self, correlation_id: str) -> list[AttemptRow]:
+        """The attempts under one correlation id, oldest first."""
+        values = {"correlation_id": correlation_id}
+        found = self._ground.read(lambda hand: hand.rows(_SQL["attempts_of"], values))
+        return [_attempt_of(row) for row in found]
+
+    def prune(self, before: float, limit: int = 10_000, *, keys_before: float | None = None) -> int:
+        """Delete attempts, roll-ups, keys and settled letters older than ``before``; how many.
+
+        Windows that ended before it go too, but never the latest of a lane.
+        """
+        count = 0
+        for sql in _PRUNES:
+            is_keys = sql is _PRUNE_KEYS and keys_before is not None
+            end = self._ground.stamp(keys_before if is_keys else before)
+            while count < limit:
+                most = min(_AT_ONCE, limit - count)
+                values = {"before": end, "limit": most}
+                deleted = self._prune(sql, values)
+                count += deleted
+                if deleted < most:
+                    break
+        return count
+
+    def _prune(self, sql: str, values: dict[str, Any]) -> int:
+        return self._ground.write("prune", lambda hand: hand.run(sql, values), is_synced=False)
+
+    def _add(self, hand: Hand, rows: Sequence[AttemptRow], now: float) -> dict[LaneKey, LaneNote]:
+        stamp = self._ground.stamp
+        fresh = hand.insert_new(_ATTEMPTS, [_row_of(row, stamp(row.created_at)) for row in rows])
+        notes = fold(row for row in rows if row.id in fresh)
+        # In one order for everybody: two who write the same lanes must not wait for each other.
+        keys, at = sorted(notes), stamp(now)
+        _add_minutes(
+            hand,
+            [
+                ({**key._asdict(), "minute": stamp(minute), "now": at}, rollup)
+                for key in keys
+                for minute, rollup in sorted(notes[key].minutes.items())
+            ],
+        )
+        hand.many(_NOTE, [self._note(key, notes[key], at) for key in keys])
+        due = [key for key in keys if self._rates.is_snapshot_due(key, now)]
+        if due:
+            self._set_rates(hand, due, now)
+        return notes
+
+    def _set_rates(self, hand: Hand, keys: Sequence[LaneKey], now: float) -> None:
+        hours = self._rates.of_lanes(hand, keys, now)
+        hand.many(_RATES, [_rates(key, hour) for key, hour in zip(keys, hours, strict=True)])
+
+    def _note(self, key: LaneKey, note: LaneNote, at: Any) -> dict[str, Any]:
+        stamp = self._ground.stamp
+        return {
+            **key._asdict(),
+            "id": new_id(),
+            "last_success_at": stamp(note.last_success_at),
+            "last_error_at": stamp(note.last_error_at),
+            "last_error_code": note.last_error_code,
+            "now": at,
+        }
+
+    def _without_missing_tasks(self, rows: Sequence[AttemptRow]) -> list[AttemptRow]:
+        marks, values = listed("i", {row.task_execution_id for row in rows})
+        sql = _SQL["known_tasks"].format(ids=marks)
+        known = {found for (found,) in self._ground.read(lambda hand: hand.rows(sql, values))}
+        return [
+            row if row.task_execution_id in known else row._replace(task_execution_id=None)
+            for row in rows
+        ]
+
+
+def _add_minutes(hand: Hand, minutes: list[tuple[dict[str, Any], Rollup]]) -> None:
+    """Add to each minute what a batch says of it; who adds to one keeps others from it."""
+    found = hand.each(_ROLLUP, [values for values, _ in minutes])
+    fresh = [each for each, rows in zip(minutes, found, strict=True) if not rows]
+    known = [(*each, rows[0]) for each, rows in zip(minutes, found, strict=True) if rows]
+    added = hand.each(_ADD_ROLLUP, [{**values, **_columns(rollup)} for values, rollup in fresh])
+    for (values, rollup), rows in zip(fresh, added, strict=True):
+        if not rows and (row := _other_hand(hand, values, rollup)):
+            known.append((values, rollup, row))
+    hand.many(_SET_ROLLUP, [{**values, **_columns(_sum(more, row))} for values, more, row in known])
+
+
+def _other_hand(hand: Hand, values: dict[str, Any], rollup: Rollup) -> Row | None:
+    """The minute as somebody who was faster wrote it; None when ours is in after all.
+
+    It may be there when it is to be inserted and gone when it is to be read: pruned in between.
+    """
+    for _ in range(_TURNS):
+        if rows := hand.rows(_ROLLUP, values):
+            return rows[0]
+        if hand.rows(_ADD_ROLLUP, {**values, **_columns(rollup)}):
+            return None
+    raise StoreUnavailableError(
+        "a minute's roll-up comes and goes under our hands",
+        remedy="prune only what is older than the calls that are being recorded",
+    )
+
+
+def _sum(rollup: Rollup, row: Row) -> Rollup:
+    succeeded, failed, dead_lettered, histogram = row
+    whole = Rollup(succeeded, failed, dead_lettered, Durations.decode(histogram))
+    whole.merge(rollup)
+    return whole
+
+
+def _rates(key: LaneKey, hour: Rollup) -> dict[str, Any]:
+    return {**key._asdict(), "success_rate": hour.success_rate, "p95": hour.p95}
+
+
+def _columns(rollup: Rollup) -> dict[str, Any]:
+    return {
+        "succeeded": rollup.succeeded,
+        "failed": rollup.failed,
+        "dead_lettered": rollup.dead_lettered,
+        "attempts": rollup.attempts,
+        "histogram": rollup.durations.encode(),
+    }
+
+
+def _fitting(row: AttemptRow) -> AttemptRow:
+    """A row that no database refuses for the length of a text: one must not hold up the others."""
+    key, campaign_id = row.idempotency_key, row.campaign_id
+    texts = f"{row.operation}{row.correlation_id}{key}{campaign_id}"
+    if (
+        len(texts) <= _SHORT
+        and texts.isascii()
+        and "\0" not in texts
+        and 0 <= row.duration_ms <= _LARGEST
+    ):
+        return row
+    return row._replace(
+        operation=fitted(row.operation, 120),
+        idempotency_key=None if key is None else fitted(key, 255),
+        correlation_id=fitted(row.correlation_id, 255),
+        duration_ms=min(max(row.duration_ms, 0), _LARGEST),
+        campaign_id=None if campaign_id is None else fitted(campaign_id, 255),
+    )
+
+
+def _row_of(row: AttemptRow, created_at: Any) -> Row:
+    return (*row[:16], created_at, row.campaign_id)
+
+
+def _attempt_of(row: Row) -> AttemptRow:
+    retryable, http_status, created_at, campaign_id = row[14:]
+    rest = (bool(retryable), http_status, sure_instant(created_at), campaign_id)
+    return AttemptRow._make((*row[:14], *rest))
+
+
+_LANE_ROWS = load(PACKAGE, "attempts.sql")["lanes"]
+_RUNNING = load(PACKAGE, "quota.sql")["running"]
+
+
+_MONTH = 32 * 86_400.0
+"""Seconds: a window that begins later than this was opened by a clock that ran ahead."""
+
+
+class Health(Records):
+    """How a tenant's lanes are."""
+
+    def health(self, tenant_id: str) -> list[LaneHealth]:
+        """Every lane of a tenant, in order; rates over the last hour as of now."""
+        now = self._ground.now()
+        stamp = self._ground.stamp
+        values = {"tenant_id": tenant_id, "now": stamp(now), "latest": stamp(now + _MONTH)}
+
+        def work(hand: Hand) -> list[LaneHealth]:
+            lanes = {(row[0], row[1]): row[2:] for row in hand.rows(_LANE_ROWS, values)}
+            budgets = _budgets(hand.rows(_RUNNING, values))
+            rates = self._rates.of_tenant(hand, tenant_id, now) if lanes else {}
+            return [
+                _health(
+                    LaneKey(tenant_id, *lane),
+                    lanes.get(lane),
+                    rates.get(lane, (None, None)),
+                    budgets.get(lane),
+                )
+                for lane in sorted({*lanes, *budgets})
+            ]
+
+        return self._ground.read(work)
+
+
+def _budgets(rows: list[Row]) -> dict[Lane, tuple[Account, float]]:
+    """The window of each lane, and when it was last counted."""
+    found: dict[Lane, tuple[Account, float]] = {}
+    for provider_name, capability, start, end, limit, used, updated_at in rows:
+        window = Window(sure_instant(start), sure_instant(end))
+        found[provider_name, capability] = Account(window, limit, used), sure_instant(updated_at)
+    return found
+
+
+def _health(
+    key: LaneKey, row: Row | None, rate: Rate, budget: tuple[Account, float] | None
+) -> LaneHealth:
+    account, counted_at = budget or (None, 0.0)
+    if row is None:
+        return _unheard(key, account, counted_at)
+    state, failures, open_until, cooldown_until, code, error_at, success_at, at, detail = row
+    breaker = breaker_of(key, state, failures, open_until, detail)
+    return LaneHealth(
+        key=key,
+        breaker_state=breaker.state.value,
+        consecutive_failures=breaker.failures,
+        open_until=breaker.open_until,
+        cooldown_until=instant_of(cooldown_until),
+        success_rate_1h=rate[0],
+        p95_latency_ms_1h=rate[1],
+        last_error_code=code,
+        last_error_at=instant_of(error_at),
+        last_success_at=instant_of(success_at),
+        updated_at=sure_instant(at),
+        account=account,
+    )
+
+
+def _unheard(key: LaneKey, account: Account | None, counted_at: float) -> LaneHealth:
+    """A lane that has a budget and nothing else yet."""
+    return LaneHealth(
+        key=key,
+        breaker_state=Breaker().state.value,
+        consecutive_failures=0,
+        open_until=None,
+        cooldown_until=None,
+        success_rate_1h=None,
+        p95_latency_ms_1h=None,
+        last_error_code=None,
+        last_error_at=None,
+        last_success_at=None,
+        updated_at=counted_at,
+        account=account,
+    )

@@ -1,0 +1,235 @@
+"""Circuits, cooldowns and quota windows of lanes, in the health and quota tables.
+
+Each reservation of units is one statement that takes all of them or none.
+"""
+
+from __future__ import annotations
+
+import uuid
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.breaker import Breaker, Probe, State
+from ergon_framework.core.quota import Account, Window, latest_start
+from ergon_framework.ports.providerstore import CLOSED, Failed, LaneKey, Quota, Standing
+from ergon_framework.providers.stores.database import (
+    PACKAGE,
+    Ground,
+    Hand,
+    instant_of,
+    same_instant,
+    sure_instant,
+)
+from ergon_framework.providers.telemetry import logger
+from ergon_framework.storage.sql_files import load
+
+_CIRCUIT_SQL = load(PACKAGE, "circuits.sql")
+_STANDING, _FIRST_SWAP = _CIRCUIT_SQL["standing"], _CIRCUIT_SQL["first_swap"]
+_SWAP, _COOL = _CIRCUIT_SQL["swap"], _CIRCUIT_SQL["cool"]
+_FIRST_SWAP_FAILED, _SWAP_FAILED = _CIRCUIT_SQL["first_swap_failed"], _CIRCUIT_SQL["swap_failed"]
+_MOST_FAILURES = (1 << 31) - 1
+
+
+class _Detail(msgspec.Struct, omit_defaults=True):
+    """What of a circuit has no column of its own; and ``open_until`` as it was, to the last bit."""
+
+    generation: int = 0
+    successes: int = 0
+    probes: list[tuple[str, float]] = []
+    open_until: float | None = None
+    held_for: float = 0.0
+    streak: list[float] = []
+    streak_since: float | None = None
+    heard: list[tuple[str, float]] = []
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Detail).decode
+
+
+class Grounded:
+    """One part of the store: what it does, it does on the ground."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+
+    def now(self) -> float:
+        """The store's clock."""
+        return self._ground.now()
+
+
+class Gates(Grounded):
+    """How lanes stand."""
+
+    def standing(self, key: LaneKey) -> Standing:
+        """How a lane stands; a fresh one when nobody has written it."""
+        values = key._asdict()
+        found = self._ground.read(lambda hand: hand.rows(_STANDING, values))
+        if not found:
+            return Standing()
+        *circuit, cooldown_until, version = found[0]
+        return Standing(breaker_of(key, *circuit), instant_of(cooldown_until) or 0.0, version)
+
+    def swap(
+        self, key: LaneKey, version: int, breaker: Breaker, *, failed: Failed | None = None
+    ) -> bool:
+        """Write the circuit if the lane's version is still ``version``; whether it was."""
+        stamp = self._ground.stamp
+        values = {**key._asdict(), **self._columns(breaker), "now": stamp(self._ground.now())}
+        first, later = _FIRST_SWAP, _SWAP
+        if failed is not None:
+            first, later = _FIRST_SWAP_FAILED, _SWAP_FAILED
+            values |= {"error_code": failed.reason_code, "error_at": stamp(failed.at)}
+        if version:
+            sql, values["version"] = later, version
+        else:
+            sql, values["id"] = first, new_id()
+        return bool(self._ground.write("swap", lambda hand: hand.run(sql, values), is_synced=False))
+
+    def cool(self, key: LaneKey, until: float) -> float:
+        """Nobody calls before ``until``; never shortened. The instant that holds now."""
+        values = {
+            **key._asdict(),
+            "id": new_id(),
+            "until": self._ground.stamp(until),
+            "now": self._ground.stamp(self._ground.now()),
+        }
+
+        def work(hand: Hand) -> Any:
+            return hand.rows(_COOL, values)[0][0]
+
+        held = sure_instant(self._ground.write("cool", work, is_synced=False))
+        return until if same_instant(held, until) else held
+
+    def _columns(self, breaker: Breaker) -> dict[str, Any]:
+        detail = _Detail(
+            breaker.generation,
+            breaker.successes,
+            [(probe.token, probe.expires_at) for probe in breaker.probes],
+            breaker.open_until,
+            breaker.held_for,
+            list(breaker.streak),
+            breaker.streak_since,
+            list(breaker.heard),
+        )
+        return {
+            "breaker_state": breaker.state.value,
+            "consecutive_failures": min(breaker.failures, _MOST_FAILURES),
+            "open_until": self._ground.stamp(breaker.open_until),
+            "breaker_detail": _encode(detail).decode(),
+        }
+
+
+def breaker_of(
+    key: LaneKey, state: str, failures: int, open_until: Any, detail: str | None
+) -> Breaker:
+    """The circuit that a row tells of. Where the columns and the rest differ, the columns hold.
+
+    A row that cannot be read, changed by hand or by another version, must not stop the lane: it
+    is taken for a closed circuit, and the next change of the circuit writes it anew.
+    """
+    try:
+        found = _Detail() if detail is None else _decode(detail)
+        until = instant_of(open_until)
+        return Breaker(
+            State(state),
+            int(failures),
+            found.open_until if same_instant(found.open_until, until) else until,
+            found.successes,
+            tuple(Probe(token, expires_at) for token, expires_at in found.probes),
+            found.generation,
+            found.held_for,
+            tuple(found.streak),
+            found.streak_since,
+            tuple(found.heard),
+        )
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        _warn(key, type(error).__name__)
+        return CLOSED
+
+
+@lru_cache(maxsize=1000)
+def _warn(key: LaneKey, error: str) -> None:
+    """Once for each lane: the row is read again and again."""
+    text = "the circuit of %s cannot be read and counts as closed: %s"
+    logger.warning(text, "/".join(key), error)
+
+
+def new_id() -> str:
+    """The id of a new row."""
+    return str(uuid.uuid4())
+
+
+_QUOTA_SQL = load(PACKAGE, "quota.sql")
+_SPEND, _TAKE, _NEWEST = _QUOTA_SQL["spend"], _QUOTA_SQL["take"], _QUOTA_SQL["newest"]
+_REFUSE, _REFUND = _QUOTA_SQL["refuse"], _QUOTA_SQL["refund"]
+_MOST_UNITS = (1 << 62) - 1
+_MARK_EVERY = 1.0
+"""Seconds between two marks on a window that is used up: many callers may be refused."""
+_TURNS = 3
+
+
+class Quotas(Grounded):
+    """What is left of each window."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        """Take ``units`` of a window's budget, atomically, or none."""
+        ground, now = self._ground, self._ground.now()
+        values = {
+            **key._asdict(),
+            "start": ground.stamp(window.start),
+            "limit": min(limit, _MOST_UNITS),
+            "units": min(units, _MOST_UNITS),
+            "now": ground.stamp(now),
+            "latest": ground.stamp(latest_start(window, now)),
+        }
+
+        def work(hand: Hand) -> Quota:
+            spent = hand.rows(_SPEND, values)
+            if spent:
+                return Quota(Account(window, limit, spent[0][0]), is_granted=True)
+            more = {
+                "id": new_id(),
+                "end": ground.stamp(window.end),
+                "lately": ground.stamp(now - _MARK_EVERY),
+            }
+            return _open_or_refuse(hand, {**values, **more}, window)
+
+        return ground.write("reserve", work, is_synced=False)
+
+    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+        """Give ``units`` back to the window they were taken from; never below nothing used."""
+        stamp = self._ground.stamp
+        values = {
+            **key._asdict(),
+            "start": stamp(window.start),
+            "units": min(units, _MOST_UNITS),
+            "now": stamp(self._ground.now()),
+        }
+        self._ground.write("refund", lambda hand: hand.run(_REFUND, values), is_synced=False)
+
+
+def _open_or_refuse(hand: Hand, values: dict[str, Any], window: Window) -> Quota:
+    """Why nothing could be spent: a window that is new, not the newest any more, or used up."""
+    limit, used = values["limit"], 0
+    for _ in range(_TURNS):
+        newest = hand.rows(_NEWEST, values)
+        if newest and newest[0][0] > values["start"]:
+            # The caller's clock is behind, or was set back: an old budget is not opened again.
+            values["start"], values["end"], used = newest[0]
+            window = Window(sure_instant(values["start"]), sure_instant(values["end"]))
+            taken = hand.rows(_SPEND, values)
+        elif newest and newest[0][0] == values["start"]:
+            used = newest[0][2]
+            if used + values["units"] > limit:
+                break
+            # Somebody else opened it just now, and there is enough for both.
+            taken = hand.rows(_SPEND, values)
+        else:
+            taken = hand.rows(_TAKE, values)
+        if taken:
+            return Quota(Account(window, limit, taken[0][0]), is_granted=True)
+    hand.run(_REFUSE, values)
+    return Quota(Account(window, limit, used), is_granted=False)

@@ -1,0 +1,301 @@
+"""What tasks keep in the SQL store: idempotency keys and dead letters.
+
+A key has one holder at a time, and keeps the result of its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.providerstore import (
+    Claim,
+    ClaimState,
+    DeadLetter,
+    LetterStatus,
+    ResultNote,
+    StoredLetter,
+)
+from ergon_framework.providers.stores.database import (
+    PACKAGE,
+    Ground,
+    Hand,
+    Into,
+    Row,
+    fitted,
+    instant_of,
+    listed,
+    sure_instant,
+)
+from ergon_framework.providers.stores.planning import (
+    KeyRecord,
+    from_json,
+    healed,
+    refused,
+    status_after,
+    to_json,
+)
+from ergon_framework.providers.stores.sql_lanes import Grounded
+from ergon_framework.storage.sql_files import load
+
+_KEY_SQL = load(PACKAGE, "keys.sql")
+_MESSAGE = 2000
+_TURNS = 5
+_LARGE = 1 << 20  # characters of a result that the database needs more time for
+
+
+class Keys(Grounded):
+    """Who holds which key."""
+
+    def claim(
+        self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
+    ) -> Claim:
+        """Take a key for ``lease`` seconds; remember it for ``keep``."""
+        stamp, now = self._ground.stamp, self._ground.now()
+        values = {
+            "tenant_id": tenant_id,
+            "key": key,
+            "fingerprint": fingerprint,
+            "owner": owner,
+            "lease_expires_at": stamp(now + lease),
+            "expires_at": stamp(now + max(lease, keep)),
+            "now": stamp(now),
+        }
+
+        def work(hand: Hand) -> Claim:
+            return self._take(hand, values, now) or Claim(ClaimState.MINE, owner, now + lease)
+
+        return self._ground.write("claim", work)
+
+    def finish(
+        self,
+        tenant_id: str,
+        key: str,
+        owner: str,
+        result: dict[str, Any] | None,
+        reason_code: str | None,
+        error_message: str | None = None,
+        *,
+        may_run_again: bool = False,
+        result_note: ResultNote | None = None,
+    ) -> bool:
+        """Record the end under a key that is still ours; whether it was."""
+        kept = to_json(result, "result")
+        message = error_message if result_note is None else result_note.value
+        values = {
+            "tenant_id": tenant_id,
+            "key": key,
+            "owner": owner,
+            "holder": "" if may_run_again else owner,
+            "status": status_after(reason_code, may_run_again=may_run_again).value,
+            "result": kept,
+            "reason_code": reason_code,
+            "error_message": None if message is None else fitted(message, _MESSAGE),
+            "now": self._ground.stamp(self._ground.now()),
+        }
+        is_large = kept is not None and len(kept) > _LARGE
+        return bool(
+            self._ground.write(
+                "finish", lambda hand: hand.run(_KEY_SQL["finish"], values), is_large=is_large
+            )
+        )
+
+    def _take(self, hand: Hand, values: dict[str, Any], now: float) -> Claim | None:
+        """Take the key, or say why not."""
+        for _ in range(_TURNS):
+            found = hand.rows(_KEY_SQL["find"], values)
+            if not found:
+                if hand.run(_KEY_SQL["add"], values):
+                    return None
+                continue  # somebody else was faster, and has it now
+            record = self._healed(hand, values, _record_of(*found[0]), now)
+            no = refused(record, values["fingerprint"], values["owner"], now)
+            if no is not None:
+                return no
+            held = {**values, "holder": record.owner, "status": record.status}
+            if hand.run(_KEY_SQL["take_over"], held):
+                return None
+        raise StoreUnavailableError(
+            "an idempotency key changes hands all the time", remedy="try again"
+        )
+
+    def _healed(
+        self, hand: Hand, values: dict[str, Any], record: KeyRecord, now: float
+    ) -> KeyRecord:
+        """The key with a lease that counts from now on, if its own is from after now."""
+        if healed(record, now) is None:
+            return record
+        # Whoever waited for the database may have an old instant in hand, and no clock was set.
+        restated = healed(record, self._ground.now())
+        if restated is None:
+            return record
+        stamp = self._ground.stamp
+        ends = {
+            "holder": record.owner,
+            "lease_expires_at": stamp(restated.lease_expires_at),
+            "now": stamp(restated.written_at),
+        }
+        hand.run(_KEY_SQL["restate"], {**values, **ends})
+        return restated
+
+
+def _record_of(fingerprint: str, status: str, owner: str, *rest: Any) -> KeyRecord:
+    lease_expires_at, expires_at, written_at = map(sure_instant, rest[:3])
+    result, reason_code, error_message = rest[3:]
+    return KeyRecord(
+        fingerprint,
+        status,
+        owner,
+        lease_expires_at,
+        expires_at,
+        result,
+        reason_code,
+        error_message,
+        written_at,
+    )
+
+
+_LETTER_SQL = load(PACKAGE, "dead_letters.sql")
+_LETTERS = Into(
+    "provider_dead_letters",
+    (
+        ("dead_letter_id", "text"),
+        ("tenant_id", "text"),
+        ("campaign_id", "text"),
+        ("task_name", "text"),
+        ("provider_name", "text"),
+        ("capability", "text"),
+        ("operation", "text"),
+        ("idempotency_key", "text"),
+        ("correlation_id", "text"),
+        ("reason_code", "text"),
+        ("error_type", "text"),
+        ("error_message", "text"),
+        ("attempts", "int"),
+        ("occurred_at", "timestamptz"),
+        ("http_status", "int"),
+        ("retryable", "boolean"),
+        ("traceparent", "text"),
+        ("redrive_count", "int"),
+        ("payload_json", "text"),
+        ("has_secrets", "boolean"),
+        ("status", "text"),
+    ),
+)
+
+_FIELDS = tuple(name for name, _ in _LETTERS.columns[:-1])
+
+
+class Letters(Grounded):
+    """What was given up."""
+
+    def letters(
+        self,
+        *,
+        statuses: Sequence[LetterStatus] = (),
+        tenant_id: str | None = None,
+        ids: Sequence[str] = (),
+        limit: int = 100,
+    ) -> list[StoredLetter]:
+        """Dead letters, the newest first."""
+        conditions, values = ["1 = 1"], {"limit": limit}
+        for column, name, items in (
+            ("status", "s", [status.value for status in statuses]),
+            ("tenant_id", "t", [] if tenant_id is None else [tenant_id]),
+            ("dead_letter_id", "i", list(ids)),
+        ):
+            if items:
+                marks, more = listed(name, items)
+                conditions.append(f"{column} IN ({marks})")
+                values.update(more)
+        return self._find(" AND ".join(conditions), "DESC", values)
+
+    def due_letters(
+        self, status: LetterStatus, limit: int = 100, *, task_names: Collection[str] | None = None
+    ) -> list[StoredLetter]:
+        """The oldest letters that wait for the relay, of these tasks if they are named."""
+        condition = "status = :status"
+        values: dict[str, Any] = {"status": status.value, "limit": limit}
+        if task_names is not None:
+            marks, more = listed("n", task_names)
+            condition += f" AND task_name IN ({marks or 'NULL'})"
+            values |= more
+        return self._find(condition, "ASC", values)
+
+    def move_letter(
+        self, dead_letter_id: str, status: LetterStatus, *, when: Sequence[LetterStatus]
+    ) -> bool:
+        """Change a letter's status if it is one of ``when``; whether it was."""
+        now = self._ground.stamp(self._ground.now())
+        marks, values = listed("s", [each.value for each in when])
+        sql = _LETTER_SQL["move"].format(statuses=marks or "NULL")
+        values |= {
+            "id": dead_letter_id,
+            "status": status.value,
+            "published_at": now if status is LetterStatus.PUBLISHED else None,
+            "redriven_at": now if status is LetterStatus.REDRIVEN else None,
+        }
+        return bool(self._ground.write("letters", lambda hand: hand.run(sql, values)))
+
+    def delete_letters(self, ids: Sequence[str]) -> int:
+        """Delete letters for good; how many there were."""
+        if not ids:
+            return 0
+        marks, values = listed("i", set(ids))
+        sql = _LETTER_SQL["delete"].format(ids=marks)
+        return self._ground.write("letters", lambda hand: hand.run(sql, values))
+
+    def _find(self, condition: str, order: str, values: dict[str, Any]) -> list[StoredLetter]:
+        sql = _LETTER_SQL["find"].format(condition=condition, order=order)
+        return [_letter_of(row) for row in self._ground.read(lambda hand: hand.rows(sql, values))]
+
+
+def add_letters(hand: Hand, ground: Ground, letters: Iterable[DeadLetter]) -> None:
+    """Write those that are not there yet."""
+    rows: dict[str, Row] = {}
+    for letter in letters:
+        if letter.dead_letter_id not in rows:
+            rows[letter.dead_letter_id] = _row_of(letter, ground)
+    if rows:
+        hand.insert_new(_LETTERS, list(rows.values()))
+
+
+def _row_of(letter: DeadLetter, ground: Ground) -> Row:
+    return (
+        letter.dead_letter_id,
+        letter.tenant_id,
+        letter.campaign_id,
+        fitted(letter.task_name, 255),
+        letter.provider_name,
+        letter.capability,
+        fitted(letter.operation, 120),
+        fitted(letter.idempotency_key, 255),
+        fitted(letter.correlation_id, 255),
+        letter.reason_code,
+        fitted(letter.error_type, 255),
+        fitted(letter.error_message, _MESSAGE),
+        letter.attempts,
+        ground.stamp(letter.occurred_at),
+        letter.http_status,
+        letter.retryable,
+        None if letter.traceparent is None else fitted(letter.traceparent, 255),
+        letter.redrive_count,
+        to_json(letter.payload, "payload of a dead letter"),
+        letter.has_secrets,
+        LetterStatus.PENDING.value,
+    )
+
+
+def _letter_of(row: Row) -> StoredLetter:
+    found = dict(zip(_FIELDS, row, strict=False))
+    found["payload"] = from_json(found.pop("payload_json"))
+    found["occurred_at"] = sure_instant(found["occurred_at"])
+    found["retryable"], found["has_secrets"] = bool(found["retryable"]), bool(found["has_secrets"])
+    status, published_at, redriven_at = row[len(_FIELDS) :]
+    return StoredLetter(
+        DeadLetter(**found),
+        LetterStatus(status),
+        instant_of(published_at),
+        instant_of(redriven_at),
+    )

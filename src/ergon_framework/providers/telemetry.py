@@ -1,0 +1,236 @@
+"""Spans, notices and log records of provider calls and tasks.
+
+The span of a call is ``provider.call``; below it is one for each attempt, if it took more than one.
+It says who was called and how that ended: no payload, no tenant, no text of an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+from opentelemetry.trace import Span
+
+from ergon_framework.ports.providerstore import AttemptRow, LaneKey, Outcome
+from ergon_framework.providers.errors import Reason
+from ergon_framework.providers.execution import (
+    Ending,
+    ProviderExecutionContext,
+    ProviderExecutionResult,
+)
+from ergon_framework.providers.redaction import safe_message
+from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskEnding
+from ergon_framework.telemetry.notices import has_listeners
+from ergon_framework.telemetry.notices import tell as announce
+from ergon_framework.telemetry.propagation import outgoing
+from ergon_framework.telemetry.tracing import SpanKind, carried, crossed, edge, end, may_begin
+
+logger = logging.getLogger("ergon_framework.providers")
+
+
+_GOOD = frozenset({"circuit.half_opened", "circuit.closed", "records.replayed", "store.back"})
+"""What nobody has to act upon."""
+_OVER = frozenset({Outcome.FAILED.value, Outcome.DEAD_LETTER.value})
+
+
+def tell(name: str, /, **fields: object) -> None:
+    """Tell of a change of state; it happens seldom enough to be logged as well."""
+    key = fields.pop("key", None)
+    if isinstance(key, tuple):
+        tenant_id, provider_name, capability = key
+        fields.update(tenant_id=tenant_id, provider_name=provider_name, capability=capability)
+    announce(name, **fields)
+    level = logging.INFO if name in _GOOD else logging.WARNING
+    with suppress(Exception):  # a filter of the host's that raises is no failure of a call
+        if logger.isEnabledFor(level):
+            words = " ".join(f"{field}={value}" for field, value in fields.items())
+            logger.log(level, "%s %s", name, words, extra={"ergon": fields})
+
+
+def tell_of_calls(rows: Iterable[AttemptRow]) -> None:
+    """Tell of the calls among these rows that ended badly; the rows themselves are the record."""
+    if not has_listeners():
+        return
+    for row in rows:
+        if row.outcome in _OVER:
+            name = "provider.failed" if row.attempt_number else "provider.refused"
+            fields = {
+                "call_id": row.correlation_id,
+                "tenant_id": row.tenant_id,
+                "provider_name": row.provider_name,
+                "capability": row.capability,
+                "operation": row.operation,
+                "reason_code": row.reason_code,
+                "attempt": row.attempt_number,
+            }
+            announce(name, **fields)
+
+
+_NAME = "provider.call"
+
+
+class Provider(Protocol):
+    """What is needed of one."""
+
+    provider_name: str
+    capability: str
+
+    def execute_until(self, ending: Ending | None, *call: Any) -> ProviderExecutionResult:
+        """Make a call."""
+
+    def aexecute_until(
+        self, ending: Ending | None, *call: Any
+    ) -> Coroutine[Any, Any, ProviderExecutionResult]:
+        """Make a call, for asyncio."""
+
+
+def execute(provider: Provider, ending: Ending | None, *call: Any) -> ProviderExecutionResult:
+    """Make a call, in a span; it is tenant, campaign, operation, payload and context."""
+    if _is_alone(call):
+        return provider.execute_until(ending, *call)
+    with _calling(provider, call) as (span, context):
+        return _told(span, provider.execute_until(ending, *call[:-1], context))
+
+
+async def aexecute(
+    provider: Provider, ending: Ending | None, *call: Any
+) -> ProviderExecutionResult:
+    """The same for asyncio."""
+    if _is_alone(call):
+        return await provider.aexecute_until(ending, *call)
+    with _calling(provider, call) as (span, context):
+        return _told(span, await provider.aexecute_until(ending, *call[:-1], context))
+
+
+def _is_alone(call: tuple[Any, ...]) -> bool:
+    """Whether the call is part of no trace, and begins none."""
+    has_own = getattr(call[-1], "traceparent", None) is not None
+    return not has_own and outgoing() is None and not may_begin(_NAME)
+
+
+@contextmanager
+def _calling(provider: Provider, call: tuple[Any, ...]) -> Iterator[tuple[Span, Any]]:
+    _tenant, _campaign, operation, _payload, context = call
+    attributes = {
+        "ergon.provider": str(provider.provider_name),
+        "ergon.capability": str(provider.capability),
+        "ergon.operation": str(operation),
+    }
+    given = getattr(context, "traceparent", None)
+    carrier = {"traceparent": given} if isinstance(given, str) else None
+    with edge(_NAME, SpanKind.CLIENT, attributes, carrier) as span:
+        if span.is_recording() and isinstance(context, ProviderExecutionContext):
+            context = replace(context, traceparent=carried(span)["traceparent"])
+        yield span, context
+
+
+def _told(span: Span, result: ProviderExecutionResult) -> ProviderExecutionResult:
+    if not span.is_recording():
+        return result
+    attributes: dict[str, Any] = {
+        "ergon.attempts": result.attempts,
+        "ergon.breaker_state": str(result.breaker_state),
+        "ergon.stop_reason": result.stop_reason,
+        "ergon.correlation_id": result.correlation_id,
+    }
+    if result.reason_code is not None:
+        attributes["ergon.reason_code"] = str(result.reason_code)
+    if len(result.attempt_log) > 1:
+        _tell_attempts(span, result)
+    failure = None if result.success else str(result.reason_code or result.stop_reason)
+    end(span, failure, attributes)
+    return result
+
+
+def _tell_attempts(span: Span, result: ProviderExecutionResult) -> None:
+    carrier, last = carried(span), result.attempt_log[-1]
+    over_at = last.started_at + last.duration_ms / 1000
+    for each in result.attempt_log:
+        seconds = each.duration_ms / 1000
+        crossed(
+            "provider.attempt",
+            SpanKind.INTERNAL,
+            carrier,
+            seconds,
+            {"ergon.attempt": each.number},
+            each.reason_code,
+            ago=over_at - each.started_at - seconds,
+        )
+
+
+task_logger = logging.getLogger("ergon_framework.providers.task")
+
+OUTCOMES = {
+    TaskEnd.DONE: "success",
+    TaskEnd.REPLAYED: "replayed",
+    TaskEnd.DEFER: "deferred",
+    TaskEnd.REQUEUE: "requeued",
+    TaskEnd.FAILED: "failed",
+    TaskEnd.DEAD: "dead_letter",
+}
+_LEVELS = {TaskEnd.FAILED: logging.WARNING, TaskEnd.DEAD: logging.WARNING}
+_FRAMES = 5
+_LONGEST = 255
+
+
+def log_ending(task_name: str, call: TaskCall, lane: LaneKey, ending: TaskEnding) -> None:
+    """Tell how a call ended: as JSON for people who search text, as fields for programs.
+
+    Neither the payload nor the result is in it.
+    """
+    level = _LEVELS.get(ending.end, logging.INFO)
+    if not task_logger.isEnabledFor(level):
+        return
+    fields = _envelope(task_name, call, lane, ending)
+    text = msgspec.json.encode(fields).decode()
+    with suppress(Exception):  # a host's own filter that raises must not undo what was done
+        task_logger.log(level, "%s", text, extra={"ergon": fields})
+
+
+def _envelope(task_name: str, call: TaskCall, lane: LaneKey, ending: TaskEnding) -> dict[str, Any]:
+    result = ending.result
+    fields: dict[str, Any] = {
+        "tenant_id": _name(lane.tenant_id),
+        "campaign_id": _name(call.campaign_id),
+        "provider_name": lane.provider_name,
+        "capability": lane.capability,
+        "operation": _name(call.operation),
+        "correlation_id": _name(result.correlation_id),
+        "idempotency_key": ending.idempotency_key,
+        "attempt": call.carried.attempts + result.attempts,
+        "reason_code": result.reason_code,
+        "outcome": OUTCOMES[ending.end],
+        "task_name": task_name,
+        "duration_ms": round(result.duration_ms, 3),
+    }
+    if result.error is not None:
+        fields["error"] = safe_message(result.error)
+        fields["stop_reason"] = result.stop_reason
+    if not ending.is_final:
+        fields["again_in_seconds"] = round(ending.seconds, 3)
+        fields["waits_for"] = ending.gate
+    if ending.letter is not None:
+        fields["dead_letter_id"] = ending.letter.dead_letter_id
+        fields["undelivered"] = ending.undelivered
+    if result.reason_code == Reason.INTERNAL_ERROR and result.error is not None:
+        fields["where"] = _where(result.error)
+    return fields
+
+
+def _name(value: Any) -> str | None:
+    """A name as it came, unless it is none: what a wrong call has in its place may be anything."""
+    if value is None or (isinstance(value, str) and len(value) <= _LONGEST):
+        return value
+    return f"({type(value).__name__})"
+
+
+def _where(error: BaseException) -> list[str]:
+    """Files and lines, without what was in their variables: enough to find a defect."""
+    raw = error.__cause__ or error
+    frames = traceback.extract_tb(raw.__traceback__)[-_FRAMES:]
+    return [f"{each.filename}:{each.lineno} in {each.name}" for each in frames]

@@ -1,0 +1,163 @@
+"""Checks of what callers give: the arguments of a call, and numbers in options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ergon_framework.providers.errors import ProviderBadRequestError
+from ergon_framework.providers.execution import ProviderExecutionContext
+
+
+def is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold; no truth value, and nothing without end."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
+
+
+MOST = 2**31 - 1
+"""What a column of whole numbers holds."""
+_LONGEST = {"tenant_id": 36, "campaign_id": 36, "operation": 120}
+"""Characters: what the columns hold."""
+
+
+def check_call(
+    tenant_id: Any, campaign_id: Any, operation: Any, payload: Any, context: Any
+) -> bytes:
+    """The payload as JSON. A call that is wrong is refused, and told what is wrong with it."""
+    # What nearly every caller passes, at a glance; the functions below look closer.
+    if (
+        type(tenant_id) is not str
+        or not 0 < len(tenant_id) <= 36
+        or not tenant_id.isascii()
+        or "\x00" in tenant_id
+    ):
+        _check_text("tenant_id", tenant_id)
+    if (
+        type(operation) is not str
+        or not 0 < len(operation) <= 120
+        or not operation.isascii()
+        or "\x00" in operation
+    ):
+        _check_text("operation", operation)
+    if campaign_id is not None:
+        _check_text("campaign_id", campaign_id)
+    if type(payload) is not dict and not isinstance(payload, dict):
+        raise _refused("payload", f"must be a dict, not {type(payload).__name__}")
+    try:
+        # The encoder writes null for a number that JSON has no word for.
+        text = msgspec.json.encode(payload)
+        is_fine = text.find(b"null") < 0 or _is_sayable(payload)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise _refused("payload", f"cannot be written as JSON: {error}") from error
+    if not is_fine:
+        raise _refused("payload", "cannot be written as JSON: it holds NaN or an infinity")
+    if type(context) is not ProviderExecutionContext or not _is_plain(context):
+        _check_context(context)
+    return text
+
+
+def _is_sayable(value: Any) -> bool:
+    """Whether every number in it is one."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(map(_is_sayable, value.values())) and all(map(_is_sayable, value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_sayable, value))
+    return True
+
+
+def check_units(units: int, limit: int) -> None:
+    """Refuse a call that costs more than any window has: it could wait for ever."""
+    if units > limit:
+        raise _refused("context.units", f"is {units}, but a whole window has {limit}")
+
+
+def _is_plain(context: ProviderExecutionContext) -> bool:
+    """Whether it says nothing that could be wrong."""
+    return (
+        context.deadline is None
+        and context.timeout_budget_seconds is None
+        and (context.correlation_id is None or _is_short(context.correlation_id))
+        and context.idempotency_key is None
+        and context.task_name is None
+        and context.task_execution_id is None
+        and type(context.units) is int
+        and context.units == 1
+        and type(context.attempt_offset) is int
+        and context.attempt_offset == 0
+        and context.max_attempts is None
+    )
+
+
+def _is_short(name: Any) -> bool:
+    return type(name) is str and 0 < len(name) <= 255 and name.isascii() and "\x00" not in name
+
+
+def _check_context(context: Any) -> None:
+    if not isinstance(context, ProviderExecutionContext):
+        raise _refused(
+            "context", f"must be a ProviderExecutionContext, not {type(context).__name__}"
+        )
+    if context.deadline is not None:
+        _check_seconds("deadline", context.deadline)
+    if context.timeout_budget_seconds is not None:
+        _check_seconds("timeout_budget_seconds", context.timeout_budget_seconds)
+    if type(context.units) is not int or context.units < 1:
+        raise _refused("context.units", f"must be an integer of 1 or more, not {context.units!r}")
+    offset = context.attempt_offset
+    if type(offset) is not int or not 0 <= offset <= MOST:
+        raise _refused("context.attempt_offset", f"must be an integer of 0 or more, not {offset!r}")
+    most = context.max_attempts
+    if most is not None and (type(most) is not int or most < 1):
+        raise _refused("context.max_attempts", f"must be an integer of 1 or more, not {most!r}")
+    if context.correlation_id is not None:
+        _check_name("correlation_id", context.correlation_id)
+    if context.idempotency_key is not None:
+        _check_name("idempotency_key", context.idempotency_key)
+    if context.task_execution_id is not None:
+        _check_name("task_execution_id", context.task_execution_id, 36)
+    if context.task_name is not None:
+        _check_name("task_name", context.task_name)
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    if not is_finite(value):
+        raise _refused(f"context.{name}", f"must be a number of seconds or None, not {value!r}")
+
+
+def _check_name(name: str, value: Any, longest: int = 255) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= longest or not _is_clean(value):
+        raise _refused(f"context.{name}", f"must be a text of 1 to {longest} characters")
+
+
+def _check_text(name: str, value: Any) -> None:
+    if type(value) is str and value and len(value) <= _LONGEST[name] and _is_clean(value):
+        return
+    if not isinstance(value, str) or not value:
+        raise _refused(name, f"must be a text that is not empty, not {type(value).__name__}")
+    if not _is_clean(value):
+        raise _refused(name, "must not have a NUL character or half a surrogate pair")
+    if len(value) > _LONGEST[name]:
+        raise _refused(name, f"must have at most {_LONGEST[name]} characters, not {len(value)}")
+
+
+def _is_clean(text: str) -> bool:
+    """Whether every database takes it."""
+    if "\x00" in text:
+        return False
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _refused(where: str, what: str) -> ProviderBadRequestError:
+    return ProviderBadRequestError(
+        f"{where} {what}", never_sent=True, details={"path": where}, remedy="nothing was called"
+    )

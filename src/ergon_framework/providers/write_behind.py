@@ -1,0 +1,488 @@
+"""The write-behind queue: rows go to the store in batches, to the spill while it is down.
+
+Nothing here has a thread or waits: the recorder's thread calls ``Writer.step`` and is told when to
+come back. Rows leave memory only when they are written, kept on disk, or counted as gone.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ergon_framework.core.retry import Backoff
+from ergon_framework.errors import ErgonError, StoreError
+from ergon_framework.ports.providerstore import AttemptRow, Batch, Outcome, ProviderStore
+from ergon_framework.providers.spill import Spill
+from ergon_framework.providers.telemetry import tell, tell_of_calls
+
+
+def is_final(row: AttemptRow) -> bool:
+    """Whether the row says how an execution ended; others may be done without."""
+    return row.attempt_number > 0 and row.outcome != Outcome.RETRY
+
+
+def says_away(error: Exception) -> bool:
+    """Whether the store said that the fault is its own, and not of what it was given."""
+    return isinstance(error, StoreError) and type(error) is not StoreError
+
+
+def merged(units: Sequence[Batch]) -> Batch:
+    """All of them in one."""
+    whole = Batch()
+    for unit in units:
+        whole.attempts += unit.attempts
+        whole.letters += unit.letters
+    return whole
+
+
+def row_count(batches: Sequence[Batch]) -> int:
+    """How many rows and letters they hold."""
+    return sum(len(batch.attempts) + len(batch.letters) for batch in batches)
+
+
+Tell = Callable[..., None]
+"""Called with the name of a notice and its fields."""
+
+_PAUSE = 1.0  # seconds between two tellings
+_TOLD = ("dropped", "lost", "spilled", "replayed")
+
+
+@dataclass(slots=True)
+class Counts:
+    """Rows by what has become of them."""
+
+    written: int = 0
+    dropped: int = 0
+    lost: int = 0
+    spilled: int = 0
+    replayed: int = 0
+
+
+class Ledger:
+    """The counts of one recorder. Any thread may call any method."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin at nothing: at first, and in a forked child."""
+        self._lock = threading.RLock()  # counting may be interrupted by a finalizer that counts
+        self._counts = Counts()
+        self._told = Counts()
+        self._told_at = float("-inf")
+        self.last_error: str | None = None
+
+    def count(
+        self,
+        *,
+        written: int = 0,
+        dropped: int = 0,
+        lost: int = 0,
+        spilled: int = 0,
+        replayed: int = 0,
+    ) -> None:
+        """Add to the counts."""
+        with self._lock:
+            counts = self._counts
+            counts.written += written
+            counts.dropped += dropped
+            counts.lost += lost
+            counts.spilled += spilled
+            counts.replayed += replayed
+
+    def counts(self) -> Counts:
+        """The counts as they are now."""
+        with self._lock:
+            return replace(self._counts)
+
+    def note(self, error: Exception) -> None:
+        """Remember the last error. Our own say what is wrong; others may quote a payload."""
+        name = type(error).__name__
+        self.last_error = f"{name}: {error.message}" if isinstance(error, ErgonError) else name
+
+    def report(self, now: float, *, is_last: bool = False) -> None:
+        """Tell which counts have grown, at most once a second unless there is no later."""
+        if not is_last and now - self._told_at < _PAUSE:
+            return
+        counts, told = self.counts(), self._told
+        self._told, self._told_at = counts, now
+        for name in _TOLD:
+            grown = getattr(counts, name) - getattr(told, name)
+            if grown:
+                self.say(f"records.{name}", rows=grown)
+
+    def say(self, name: str, **fields: object) -> None:
+        """Tell of something; nobody's failure to listen reaches the rows."""
+        try:
+            self._tell(name, **fields)
+        except Exception as error:
+            self.note(error)
+
+
+_BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+SHELTER = 1.0
+"""Seconds that a store may be away before final rows go to disk, and between two looks then."""
+LOOK = 30.0
+"""Seconds between looks for files that dead processes left."""
+
+
+class Marker(threading.Event):
+    """Goes through the queue behind the rows that somebody waits for."""
+
+    is_abandoned = False
+
+
+class Writer:
+    """One store's queue. Any thread may call any method."""
+
+    def __init__(
+        self,
+        store: ProviderStore,
+        spill: Spill | None,
+        *,
+        capacity: int,
+        batch: int,
+        linger: float,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Tell = tell,
+    ) -> None:
+        self.store = store
+        self.spill = spill
+        self.queue: deque[AttemptRow | Marker] = deque()
+        self.capacity = capacity
+        self.calm = capacity - capacity // 4
+        """From here on there is room for final rows only."""
+        self._batch = batch
+        self._linger = linger
+        self._clock = clock
+        self.ledger = Ledger(tell)
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with nothing: at first, and in a forked child, whose parent writes its own rows."""
+        self._turn = threading.Lock()
+        self._pausing = threading.RLock()
+        self.queue.clear()
+        self.ledger.renew()
+        self._look_at = float("-inf")
+        self._hand: list[AttemptRow] = []
+        self._reached: list[Marker] = []
+        self._failures = 0
+        self._retry_at = float("-inf")
+        self._away_since = float("inf")
+        if self.spill is not None:
+            self.spill.leave_to_parent()
+
+    # -- for callers ---------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Rows that wait in memory."""
+        return len(self.queue) + len(self._hand)
+
+    @property
+    def has_spilled(self) -> bool:
+        """Whether rows of this process wait on disk."""
+        return self.spill is not None and self.spill.has_own
+
+    @property
+    def has_left(self) -> bool:
+        """Whether files that dead processes left are known and not yet written."""
+        return self.spill is not None and self.spill.has_left
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no row waits in memory."""
+        return not self.queue and not self._hand
+
+    @property
+    def can_make_room(self) -> bool:
+        """Whether a step would bring the queue forward."""
+        return not self.is_paused or (self.spill is not None and self.spill.is_usable)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every row so far is in the store."""
+        return self.is_settled and not self.has_spilled
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the store failed a moment ago, and is left alone for now."""
+        return self._clock() < self._retry_at
+
+    def crowd(self, rows: Sequence[AttemptRow]) -> None:
+        """Take rows although there is little room: only final ones, and on disk if need be.
+
+        Never waits for the store, and for the disk only as long as it takes to hand bytes over.
+        """
+        finals = [row for row in rows if is_final(row)]
+        self.ledger.count(dropped=len(rows) - len(finals))
+        if len(self.queue) < self.capacity:
+            self.queue.extend(finals)
+        elif finals:
+            self._keep_or_lose(finals, is_synced=False)
+
+    def write_now(self, batch: Batch) -> bool:
+        """Write to the store or, failing that, to disk; whether it is safe in either."""
+        if not self.is_paused:
+            try:
+                self.store.record(batch)
+            except Exception as error:
+                self.ledger.note(error)
+                if says_away(error):
+                    self._pause(error)
+            else:
+                self.ledger.count(written=len(batch.attempts))
+                tell_of_calls(batch.attempts)
+                return True
+        return self._keep([batch], is_synced=True)
+
+    # -- for the driver --------------------------------------------------------------------------
+
+    def step(self) -> float | None:
+        """Do what can be done now. Seconds until it is worth coming back; None: when rows come."""
+        with self._turn:
+            try:
+                wait = self._step()
+            except Exception as error:  # a bug of ours must end neither the thread nor the rows
+                self._pause(error)
+                wait = _BACKOFF.cap
+            self.ledger.report(self._clock(), is_last=wait is None)
+            return wait
+
+    def put_down(self, timeout: float) -> None:
+        """Keep on disk what is still in memory: nobody will come back for it."""
+        # A driver that hangs in a call to the store has its hand full. Kept twice is harmless.
+        is_mine = self._turn.acquire(timeout=max(0.0, timeout))
+        try:
+            rows = [*self._hand, *self._take(len(self.queue))]
+            if is_mine:
+                self._hand = []
+            self._put_away(rows)
+            self.ledger.report(self._clock(), is_last=True)
+            if self.spill is not None and is_mine:
+                self.spill.close()
+        finally:
+            if is_mine:
+                self._turn.release()
+
+    # -- steps, under the lock -------------------------------------------------------------------
+
+    def _step(self) -> float | None:
+        now = self._clock()
+        if now < self._retry_at:
+            return self._weather(now)
+        self._hand += self._take(self._batch - len(self._hand))
+        has_written = bool(self._hand)
+        try:
+            self._write_hand()
+            has_replayed = self._replay(now, is_alive=has_written)
+        except Exception as error:
+            self._pause(error)
+            return self._weather(now)
+        self._answer()
+        if has_replayed or len(self.queue) >= self._batch:
+            return 0.0
+        return self._linger if has_written else None
+
+    def _take(self, most: int) -> list[AttemptRow]:
+        rows: list[AttemptRow] = []
+        while self.queue and len(rows) < most:
+            try:
+                item = self.queue.popleft()
+            except IndexError:  # put down by somebody who no longer waits for this driver
+                break
+            if isinstance(item, Marker):
+                self._reached.append(item)
+            else:
+                rows.append(item)
+        return rows
+
+    def _write_hand(self) -> None:
+        hand = self._hand
+        if not hand:
+            return
+        refused = self._record(Batch(hand), lambda: [Batch([row]) for row in hand], is_alive=False)
+        self._hand = []
+        self.ledger.count(written=len(hand) - len(refused), lost=len(refused))
+        tell_of_calls(hand)
+        self._set_aside(refused)
+        self._recover()
+
+    def _replay(self, now: float, *, is_alive: bool) -> bool:
+        spill = self.spill
+        if spill is None:
+            return False
+        if now - self._look_at >= LOOK:
+            self._look_at = now
+            spill.look()
+        spoilt = spill.spoilt_count
+        units = spill.chunk(self._batch)
+        self.ledger.count(lost=spill.spoilt_count - spoilt)
+        if not units:
+            return False
+        refused = self._record(merged(units), lambda: list(units), is_alive=is_alive)
+        lost = row_count(refused)
+        self.ledger.count(replayed=row_count(units) - lost, lost=lost)
+        spill.advance(len(refused))
+        self._recover()
+        return True
+
+    def _record(
+        self, whole: Batch, pieces_of: Callable[[], list[Batch]], *, is_alive: bool
+    ) -> list[Batch]:
+        """Write everything; what the store does not take is raised, or answered piece by piece.
+
+        A row that no store could ever take must not hold up all others. It is told from a store
+        that is away by another piece that is written alone: a different one each time.
+        """
+        try:
+            self.store.record(whole)
+        except Exception as error:
+            pieces = pieces_of()
+            if says_away(error) or (len(pieces) < 2 and not is_alive):
+                raise
+            if len(pieces) < 2:
+                self.ledger.note(error)
+                return pieces
+        else:
+            return []
+        self.store.record(pieces.pop(self._failures % len(pieces)))
+        return [piece for piece in pieces if not self._is_taken(piece)]
+
+    def _is_taken(self, piece: Batch) -> bool:
+        try:
+            self.store.record(piece)
+        except Exception as error:
+            if says_away(error):
+                raise
+            self.ledger.note(error)
+            return False
+        return True
+
+    def _weather(self, now: float) -> float:
+        """What can be done while the store is away; seconds until there is more to do."""
+        if now - self._away_since >= SHELTER:
+            self._shelter()
+        self._make_room()
+        return min(max(0.0, self._retry_at - now), SHELTER)
+
+    def _shelter(self) -> None:
+        """Bring final rows to disk: if this process is killed, they are not lost with it.
+
+        The others stay in memory, in their order and behind their markers.
+        """
+        spill = self.spill
+        if spill is None or not spill.is_usable:
+            return
+        finals: list[AttemptRow] = []
+        others: list[AttemptRow | Marker] = []
+        for item in [*self._hand, *self._emptied()]:
+            if isinstance(item, Marker) or not is_final(item):
+                others.append(item)
+            else:
+                finals.append(item)
+        self._hand = finals  # where who puts down finds them, should the disk take its time
+        self.queue.extendleft(reversed(others))
+        while self._hand:
+            some = self._hand[: self._batch]
+            if not self._keep([Batch([row]) for row in some], is_synced=True):
+                break
+            del self._hand[: len(some)]
+        self.queue.extendleft(reversed(self._hand[self._batch :]))
+        del self._hand[self._batch :]
+
+    def _emptied(self) -> Iterator[AttemptRow | Marker]:
+        for _ in range(len(self.queue)):
+            try:
+                yield self.queue.popleft()
+            except IndexError:  # put down by somebody who no longer waits for this driver
+                return
+
+    def _set_aside(self, refused: list[Batch]) -> None:
+        """Leave for people what the store will never take; nothing is held up if they get none."""
+        if refused and self.spill is not None:
+            try:
+                self.spill.set_aside(refused)
+            except Exception as error:
+                self.ledger.note(error)
+
+    def _make_room(self) -> None:
+        """The store is away: bring final rows to disk before there is no room for new ones."""
+        spill = self.spill
+        while len(self.queue) >= self.calm:
+            if spill is None or not spill.is_usable:
+                return  # they stay: the store may be back before the room is used up
+            reached = len(self._reached)
+            rows = self._take(self._batch)
+            finals = [row for row in rows if is_final(row)]
+            self.ledger.count(dropped=len(rows) - len(finals))
+            if finals and not self._keep([Batch([row]) for row in finals], is_synced=True):
+                self.queue.extendleft(reversed([*finals, *self._reached[reached:]]))
+                del self._reached[reached:]
+                return
+        if spill is not None and spill.is_usable:
+            spill.sync()
+
+    def _answer(self) -> None:
+        """Tell those who wait that everything before them is written."""
+        if self._reached and not self.has_spilled:
+            for marker in self._reached:
+                marker.set()
+            self._reached = []
+        elif self._reached:
+            self._reached = [each for each in self._reached if not each.is_abandoned]
+
+    # -- keeping and counting --------------------------------------------------------------------
+
+    def _put_away(self, rows: Sequence[AttemptRow]) -> None:
+        finals = [row for row in rows if is_final(row)]
+        self.ledger.count(dropped=len(rows) - len(finals))
+        for at in range(0, len(finals), self._batch):
+            self._keep_or_lose(finals[at : at + self._batch], is_synced=True)
+
+    def _keep_or_lose(self, finals: list[AttemptRow], *, is_synced: bool) -> None:
+        if not self._keep([Batch([row]) for row in finals], is_synced=is_synced):
+            self.ledger.count(lost=len(finals))
+
+    def _keep(self, batches: list[Batch], *, is_synced: bool) -> bool:
+        spill = self.spill
+        if spill is None or (not is_synced and not spill.is_usable):
+            return False
+        try:
+            spill.keep(batches, is_synced=is_synced)
+        except Exception as error:
+            self.ledger.note(error)
+            return False
+        self.ledger.count(spilled=row_count(batches))
+        return True
+
+    def _pause(self, error: Exception) -> None:
+        with self._pausing:
+            is_news = not self._failures
+            self._away_since = self._since(error)
+            self._failures += 1
+            dice = random.random()  # noqa: S311 - jitter
+            self._retry_at = self._clock() + _BACKOFF.delay(self._failures - 1, dice)
+        self.ledger.note(error)
+        if is_news:
+            self.ledger.say("store.lost", error=self.ledger.last_error)
+
+    def _since(self, error: Exception) -> float:
+        """Since when the store says that it is away; if it blames a row, others are to be tried."""
+        if not says_away(error):
+            return float("inf")
+        return min(self._away_since, self._clock())
+
+    def _recover(self) -> None:
+        with self._pausing:
+            self._away_since = float("inf")
+            was_away, self._failures = self._failures, 0
+            self._retry_at = float("-inf")
+        if was_away:
+            self.ledger.say("store.back")
