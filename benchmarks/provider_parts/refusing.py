@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from races import Effort, Entry, Record, race
 
-from ergon_framework.core.breaker import Breaker
-from ergon_framework.core.quota import Window
+from ergon_framework.core.circuit_breaker import Breaker
+from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import Batch, LaneKey, ProviderStore, Quota
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.circuit_breaker import CircuitBreaker

@@ -20,10 +20,10 @@ from ergon_framework.boundary.zone import PEER
 from ergon_framework.cli import invoke
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.connector.transaction import Transaction
-from ergon_framework.core.breaker import Breaker, State
+from ergon_framework.core.circuit_breaker import Breaker, State
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Held
-from ergon_framework.core.quota import Window
+from ergon_framework.core.limits import Window
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.journal import Entry
 from ergon_framework.ports.providerstore import AttemptRow, Batch, DeadLetter, LaneKey

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ergon_framework.core.breaker import Breaker, BreakerRule, Permit, Refusal, State, Vote
+from ergon_framework.core.circuit_breaker import Breaker, BreakerRule, Permit, Refusal, State, Vote
 
 RULE = BreakerRule(failure_threshold=3, open_cooldown=10.0, probe_lease=20.0)
 

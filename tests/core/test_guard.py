@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.breaker import Vote
+from ergon_framework.core.circuit_breaker import Vote
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.guard import (
     Do,

@@ -15,7 +15,7 @@ import typer
 
 import ergon_framework.providers as package
 from ergon_framework.cli.commands import app
-from ergon_framework.core.breaker import State, Vote
+from ergon_framework.core.circuit_breaker import State, Vote
 from ergon_framework.core.guard import RetryBudget, Stopped
 from ergon_framework.ports.notice import CATALOGUE
 from ergon_framework.ports.providerstore import LetterStatus, Outcome

@@ -16,7 +16,7 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
-from ergon_framework.core.quota import Window
+from ergon_framework.core.limits import Window
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, LaneHealth, LaneKey
 from ergon_framework.providers.api import create_router

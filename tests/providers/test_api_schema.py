@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request
 from hypothesis import given, settings
 from schemathesis import GenerationMode
 
-from ergon_framework.core.breaker import Breaker, State
-from ergon_framework.core.quota import Window
+from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import Batch, LaneKey
 from ergon_framework.providers.api import create_router
 from ergon_framework.providers.stores.memory import MemoryProviderStore

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import Breaker, BreakerRule, Permit, State, Vote
+from ergon_framework.core.circuit_breaker import Breaker, BreakerRule, Permit, State, Vote
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import (
     EVERYBODY,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.cli import invoke, providers
-from ergon_framework.core.breaker import Breaker, State
-from ergon_framework.core.quota import Window
+from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.limits import Window
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.providerstore import Batch, LaneKey, Standing

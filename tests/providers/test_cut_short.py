@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import State
+from ergon_framework.core.circuit_breaker import State
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneKey, Quota
 from ergon_framework.providers.circuit_breaker import CircuitBreaker

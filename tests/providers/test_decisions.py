@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ergon_framework.core.breaker import State, Vote
+from ergon_framework.core.circuit_breaker import State, Vote
 from ergon_framework.core.failure import Kind
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import (

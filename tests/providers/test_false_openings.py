@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ergon_framework.core.breaker import BreakerRule, Permit, State, Vote
+from ergon_framework.core.circuit_breaker import BreakerRule, Permit, State, Vote
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.circuit_breaker import Circuit
 from ergon_framework.providers.stores.memory import MemoryProviderStore

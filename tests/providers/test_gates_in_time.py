@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import BreakerRule, Permit, State, Vote
+from ergon_framework.core.circuit_breaker import BreakerRule, Permit, State, Vote
 from ergon_framework.core.guard import Do, Guard, GuardRule
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.ports.providerstore import Quota

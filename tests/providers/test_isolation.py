@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import State
+from ergon_framework.core.circuit_breaker import State
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError, ProviderTimeoutError
 from ergon_framework.providers.quota import QuotaPolicy

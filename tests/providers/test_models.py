@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateTable
 
-from ergon_framework.core.breaker import State
+from ergon_framework.core.circuit_breaker import State
 from ergon_framework.ports.providerstore import LetterStatus, Outcome
 from ergon_framework.providers.models import (
     Base,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import State
+from ergon_framework.core.circuit_breaker import State
 from ergon_framework.core.guard import RetryBudget
 from ergon_framework.errors import WiringError
 from ergon_framework.providers.base import ProviderBase

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import State
+from ergon_framework.core.circuit_breaker import State
 from ergon_framework.errors import HookError
 from ergon_framework.ports.providerstore import DeadLetter, ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker

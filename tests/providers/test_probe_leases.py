@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import Permit, Vote
+from ergon_framework.core.circuit_breaker import Permit, Vote
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.circuit_breaker import LEASE, Circuit, CircuitBreaker, ProbeKeeper
 from ergon_framework.providers.errors import ProviderDependencyError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import Breaker, Probe, State, Vote
+from ergon_framework.core.circuit_breaker import Breaker, Probe, State, Vote
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import EVERYBODY, LaneKey, ProviderStore
 from ergon_framework.providers.circuit_breaker import LEASE, Circuit, CircuitBreaker

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.quota import Account, Window
+from ergon_framework.core.limits import Account, Window
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
 from ergon_framework.providers.errors import (

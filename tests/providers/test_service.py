@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from ergon_framework.core.breaker import Breaker, State
-from ergon_framework.core.quota import Window
+from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.limits import Window
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneKey, ProviderStore
 from ergon_framework.providers import service as module

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import State
+from ergon_framework.core.circuit_breaker import State
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError

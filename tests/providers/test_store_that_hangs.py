@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import BreakerRule, Permit, State, Vote
+from ergon_framework.core.circuit_breaker import BreakerRule, Permit, State, Vote
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneKey, Standing
 from ergon_framework.providers.circuit_breaker import FRESH_FOR, PATIENCE, Circuit

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import Permit, State, Vote
+from ergon_framework.core.circuit_breaker import Permit, State, Vote
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderDependencyError

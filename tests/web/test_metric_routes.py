@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import event
 
-from ergon_framework.core.breaker import Breaker, State
-from ergon_framework.core.quota import Window
+from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.limits import Window
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import NewJob

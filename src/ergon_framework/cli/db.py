@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.output import show_list, show_one
-from ergon_framework.cli.provider_desk import store_in_settings
+from ergon_framework.cli.provider_stores import store_in_settings
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
 

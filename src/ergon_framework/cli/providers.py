@@ -13,7 +13,7 @@ import typer
 from ergon_framework.cli.db import StoreUrl
 from ergon_framework.cli.job_client import progress
 from ergon_framework.cli.output import show_list, show_one
-from ergon_framework.cli.provider_desk import ProviderDesk, opened_each
+from ergon_framework.cli.provider_stores import ProviderDesk, opened_each
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 
@@ -97,7 +97,7 @@ def circuit(
 
     Every process sees it within a second. An open one lets probes in once its time has passed.
     """
-    from ergon_framework.core.breaker import BreakerRule, State
+    from ergon_framework.core.circuit_breaker import BreakerRule, State
     from ergon_framework.core.rfc3339 import format_rfc3339
     from ergon_framework.ports.providerstore import LaneKey
     from ergon_framework.providers.circuit_breaker import Circuit

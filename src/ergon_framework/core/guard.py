@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ergon_framework.core.breaker import Vote
+from ergon_framework.core.circuit_breaker import Vote
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.retry import GiveUp, GiveUpReason, RetryRule, judge
 from ergon_framework.errors import ConfigurationError

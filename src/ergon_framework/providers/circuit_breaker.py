@@ -21,7 +21,7 @@ from inspect import Parameter, signature
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
-from ergon_framework.core.breaker import (
+from ergon_framework.core.circuit_breaker import (
     NEVER,
     Breaker,
     BreakerRule,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ergon_framework.core.breaker import Vote
+from ergon_framework.core.circuit_breaker import Vote
 from ergon_framework.core.failure import Kind
 
 

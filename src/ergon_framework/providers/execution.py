@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec
 
-from ergon_framework.core.breaker import State
+from ergon_framework.core.circuit_breaker import State
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter, Outcome
 from ergon_framework.providers.errors import ProviderError, ProviderInternalError

@@ -9,7 +9,7 @@ from datetime import date, datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from ergon_framework.core.quota import Account, Window, block_of, latest_start, window_at
+from ergon_framework.core.limits import Account, Window, block_of, latest_start, window_at
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.telemetry import tell

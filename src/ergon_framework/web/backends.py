@@ -35,8 +35,7 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
-from ergon_framework.ports.providerlooking import ProviderLooking
-from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
+from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderLooking, ProviderStore
 from ergon_framework.providers.stores import open_store as open_provider_store
 from ergon_framework.storage.urls import file_of
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ergon_framework.app.dead_letters import letter_shape
 from ergon_framework.core.job import JobStatus
-from ergon_framework.ports import providerlooking
+from ergon_framework.ports import providerstore
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.providerstore import LetterStatus, StoredLetter
 from ergon_framework.web.backend_pool import House
@@ -83,7 +83,7 @@ def _places(
     looking = source.looking
     if looking is None or not source.has_tables() or "\0" in (reason or ""):
         return []
-    start = None if after is None else providerlooking.LetterPlace(after.at, after.id)
+    start = None if after is None else providerstore.LetterPlace(after.at, after.id)
     return [LetterPlace(*each) for each in looking.letter_places(WAITING, reason, start, limit)]
 
 

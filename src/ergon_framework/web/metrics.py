@@ -22,7 +22,7 @@ from ergon_framework.errors import describe
 from ergon_framework.jobs.desk_shape import missing_executors, unsynced, worker_state
 from ergon_framework.jobs.stores.unreadable import UNREADABLE
 from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
-from ergon_framework.ports.providerlooking import Counted, Ended, Figures, Used
+from ergon_framework.ports.providerstore import Counted, Ended, Figures, Used
 from ergon_framework.web.backend_pool import House
 from ergon_framework.web.backends import JobSource, ProviderSource, Sources, ZoneSource, zone_part
 from ergon_framework.web.dead_letter_routes import WAITING

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked
-from ergon_framework.core.rate import Bucket
+from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.own_moves import Standing, replaced
 from ergon_framework.jobs.stores.redis import RedisJobStore, names
 from ergon_framework.jobs.stores.redis.moves import _ADD

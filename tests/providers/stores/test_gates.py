@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.core.breaker import Breaker, Probe, State
+from ergon_framework.core.circuit_breaker import Breaker, Probe, State
 from ergon_framework.ports.providerstore import Batch, LaneKey, ProviderStore, Standing
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt, race

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.breaker import Breaker, State
-from ergon_framework.core.quota import Account, Window
+from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.limits import Account, Window
 from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, LaneKey, ProviderStore

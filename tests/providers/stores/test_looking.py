@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.core.breaker import Breaker, State
-from ergon_framework.core.quota import Window
-from ergon_framework.ports.providerlooking import Counted, Ended, Used
-from ergon_framework.ports.providerstore import Batch, LaneKey, LetterStatus
+from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.limits import Window
+from ergon_framework.ports.providerstore import Batch, Counted, Ended, LaneKey, LetterStatus, Used
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores.inspector import SqlProviderLooking
 from tests.providers.stores.conftest import Opener

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.breaker import State
-from ergon_framework.core.quota import Account, Window
+from ergon_framework.core.circuit_breaker import State
+from ergon_framework.core.limits import Account, Window
 from ergon_framework.ports.providerstore import (
     Batch,
     ClaimState,
@@ -33,7 +33,7 @@ POINTS = sorted([*BEFORE.values(), *AFTER.values()])
 # Waits until all are there, then 32 threads take what they can get.
 TAKER = """
 import sys, threading
-from ergon_framework.core.quota import Window
+from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.stores import open_store, postgres
 
@@ -64,8 +64,8 @@ store.close()
 # Does one thing of each kind; where it dies, the failpoint says.
 ACTOR = """
 import sys
-from ergon_framework.core.breaker import Breaker, State
-from ergon_framework.core.quota import Window
+from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import Batch, LetterStatus
 from ergon_framework.providers.stores import open_store
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
@@ -101,7 +101,7 @@ print("survived")
 # A parent and its children use what the parent opened, all at once.
 FORKER = """
 import os, sys
-from ergon_framework.core.quota import Window
+from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import Batch, LaneKey
 from ergon_framework.providers.stores import open_store
 from tests.providers.stores.workshop import LANE, START, attempt

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.quota import Account, Window
+from ergon_framework.core.limits import Account, Window
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.stores import open_store
 from tests.providers.stores.conftest import Opener

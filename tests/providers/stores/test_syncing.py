@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.quota import Window
+from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import Batch
 from ergon_framework.providers.stores.registry import open_store
 from ergon_framework.storage.sqlite.database import Database

@@ -6,8 +6,8 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.core.breaker import Breaker
-from ergon_framework.core.quota import Account, Window
+from ergon_framework.core.circuit_breaker import Breaker
+from ergon_framework.core.limits import Account, Window
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
     Batch,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ergon_framework.core.rate import Bucket
+from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.queue_changes import checked_changes
 from ergon_framework.ports.jobstore import Queue
 

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from ergon_framework.core.rate import Bucket
+from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.memory_heap import Heap
 from ergon_framework.jobs.stores.memory_record import Record
 from ergon_framework.ports.jobstore import Ask, Queue

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.core.breaker import State, Vote
+from ergon_framework.core.circuit_breaker import State, Vote
 from ergon_framework.core.guard import Stopped
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptRow, Outcome

@@ -11,10 +11,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ergon_framework.core.breaker import Vote
+from ergon_framework.core.circuit_breaker import Vote
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.guard import Do, Guard, Scope, Stopped, vote_of
-from ergon_framework.core.quota import Account
+from ergon_framework.core.limits import Account
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptRow, Failed, LaneKey, Outcome
 from ergon_framework.providers.circuit_breaker import circuit_open

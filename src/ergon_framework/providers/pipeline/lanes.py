@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ergon_framework.core.breaker import Permit, State, Vote
+from ergon_framework.core.circuit_breaker import Permit, State, Vote
 from ergon_framework.ports.providerstore import Failed, LaneKey
 from ergon_framework.providers.circuit_breaker import LOOK, Circuit
 from ergon_framework.providers.quota import QuotaDesk

@@ -8,9 +8,17 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, union
 
-from ergon_framework.core.breaker import State
-from ergon_framework.ports.providerlooking import Counted, Ended, Figures, LetterPlace, Used
-from ergon_framework.ports.providerstore import EVERYBODY, AttemptRow, LetterStatus
+from ergon_framework.core.circuit_breaker import State
+from ergon_framework.ports.providerstore import (
+    EVERYBODY,
+    AttemptRow,
+    Counted,
+    Ended,
+    Figures,
+    LetterPlace,
+    LetterStatus,
+    Used,
+)
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.models import (
     ProviderDeadLetter,

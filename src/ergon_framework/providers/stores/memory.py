@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from ergon_framework.core.breaker import Breaker, State
-from ergon_framework.core.quota import Account, Window
+from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.limits import Account, Window
 from ergon_framework.core.rollup import Hour
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError

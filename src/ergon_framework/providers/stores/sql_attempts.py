@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ergon_framework.core.breaker import Breaker
-from ergon_framework.core.quota import Account, Window
+from ergon_framework.core.circuit_breaker import Breaker
+from ergon_framework.core.limits import Account, Window
 from ergon_framework.core.rollup import Durations, Hour, Rollup, merged
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.breaker import Breaker, Probe, State
-from ergon_framework.core.quota import Account, Window, latest_start
+from ergon_framework.core.circuit_breaker import Breaker, Probe, State
+from ergon_framework.core.limits import Account, Window, latest_start
 from ergon_framework.ports.providerstore import CLOSED, Failed, LaneKey, Quota, Standing
 from ergon_framework.providers.stores.database import (
     PACKAGE,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.core.breaker import Breaker, Probe, State
-from ergon_framework.core.quota import Window
+from ergon_framework.core.circuit_breaker import Breaker, Probe, State
+from ergon_framework.core.limits import Window
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
     AttemptRow,

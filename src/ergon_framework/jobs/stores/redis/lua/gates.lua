@@ -1,4 +1,4 @@
--- What queues allow: so many at once, so many per second. The formula is that of ``core/rate.py``; a
+-- What queues allow: so many at once, so many per second. The formula is that of ``core/limits.py``; a
 -- test compares the two.
 
 local function until_full(gate) return min(gate.full_at - now, gate.burst / gate.rate) end

@@ -1,12 +1,14 @@
-"""A budget of calls per window of time: who may still call, and what comes back.
+"""Limits on how often something may happen: quotas per window of time, and token buckets.
 
-A window is half-open: its first instant belongs to it, its last to the next one. Nothing here
-reads a clock; calendars, which need time zones, are resolved outside into plain windows.
+A window is half-open: its first instant belongs to it, its last to the next one. A token bucket is
+kept as a single number: the instant at which it will be full again. Nothing here reads a clock;
+calendars, which need time zones, are resolved outside into plain windows.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 _DAY = 86_400.0
@@ -81,3 +83,36 @@ def block_of(remaining: int, units: int, largest: int) -> int:
     An eighth of what is left, so that several takers cannot hold back much of the rest.
     """
     return max(units, min(largest, remaining // 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """``rate`` tokens flow in per second, and at most ``burst`` are held."""
+
+    rate: float
+    burst: int
+    full_at: float = 0.0
+
+    def free(self, now: float) -> int:
+        """How many may go now."""
+        missing = max(0.0, self._until_full(now)) * self.rate
+        whole = int(self.burst - missing) if missing < self.burst else 0
+        # Rounding must not hide the token that ``next_at`` promised for this instant.
+        return max(whole, 1) if now >= self.next_at(now) else whole
+
+    def take(self, count: int, now: float) -> Bucket:
+        """The bucket after so many went."""
+        return replace(self, full_at=now + max(0.0, self._until_full(now)) + count / self.rate)
+
+    def next_at(self, now: float) -> float:
+        """The instant from which at least one may go, which may have passed."""
+        return now + self._until_full(now) - (self.burst - 1) / self.rate
+
+    def changed(self, rate: float, burst: int, now: float) -> Bucket:
+        """Other limits from now on; the tokens that are missing are missing still."""
+        missing = min(max(0.0, self._until_full(now)) * self.rate, burst)
+        return Bucket(rate, burst, now + missing / rate)
+
+    def _until_full(self, now: float) -> float:
+        # A clock that was set back must not make anybody wait longer than an empty bucket would.
+        return min(self.full_at - now, self.burst / self.rate)

@@ -1,4 +1,4 @@
-"""What the commands for provider calls have in common: which store they mean, how they open it."""
+"""Which store the commands for provider calls mean, and how they open it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreSchemaError
 
 if TYPE_CHECKING:
-    from ergon_framework.ports.providerlooking import ProviderLooking
-    from ergon_framework.ports.providerstore import ProviderStore
+    from ergon_framework.ports.providerstore import ProviderLooking, ProviderStore
     from ergon_framework.providers.migrations.database import Database
 
 
