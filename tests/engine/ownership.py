@@ -285,7 +285,7 @@ class Scene:
             fault.passes()
             return classify(*given)
 
-        return patch("ergon_framework.engine.call.classify", faulty)
+        return patch("ergon_framework.engine.decider.classify", faulty)
 
     # -- how it is played --------------------------------------------------------------------
 

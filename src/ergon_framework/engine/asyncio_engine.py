@@ -33,15 +33,10 @@ from ergon_framework.core.loop import Finish, StopReason
 from ergon_framework.engine.call import (
     EngineCall,
     Job,
-    arguments,
-    cut_off,
-    decide,
-    set_current,
-    told,
-    verb_for,
 )
 from ergon_framework.engine.classify import is_a, is_fatal, never_awaited, not_told
 from ergon_framework.engine.clocks import AsyncSignal, pause
+from ergon_framework.engine.decider import arguments, set_current, told
 from ergon_framework.engine.intake import RELEASE_STEP, Delivery, Returning
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
@@ -236,7 +231,7 @@ class AsyncioEngine(EngineCall):
                     else:  # it waits for nobody, and leaves when the event loop comes to it
                         self.dismiss(worker)
                 finally:
-                    cut_off(self, attempt)
+                    self.cut_off(attempt)
         self.is_finished = True
 
     # -- workers ----------------------------------------------------------------------------
@@ -375,7 +370,7 @@ class AsyncioEngine(EngineCall):
         """Do what the machine says until the end; starts at any event."""
         next_event: Event | None = event
         while next_event is not None:
-            action = decide(self, run, next_event)
+            action = self.decider.decide(run, next_event)
             if isinstance(action, Call):
                 if action.attempt:  # retries without a wait must not keep the event loop either
                     await self._breathe()
@@ -492,7 +487,7 @@ class AsyncioEngine(EngineCall):
         return WOKE if until == wake_at and until != lifecycle_at else Expired(Scope.LIFECYCLE)
 
     async def _finish(self, worker: Worker, run: Run, end: End) -> bool:
-        verb = None if self.settlement is None else verb_for(self, end)
+        verb = None if self.settlement is None else self.decider.verb_for(end)
         if verb is not None and not await self._settle(worker, run, verb):
             return False
         return self._close(worker, run)

@@ -23,35 +23,25 @@ from ergon_framework.core.lifecycle import (
     RETURNED,
     STOPPED,
     SUCCEEDED,
-    VERBS,
-    Action,
     End,
     Ending,
     Event,
-    Expired,
-    Raised,
-    Scope,
-    Sleep,
     Step,
     Verb,
     advance,
-    hold_of,
     settle_again,
 )
 from ergon_framework.core.loop import Fetch, Finish, Loop, StopReason
 from ergon_framework.core.retry import RetryAfter, Verdict
 from ergon_framework.engine.classify import (
-    classify,
     fetch_failure,
-    is_a,
     is_fatal,
     settlement_failure,
-    timeout_exception,
-    unclassified,
 )
+from ergon_framework.engine.decider import Decider
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.intake import Delivery, Intake, Reader
-from ergon_framework.engine.plan import ON_SUCCESS, PROCESS, EnginePlan, Hook
+from ergon_framework.engine.plan import PROCESS, EnginePlan, Hook
 from ergon_framework.engine.report import Report, ending_error
 from ergon_framework.engine.run import (
     BACKOFF,
@@ -69,175 +59,11 @@ from ergon_framework.errors import (
     describe,
 )
 from ergon_framework.ports import context as ports
-from ergon_framework.ports.context import CURRENT, Attempt
+from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 
 logger = logging.getLogger("ergon.engine")
-
-
-set_current = CURRENT.set
-"""Called inside an attempt's private context, just before its hook."""
-
-
-def arguments(run: Run, step: Step) -> tuple[Any, ...]:
-    """What the hook of a step is called with."""
-    if step is PROCESS:
-        return (run.transaction,)
-    return (run.transaction, run.result if step is ON_SUCCESS else run.exception)
-
-
-def decide(call: EngineCall, run: Run, event: Event) -> Action:
-    """Ask the core what follows, and note what only a driver knows about it."""
-    step, attempt = run.step, run.attempt
-    backoff = call.rule.of(step).retry.backoff
-    dice = call.plan.dice() if backoff.is_jittered else 0.0
-    action = advance(call.rule, run, event, call.now(), dice)
-    if isinstance(event, Expired):
-        _note_timeout(run, step, action)
-    if call.sink is not None and isinstance(event, Raised | Expired):
-        _tell_retry(call, run, event, step, attempt, action)
-    return action
-
-
-def _note_timeout(run: Run, step: Step, action: Action) -> None:
-    key = run.transaction.transaction_id
-    if isinstance(action, End):
-        if action.handler_failure is not None:
-            run.handler_exception = timeout_exception(action.handler_failure, key)
-    elif step is not Step.ON_EXCEPTION and run.step is Step.ON_EXCEPTION and run.failure:
-        run.exception = timeout_exception(run.failure, key)
-
-
-def _tell_retry(
-    call: EngineCall, run: Run, event: Raised | Expired, step: Step, attempt: int, action: Action
-) -> None:
-    if isinstance(action, End) or run.step is not step:
-        return
-    delay = action.seconds if isinstance(action, Sleep) else 0.0
-    failure = event.failure if isinstance(event, Raised) else timed_out(event.scope)
-    phase = call.steps[step].phase
-    call.instrumentation.emit(
-        "retry.scheduled", run=run, phase=phase, attempt=attempt, delay=delay, failure=failure
-    )
-
-
-def raised(call: EngineCall, attempt: InProgress, step: Step, error: BaseException) -> Event:
-    """A hook raised, and the caller owns the attempt."""
-    run: Run = attempt.run
-    if is_a(error, KeyboardInterrupt):
-        call.instrumentation.attempt_ended(attempt, Failure(Kind.CANCELLED, "interrupted"), error)
-        return STOPPED
-    key = run.transaction.transaction_id
-    try:
-        failure, exception = classify(error, step, key)
-    except Exception:
-        logger.exception("the classifier failed", extra={"transaction_id": key})
-        failure, exception = unclassified(key)
-    if step is Step.ON_EXCEPTION:
-        run.handler_exception = exception
-    else:
-        run.exception = exception
-    call.instrumentation.attempt_ended(attempt, failure, exception)
-    return Raised(failure)
-
-
-def expired(call: EngineCall, attempt: InProgress) -> Expired:
-    """The attempt's time is over, and the caller owns it."""
-    scope: Scope = attempt.scope
-    if isinstance(attempt, Run):
-        attempt.expired = False  # the attempts that follow have flags of their own
-    call.instrumentation.attempt_ended(attempt, timed_out(scope), None)
-    return Expired(scope)
-
-
-def timed_out(scope: Scope) -> Failure:
-    """The failure of an engine deadline, for those who listen."""
-    return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
-
-
-def verb_for(call: EngineCall, end: End) -> Verb | None:
-    """What the source is to be told now. Aborted ones are handed back when the call ends."""
-    verb = VERBS[end.how]
-    if call.settlement is None or verb is Verb.RELEASE:
-        return None
-    return verb if verb in call.settlement.verbs else None
-
-
-def told(run: Run, verb: Verb) -> tuple[Any, ...]:
-    """What the source is given with the verb."""
-    if verb is Verb.NACK:
-        return (run.transaction, run.exception)
-    if verb is Verb.RELEASE_AFTER:
-        return (run.transaction, hold_of(run.end.failure if run.end else None))
-    return (run.transaction,)
-
-
-def cut_off(call: EngineCall, attempt: InProgress) -> None:
-    """The call is aborted while this attempt runs, and the supervisor claimed it."""
-    run: Run | None = attempt.run
-    if run is None:
-        call.loop.fetching = False
-        return
-    end = run.end  # known already when it is being settled, or waits to be settled again
-    if end is None:
-        try:
-            end = _stopped(call, run)
-        except BaseException:  # Ctrl-C may strike here, and nobody else has the run any more
-            end_early(call, run, End(Ending.ABORTED, run.failure), is_told=False)
-            raise
-    if not end_early(call, run, end, is_told=False):
-        return
-    if isinstance(attempt, Settling):
-        call.instrumentation.settled(attempt, Failure(Kind.CANCELLED, "aborted"))
-    elif attempt.phase != BACKOFF:
-        call.instrumentation.attempt_ended(attempt, Failure(Kind.CANCELLED, "aborted"), None)
-    call.instrumentation.ended(run, end)
-
-
-def _stopped(call: EngineCall, run: Run) -> End:
-    action = advance(call.rule, run, STOPPED, call.instant(), 0.0)
-    if isinstance(action, End):
-        return action
-    raise AssertionError(f"a stop led to {action}")
-
-
-def end_early(call: EngineCall, run: Run, end: End, *, is_told: bool) -> bool:
-    """Account for a run that its worker will not bring to an end. False when somebody has."""
-    transaction = run.transaction
-    key = transaction.transaction_id
-    if call.live.get(key) is not transaction or call.live.pop(key, None) is None:
-        return False
-    if end.how is Ending.ABORTED:
-        call.returning.appendleft(transaction)  # before those that never began
-    elif not is_told and verb_for(call, end) is not None:
-        # The outcome stands; only the source may not have heard of it.
-        call.settlement_failures += 1
-    call.past.count(end)
-    return True
-
-
-def abandon(call: EngineCall, worker: Worker) -> None:
-    """A worker ended, or is stuck outside of user code, and still holds a run.
-
-    Another thread may be about to go on with it, so the run itself is not touched. That thread
-    accounts for nothing any more once its transaction is gone from ``live``.
-    """
-    run, attempt = worker.run, worker.attempt
-    if run is None:
-        return
-    is_settling = attempt is not None and attempt.run is run and attempt.phase == SETTLE
-    is_open = attempt is not None and attempt.run is run and attempt.claim()
-    end = run.end or End(Ending.ABORTED, run.failure)
-    is_told = attempt is None or (is_settling and not is_open)
-    if end_early(call, run, end, is_told=is_told):
-        logger.warning(
-            "transaction %s lost its worker; it counts as %s",
-            run.transaction.transaction_id,
-            end.how.value,
-            extra={"transaction_id": run.transaction.transaction_id},
-        )
-        call.instrumentation.ended(run, end)
 
 
 Job = Callable[[Worker], Any]
@@ -278,6 +104,7 @@ class EngineCall:
         self.instrumentation = Instrumentation(plan, self.call, now, sink)
         self.watchdog = Watchdog(plan, self.workers, now, self.instrumentation)
         self.intake = Intake(Reader(plan.fetch))
+        self.decider = Decider(plan, now, self.instrumentation)
         self._read_plan()
         self._bind_parts()
         self._start_counting()
@@ -731,7 +558,7 @@ class EngineCall:
         """Let go of a worker; the run that it still holds is cut short. The lock is held."""
         key = None if worker.run is None else worker.run.transaction.transaction_id
         try:
-            abandon(self, worker)
+            self.abandon(worker)
         finally:
             self.dismiss(worker)
             if key is not None:
@@ -763,7 +590,7 @@ class EngineCall:
         if attempt is not None and attempt.run is None and attempt.claim():
             self.give_up_on(worker, attempt)  # what the fetch brings is handed back when it is
         else:
-            abandon(self, worker)
+            self.abandon(worker)
 
     def _replace_worker(self, worker: Worker, attempt: InProgress) -> None:
         """The supervisor claimed an attempt that hangs: somebody else goes on with its run."""
@@ -776,7 +603,7 @@ class EngineCall:
                 self.stuck, self.loop.fetching = attempt, False
             else:
                 end = run.end or End(Ending.ABORTED, run.failure)
-                end_early(self, run, end, is_told=attempt.phase == SETTLE)
+                self.end_early(run, end, is_told=attempt.phase == SETTLE)
             raise
 
     def _go_on_without(self, attempt: InProgress) -> None:
@@ -791,7 +618,7 @@ class EngineCall:
             self.instrumentation.settled(attempt, Failure(Kind.TIMEOUT, "settlement_timeout", text))
             self._start_worker(lambda worker: self._close(worker, run), run)
         else:
-            event = expired(self, attempt)
+            event = self.decider.expired(attempt)
             self._start_worker(lambda worker: self._drive(worker, run, event), run)
 
     def _failed(self, attempt: InProgress, step: Step, error: BaseException) -> Event | None:
@@ -804,8 +631,8 @@ class EngineCall:
         elif self.now() >= self.deadline_at:
             return STOPPED
         elif self.is_overdue(attempt):
-            return expired(self, attempt)
-        return raised(self, attempt, step, error)
+            return self.decider.expired(attempt)
+        return self.decider.raised(attempt, step, error)
 
     def _returned(self, doing: InProgress, run: Run, step: Step, result: Any) -> Event | None:
         """A hook returned. None when the supervisor took the run away meanwhile."""
@@ -819,7 +646,7 @@ class EngineCall:
             if now >= self.deadline_at:
                 return STOPPED
             if doing.expired or (doing.deadline_at is not None and now >= doing.deadline_at):
-                return expired(self, doing)
+                return self.decider.expired(doing)
         if step is PROCESS:
             run.result = result
         if self.sink is not None:
@@ -850,6 +677,71 @@ class EngineCall:
         with self.lock:
             self.watchdog.came_back(attempt)
             self.idle_wakeup.notify_all()
+
+    # -- runs that their workers do not bring to an end -------------------------------------
+
+    def cut_off(self, attempt: InProgress) -> None:
+        """The call is aborted while this attempt runs, and the supervisor claimed it."""
+        run: Run | None = attempt.run
+        if run is None:
+            self.loop.fetching = False
+            return
+        end = run.end  # known already when it is being settled, or waits to be settled again
+        if end is None:
+            try:
+                end = self._stopped(run)
+            except BaseException:  # Ctrl-C may strike here, and nobody else has the run any more
+                self.end_early(run, End(Ending.ABORTED, run.failure), is_told=False)
+                raise
+        if not self.end_early(run, end, is_told=False):
+            return
+        if isinstance(attempt, Settling):
+            self.instrumentation.settled(attempt, Failure(Kind.CANCELLED, "aborted"))
+        elif attempt.phase != BACKOFF:
+            self.instrumentation.attempt_ended(attempt, Failure(Kind.CANCELLED, "aborted"), None)
+        self.instrumentation.ended(run, end)
+
+    def _stopped(self, run: Run) -> End:
+        action = advance(self.rule, run, STOPPED, self.instant(), 0.0)
+        if isinstance(action, End):
+            return action
+        raise AssertionError(f"a stop led to {action}")
+
+    def end_early(self, run: Run, end: End, *, is_told: bool) -> bool:
+        """Account for a run that its worker will not bring to an end. False when somebody has."""
+        transaction = run.transaction
+        key = transaction.transaction_id
+        if self.live.get(key) is not transaction or self.live.pop(key, None) is None:
+            return False
+        if end.how is Ending.ABORTED:
+            self.returning.appendleft(transaction)  # before those that never began
+        elif not is_told and self.decider.verb_for(end) is not None:
+            # The outcome stands; only the source may not have heard of it.
+            self.settlement_failures += 1
+        self.past.count(end)
+        return True
+
+    def abandon(self, worker: Worker) -> None:
+        """A worker ended, or is stuck outside of user code, and still holds a run.
+
+        Another thread may be about to go on with it, so the run itself is not touched. That thread
+        accounts for nothing any more once its transaction is gone from ``live``.
+        """
+        run, attempt = worker.run, worker.attempt
+        if run is None:
+            return
+        is_settling = attempt is not None and attempt.run is run and attempt.phase == SETTLE
+        is_open = attempt is not None and attempt.run is run and attempt.claim()
+        end = run.end or End(Ending.ABORTED, run.failure)
+        is_told = attempt is None or (is_settling and not is_open)
+        if self.end_early(run, end, is_told=is_told):
+            logger.warning(
+                "transaction %s lost its worker; it counts as %s",
+                run.transaction.transaction_id,
+                end.how.value,
+                extra={"transaction_id": run.transaction.transaction_id},
+            )
+            self.instrumentation.ended(run, end)
 
     # -- settling ----------------------------------------------------------------------------
 

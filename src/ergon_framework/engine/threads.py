@@ -32,15 +32,10 @@ from ergon_framework.core.loop import Finish, StopReason
 from ergon_framework.engine.call import (
     EngineCall,
     Job,
-    arguments,
-    cut_off,
-    decide,
-    set_current,
-    told,
-    verb_for,
 )
 from ergon_framework.engine.classify import never_awaited, not_told
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.engine.decider import arguments, set_current, told
 from ergon_framework.engine.intake import RELEASE_STEP, RELEASES_AT_ONCE, Delivery, Returning
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
@@ -155,7 +150,7 @@ class ThreadEngine(EngineCall):
                     else:
                         self.dismiss(worker)
                 finally:
-                    cut_off(self, attempt)
+                    self.cut_off(attempt)
         self.idle_wakeup.notify_all()
         self.backoff_wakeup.notify_all()
         self.fetch_wakeup.notify_all()
@@ -278,7 +273,7 @@ class ThreadEngine(EngineCall):
         """Do what the machine says until the end; starts at any event."""
         next_event: Event | None = event
         while next_event is not None:
-            action = decide(self, run, next_event)
+            action = self.decider.decide(run, next_event)
             if isinstance(action, Call):
                 next_event = self._attempt(worker, run, self.steps[action.step])
             elif isinstance(action, Sleep):
@@ -335,7 +330,7 @@ class ThreadEngine(EngineCall):
         return WOKE if until == wake_at and until != lifecycle_at else Expired(Scope.LIFECYCLE)
 
     def _finish(self, worker: Worker, run: Run, end: End) -> bool:
-        verb = None if self.settlement is None else verb_for(self, end)
+        verb = None if self.settlement is None else self.decider.verb_for(end)
         if verb is not None and not self._settle(worker, run, verb):
             return False
         return self._close(worker, run)

@@ -1,0 +1,141 @@
+"""What follows an event of a lifecycle: the core decides, this notes what only a driver knows.
+
+Nothing here waits, and nothing knows how a driver waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.lifecycle import (
+    STOPPED,
+    VERBS,
+    Action,
+    End,
+    Event,
+    Expired,
+    Raised,
+    Scope,
+    Sleep,
+    Step,
+    Verb,
+    advance,
+    hold_of,
+)
+from ergon_framework.engine.classify import classify, is_a, timeout_exception, unclassified
+from ergon_framework.engine.instrumentation import Instrumentation
+from ergon_framework.engine.plan import ON_SUCCESS, PROCESS, EnginePlan
+from ergon_framework.engine.run import InProgress, Run
+from ergon_framework.ports.context import CURRENT
+
+logger = logging.getLogger("ergon.engine")
+
+set_current = CURRENT.set
+"""Called inside an attempt's private context, just before its hook."""
+
+
+class Decider:
+    """Asks the core what follows, for all runs of a call. Has no state of its own."""
+
+    def __init__(
+        self, plan: EnginePlan, now: Callable[[], float], instrumentation: Instrumentation
+    ) -> None:
+        self.plan = plan
+        self.rule = plan.lifecycle
+        self.settlement = plan.settlement
+        self.phases = {each.step: each.phase for each in plan.steps()}
+        self.now = now
+        self.instrumentation = instrumentation
+
+    def decide(self, run: Run, event: Event) -> Action:
+        """Ask the core what follows, and note what only a driver knows about it."""
+        step, attempt = run.step, run.attempt
+        backoff = self.rule.of(step).retry.backoff
+        dice = self.plan.dice() if backoff.is_jittered else 0.0
+        action = advance(self.rule, run, event, self.now(), dice)
+        if isinstance(event, Expired):
+            _note_timeout(run, step, action)
+        if self.instrumentation.sink is not None and isinstance(event, Raised | Expired):
+            self._tell_retry(run, event, step, attempt, action)
+        return action
+
+    def _tell_retry(
+        self, run: Run, event: Raised | Expired, step: Step, attempt: int, action: Action
+    ) -> None:
+        if isinstance(action, End) or run.step is not step:
+            return
+        delay = action.seconds if isinstance(action, Sleep) else 0.0
+        failure = event.failure if isinstance(event, Raised) else timed_out(event.scope)
+        phase = self.phases[step]
+        self.instrumentation.emit(
+            "retry.scheduled", run=run, phase=phase, attempt=attempt, delay=delay, failure=failure
+        )
+
+    def raised(self, attempt: InProgress, step: Step, error: BaseException) -> Event:
+        """A hook raised, and the caller owns the attempt."""
+        run: Run = attempt.run
+        if is_a(error, KeyboardInterrupt):
+            self.instrumentation.attempt_ended(
+                attempt, Failure(Kind.CANCELLED, "interrupted"), error
+            )
+            return STOPPED
+        key = run.transaction.transaction_id
+        try:
+            failure, exception = classify(error, step, key)
+        except Exception:
+            logger.exception("the classifier failed", extra={"transaction_id": key})
+            failure, exception = unclassified(key)
+        if step is Step.ON_EXCEPTION:
+            run.handler_exception = exception
+        else:
+            run.exception = exception
+        self.instrumentation.attempt_ended(attempt, failure, exception)
+        return Raised(failure)
+
+    def expired(self, attempt: InProgress) -> Expired:
+        """The attempt's time is over, and the caller owns it."""
+        scope: Scope = attempt.scope
+        if isinstance(attempt, Run):
+            attempt.expired = False  # the attempts that follow have flags of their own
+        self.instrumentation.attempt_ended(attempt, timed_out(scope), None)
+        return Expired(scope)
+
+    def verb_for(self, end: End) -> Verb | None:
+        """What the source is to be told now. Aborted ones are handed back when the call ends."""
+        verb = VERBS[end.how]
+        if self.settlement is None or verb is Verb.RELEASE:
+            return None
+        return verb if verb in self.settlement.verbs else None
+
+
+def arguments(run: Run, step: Step) -> tuple[Any, ...]:
+    """What the hook of a step is called with."""
+    if step is PROCESS:
+        return (run.transaction,)
+    return (run.transaction, run.result if step is ON_SUCCESS else run.exception)
+
+
+def told(run: Run, verb: Verb) -> tuple[Any, ...]:
+    """What the source is given with the verb."""
+    if verb is Verb.NACK:
+        return (run.transaction, run.exception)
+    if verb is Verb.RELEASE_AFTER:
+        return (run.transaction, hold_of(run.end.failure if run.end else None))
+    return (run.transaction,)
+
+
+def timed_out(scope: Scope) -> Failure:
+    """The failure of an engine deadline, for those who listen."""
+    return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
+
+
+def _note_timeout(run: Run, step: Step, action: Action) -> None:
+    key = run.transaction.transaction_id
+    if isinstance(action, End):
+        if action.handler_failure is not None:
+            run.handler_exception = timeout_exception(action.handler_failure, key)
+    elif step is not Step.ON_EXCEPTION and run.step is Step.ON_EXCEPTION and run.failure:
+        run.exception = timeout_exception(run.failure, key)
