@@ -1,4 +1,4 @@
-"""What a second reviewer found; each of these was once wrong."""
+"""Stops, cancellations and signals that reach a call whose hooks do not await."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reviewer with fresh eyes found; each of these was once wrong."""
+"""What is refused or named clearly: hooks, arguments, categories, reports, frozen transactions."""
 
 from __future__ import annotations
 
