@@ -5,6 +5,10 @@ session is fed whatever a pipe gave and answers with whole frames: the same byte
 frames, however they were cut. No input raises. A line that is no frame becomes a frame of its own
 (``Refusal``, ``Stray``), and the next line is read as if nothing had happened.
 
+Lines are cut at 0x0A and nowhere else, and are bounded in length: U+2028 and its like are ordinary
+characters of JSON text, so a reader of text lines would not do. The ``repr`` of a frame shows only
+fields that hold nobody's data: no arguments, results or error messages.
+
 Rules for editors: reasons never quote what a line holds. Fields may be added, never demanded: an
 executor that knows nothing but the specification must work for ever.
 """
@@ -13,20 +17,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from ergon_framework.core.rfc3339 import format_rfc3339, parse_rfc3339
-from ergon_framework.core.wire_frames import (
+from ergon_framework.core.rfc3339 import (
+    format_rfc3339,
+    parse_rfc3339,
+)
+from ergon_framework.core.wire import (
     ATTEMPTS,
     HANDLER_NOT_FOUND,
+    HEAD,
     HELD,
     INVALID_REQUEST,
+    MAX_LINE,
     PROTOCOL_VERSION,
     UNKNOWN_JOB,
     UNSUPPORTED_VERSION,
+    LineSplitter,
     Outcome,
     Refusal,
     Reply,
@@ -34,8 +45,8 @@ from ergon_framework.core.wire_frames import (
     RequestContext,
     Status,
     Stray,
+    TooLong,
 )
-from ergon_framework.core.wire_lines import HEAD, MAX_LINE, LineSplitter, TooLong
 
 __all__ = [
     "ATTEMPTS",
@@ -60,6 +71,183 @@ __all__ = [
     "encode_outcome",
     "encode_request",
 ]
+
+
+PROTOCOL_VERSION = "1"
+
+HANDLER_NOT_FOUND = "handler_not_found"
+"""The error type of an executor that has no such handler: nobody tries again."""
+
+HELD = "held"
+"""The error type of a retry that was refused by a gate before anything was attempted."""
+
+ATTEMPTS = "ergon_attempts"
+"""In the trace's carrier: how many attempts a job has, told where that is 1."""
+
+INVALID_REQUEST = "invalid_request"
+"""The error type of the answer to a line that is no request."""
+
+UNSUPPORTED_VERSION = "unsupported_protocol_version"
+"""The error type of the answer to a request in another version of the protocol."""
+
+UNKNOWN_JOB = "unknown"
+"""The job id in the answer to a line in which none can be read."""
+
+
+class Status(StrEnum):
+    """What became of one attempt, as the executor sees it."""
+
+    SUCCESS = "success"
+    RETRY = "retry"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+class Discreet(msgspec.Struct, frozen=True):
+    """A record whose repr shows only the fields it names."""
+
+    _shown: ClassVar[tuple[str, ...]] = ()
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, getattr(self, name)) for name in self._shown]
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({fields})"
+
+
+class RequestContext(msgspec.Struct, frozen=True):
+    """What an executor is told about the attempt, besides what to run."""
+
+    job_id: str
+    attempt: Annotated[int, msgspec.Meta(ge=1)]
+    enqueue_time: str
+    queue_name: str
+    deadline: str | None = None
+    trace_context: dict[str, str] | None = None
+    worker_id: str | None = None
+
+
+class Request(Discreet, frozen=True):
+    """One attempt of one job, as an executor reads it."""
+
+    _shown = ("job_id", "function_name")
+
+    job_id: str
+    function_name: str
+    context: RequestContext
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    protocol_version: str = PROTOCOL_VERSION
+
+
+class Outcome(Discreet, frozen=True):
+    """The one answer to a request, as an executor writes it."""
+
+    _shown = ("job_id", "status", "error_type", "retry_after_seconds")
+
+    job_id: str
+    status: Status
+    result: Any = None
+    error_message: str | None = None
+    error_type: str | None = None
+    retry_after_seconds: float | None = None
+    error_traceback: str | msgspec.UnsetType = msgspec.UNSET  # of our own: others ignore it
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A line that is no request this executor can read, and the answer to it."""
+
+    outcome: Outcome
+
+
+class Reply(Discreet, frozen=True):
+    """An outcome as the orchestrator reads it: its result is JSON that nobody has looked into."""
+
+    _shown = ("job_id", "status", "error_type", "retry_after_seconds")
+
+    job_id: str
+    status: Status
+    result: bytes = b"null"
+    error_message: str | None = None
+    error_type: str | None = None
+    retry_after_seconds: float | None = None
+    error_traceback: str | None = None
+
+
+class Stray(msgspec.Struct, frozen=True):
+    """A line that is no outcome: why, its bytes, and the job it names if one can be read."""
+
+    reason: str
+    size: int
+    job_id: str | None = None
+
+
+MAX_LINE = 16 * 1024 * 1024
+"""The longest line that is read, in bytes without its newline."""
+
+HEAD = 4096
+"""How much of a line that is not kept is looked at for a job id."""
+
+
+class TooLong(Discreet, frozen=True):
+    """A line over the limit, given up after ``seen`` bytes; ``head`` is how it began."""
+
+    _shown = ("seen",)
+
+    seen: int
+    head: bytes = b""
+
+
+class LineSplitter:
+    """Bytes in, whole lines out; holds at most ``limit`` bytes of a line that has not ended."""
+
+    def __init__(self, limit: int = MAX_LINE) -> None:
+        self._limit = limit
+        self._begun = bytearray()
+        self._is_skipping = False  # the rest of a line that was too long
+
+    def feed(self, data: bytes) -> list[bytes | TooLong]:
+        """The lines that these bytes end, without their newline and one carriage return."""
+        pieces = data.split(b"\n")
+        rest = pieces.pop()
+        lines: list[bytes | TooLong] = []
+        if pieces and (self._begun or self._is_skipping):
+            lines += self._finish(pieces.pop(0))
+        if b"\r" in data or len(data) > self._limit:
+            lines += map(self._line, pieces)
+        else:
+            lines += pieces
+        if rest:
+            lines += self._hold(rest)
+        return lines
+
+    def end(self) -> list[bytes | TooLong]:
+        """The last line, if the input ended without a newline."""
+        return list(self._finish(b""))
+
+    def _finish(self, piece: bytes) -> Iterable[bytes | TooLong]:
+        """The line that was begun, now that its last piece is there."""
+        line, self._begun = bytes(self._begun) + piece, bytearray()
+        was_skipping, self._is_skipping = self._is_skipping, False
+        return () if was_skipping or not line else (self._line(line),)
+
+    def _hold(self, piece: bytes) -> Iterable[bytes | TooLong]:
+        """Keep the piece of a line that goes on, or give the line up."""
+        if self._is_skipping:
+            return ()
+        self._begun += piece
+        if len(self._begun) <= self._limit:
+            return ()
+        line, self._begun = bytes(self._begun), bytearray()
+        self._is_skipping = True
+        return (self._line(line),)
+
+    def _line(self, line: bytes) -> bytes | TooLong:
+        if len(line) > self._limit:  # its carriage return counts: it came before the newline did
+            return TooLong(self._limit + 1, line[: min(HEAD, self._limit)])
+        return line[:-1] if line[-1:] == b"\r" else line
+
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 _ENCODER = msgspec.json.Encoder()
