@@ -12,28 +12,30 @@ from typing import Any
 
 from ergon_framework.executor.board import Board, Item
 from ergon_framework.executor.flight import Flight
-from ergon_framework.executor.intake import Intake
 
 
 class Crew:
     """Workers, hired when they are needed, as many as requests may be in flight.
 
-    ``run`` runs an item and says whether the worker still has its place. The first worker calls
-    ``before`` and then works if the answer is true; the last to leave calls ``after``.
+    ``wait`` waits for input and ``read`` reads it; one worker at a time does so. ``run`` runs an
+    item and says whether the worker still has its place. The first worker calls ``before`` and
+    then works if the answer is true; the last to leave calls ``after``.
     """
 
     def __init__(
         self,
         board: Board,
-        intake: Intake,
         *,
+        wait: Callable[[], Any],
+        read: Callable[[], tuple[list[Item], bool]],
         before: Callable[[], bool],
         run: Callable[[Item], bool],
         after: Callable[[], Any],
         failed: Callable[[BaseException], Any],
     ) -> None:
         self._board = board
-        self._intake = intake
+        self._wait = wait
+        self._take_in = read
         self._before = before
         self._run = run
         self._after = after
@@ -126,9 +128,9 @@ class Crew:
 
     def _read(self) -> None:
         """Wait for requests, as the only one who does."""
-        self._intake.wait()
+        self._wait()
         board = self._board
-        items, is_end = ([], True) if board.is_ended else self._intake.read()
+        items, is_end = ([], True) if board.is_ended else self._take_in()
         with board.lock:
             board.is_reading = False
             board.add(items)

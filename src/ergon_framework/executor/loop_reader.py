@@ -15,12 +15,19 @@ class LoopReader:
     """Begins requests as they come. Between ``start`` and ``stop`` it lives on the loop."""
 
     def __init__(
-        self, thread: LoopThread, board: Board, intake: Intake, run: Callable[[Item], Any]
+        self,
+        thread: LoopThread,
+        board: Board,
+        intake: Intake,
+        *,
+        read: Callable[[], tuple[list[Item], bool]],
+        run: Callable[[Item], Any],
     ) -> None:
         self._thread = thread
         self._loop = thread.loop
         self._board = board
         self._intake = intake
+        self._take_in = read
         self._run = run
         self._is_reading = False
 
@@ -60,7 +67,7 @@ class LoopReader:
     def _read(self) -> None:
         if not self._intake.has_come():
             return  # a loop that was interrupted calls twice for one readiness
-        items, is_end = self._intake.read()
+        items, is_end = self._take_in()
         with self._board.lock:
             self._board.add(items)
             if is_end:

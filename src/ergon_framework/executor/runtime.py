@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ergon_framework.core.wire import Outcome, Refusal, Status
+from ergon_framework.core.wire import Outcome, Refusal, Request, Status
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.bell import Bell
 from ergon_framework.executor.board import Board, Item
@@ -50,18 +50,20 @@ class Runtime:
         self._on_ready = on_ready
         self._bell = Bell()
         self._board = Board(limit, self._bell.ring)
-        self._intake = Intake(registry, pipes.source)
+        self._intake = Intake(pipes.source)
         self._outlet = Outlet(pipes.target, gathers=limit > 1, on_broken=self.stop)
         self._lifespan = Lifespan(registry, self._answer)
         self._loop_reader: LoopReader | None = None
         self._crew = Crew(
             self._board,
-            self._intake,
+            wait=self._intake.wait,
+            read=self._read,
             before=self._open,
             run=self._run,
             after=self._close,
             failed=self._fail,
         )
+        self._is_traced = False
         self._is_stopped = False  # somebody wants us to end
         self._is_closed = False  # all is done
         self._failure: BaseException | None = None
@@ -133,7 +135,17 @@ class Runtime:
             if self._loop_reader is not None:
                 self._loop_reader.stop()
 
-    # -- running and answering -------------------------------------------------------------------
+    # -- reading, running and answering ------------------------------------------------------------
+
+    def _read(self) -> tuple[list[Item], bool]:
+        """What has come, as items to run, and whether that was all."""
+        frames, is_end = self._intake.read()
+        items = [each if isinstance(each, Refusal) else self._flight(each) for each in frames]
+        return items, is_end
+
+    def _flight(self, request: Request) -> Flight:
+        handler = self._registry.find(request.function_name)
+        return Flight(request, handler, is_traced=self._is_traced)
 
     def _run(self, item: Item) -> bool:
         """Run an item; False when the supervisor has answered in the place of this thread."""
@@ -176,13 +188,15 @@ class Runtime:
         self._lifespan.open()
         if self._on_ready is not None:
             self._on_ready()
-        self._intake.is_traced = "opentelemetry.sdk.trace" in sys.modules
+        self._is_traced = "opentelemetry.sdk.trace" in sys.modules
         loop = self._lifespan.loop
         if loop is None or self._registry.has_sync or not is_pollable(self._intake.source):
             return True
         from ergon_framework.executor.loop_reader import LoopReader
 
-        self._loop_reader = LoopReader(loop, self._board, self._intake, self._run)
+        self._loop_reader = LoopReader(
+            loop, self._board, self._intake, read=self._read, run=self._run
+        )
         self._loop_reader.start()
         return False
 
