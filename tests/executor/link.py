@@ -19,7 +19,7 @@ import ergon_framework
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.runtime import Runtime
-from ergon_framework.executor.streams import Pipes
+from ergon_framework.executor.stdio import Pipes
 
 SAMPLES = Path(__file__).parent / "samples"
 SOURCE = Path(ergon_framework.__file__).parents[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ergon_framework.executor.bell import Bell
+from ergon_framework.executor.stdio import Bell
 
 
 def test_a_late_ring_hits_nobody() -> None:

@@ -14,7 +14,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.core.wire import OrchestratorSession, Reply, Status
 from ergon_framework.errors import JobFailedError
 from ergon_framework.executor import outcomes
-from ergon_framework.executor.traces import LONGEST, traceback_of
+from ergon_framework.executor.outcomes import LONGEST, traceback_of
 from ergon_framework.jobs.claims import LONGEST_MESSAGE
 from ergon_framework.jobs.results import result_of
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings

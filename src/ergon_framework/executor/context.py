@@ -1,7 +1,8 @@
-"""What a handler may know about the job it runs."""
+"""What a handler sees of its job, and what it raises to ask for another attempt."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,7 +11,6 @@ from typing import Protocol
 
 import msgspec
 
-from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.ports.context import RUNNING
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -72,4 +72,38 @@ def current_job() -> JobContext | None:
 
 
 def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromtimestamp(parse_rfc3339(text), UTC)
+    return None if text is None else datetime.fromtimestamp(parse_instant(text), UTC)
+
+
+class RetryLater(Exception):
+    """Asks for another attempt, ``delay`` seconds from now; without one the policy decides when."""
+
+    def __init__(self, message: str = "", delay: float | None = None) -> None:
+        super().__init__(message)
+        self.delay = _checked_delay(delay)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) or "the handler asks for another attempt"
+
+
+class Held(Exception):
+    """Says that the work cannot begin before ``delay`` seconds have passed; it is no attempt.
+
+    For a resource that is known to be away: a quota that is used up, a service that asks to wait.
+    """
+
+    def __init__(self, message: str, delay: float) -> None:
+        super().__init__(message)
+        self.delay = _checked_delay(delay)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) or "the work is held"
+
+
+def _checked_delay(delay: float | None) -> float | None:
+    if delay is None:
+        return None
+    seconds = float(delay)
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(f"a delay is a number of seconds from 0 on, not {seconds}")
+    return seconds

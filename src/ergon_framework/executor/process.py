@@ -20,7 +20,7 @@ from ergon_framework.errors import ErgonError, MissingExtraError, SettingsError,
 from ergon_framework.executor.loading import AppError, load
 from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.runtime import Runtime
-from ergon_framework.executor.streams import Pipes, say, take_over
+from ergon_framework.executor.stdio import Pipes, say, take_over
 
 MAX_IN_FLIGHT = "ERGON_MAX_IN_FLIGHT"
 READY_FD = "ERGON_READY_FD"

@@ -1,8 +1,8 @@
-"""The life of an executor process: reading, running, answering, and ending well.
+"""The life of an executor process: hooks, reading, running, answering, and ending well.
 
-The calling thread supervises: it hears signals and watches deadlines. A crew of threads reads and
-runs plain handlers; async handlers run on one event loop, which reads for itself when there are no
-others. With one request in flight, hooks and plain handlers share one thread.
+The calling thread supervises: it handles signals and watches deadlines. A pool of threads reads
+and runs plain handlers; async handlers run on one event loop, which reads for itself when there
+are no others. With one request in flight, hooks and plain handlers share one thread.
 """
 
 from __future__ import annotations
@@ -16,19 +16,64 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ergon_framework.core.wire import Outcome, Refusal, Request, Status
+from ergon_framework.errors import HookError, describe
 from ergon_framework.executor import outcomes
-from ergon_framework.executor.bell import Bell
-from ergon_framework.executor.board import Board, Item
-from ergon_framework.executor.crew import Crew
-from ergon_framework.executor.flight import CUT_OFF, Flight
-from ergon_framework.executor.intake import Intake
-from ergon_framework.executor.lifespan import Lifespan
-from ergon_framework.executor.outlet import Outlet
-from ergon_framework.executor.registry import Registry
-from ergon_framework.executor.streams import Pipes, is_pollable, say
+from ergon_framework.executor.invocation import CUT_OFF, Flight
+from ergon_framework.executor.registry import Hook, Registry
+from ergon_framework.executor.stdio import Bell, Intake, Outlet, Pipes, is_pollable, say
+from ergon_framework.executor.thread_pool import Board, Crew, Item
 
 if TYPE_CHECKING:
-    from ergon_framework.executor.loop_reader import LoopReader
+    from ergon_framework.executor.event_loop import LoopReader, LoopThread
+
+
+PATIENCE = 10.0
+"""Seconds an async shut-down hook has; a loop that is stuck must not hold the process."""
+
+
+class Lifespan:
+    """Runs the hooks of a registry; the event loop is made when something async needs it."""
+
+    def __init__(self, registry: Registry, answer: Callable[[Flight, Outcome], Any]) -> None:
+        self._registry = registry
+        self._answer = answer
+        self.loop: LoopThread | None = None
+
+    def open(self) -> None:
+        """Run the start-up hooks, and begin the loop if there are async handlers."""
+        if self._registry.has_async:
+            self.event_loop()
+        for hook in self._registry.startup_hooks:
+            self._run(hook, "start-up", None)
+
+    def close(self) -> HookError | None:
+        """Run the shut-down hooks, each whatever the others did; the first failure."""
+        first = None
+        for hook in reversed(self._registry.shutdown_hooks):
+            try:
+                self._run(hook, "shut-down", PATIENCE)
+            except HookError as error:
+                say(str(error))
+                first = first or error
+        return first
+
+    def event_loop(self) -> LoopThread:
+        """The loop, begun at the first need."""
+        if self.loop is None:
+            from ergon_framework.executor.event_loop import LoopThread
+
+            self.loop = LoopThread(self._answer)
+        return self.loop
+
+    def _run(self, hook: Hook, kind: str, patience: float | None) -> None:
+        try:
+            result = hook()
+            if hasattr(result, "__await__"):
+                self.event_loop().run(result, patience)
+        except BaseException as error:
+            name = getattr(hook, "__name__", type(hook).__name__)
+            raise HookError(f"the {kind} hook {name!r} failed: {describe(error)}") from error
+
 
 CANCEL_GRACE = 0.3
 """Seconds an async handler has to end after it was cancelled, before anybody kills it."""
@@ -192,7 +237,7 @@ class Runtime:
         loop = self._lifespan.loop
         if loop is None or self._registry.has_sync or not is_pollable(self._intake.source):
             return True
-        from ergon_framework.executor.loop_reader import LoopReader
+        from ergon_framework.executor.event_loop import LoopReader
 
         self._loop_reader = LoopReader(
             loop, self._board, self._intake, read=self._read, run=self._run

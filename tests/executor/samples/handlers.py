@@ -15,7 +15,7 @@ import threading
 from typing import Any
 
 from ergon_framework.executor import Registry, process
-from ergon_framework.executor.board import Board
+from ergon_framework.executor.thread_pool import Board
 
 print("printed while it was imported")
 os.write(1, b"written while it was imported\n")

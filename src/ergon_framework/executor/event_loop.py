@@ -1,4 +1,8 @@
-"""The event loop of the async handlers and hooks, in a thread of its own for as long as we live."""
+"""The event loop of async handlers, in a thread of its own.
+
+Where all handlers are async, the loop reads the requests itself (``LoopReader``) and hands nothing
+to other threads. Imported only when a handler or a hook is async: asyncio takes long to load.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,9 @@ from typing import Any
 
 from ergon_framework.core.wire import Outcome
 from ergon_framework.errors import describe
-from ergon_framework.executor.flight import Flight
-from ergon_framework.executor.streams import say
+from ergon_framework.executor.invocation import Flight
+from ergon_framework.executor.stdio import Intake, say
+from ergon_framework.executor.thread_pool import Board, Item
 
 CLOSE_PATIENCE = 2.0
 """Seconds that tasks left over by handlers have to end."""
@@ -96,3 +101,67 @@ def _cancel(flight: Flight) -> None:
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
+
+
+class LoopReader:
+    """Begins requests as they come. Between ``start`` and ``stop`` it lives on the loop."""
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        board: Board,
+        intake: Intake,
+        *,
+        read: Callable[[], tuple[list[Item], bool]],
+        run: Callable[[Item], Any],
+    ) -> None:
+        self._thread = thread
+        self._loop = thread.loop
+        self._board = board
+        self._intake = intake
+        self._take_in = read
+        self._run = run
+        self._is_reading = False
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.after_each = self._go_on
+        self._board.is_reading = True
+        self._loop.call_soon_threadsafe(self._go_on)
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._loop.call_soon_threadsafe(self._pause)
+
+    def _go_on(self) -> None:
+        """Begin what may begin; read only when nothing waits for its turn."""
+        while True:
+            with self._board.lock:
+                item = self._board.take()
+                is_full = bool(self._board.waiting) or self._board.is_ended
+            if item is None:
+                break
+            if isinstance(item, Flight) and item.is_async:
+                self._thread.begin(item)
+            else:
+                self._run(item)  # there is nothing to call: no such handler, or no request at all
+        if is_full:
+            self._pause()
+        elif not self._is_reading:
+            self._is_reading = True
+            self._loop.add_reader(self._intake.source, self._read)
+
+    def _pause(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._intake.source)
+
+    def _read(self) -> None:
+        if not self._intake.has_come():
+            return  # a loop that was interrupted calls twice for one readiness
+        items, is_end = self._take_in()
+        with self._board.lock:
+            self._board.add(items)
+            if is_end:
+                self._board.end()
+        self._go_on()

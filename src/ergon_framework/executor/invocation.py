@@ -1,4 +1,4 @@
-"""One request from the pipe to its outcome, whoever runs it."""
+"""One request from the pipe to its outcome, on whichever thread or event loop it runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ergon_framework.executor import outcomes
 from ergon_framework.executor.binding import InvalidArgumentsError
 from ergon_framework.executor.context import CORRELATION, JobContext
 from ergon_framework.executor.registry import Handler
-from ergon_framework.executor.streams import say
+from ergon_framework.executor.stdio import say
 from ergon_framework.ports.context import RUNNING, UnitOfWork
 
 if TYPE_CHECKING:
     import asyncio
 
     from opentelemetry.trace import Span
+
 
 NEVER = float("inf")
 LATE = "the deadline had passed before the handler was begun"

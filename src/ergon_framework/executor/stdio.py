@@ -1,0 +1,238 @@
+"""The standard streams of an executor: requests come in by one pipe, outcomes leave by another.
+
+``take_over`` moves the pipes away from descriptors 0 and 1 before any code of the user runs.
+Afterwards whatever is printed, by Python, by a library in C or by a child process, goes to the
+standard error stream, and a reader of the standard input finds its end at once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ergon_framework.core.wire import ExecutorSession, Refusal, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Pipes:
+    """Where requests come from and outcomes go to."""
+
+    source: int
+    target: int
+
+
+def take_over() -> Pipes:
+    """Take the pipes; from now on nobody else has them.
+
+    What was printed before and still is in a buffer goes to the standard error as well.
+    """
+    _open_if_closed(2, os.O_WRONLY)
+    _open_if_closed(0, os.O_RDONLY)
+    _open_if_closed(1, os.O_WRONLY)
+    pipes = Pipes(os.dup(0), os.dup(1))  # duplicates are closed in programs that we start
+    _replace(0, os.O_RDONLY)
+    os.dup2(2, 1)
+    _let_prints_through()
+    os.register_at_fork(after_in_child=lambda: _close(pipes))
+    return pipes
+
+
+def is_pollable(descriptor: int) -> bool:
+    """Whether one can wait for its input: a file on disk is always ready, and epoll refuses it."""
+    return not stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+
+def say(text: str) -> None:
+    """One line for whoever watches, past every buffer; nobody may be left to read it."""
+    with suppress(OSError):
+        os.write(2, f"ergon executor: {text}\n".encode("utf-8", "replace"))
+
+
+def _let_prints_through() -> None:
+    """Prints appear line by line, not when a buffer is full, and fail in no locale."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(line_buffering=True, errors="backslashreplace")
+
+
+def _open_if_closed(descriptor: int, flags: int) -> None:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        _replace(descriptor, flags)
+
+
+def _replace(descriptor: int, flags: int) -> None:
+    """Let it lead nowhere."""
+    nowhere = os.open(os.devnull, flags)
+    if nowhere != descriptor:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    else:
+        os.set_inheritable(descriptor, True)
+
+
+def _close(pipes: Pipes) -> None:
+    """A forked child has copies; with them it could speak in our name, or hide our end."""
+    for each in (pipes.source, pipes.target):
+        with suppress(OSError):
+            os.close(each)
+
+
+_LONGEST_WAIT = 3600.0
+
+
+class Bell:
+    """A pipe that one thread listens to; anybody may ring, a signal handler too."""
+
+    def __init__(self) -> None:
+        self.listener, self.button = os.pipe()
+        os.set_blocking(self.listener, False)
+        os.set_blocking(self.button, False)
+        self._lock = threading.RLock()  # a signal handler may ring while its thread does
+        self._poll = select.poll()
+        self._poll.register(self.listener, select.POLLIN)
+
+    def ring(self) -> None:
+        """Wake whoever waits, or will wait next; after the end, nobody."""
+        with self._lock, suppress(BlockingIOError):  # full of rings: one more tells nothing new
+            if self.button >= 0:
+                os.write(self.button, b"!")
+
+    def wait(self, until: float) -> None:
+        """Wait for a ring or for a moment on the monotonic clock; now and then for less."""
+        seconds = min(max(0.0, until - time.monotonic()), _LONGEST_WAIT)
+        self._poll.poll(int(seconds * 1000) + 1)  # rounded up: waking early is waking twice
+        with suppress(BlockingIOError):
+            os.read(self.listener, 4096)
+
+    def close(self) -> None:
+        """Give both ends back; who rings late must not write to what has the number next."""
+        with self._lock:
+            listener, button = self.listener, self.button
+            self.listener = self.button = -1
+        os.close(listener)
+        os.close(button)
+
+
+CHUNK = 64 * 1024
+
+
+class Intake:
+    """The reading end; one thread at a time may use it."""
+
+    def __init__(self, source: int) -> None:
+        self.source = source
+        self._session = ExecutorSession()
+        self._halt = Bell()
+        self._input = select.poll()
+        self._input.register(source, select.POLLIN)
+        self._either = select.poll()
+        self._either.register(source, select.POLLIN)
+        self._either.register(self._halt.listener, select.POLLIN)
+
+    def halt(self) -> None:
+        """Let whoever waits for input come back, now and for ever."""
+        self._halt.ring()
+
+    def wait(self) -> None:
+        """Wait for input, its end or a halt."""
+        self._either.poll()
+
+    def has_come(self) -> bool:
+        """Whether there is input, or its end, to read without waiting."""
+        return bool(self._input.poll(0))
+
+    def read(self) -> tuple[list[Request | Refusal], bool]:
+        """What has come, and whether that was all."""
+        try:
+            data = os.read(self.source, CHUNK)
+        except BlockingIOError:  # whoever made the pipe did not want it to block
+            return [], False
+        except OSError:  # a terminal or a socket that is gone
+            data = b""
+        frames = self._session.feed(data) if data else self._session.end()
+        return frames, not data
+
+    def close(self) -> None:
+        """Give back what is ours; the source is not."""
+        self._halt.close()
+
+
+MOST_WAITING = 1024 * 1024
+"""Bytes that may wait for a slow reader; whoever has more waits with them."""
+
+
+class Outlet:
+    """Writes lines until its reader is gone; then it tells ``on_broken``, once, and drops them."""
+
+    def __init__(self, descriptor: int, *, gathers: bool, on_broken: Callable[[], Any]) -> None:
+        self._descriptor = descriptor
+        self._on_broken = on_broken
+        self._is_broken = False
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._is_idle = False
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        if gathers:
+            self._thread = threading.Thread(target=self._serve, name="ergon-outlet", daemon=True)
+            self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Write one line, now or very soon."""
+        with self._lock:
+            if self._thread is None:
+                self._write(line)
+                return
+            while self._size > MOST_WAITING and not self._is_broken:
+                self._room.wait()
+            self._lines.append(line)
+            self._size += len(line)
+            if self._is_idle:
+                self._is_idle = False
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Return when everything is written."""
+        with self._lock:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                while not self._lines:
+                    if self._is_closed:
+                        return
+                    self._is_idle = True
+                    self._changed.wait()
+                lines, self._lines, self._size = self._lines, [], 0
+                self._room.notify_all()
+            self._write(b"".join(lines))
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest and not self._is_broken:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:  # whoever made the pipe did not want it to block
+                ready = select.poll()
+                ready.register(self._descriptor, select.POLLOUT)
+                ready.poll()
+            except OSError:
+                self._is_broken = True
+                self._on_broken()
