@@ -22,7 +22,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.edge import JobOptions, JobSpec
-from ergon_framework.jobs.enqueued import AsyncEnqueuedJob, EnqueuedJob
+from ergon_framework.jobs.enqueued import EnqueuedJob, _JobId
 from ergon_framework.jobs.requests import Progress, Store
 from ergon_framework.jobs.results import POLL, found, result_of, timed_out, unanswered
 from ergon_framework.jobs.settings import JobsSettings
@@ -40,6 +40,35 @@ GUESTS = 100_000
 thread might be the one whose commit all the others wait for."""
 SLACK = 2 * LEAST
 """Seconds after which a thread that asks the store in a hurry is left behind."""
+
+
+class AsyncEnqueuedJob(_JobId):
+    """The same for event loops: its questions are coroutines."""
+
+    __slots__ = ("_client",)
+
+    _client: AsyncJobClient
+
+    @classmethod
+    def like(cls, job: EnqueuedJob, client: AsyncJobClient) -> Self:
+        """The same job in the hands of another client."""
+        made = cls(str(job))
+        made.is_new = job.is_new
+        made.replaced = job.replaced
+        made._client = client
+        return made
+
+    async def status(self) -> JobStatus:
+        """Where the job stands."""
+        return await self._client.status(self)
+
+    async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - as the other
+        """What the job returned; see :meth:`AsyncJobClient.result`."""
+        return await self._client.result(self, timeout)
+
+    async def cancel(self) -> bool:
+        """Cancel it while it waits; see :meth:`AsyncJobClient.cancel`."""
+        return await self._client.cancel(self)
 
 
 class AsyncJobClient:

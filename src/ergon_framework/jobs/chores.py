@@ -19,7 +19,6 @@ from ergon_framework.errors import (
     StoreSchemaError,
 )
 from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.leases import is_stall
 from ergon_framework.jobs.missing import MissingExecutors, Store
 from ergon_framework.jobs.restoring import Restoring
 from ergon_framework.jobs.settings import JobsSettings
@@ -42,6 +41,11 @@ TROUBLE = Backoff(base=0.5, factor=2.0)
 _FOR_ALL = (StoreBrokenError, StoreReadOnlyError, StoreSchemaError)
 
 declare("worker.before_rescue")
+
+
+def is_stall(seconds: float, lease: float) -> bool:
+    """Whether an answer took so long that whoever renews in time may have come too late."""
+    return seconds > lease / 3
 
 
 class WorkerChores:

@@ -78,7 +78,7 @@ class JobClient:
             joined = tracing.joined(span, options)
             job = self._new(handler, args, kwargs, {**self._context(), **joined})
             (added,) = self._added([job], connection)
-            tracing.enqueued(span, job, added)
+            tracing.enqueued(span, job, added.id, is_new=added.is_new)
         return added
 
     def enqueue_many(

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.shape import decoded, moment
-from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.why import SILENT
+from ergon_framework.jobs.shape import SILENT, decoded, moment
 from ergon_framework.ports.jobstore import JobStore, Named, Queue, Schedule, WorkerRecord
 
 
@@ -47,6 +45,8 @@ def unsynced(store: JobStore) -> str | None:
 
     One in memory has the jobs of this process alone, or stands for a file that nobody made yet.
     """
+    from ergon_framework.jobs.stores.memory import MemoryJobStore
+
     return None if store.is_synced or isinstance(store, MemoryJobStore) else store.durability
 
 

@@ -17,9 +17,7 @@ from ergon_framework.jobs.fields import (
     LONGEST_ID,
     TEN_YEARS,
     Instant,
-    RetryPolicy,
     choice,
-    encode_retry,
     instant,
     seconds,
     trace,
@@ -28,6 +26,7 @@ from ergon_framework.jobs.fields import (
 from ergon_framework.jobs.ids import new_id
 from ergon_framework.jobs.names import name, refusal, text
 from ergon_framework.jobs.payload import encode_args, encode_kwargs
+from ergon_framework.jobs.settings import RetryPolicy, encode_retry
 from ergon_framework.ports.jobstore import NewJob, OnDuplicate
 
 MAX_PAYLOAD = 1024 * 1024

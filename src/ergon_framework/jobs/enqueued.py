@@ -8,7 +8,6 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.ports.jobstore import Added
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs.async_client import AsyncJobClient
     from ergon_framework.jobs.client import JobClient
 
 
@@ -58,32 +57,3 @@ class EnqueuedJob(_JobId):
     def cancel(self) -> bool:
         """Cancel it while it waits; see :meth:`JobClient.cancel`."""
         return self._client.cancel(self)
-
-
-class AsyncEnqueuedJob(_JobId):
-    """The same for event loops: its questions are coroutines."""
-
-    __slots__ = ("_client",)
-
-    _client: AsyncJobClient
-
-    @classmethod
-    def like(cls, job: EnqueuedJob, client: AsyncJobClient) -> Self:
-        """The same job in the hands of another client."""
-        made = cls(str(job))
-        made.is_new = job.is_new
-        made.replaced = job.replaced
-        made._client = client
-        return made
-
-    async def status(self) -> JobStatus:
-        """Where the job stands."""
-        return await self._client.status(self)
-
-    async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - as the other
-        """What the job returned; see :meth:`AsyncJobClient.result`."""
-        return await self._client.result(self, timeout)
-
-    async def cancel(self) -> bool:
-        """Cancel it while it waits; see :meth:`AsyncJobClient.cancel`."""
-        return await self._client.cancel(self)

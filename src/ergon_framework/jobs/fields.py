@@ -6,15 +6,10 @@ import math
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, TypeAlias
-
-from pydantic import ValidationError
 
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.jobs.names import FORBIDDEN, Check, refusal
-from ergon_framework.jobs.settings import RetrySettings
-from ergon_framework.ports.settings_model import explain
 
 DAY = 86_400.0
 TEN_YEARS = 3653 * DAY
@@ -22,7 +17,6 @@ LONGEST_ID = 200
 LONGEST_TRACE = 16 * 1024
 
 Instant: TypeAlias = float | datetime | str
-RetryPolicy: TypeAlias = RetrySettings | Mapping[str, Any]
 
 
 def whole(low: int, high: int) -> Check:
@@ -95,22 +89,6 @@ def trace(field: str, value: Any) -> dict[str, str]:
     if size > LONGEST_TRACE:
         raise refusal(field, f"has more than {LONGEST_TRACE:,} characters", remedy)
     return dict(value)
-
-
-def encode_retry(field: str, value: Any) -> bytes:
-    """A job's own retry policy as JSON."""
-    if isinstance(value, RetrySettings):
-        return _written(value)
-    try:
-        return _written(RetrySettings.model_validate(value))
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        raise refusal(field, f"is wrong: {explain(found)}", "see RetrySettings") from error
-
-
-@lru_cache(maxsize=256)
-def _written(policy: RetrySettings) -> bytes:
-    return policy.model_dump_json(exclude_none=True).encode()
 
 
 def _number(field: str, value: Any) -> float:

@@ -19,9 +19,10 @@ from typing import Any
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
+from ergon_framework.jobs.chores import WorkerChores, is_stall
 from ergon_framework.jobs.claims import Claim
-from ergon_framework.jobs.keeping import Chores, MakeAsk
-from ergon_framework.jobs.leases import Leases, is_stall
+from ergon_framework.jobs.keeping import MakeAsk
+from ergon_framework.jobs.leases import Leases
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.slots import Slots, by_executor
 from ergon_framework.ports.jobstore import Ask, Claimed, JobStore, Settlement, Topic
@@ -53,7 +54,7 @@ class Keeper:
         report: Callable[[str, dict[str, Any]], None],
     ) -> None:
         self.store = store
-        self.chores: Chores | None = None
+        self.chores: WorkerChores | None = None
         self.leases = Leases(store, settings.claimed_for, report)
         self.offset = 0.0  # the store's clock minus ours
         self.counters = {"late": 0, "refused": 0, "outages": 0}

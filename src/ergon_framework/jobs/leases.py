@@ -21,11 +21,6 @@ MOMENT = CHARGE_AFTER / 2
 declare("worker.before_renew")
 
 
-def is_stall(seconds: float, lease: float) -> bool:
-    """Whether an answer took so long that whoever renews in time may have come too late."""
-    return seconds > lease / 3
-
-
 class Leases:
     """Everything this worker holds. Only the keeper's thread changes it."""
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JOB_RETRIES, JobRule
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.names import name
+from ergon_framework.jobs.names import name, refusal
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
@@ -24,6 +25,7 @@ from ergon_framework.ports.settings_model import (
     Ratio,
     SettingsModel,
     Switch,
+    explain,
 )
 
 DAY = 86_400.0
@@ -117,7 +119,10 @@ GIVEN_UP = frozenset(
 """Codes of errors that trying again cannot mend, whatever else is given up on."""
 
 
-class JobsSettings(SettingsModel):
+RetryPolicy: TypeAlias = RetrySettings | Mapping[str, Any]
+
+
+class JobsSettings(Document):
     """``[jobs]``: how jobs are tried, held and kept."""
 
     store: Annotated[SecretStr | None, OrNone] = None
@@ -203,3 +208,19 @@ class ExecutorSettings(SettingsModel):
     kill_grace: PositiveOrZero = 2.0
     recycle_after: CountOrZero = 0
     keep_output: Annotated[CountOrZero, Field(le=100)] = 0
+
+
+def encode_retry(field: str, value: Any) -> bytes:
+    """A job's own retry policy as JSON."""
+    if isinstance(value, RetrySettings):
+        return _written(value)
+    try:
+        return _written(RetrySettings.model_validate(value))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        raise refusal(field, f"is wrong: {explain(found)}", "see RetrySettings") from error
+
+
+@lru_cache(maxsize=256)
+def _written(policy: RetrySettings) -> bytes:
+    return policy.model_dump_json(exclude_none=True).encode()

@@ -13,6 +13,8 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import Job
 
+SILENT = 60.0
+"""Seconds after which a worker that has told nothing counts as gone."""
 _decode = msgspec.json.decode
 
 

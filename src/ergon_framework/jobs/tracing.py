@@ -15,7 +15,6 @@ from opentelemetry.trace import Span
 
 from ergon_framework.core.job import Died, Failed, Held, Released, Seen
 from ergon_framework.jobs.claims import Claim
-from ergon_framework.jobs.enqueued import EnqueuedJob
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.telemetry.tracing import SpanKind, begin, begin_first, carried, edge, end
 
@@ -35,12 +34,12 @@ def joined(span: Span, options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**options, "trace_context": {**given, **carried(span)}}
 
 
-def enqueued(span: Span, job: NewJob, added: EnqueuedJob) -> None:
+def enqueued(span: Span, job: NewJob, job_id: str, *, is_new: bool) -> None:
     """What was stored, or was there already."""
-    span.set_attribute("rrq.job_id", added.id)
+    span.set_attribute("rrq.job_id", job_id)
     span.set_attribute("rrq.function", job.handler)
     span.set_attribute("rrq.queue", job.queue)
-    span.set_attribute("ergon.is_new", added.is_new)
+    span.set_attribute("ergon.is_new", is_new)
 
 
 def firing(schedule: str, jobs: Sequence[NewJob]) -> tuple[list[NewJob], list[Span]]:

@@ -13,11 +13,9 @@ from ergon_framework.core.job import WHY_ENDED, JobStatus
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, duration, failure_text, indented
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.shape import entries, executor_of, last_told
+from ergon_framework.jobs.shape import SILENT, entries, executor_of, last_told
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
 
-SILENT = 60.0
-"""Seconds after which a worker that has told nothing counts as gone."""
 MOST_EVENTS = 10
 """How many events of a long history are told; the rest is in ``ergon jobs show``."""
 
