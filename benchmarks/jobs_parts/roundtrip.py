@@ -14,10 +14,10 @@ import time
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.wire import Reply, Status, encode_request
-from ergon_framework.jobs.child import Child
+from ergon_framework.jobs.child_process import Child
 from ergon_framework.jobs.claims import Claim
-from ergon_framework.jobs.runner import Flight, Runner
-from ergon_framework.jobs.selecting import Selecting
+from ergon_framework.jobs.event_loop import Selecting
+from ergon_framework.jobs.executor_process import Flight, Runner
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.ports.jobstore import Leased
 from jobs_parts.ours import COMMAND

@@ -25,8 +25,7 @@ from ergon_framework.app.script import App, AppHandler
 from ergon_framework.app.signals import REPEATED
 from ergon_framework.errors import JobError, SettingsError, WiringError
 from ergon_framework.executor import InvalidArgumentsError, JobContext
-from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.enqueued import EnqueuedJob
+from ergon_framework.jobs.client import EnqueuedJob, JobClient
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.urls import store_option
 

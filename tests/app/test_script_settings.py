@@ -14,7 +14,7 @@ from ergon_framework.errors import (
     SettingsError,
     StoreUnavailableError,
 )
-from ergon_framework.jobs.edge import new_job
+from ergon_framework.jobs.newjob import new_job
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.chores import WorkerChores
+from ergon_framework.jobs.maintenance import WorkerChores
 from ergon_framework.ports.jobstore import Search
 from tests.campaign.actors import Actor
 from tests.campaign.campaign import Campaign

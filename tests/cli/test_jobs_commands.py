@@ -482,7 +482,7 @@ def test_wrong_limits(desk: Desk, arguments: list[str], told: str) -> None:
 
 def test_schedules(desk: Desk) -> None:
     """Those that a worker has stored: pause, resume, run now, remove."""
-    from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
+    from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 
     nightly = ScheduleSettings(cron="0 3 * * *", handler="clean", queue="q")
     Scheduler(desk.client.store, {"nightly": nightly}).sync()

@@ -30,12 +30,11 @@ from ergon_framework.errors import (
     TransactionException,
 )
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.why import explain_job
-from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import add_listener, remove_listener
@@ -66,7 +65,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[FullJobStore]:
     """An open store whose clock the test moves."""
     url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db"
     opened = open_store(url, clock=clock)
@@ -75,7 +74,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Itera
 
 
 @pytest.fixture
-def connector(store: Store) -> Iterator[JobsConnector]:
+def connector(store: FullJobStore) -> Iterator[JobsConnector]:
     """A connector that dispatches to the handler ``work``."""
     with JobsConnector(store, handler="work", name="queue") as made:
         yield made
@@ -108,7 +107,7 @@ def test_the_suite_is_passed(kind: str, tmp_path: Path) -> None:
 # ---- producing ----
 
 
-def test_a_dict_becomes_named_arguments(store: Store, connector: JobsConnector) -> None:
+def test_a_dict_becomes_named_arguments(store: FullJobStore, connector: JobsConnector) -> None:
     """A dict is the job's kwargs, anything else its only argument; the ids are the same."""
     connector.dispatch_transactions([Transaction("a", {"x": 1}), Transaction("b", [1, 2])])
     client = JobClient(store=store)
@@ -117,7 +116,7 @@ def test_a_dict_becomes_named_arguments(store: Store, connector: JobsConnector) 
     assert client.find("a").handler == "work"
 
 
-def test_handler_and_executor_route_a_job(store: Store) -> None:
+def test_handler_and_executor_route_a_job(store: FullJobStore) -> None:
     """Metadata names the handler of one transaction, and the executor precedes it."""
     with JobsConnector(store, handler="work", executor="py", queue="q") as connector:
         connector.dispatch_transactions(
@@ -132,7 +131,7 @@ def test_handler_and_executor_route_a_job(store: Store) -> None:
     assert {job.queue for job in found if job} == {"q"}
 
 
-def test_a_transaction_without_a_handler_is_refused(store: Store) -> None:
+def test_a_transaction_without_a_handler_is_refused(store: FullJobStore) -> None:
     """Nobody could run its job; the error names it, and nothing of the batch is stored."""
     with JobsConnector(store) as connector:
         good = Transaction("good", metadata={"handler": "work"})
@@ -141,7 +140,7 @@ def test_a_transaction_without_a_handler_is_refused(store: Store) -> None:
     assert store.find("good") is None
 
 
-def test_correlation_and_trace_flow_along(store: Store, connector: JobsConnector) -> None:
+def test_correlation_and_trace_flow_along(store: FullJobStore, connector: JobsConnector) -> None:
     """What a transaction belongs to goes with its job, and comes back with it."""
     given = Transaction("a", 1, {"traceparent": TRACE}, correlation_id="flow-1")
     connector.dispatch_transactions([given])
@@ -160,7 +159,7 @@ def test_correlation_and_trace_flow_along(store: Store, connector: JobsConnector
     assert came.source == "queue"
 
 
-def test_dispatching_again_changes_nothing(store: Store, connector: JobsConnector) -> None:
+def test_dispatching_again_changes_nothing(store: FullJobStore, connector: JobsConnector) -> None:
     """The same transaction is one job, also when its payload was built in another order."""
     connector.dispatch_transactions([Transaction("a", {"x": 1, "y": 2})])
     more = [Transaction("a", {"y": 2, "x": 1}), Transaction("b", 1)]
@@ -170,7 +169,7 @@ def test_dispatching_again_changes_nothing(store: Store, connector: JobsConnecto
 
 @pytest.mark.parametrize("other", [{"x": 2}, {"x": True}, {"x": 1.0}, [1]])
 def test_other_content_under_an_id_is_refused(
-    store: Store, connector: JobsConnector, other: Any
+    store: FullJobStore, connector: JobsConnector, other: Any
 ) -> None:
     """An id stands for one unit of work for ever; nothing of the batch is stored."""
     connector.dispatch_transactions([Transaction("a", {"x": 1})])
@@ -191,7 +190,7 @@ def test_a_payload_that_json_cannot_carry_is_refused(connector: JobsConnector) -
     assert "1, 2" not in str(caught.value)
 
 
-def test_options_are_those_of_each_job(store: Store) -> None:
+def test_options_are_those_of_each_job(store: FullJobStore) -> None:
     """Priority, attempts and the like may be said once for all."""
     options = {"priority": 7, "max_attempts": 2, "retry": {"backoff": {"base": 1.0}}}
     with JobsConnector(store, handler="work", options=options) as connector:
@@ -204,7 +203,9 @@ def test_options_are_those_of_each_job(store: Store) -> None:
 # ---- consuming ----
 
 
-def test_arguments_of_other_clients_are_payloads(store: Store, connector: JobsConnector) -> None:
+def test_arguments_of_other_clients_are_payloads(
+    store: FullJobStore, connector: JobsConnector
+) -> None:
     """One argument is the payload itself; several come with their names and places."""
     client = JobClient(store=store)
     client.enqueue("work", [5], id="one")
@@ -214,7 +215,7 @@ def test_arguments_of_other_clients_are_payloads(store: Store, connector: JobsCo
     assert came == {"one": 5, "many": {"args": [1, 2], "kwargs": {"z": 3}}, "none": {}}
 
 
-def test_only_jobs_for_this_executor_are_claimed(store: Store) -> None:
+def test_only_jobs_for_this_executor_are_claimed(store: FullJobStore) -> None:
     """Jobs of another queue, and those that name another executor, are left alone."""
     client = JobClient(store=store)
     for handler in ("plain", "ours#mine", "python#theirs"):
@@ -227,7 +228,7 @@ def test_only_jobs_for_this_executor_are_claimed(store: Store) -> None:
         assert connector.fetch_transaction_by_id("elsewhere") is None
 
 
-def test_ack_completes(store: Store, connector: JobsConnector) -> None:
+def test_ack_completes(store: FullJobStore, connector: JobsConnector) -> None:
     """A success is a completed job, with one attempt and no result."""
     connector.dispatch_transactions([Transaction("a")])
     connector.ack(connector.fetch_transactions(1)[0])
@@ -237,7 +238,7 @@ def test_ack_completes(store: Store, connector: JobsConnector) -> None:
 
 
 def test_nack_follows_the_jobs_own_rule(
-    store: Store, connector: JobsConnector, clock: Clock
+    store: FullJobStore, connector: JobsConnector, clock: Clock
 ) -> None:
     """Backoff between the attempts, then the dead letters with the task's own exception."""
     options: Any = {"max_attempts": 2, "retry": {"backoff": {"base": 10.0, "jitter": 0.0}}}
@@ -264,7 +265,9 @@ def test_nack_follows_the_jobs_own_rule(
         type("invalid_arguments", (Exception,), {})("bad"),
     ],
 )
-def test_a_refusal_is_final(store: Store, connector: JobsConnector, error: Exception) -> None:
+def test_a_refusal_is_final(
+    store: FullJobStore, connector: JobsConnector, error: Exception
+) -> None:
     """Business and non-retryable errors, and codes that jobs give up on, go to the dead letters."""
     connector.dispatch_transactions([Transaction("a")])
     connector.nack(connector.fetch_transactions(1)[0], error)
@@ -274,7 +277,7 @@ def test_a_refusal_is_final(store: Store, connector: JobsConnector, error: Excep
     assert (job.status, job.last_error.kind) == (JobStatus.FAILED, Kind.REJECTED)
 
 
-def test_release_charges_nothing(store: Store, connector: JobsConnector) -> None:
+def test_release_charges_nothing(store: FullJobStore, connector: JobsConnector) -> None:
     """A job that was given back is due at once, with all its attempts."""
     connector.dispatch_transactions([Transaction("a")])
     for _ in range(20):  # more often than it may be delivered when somebody is to blame
@@ -285,7 +288,7 @@ def test_release_charges_nothing(store: Store, connector: JobsConnector) -> None
 
 
 @pytest.mark.req("ONE:parked")
-def test_release_after_parks(store: Store, connector: JobsConnector, clock: Clock) -> None:
+def test_release_after_parks(store: FullJobStore, connector: JobsConnector, clock: Clock) -> None:
     """A closed gate parks the job: others flow, no attempt is charged, and why says so."""
     connector.dispatch_transactions([Transaction("a"), Transaction("b")])
     first, second = connector.fetch_transactions(2)
@@ -312,7 +315,7 @@ def die(connector: JobsConnector, clock: Clock) -> None:
     clock.at += 5000
 
 
-def test_an_attempt_is_charged_when_it_is_handed_out(store: Store, clock: Clock) -> None:
+def test_an_attempt_is_charged_when_it_is_handed_out(store: FullJobStore, clock: Clock) -> None:
     """A process that dies has had its attempt: the next one knows, and the last one is the last."""
     JobClient(store=store).enqueue("work", id="once", max_attempts=1)
     JobClient(store=store).enqueue("work", id="twice", max_attempts=2)
@@ -338,7 +341,9 @@ def test_an_attempt_is_charged_when_it_is_handed_out(store: Store, clock: Clock)
 
 
 @pytest.mark.parametrize("verb", ["release", "release_after", "nack", "close"])
-def test_what_was_given_back_keeps_its_attempts(store: Store, verb: str, clock: Clock) -> None:
+def test_what_was_given_back_keeps_its_attempts(
+    store: FullJobStore, verb: str, clock: Clock
+) -> None:
     """Released, parked, refused by a gate or closed with it in hand: the charge is taken back."""
     gate = type("Gate", (ErgonError,), {"failure_kind": "held", "retry_after_seconds": 0.0})
     more: dict[str, tuple[Any, ...]] = {"nack": (gate("shut"),), "release_after": (0.0,)}
@@ -357,7 +362,7 @@ def test_what_was_given_back_keeps_its_attempts(store: Store, verb: str, clock: 
 
 
 def test_a_charge_that_cannot_be_written_hands_nothing_out(
-    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    store: FullJobStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store goes away between claim and charge: the job comes again when its lease ended."""
     JobClient(store=store).enqueue("work", id="a", max_attempts=1)
@@ -378,7 +383,9 @@ def test_a_charge_that_cannot_be_written_hands_nothing_out(
         assert came.metadata["attempt"] == 1
 
 
-def test_a_late_outcome_is_an_error(store: Store, connector: JobsConnector, clock: Clock) -> None:
+def test_a_late_outcome_is_an_error(
+    store: FullJobStore, connector: JobsConnector, clock: Clock
+) -> None:
     """When the lease was lost, another process has the job, and its outcome counts."""
     connector.dispatch_transactions([Transaction("a")])
     (late,) = connector.fetch_transactions(1)
@@ -403,7 +410,7 @@ def test_a_late_outcome_is_an_error(store: Store, connector: JobsConnector, cloc
     ]
 
 
-def test_leases_are_renewed_while_a_job_is_in_hand(store: Store, clock: Clock) -> None:
+def test_leases_are_renewed_while_a_job_is_in_hand(store: FullJobStore, clock: Clock) -> None:
     """The connector's thread keeps what is in hand, and notes what it has lost."""
     with JobsConnector(store, handler="work", lease=10.0) as connector:
         connector.dispatch_transactions([Transaction("a"), Transaction("b")])
@@ -424,7 +431,7 @@ def test_leases_are_renewed_while_a_job_is_in_hand(store: Store, clock: Clock) -
                 connector.release(kept)
 
 
-def test_close_gives_back_what_is_in_hand(store: Store) -> None:
+def test_close_gives_back_what_is_in_hand(store: FullJobStore) -> None:
     """Nobody has to wait for a lease after a clean end; closing twice is fine."""
     connector = JobsConnector(store, handler="work")
     connector.dispatch_transactions([Transaction("a")])
@@ -441,7 +448,7 @@ def test_close_gives_back_what_is_in_hand(store: Store) -> None:
 
 @pytest.mark.slow
 def test_a_job_whose_transaction_nobody_has_any_more_goes_back(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: FullJobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who had fetched it was cancelled, say: nobody can settle it, and its lease is not renewed."""
     with JobsConnector(store, handler="work", lease=0.5) as connector:
@@ -458,7 +465,7 @@ def test_a_job_whose_transaction_nobody_has_any_more_goes_back(
 
 @pytest.mark.slow
 def test_what_a_fetch_brings_after_its_event_loop_has_ended_goes_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: FullJobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was cancelled, and then there was nobody left to give back what it had claimed."""
     claiming, go_on = threading.Event(), threading.Event()
@@ -483,7 +490,7 @@ def test_what_a_fetch_brings_after_its_event_loop_has_ended_goes_back(
 
 
 def test_a_job_that_cannot_be_read_is_a_dead_letter_and_in_nobodys_way(
-    store: Store, connector: JobsConnector
+    store: FullJobStore, connector: JobsConnector
 ) -> None:
     """Its arguments may be nested too deeply for this process; the next ones are delivered."""
     plain = JobClient(store=store).job("work", [1], id="deep")
@@ -498,7 +505,7 @@ def test_a_job_that_cannot_be_read_is_a_dead_letter_and_in_nobodys_way(
     )
 
 
-def _code(store: Store, job_id: str) -> str:
+def _code(store: FullJobStore, job_id: str) -> str:
     """Why a job failed."""
     job = store.find(job_id)
     assert job is not None
@@ -509,7 +516,7 @@ def _code(store: Store, job_id: str) -> str:
 
 @pytest.mark.parametrize("text", ["no such file: caf\udce9", "\ud800", "nul \x00 inside"])
 def test_any_text_of_an_exception_can_be_recorded(
-    store: Store, connector: JobsConnector, text: str
+    store: FullJobStore, connector: JobsConnector, text: str
 ) -> None:
     """The name of a file may be no text; the failure of the job is recorded all the same."""
     connector.dispatch_transactions([Transaction("a")])
@@ -520,7 +527,7 @@ def test_any_text_of_an_exception_can_be_recorded(
     assert job.status is JobStatus.FAILED
 
 
-def test_workers_and_why_know_the_connector(store: Store, connector: JobsConnector) -> None:
+def test_workers_and_why_know_the_connector(store: FullJobStore, connector: JobsConnector) -> None:
     """It tells that it lives, so that workers leave its executor's jobs alone."""
     connector.fetch_transactions(1)
     (record,) = store.workers()
@@ -528,7 +535,7 @@ def test_workers_and_why_know_the_connector(store: Store, connector: JobsConnect
     assert (record.queues, list(record.executors)) == (("default",), ["connector"])
 
 
-def test_a_fetch_may_wait_for_work(store: Store) -> None:
+def test_a_fetch_may_wait_for_work(store: FullJobStore) -> None:
     """With ``wait`` a fetch returns when a job arrives."""
     came: list[Transaction] = []
     with JobsConnector(store, handler="work", wait=30.0) as connector:
@@ -542,7 +549,7 @@ def test_a_fetch_may_wait_for_work(store: Store) -> None:
         assert connector.fetch_transactions(1, wait=0.0) == []
 
 
-def test_a_cancelled_waiting_fetch_takes_nothing(store: Store) -> None:
+def test_a_cancelled_waiting_fetch_takes_nothing(store: FullJobStore) -> None:
     """What arrives for a fetch that was cancelled is there for the next one."""
 
     async def scenario() -> list[Transaction]:

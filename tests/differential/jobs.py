@@ -23,6 +23,7 @@ from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import (
     Claimed,
+    FullJobStore,
     Job,
     Leased,
     NewJob,
@@ -39,7 +40,6 @@ from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,
     Clock,
-    Store,
     Subject,
     ask,
     hold,
@@ -76,7 +76,7 @@ PATIENCE = 15.0
 MOST_HELD = 40
 """Claims that may be told of later; the oldest are forgotten, as by workers that died."""
 
-Open = Callable[[Clock], Store]
+Open = Callable[[Clock], FullJobStore]
 Told = tuple[tuple[Leased, ...], Seen, dict[str, Any]]
 """A claim, as each of the two gave it, what became of it, and what else a settlement says."""
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs.requests import Store
     from ergon_framework.ports.factstore import FactStore
+    from ergon_framework.ports.jobstore import FullJobStore
 
 Clock = Callable[[], float]
 
@@ -21,7 +21,7 @@ class Place:
     zone: str = "plant-a"
 
 
-def open_jobs(place: Place, clock: Clock | None = None) -> Store:
+def open_jobs(place: Place, clock: Clock | None = None) -> FullJobStore:
     """The job store there."""
     from ergon_framework.jobs.stores.opening import open_store
 

@@ -10,11 +10,10 @@ from typing import Any
 import msgspec
 
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import Ask, Claimed, Job, Search, Settlement
-from ergon_framework.testing.suites.jobstore.subject import Store
+from ergon_framework.ports.jobstore import Ask, Claimed, FullJobStore, Job, Search, Settlement
 
 
-def spoil(store: Store, job_id: str) -> Callable[[], None]:
+def spoil(store: FullJobStore, job_id: str) -> Callable[[], None]:
     """Write options that are no JSON; answers how to put them right."""
     assert isinstance(store, SqliteJobStore)
 

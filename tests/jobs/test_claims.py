@@ -17,8 +17,8 @@ from ergon_framework.errors import (
     WiringError,
 )
 from ergon_framework.jobs.claims import LONGEST_CODE, LONGEST_MESSAGE, Claim, Judgement
-from ergon_framework.jobs.leases import CHARGE_AFTER, Leases
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.store_thread import CHARGE_AFTER, Leases
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Ask, Leased, NewJob
 

@@ -597,7 +597,7 @@ def test_unreadable_history_does_not_hide_a_job(client: JobClient) -> None:
     record = msgspec.structs.replace(
         client.find(client.enqueue("h")), history=(b"{", b"[]"), result=b"\xff"
     )
-    from ergon_framework.jobs.shape import job_shape
+    from ergon_framework.jobs.views import job_shape
 
     shape = job_shape(record, SETTINGS)
     assert shape["history"] == [{"event": "unreadable"}] * 2

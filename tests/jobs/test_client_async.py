@@ -24,9 +24,8 @@ from ergon_framework.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from ergon_framework.jobs.async_client import THREADS, AsyncJobClient
+from ergon_framework.jobs.async_client import THREADS, AsyncJobClient, Watcher
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.watcher import Watcher
 from ergon_framework.ports.jobstore import NewJob, Search, Topic
 from tests.jobs.client_hand import BROKEN, SETTINGS, Hand
 

@@ -12,7 +12,7 @@ from ergon_framework.cli.enqueue import enqueue
 from ergon_framework.errors import SettingsError
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.edge import JobOptions
+from ergon_framework.jobs.newjob import JobOptions
 
 
 def surface(kind: type) -> dict[str, list[str]]:

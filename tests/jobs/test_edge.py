@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.edge import MAX_PAYLOAD, new_job, spread
-from ergon_framework.jobs.fields import TEN_YEARS
-from ergon_framework.jobs.ids import IdMaker, new_id
+from ergon_framework.jobs.newjob import MAX_PAYLOAD, IdMaker, new_id, new_job, spread
 from ergon_framework.jobs.settings import BackoffSettings, RetrySettings
+from ergon_framework.jobs.validation import TEN_YEARS
 from ergon_framework.ports.jobstore import NewJob, OnDuplicate
 
 pytestmark = pytest.mark.req("JOBS:badinput")

@@ -12,7 +12,7 @@ from ergon_framework.app.jobs import job_settings, setup_of
 from ergon_framework.app.providers import provider_factory
 from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.jobs.child import executor_environment
+from ergon_framework.jobs.child_process import executor_environment
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store

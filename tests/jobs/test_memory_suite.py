@@ -12,14 +12,21 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import JobError, StoreUnavailableError, WiringError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory_heap import Heap
-from ergon_framework.ports.jobstore import JobDesk, JobStore, ScheduleStore, Search, Topic
+from ergon_framework.ports.jobstore import (
+    FullJobStore,
+    JobDesk,
+    JobStore,
+    ScheduleStore,
+    Search,
+    Topic,
+)
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore import (
     JOB_STORE_CHECKS,
     JobStoreSuiteError,
     exercise_job_store,
 )
-from ergon_framework.testing.suites.jobstore.subject import RELEASED, SUCCEEDED, Store, Subject, new
+from ergon_framework.testing.suites.jobstore.subject import RELEASED, SUCCEEDED, Subject, new
 
 
 @pytest.mark.req("JOBS:store")
@@ -95,7 +102,7 @@ def test_a_store_that_hangs_is_rejected() -> None:
 def test_durability_is_checked_where_a_store_can_be_reopened() -> None:
     """A store that forgets everything when it is opened anew is rejected."""
 
-    def forgetful(store: Store) -> Store:
+    def forgetful(store: FullJobStore) -> FullJobStore:
         store.close()
         return MemoryJobStore(HandClock())
 

@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.missing import MissingExecutors
+from ergon_framework.jobs.missing_executors import MissingExecutors
 from ergon_framework.jobs.settings import DAY, JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore

@@ -15,10 +15,10 @@ import pytest
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.jobstore import Schedule, Search, Settlement, Topic
+from ergon_framework.ports.jobstore import FullJobStore, Schedule, Search, Settlement, Topic
 from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Store, Subject, ask, new
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, new
 from tests.jobs.programs.promising import ROUNDS
 from tests.jobs.workplace import PROGRAMS
 
@@ -60,7 +60,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
+def store(url: str) -> Iterator[FullJobStore]:
     """A store there, with a schedule that is due."""
     store = open_store(url)
     store.put_schedule(
@@ -88,7 +88,7 @@ def run(url: str, point: str, nth: int) -> dict[str, list[str]]:
     return said
 
 
-def drained(store: Store) -> Counter[str]:
+def drained(store: FullJobStore) -> Counter[str]:
     """Do all that can be done; how often each job came."""
     subject = Subject(store, HandClock(), None, 15.0)
     came: Counter[str] = Counter()
@@ -112,7 +112,7 @@ def test_the_failpoints_are_there() -> None:
 
 @pytest.mark.parametrize(("url", "point", "nth"), DEATHS, indirect=["url"])
 def test_a_process_that_dies_keeps_its_promises(
-    url: str, point: str, nth: int, store: Store
+    url: str, point: str, nth: int, store: FullJobStore
 ) -> None:
     """What was acknowledged is there, batches are whole, and the rest can be done again."""
     said = run(url, point, nth)
@@ -133,7 +133,7 @@ def test_a_process_that_dies_keeps_its_promises(
 
 
 @on_every_engine
-def test_processes_never_get_the_same_job(url: str, store: Store) -> None:
+def test_processes_never_get_the_same_job(url: str, store: FullJobStore) -> None:
     """Workers that claim as fast as they can share the jobs, and each job runs once."""
     store.add([new(f"j{n}", queue=f"q{n % 5}", priority=n % 3) for n in range(1000)])
     store.set_queue("q1", max_active=9)
@@ -162,7 +162,7 @@ def test_processes_never_get_the_same_job(url: str, store: Store) -> None:
 
 
 @on_every_engine
-def test_a_bell_is_heard_from_another_process(url: str, store: Store) -> None:
+def test_a_bell_is_heard_from_another_process(url: str, store: FullJobStore) -> None:
     """A job added elsewhere wakes whoever listens here, and so does its end."""
     work, done = store.listen(Topic.WORK), store.listen(Topic.DONE)
     assert run(url, "jobs.sweep.before_commit", 1)["settled"]

@@ -8,12 +8,12 @@ import pytest
 
 from ergon_framework.connector.jobs import JobsConnector
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs import chores as chores_module
-from ergon_framework.jobs import keeper as keeper_module
-from ergon_framework.jobs.chores import WorkerChores
+from ergon_framework.jobs import maintenance as chores_module
+from ergon_framework.jobs import store_thread as keeper_module
 from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.keeper import Keeper
+from ergon_framework.jobs.maintenance import WorkerChores
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Ask, WorkerRecord
 from tests.jobs.workplace import get, job, quick, worker

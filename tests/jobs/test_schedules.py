@@ -14,7 +14,7 @@ from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.job import JobStatus, Move
 from ergon_framework.core.rfc3339 import format_rfc3339, parse_rfc3339
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.jobs.schedules import (
+from ergon_framework.jobs.scheduler import (
     ClockedScheduleStore,
     Scheduler,
     Schedules,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.jobs.slots import Slots
+from ergon_framework.jobs.store_thread import Slots
 
 pytestmark = pytest.mark.req("X8")
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import JobDesk, JobStore, ScheduleStore
+from ergon_framework.ports.jobstore import FullJobStore, JobDesk, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
-from ergon_framework.testing.suites.jobstore.subject import Store
 from tests.jobs.planted_store_rows import spoil
 
 
@@ -27,7 +26,7 @@ def test_the_sqlite_store_keeps_its_promises(check: str, tmp_path: Path) -> None
         clocks[path] = clock
         return SqliteJobStore(path, clock=clock)
 
-    def reopen(store: Store) -> SqliteJobStore:
+    def reopen(store: FullJobStore) -> SqliteJobStore:
         assert isinstance(store, SqliteJobStore)
         store.close()
         return SqliteJobStore(store.path, clock=clocks[store.path])

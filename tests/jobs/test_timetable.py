@@ -11,17 +11,16 @@ import pytest
 from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.jobs import chores as chores_module
-from ergon_framework.jobs import keeper as keeper_module
-from ergon_framework.jobs import timetable as timetable_module
-from ergon_framework.jobs.burst import Burst
-from ergon_framework.jobs.chores import WorkerChores
+from ergon_framework.jobs import maintenance as chores_module
+from ergon_framework.jobs import scheduler as timetable_module
+from ergon_framework.jobs import store_thread as keeper_module
 from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.keeper import Keeper
-from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings, schedule_of
+from ergon_framework.jobs.maintenance import WorkerChores
+from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings, Slice, schedule_of
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.timetable import Slice
+from ergon_framework.jobs.worker import Burst
 from ergon_framework.ports.jobstore import Ask, Queue, Schedule, Search, WorkerRecord
 from tests.jobs.workplace import get, job, wait_until, worker
 

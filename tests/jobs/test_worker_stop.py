@@ -12,10 +12,10 @@ import pytest
 from ergon_framework.core.job import JobStatus, LeaseExpired
 from ergon_framework.errors import JobError, StoreUnavailableError
 from ergon_framework.jobs import worker as worker_module
-from ergon_framework.jobs.burst import Burst
 from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
+from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.worker import Burst
 from ergon_framework.ports.jobstore import Ask, Job, Schedule, Search
 from tests.jobs.workplace import (
     PATIENCE,
@@ -336,7 +336,7 @@ def test_a_burst_leaves_a_job_that_is_held_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For so short that it is always as good as due: nobody would ever see the burst's end."""
-    monkeypatch.setattr("ergon_framework.jobs.burst.ONLY_HELD", 0.5)
+    monkeypatch.setattr("ergon_framework.jobs.worker.ONLY_HELD", 0.5)
     done, store = burst([job("held", str(tmp_path / "never"), 0), job("echo")])
     assert done.completed == 1
     assert done.held > 1

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
+from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.notice import CATALOGUE, Notice

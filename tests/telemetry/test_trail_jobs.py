@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
+from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.storage.journal import SqliteJournal

@@ -14,10 +14,9 @@ from ergon_framework.app.settings.sections import Name, Section, Settings
 from ergon_framework.app.settings.stores import base_of, resolve_url, store_url
 from ergon_framework.errors import JobError, SettingsError
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.requests import Store
-from ergon_framework.jobs.schedules import Scheduler, Schedules, ScheduleSettings
+from ergon_framework.jobs.scheduler import Scheduler, Schedules, ScheduleSettings
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
-from ergon_framework.ports.jobstore import JobDesk
+from ergon_framework.ports.jobstore import FullJobStore, JobDesk
 from ergon_framework.ports.settings_model import FrozenDict
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class JobSetup:
 
     def worker(
         self,
-        store: Store,
+        store: FullJobStore,
         *,
         queues: Sequence[str] | None = None,
         burst: bool = False,

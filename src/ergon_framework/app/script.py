@@ -39,7 +39,7 @@ from ergon_framework.executor import InvalidArgumentsError, Registry, current_jo
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.edge import JobOptions, check_options
+from ergon_framework.jobs.newjob import JobOptions
 from ergon_framework.jobs.settings import ExecutorSettings
 
 if TYPE_CHECKING:

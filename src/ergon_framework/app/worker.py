@@ -15,15 +15,15 @@ from ergon_framework.app.jobs import JobSetup
 from ergon_framework.app.signals import SignalListener
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.executor.loading import refuse_while_loading
-from ergon_framework.jobs.keeper import OUTAGE
-from ergon_framework.jobs.requests import Store
+from ergon_framework.jobs.store_thread import OUTAGE
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.worker import Worker, WorkerReport
+from ergon_framework.ports.jobstore import FullJobStore
 from ergon_framework.storage import failpoints
 from ergon_framework.storage.deadlines import ASKING
 from ergon_framework.storage.urls import file_of
 
-logger = logging.getLogger("ergon_framework.app.running.working")
+logger = logging.getLogger("ergon_framework.app.worker")
 
 LONGEST_TRY = 5.0
 """Seconds for one attempt to reach a server at the start: so soon a signal is heard."""
@@ -46,7 +46,7 @@ class _Stops:
         self._worker.stop(now=self._count > 1)
 
 
-def waited_for(url: str) -> Store | None:
+def waited_for(url: str) -> FullJobStore | None:
     """Open a store; its server may be away for as long as it likes. None: a signal came first.
 
     A file is never waited for: what is wrong with it does not go away by itself.
@@ -71,7 +71,7 @@ def waited_for(url: str) -> Store | None:
 def work(
     setup: JobSetup,
     *,
-    store: Store | None = None,
+    store: FullJobStore | None = None,
     queues: Sequence[str] | None = None,
     burst: bool = False,
     name: str | None = None,

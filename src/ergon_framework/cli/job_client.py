@@ -92,7 +92,7 @@ def job_rows(
     client: JobClient, search: Search, limit: int, *, as_json: bool
 ) -> Iterator[dict[str, Any]]:
     """The rows of such a listing."""
-    from ergon_framework.jobs.shape import job_shape
+    from ergon_framework.jobs.views import job_shape
 
     shapes = (job_shape(job, client.settings) for job in client.store.search(search, limit))
     return shapes if as_json else map(_row, shapes)

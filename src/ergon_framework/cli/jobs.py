@@ -125,7 +125,7 @@ def _aside(client: JobClient, job_id: str) -> Any:
 
 
 def _unreadable_shape(found: Unreadable) -> dict[str, Any]:
-    from ergon_framework.jobs.shape import moment
+    from ergon_framework.jobs.views import moment
 
     return {
         "id": found.id,

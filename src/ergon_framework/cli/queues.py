@@ -25,7 +25,7 @@ _COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at", "
 @app.command("list")
 def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List queues with their counts and limits, and the executors that no worker has."""
-    from ergon_framework.jobs.desk_shape import queue_shapes, unsynced
+    from ergon_framework.jobs.views import queue_shapes, unsynced
 
     with opened(config, url, reads=True) as client:
         store = client.store
@@ -91,8 +91,8 @@ def limit(
 
 
 def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> None:
-    from ergon_framework.jobs.desk_shape import queue_settings_shape
-    from ergon_framework.jobs.names import name
+    from ergon_framework.jobs.validation import name
+    from ergon_framework.jobs.views import queue_settings_shape
     from ergon_framework.telemetry.notices import tell
 
     changed = client.store.set_queue(name("queue", queue), **changes)

@@ -42,9 +42,8 @@ def list_schedules(
     as_json: JsonFlag = False,
 ) -> None:
     """List the stored schedules with their next fires."""
-    from ergon_framework.jobs.desk_shape import schedule_shape
-    from ergon_framework.jobs.schedules import Scheduler
-    from ergon_framework.jobs.shape import moment
+    from ergon_framework.jobs.scheduler import Scheduler
+    from ergon_framework.jobs.views import moment, schedule_shape
 
     with opened(config, url, reads=True) as client:
         rows = [
@@ -84,8 +83,8 @@ def run(
     """Enqueue the job of a schedule now, besides its fires, and print the job's id."""
     import msgspec
 
-    from ergon_framework.jobs.ids import new_id
-    from ergon_framework.jobs.schedules import job_of
+    from ergon_framework.jobs.newjob import new_id
+    from ergon_framework.jobs.scheduler import job_of
 
     with opened(config, url) as client:
         job = job_of(_find(client, name), client.store.now())
@@ -119,8 +118,8 @@ def _find(client: JobClient, name: str) -> Schedule:
 def _put(client: JobClient, name: str, as_json: bool, *, is_paused: bool) -> None:
     import msgspec
 
-    from ergon_framework.jobs.desk_shape import schedule_shape
-    from ergon_framework.jobs.schedules import renewed
+    from ergon_framework.jobs.scheduler import renewed
+    from ergon_framework.jobs.views import schedule_shape
     from ergon_framework.telemetry.notices import tell
 
     old = _find(client, name)

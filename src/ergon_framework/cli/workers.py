@@ -13,7 +13,7 @@ _COLUMNS = ["id", "host", "pid", "state", "queues", "busy", "executors", "starte
 
 def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List the workers that told of themselves, with their executors and counters."""
-    from ergon_framework.jobs.desk_shape import worker_shape
+    from ergon_framework.jobs.views import worker_shape
 
     with opened(config, url, reads=True) as client:
         now = client.store.now()

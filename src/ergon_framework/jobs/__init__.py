@@ -4,6 +4,16 @@ Promises: an acknowledged job is on disk; it is held by at most one worker at a 
 completed, failed (dead-lettered, with its reason) or cancelled, exactly once; every attempt is
 bounded. Not promised: that a handler runs exactly once. A worker or executor that dies between the
 handler's effect and the record of it leaves a job that is delivered again.
+
+Where to look first:
+
+- ``client``, ``async_client``, ``newjob``, ``validation``, ``results``: enqueue, ask, await
+- ``worker``, ``store_thread``, ``claims``: the loop, the link to the store, how a claim is settled
+- ``maintenance``, ``missing_executors``: heartbeat, rescue, retention; executors that nobody has
+- ``pool``, ``executor_process``, ``child_process``, ``watchdog``: the processes that run handlers
+- ``scheduler``, ``cron``: schedules
+- ``views``, ``why``: jobs and queues as people see them
+- ``stores``: memory, SQLite, PostgreSQL and Redis, all held to one suite
 """
 
 from __future__ import annotations

@@ -1,34 +1,198 @@
-"""The client: puts jobs into a store and asks about them.
+"""The client: puts jobs into a store, asks about them, cancels and requeues them.
 
-A job is stored, as durably as the store's sentence says, when ``enqueue`` returns.
+A job is stored, as durably as the store's sentence says, when ``enqueue`` returns. Whether a job
+may be cancelled, run now or requeued is decided by the core from the job's state; the store applies
+the decision if nobody was faster.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack
 
 import msgspec
 
-from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked, RunAsked
-from ergon_framework.errors import JobError, JobStateError
+from ergon_framework.core.job import CancelAsked, JobStatus, Refused, RequeueAsked, RunAsked
+from ergon_framework.errors import DuplicateJobError, JobError, JobStateError
 from ergon_framework.jobs import tracing
 from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.edge import JobOptions, JobSpec, new_job, spread
-from ergon_framework.jobs.enqueued import EnqueuedJob
-from ergon_framework.jobs.requests import Progress, Store, ask, batches, purge_all, requeue_all
+from ergon_framework.jobs.newjob import JobOptions, JobSpec, new_job, spread
 from ergon_framework.jobs.results import POLL, Ear, found, result_of, wait_in_time
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.shape import job_shape
+from ergon_framework.jobs.views import job_shape
 from ergon_framework.ports.context import current_attempt
-from ergon_framework.ports.jobstore import Added, Job, NewJob, OnDuplicate, Search
+from ergon_framework.ports.jobstore import (
+    Added,
+    FullJobStore,
+    Job,
+    NewJob,
+    OnDuplicate,
+    Search,
+)
 from ergon_framework.telemetry import outgoing_metadata
 from ergon_framework.telemetry.notices import has_listeners, tell
 
 __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
+
+
+T = TypeVar("T")
+Progress = Callable[[int], object]
+Asked = CancelAsked | RunAsked | RequeueAsked
+
+RACES = 100
+"""How often a job may be moved by somebody else before we give up."""
+BATCH = 500
+"""Jobs that are moved or purged in one commit."""
+_REFUSED = {
+    CancelAsked: ("cannot be cancelled", "only a job that waits can be cancelled"),
+    RunAsked: ("cannot be run again", "only a job that waits, failed or was cancelled can"),
+    RequeueAsked: ("cannot be requeued", "only a dead-lettered job can"),
+}
+
+
+class Requeued(NamedTuple):
+    """How many jobs were sent back, and how many not because others hold their unique keys."""
+
+    done: int
+    held: int
+
+
+def ask(store: FullJobStore, judgement: Judgement, job_id: str, asked: Asked) -> JobStatus:
+    """Move one job; answers the state it was in before."""
+    for _ in range(RACES):
+        job = found(store, job_id)
+        try:
+            settlement = judgement.decided(job, asked, store.now())
+        except Refused as error:
+            what, remedy = _REFUSED[type(asked)]
+            raise JobStateError(
+                f"the job {job.id} is {job.status} and {what}",
+                remedy=remedy,
+                details={"job_id": job.id, "status": job.status.value},
+            ) from error
+        (is_applied,), _ = store.exchange([settlement], None)
+        if is_applied:
+            is_cancelled = isinstance(asked, CancelAsked)
+            tell("job.cancelled" if is_cancelled else "job.requeued", job_id=job.id)
+            return job.status
+        holder = _holder(store, job)
+        if holder is not None:
+            raise DuplicateJobError(
+                f"the job {job.id} cannot come back: {holder} holds its unique key now",
+                remedy="wait for that one, or cancel it; then try again",
+                details={"job_id": job.id, "unique_key": job.unique_key, "id": holder},
+            )
+    raise JobStateError(
+        f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
+    )
+
+
+def _holder(store: FullJobStore, job: Job) -> str | None:
+    """The id of another job that holds the unique key of one that has ended."""
+    holder_of: Any = getattr(store, "holder", None)
+    if job.unique_key is None or not job.status.is_final or holder_of is None:
+        return None
+    holder: str | None = holder_of(job.unique_key)
+    return None if holder == job.id else holder
+
+
+def requeue_all(
+    store: FullJobStore, judgement: Judgement, search: Search, limit: int | None, progress: Progress
+) -> Requeued:
+    """Send every matching dead-lettered job back. Those moved meanwhile are left."""
+    done = held = 0
+    for batch in _batches(store.search(search, limit)):
+        now = store.now()
+        dead = [job for job in batch if job.status is JobStatus.FAILED]
+        settlements = [judgement.decided(job, RequeueAsked(), now) for job in dead]
+        applied, _ = store.exchange(settlements, None)
+        done += sum(applied)
+        for job, is_applied in zip(dead, applied, strict=True):
+            if is_applied:
+                tell("job.requeued", job_id=job.id)
+        left = [job for job, is_applied in zip(dead, applied, strict=True) if not is_applied]
+        held += sum(_holder(store, job) is not None for job in left)
+        progress(done)
+    return Requeued(done, held)
+
+
+def purge_all(store: FullJobStore, search: Search, limit: int | None, progress: Progress) -> int:
+    """Delete every matching job that has ended; how many."""
+    done = 0
+    for batch in _batches(store.search(search, limit)):
+        done += store.purge([job for job in batch if job.status.is_final])
+        progress(done)
+    if done:
+        tell("dead_letters.purged", kind="job", count=done)
+    return done
+
+
+def _batches(jobs: Iterable[Job]) -> Iterator[list[Job]]:
+    return batches(jobs, BATCH)
+
+
+def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of so many items, the last one shorter."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+if TYPE_CHECKING:
+    pass  # MERGED
+
+
+class _JobId(str):
+    """Text that can be stored, sent and compared like any other; its copies are plain text."""
+
+    __slots__ = ("is_new", "replaced")
+
+    is_new: bool
+    """False: a job with the same unique key was there, and this is its id."""
+    replaced: str | None
+    """The id of the job that was cancelled for this one."""
+
+    @property
+    def id(self) -> str:
+        """The plain id."""
+        return str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (str(self),))
+
+
+class EnqueuedJob(_JobId):
+    """The id of a job, which remembers the client it came from and can be asked about the job."""
+
+    __slots__ = ("_client",)
+
+    _client: JobClient
+
+    @classmethod
+    def of(cls, added: Added, client: JobClient) -> Self:
+        """What a store answered, as a client hands it out."""
+        made = cls(added.id)
+        made.is_new = added.is_new
+        made.replaced = added.replaced
+        made._client = client
+        return made
+
+    def status(self) -> JobStatus:
+        """Where the job stands."""
+        return self._client.status(self)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the job returned; see :meth:`JobClient.result`."""
+        return self._client.result(self, timeout)
+
+    def cancel(self) -> bool:
+        """Cancel it while it waits; see :meth:`JobClient.cancel`."""
+        return self._client.cancel(self)
+
 
 logger = logging.getLogger("ergon.jobs")
 
@@ -47,7 +211,11 @@ class JobClient:
     """
 
     def __init__(
-        self, url: str = "", *, settings: JobsSettings | None = None, store: Store | None = None
+        self,
+        url: str = "",
+        *,
+        settings: JobsSettings | None = None,
+        store: FullJobStore | None = None,
     ) -> None:
         self.settings = settings or JobsSettings()
         self._url = url  # empty when only an open store was given
@@ -258,13 +426,13 @@ def _bounded(jobs: list[NewJob]) -> list[NewJob]:
     return jobs
 
 
-def _open(url: str) -> Store:
+def _open(url: str) -> FullJobStore:
     from ergon_framework.jobs.stores.opening import open_store
 
     return open_store(url)
 
 
-def _adder(store: Store, connection: Any) -> Callable[[Sequence[NewJob]], list[Added]]:
+def _adder(store: FullJobStore, connection: Any) -> Callable[[Sequence[NewJob]], list[Added]]:
     add_in: Any = getattr(store, "add_in", None)
     if add_in is None:
         raise JobError(

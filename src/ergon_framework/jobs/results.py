@@ -20,7 +20,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
     UnreadableJobError,
 )
-from ergon_framework.jobs.shape import decoded, error_shape, last_told
+from ergon_framework.jobs.views import decoded, error_shape, last_told
 from ergon_framework.ports.jobstore import Bell, Job, JobStore, Topic
 from ergon_framework.storage.deadlines import ASKING
 from ergon_framework.storage.urls import store_option

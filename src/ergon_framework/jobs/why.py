@@ -13,7 +13,7 @@ from ergon_framework.core.job import WHY_ENDED, JobStatus
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, duration, failure_text, indented
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.shape import SILENT, entries, executor_of, last_told
+from ergon_framework.jobs.views import SILENT, entries, executor_of, last_told
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
 
 MOST_EVENTS = 10

@@ -407,3 +407,11 @@ class ScheduleStore(Protocol):
 
         A job whose id is there already is skipped. False: another worker was faster.
         """
+
+
+class FullJobStore(JobStore, JobDesk, ScheduleStore, Protocol):
+    """A store that serves all three ports.
+
+    One that also has ``holder(unique_key)``, which answers the id of the job that holds the key,
+    lets us say why a job cannot come back.
+    """

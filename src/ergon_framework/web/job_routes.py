@@ -13,9 +13,8 @@ from pydantic import Field
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.desk_shape import queue_shapes, schedule_shape, worker_shape
-from ergon_framework.jobs.schedules import Scheduler
-from ergon_framework.jobs.shape import job_shape
+from ergon_framework.jobs.scheduler import Scheduler
+from ergon_framework.jobs.views import job_shape, queue_shapes, schedule_shape, worker_shape
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job, Search
 from ergon_framework.web.backend_pool import House

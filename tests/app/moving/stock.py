@@ -14,11 +14,10 @@ from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, Outcome, run
 from ergon_framework.app.move.transfer import summed
 from ergon_framework.boundary.opening import open_fact_store
-from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
-from ergon_framework.ports.jobstore import Ask
+from ergon_framework.ports.jobstore import Ask, FullJobStore
 from ergon_framework.ports.moving import Archive
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import moving as fact_checks
@@ -54,12 +53,12 @@ def with_facts(url: str, work: Callable[[FactSubject], Any] = fact_checks.fill) 
     return url
 
 
-def add(store: Store, name: str) -> None:
+def add(store: FullJobStore, name: str) -> None:
     """What a producer does."""
     store.add([new_job(name)])
 
 
-def claim(store: Store) -> list[str]:
+def claim(store: FullJobStore) -> list[str]:
     """What a worker does."""
     ask = Ask(worker="w", slots={"python": 5}, lease=30.0, default="python")
     return [job.id for job in store.exchange([], ask)[1].jobs]

@@ -12,8 +12,7 @@ import sys
 from contextlib import closing
 
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.requests import Store
-from ergon_framework.ports.jobstore import NewJob
+from ergon_framework.ports.jobstore import FullJobStore, NewJob
 from tests.campaign.books import Book, at_work
 from tests.campaign.patience import patiently
 from tests.differential.places import Place, open_jobs
@@ -34,7 +33,7 @@ def jobs(batch: int) -> list[NewJob]:
     return [NewJob(id=f"job-{n}", handler="any" if n % SLOW else "slow") for n in numbers]
 
 
-def add(store: Store, batch: int) -> None:
+def add(store: FullJobStore, batch: int) -> None:
     """See that it is there; half of it must never be."""
     try:
         patiently(lambda: store.add(jobs(batch)))

@@ -16,14 +16,13 @@ from ergon_framework.core.job import CancelAsked, JobStatus, Seen
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, looking
 from ergon_framework.jobs.stores.postgres.words import Words
-from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     SUCCEEDED,
-    Store,
     Subject,
     ids_of,
 )
@@ -56,7 +55,7 @@ searches = st.lists(
 )
 
 
-def filled(store: Store, wanted: list[tuple[str, str]]) -> Subject:
+def filled(store: FullJobStore, wanted: list[tuple[str, str]]) -> Subject:
     """A store with jobs that stand as they were meant to."""
     s = Subject(store, HandClock(), None, PATIENCE)
     s.put("runs", queue="limited", limit_key="k")

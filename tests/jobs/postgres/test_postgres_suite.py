@@ -8,9 +8,8 @@ import psycopg
 import pytest
 
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.ports.jobstore import JobDesk, JobStore, ScheduleStore
+from ergon_framework.ports.jobstore import FullJobStore, JobDesk, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
-from ergon_framework.testing.suites.jobstore.subject import Store
 
 
 @pytest.mark.req("SCALE:jobs-postgres")
@@ -23,11 +22,11 @@ def test_the_postgres_store_keeps_its_promises(check: str, jobs_url: str) -> Non
         clocks.append(clock)
         return PostgresJobStore(jobs_url, clock=clock)
 
-    def reopen(store: Store) -> PostgresJobStore:
+    def reopen(store: FullJobStore) -> PostgresJobStore:
         store.close()
         return PostgresJobStore(jobs_url, clock=clocks[-1])
 
-    def spoil(_: Store, job_id: str) -> Callable[[], None]:
+    def spoil(_: FullJobStore, job_id: str) -> Callable[[], None]:
         def write(options: str | None) -> None:
             with psycopg.connect(jobs_url, autocommit=True) as connection:
                 values = (options, job_id)

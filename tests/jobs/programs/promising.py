@@ -10,10 +10,10 @@ import sys
 
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import JobCopy
-from ergon_framework.ports.jobstore import Hold, NewJob, WorkerRecord
+from ergon_framework.ports.jobstore import FullJobStore, Hold, NewJob, WorkerRecord
 from ergon_framework.ports.moving import Archive
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Store, Subject, ask
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask
 
 ROUNDS = 6
 
@@ -35,7 +35,7 @@ def main(url: str, *keys: str) -> None:
     say("end")
 
 
-def add(store: Store, n: int, keys: tuple[str, ...]) -> None:
+def add(store: FullJobStore, n: int, keys: tuple[str, ...]) -> None:
     """Add the batch of a round."""
     ids = [f"{n}-{m}" for m in range(3)]
     say("adding", *ids)
@@ -50,13 +50,13 @@ def add(store: Store, n: int, keys: tuple[str, ...]) -> None:
     say("added", *ids)
 
 
-def fire(store: Store, at: float) -> None:
+def fire(store: FullJobStore, at: float) -> None:
     """Add what a schedule says."""
     if store.fire("cron", at, at + 1, [NewJob(id=f"cron-{at}", handler="work")]):
         say("fired", f"cron-{at}")
 
 
-def work(store: Store) -> None:
+def work(store: FullJobStore) -> None:
     """Claim two jobs and settle them."""
     subject = Subject(store, HandClock(), None, 15.0)
     jobs = store.exchange([], ask(2))[1].jobs

@@ -12,9 +12,9 @@ import redis
 
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import RedisJobStore
-from ergon_framework.ports.jobstore import Search, Topic
+from ergon_framework.ports.jobstore import FullJobStore, Search, Topic
 from ergon_framework.testing.suites.jobstore import exercise_job_store
-from ergon_framework.testing.suites.jobstore.subject import Store, ask, new
+from ergon_framework.testing.suites.jobstore.subject import ask, new
 from tests.jobs.redis.conftest import serving
 from tests.servers.redis import DURABLE, RedisServer
 
@@ -57,7 +57,7 @@ def test_every_check_holds_on_a_cluster(node: RedisServer) -> None:
         prefixes[id(store)] = (prefix, clock)
         return store
 
-    def reopen(store: Store) -> RedisJobStore:
+    def reopen(store: FullJobStore) -> RedisJobStore:
         store.close()
         return opened(*prefixes[id(store)])
 

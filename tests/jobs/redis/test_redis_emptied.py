@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.jobs import chores as chores_module
-from ergon_framework.jobs.chores import WorkerChores
+from ergon_framework.jobs import maintenance as chores_module
 from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
+from ergon_framework.jobs.maintenance import WorkerChores
+from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.testing.suites.drivers import HandClock

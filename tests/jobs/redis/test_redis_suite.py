@@ -8,15 +8,15 @@ import pytest
 import redis
 
 from ergon_framework.jobs.stores.redis import RedisJobStore
-from ergon_framework.ports.jobstore import JobDesk, JobStore, ScheduleStore
+from ergon_framework.ports.jobstore import FullJobStore, JobDesk, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
-from ergon_framework.testing.suites.jobstore.subject import Spoil, Store
+from ergon_framework.testing.suites.jobstore.subject import Spoil
 
 
 def spoiler(url: str) -> Spoil:
     """Cuts the bodies of jobs in half, and answers how to put one right."""
 
-    def spoil(_: Store, job_id: str) -> Callable[[], None]:
+    def spoil(_: FullJobStore, job_id: str) -> Callable[[], None]:
         with redis.Redis.from_url(url) as link:
             key = next(each for each in link.scan_iter("*:body"))
             body = link.hget(key, job_id)
@@ -43,7 +43,7 @@ def test_the_redis_store_keeps_its_promises(check: str, redis_url: str) -> None:
         clocks[id(store)] = clock
         return store
 
-    def reopen(store: Store) -> RedisJobStore:
+    def reopen(store: FullJobStore) -> RedisJobStore:
         assert isinstance(store, RedisJobStore)
         store.close()
         return make(clocks[id(store)])

@@ -215,7 +215,7 @@ def _is_in_executor(checking: SettingsCheck, provider: str) -> bool:
     """Whether no task uses a provider, and an executor finds it in its own folder."""
     from ergon_framework.app.diagnostics.jobs import has_provider
     from ergon_framework.app.jobs import setup_of
-    from ergon_framework.jobs.commands import checked
+    from ergon_framework.jobs.pool import checked
 
     if any(provider in task.services for task in checking.settings.tasks.values()):
         return False

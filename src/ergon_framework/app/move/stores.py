@@ -31,13 +31,12 @@ from ergon_framework.boundary.opening import (
     open_fact_store,
     open_object_store,
 )
-from ergon_framework.errors import ConfigurationError, StoreError, StoreSchemaError
-from ergon_framework.jobs.requests import Store
+from ergon_framework.errors import ConfigurationError, StoreSchemaError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy
 from ergon_framework.ports.factstore import FactStore
-from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.ports.moving import Archive, birth_of
 
 if TYPE_CHECKING:
@@ -224,7 +223,7 @@ def job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
     )
 
 
-def _open_target(url: str, *, read_only: bool = False) -> Store:
+def _open_target(url: str, *, read_only: bool = False) -> FullJobStore:
     return open_store(url, read_only=read_only, half_moved=True)
 
 

@@ -24,9 +24,8 @@ from ergon_framework.core.job import JobStatus, Released, Seen, Succeeded
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.client import MOST_AT_ONCE
-from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.jobstore import DEFAULT_QUEUE, Search
+from ergon_framework.ports.jobstore import DEFAULT_QUEUE, FullJobStore, Search
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.tracing import dispatching
 
@@ -53,7 +52,7 @@ class JobsConnector(ThreadedTwins):
 
     def __init__(
         self,
-        store: str | Store,
+        store: str | FullJobStore,
         *,
         queue: str = DEFAULT_QUEUE,
         handler: str | None = None,

@@ -20,11 +20,10 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import StoreError, describe
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.worker import NOTICE_OF
-from ergon_framework.ports.jobstore import Ask, Bell, Settlement, Topic
+from ergon_framework.ports.jobstore import Ask, Bell, FullJobStore, Settlement, Topic
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.telemetry.notices import FanOut, has_listeners
@@ -41,7 +40,7 @@ class Desk:
     """One queue of one store, as one process works on it. Any thread may call."""
 
     def __init__(
-        self, store: str | Store, settings: JobsSettings, queue: str, executor: str
+        self, store: str | FullJobStore, settings: JobsSettings, queue: str, executor: str
     ) -> None:
         self.queue = queue
         self._given = store
@@ -117,7 +116,7 @@ class Desk:
             bell.wait(left)
             self.client()  # raises when it was closed meanwhile
 
-    def _charged(self, store: Store, holding: Holding, claims: list[Claim]) -> list[Claim]:
+    def _charged(self, store: FullJobStore, holding: Holding, claims: list[Claim]) -> list[Claim]:
         """The claims as they are handed out: the store knows that their attempts begin.
 
         Otherwise a job that is the death of its process would have begun for nothing each time.
@@ -167,7 +166,7 @@ class Desk:
         self._stop_waiting.set()
         self.wake()
 
-    def _consuming(self) -> tuple[Store, Holding]:
+    def _consuming(self) -> tuple[FullJobStore, Holding]:
         store = self.client().store
         with self._lock:
             if self._holding is None:
@@ -183,7 +182,7 @@ class Desk:
         holding.start()
         return store, holding
 
-    def _listening(self, store: Store) -> Bell:
+    def _listening(self, store: FullJobStore) -> Bell:
         with self._lock:
             if self._bell is None:
                 self._bell = store.listen(Topic.WORK)

@@ -13,8 +13,7 @@ from ergon_framework.connector.jobs.faults import ConflictingJobError, JobsConne
 from ergon_framework.errors import DuplicateJobError, EnvelopeError, JobError, PayloadError
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.requests import Store
-from ergon_framework.ports.jobstore import Job, Leased, NewJob
+from ergon_framework.ports.jobstore import FullJobStore, Job, Leased, NewJob
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.propagation import extract, outgoing, written
 
@@ -100,7 +99,7 @@ def _refused(transaction_id: str, error: JobError) -> PayloadError | JobsConnect
     return kind(text, remedy=error.remedy, details=details)
 
 
-def add_once(store: Store, jobs: list[NewJob]) -> None:
+def add_once(store: FullJobStore, jobs: list[NewJob]) -> None:
     """Store those that are not there yet, in one commit; other content under an id is refused."""
     left = _distinct(jobs)
     for _ in range(_RACES):

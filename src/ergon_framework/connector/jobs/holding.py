@@ -18,12 +18,11 @@ from ergon_framework.connector.base import Forsaken
 from ergon_framework.core.job import Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreUnavailableError
-from ergon_framework.jobs.chores import WorkerChores
 from ergon_framework.jobs.claims import Claim, Judgement
-from ergon_framework.jobs.requests import Store
+from ergon_framework.jobs.maintenance import WorkerChores
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.worker import version
-from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.ports.jobstore import FullJobStore, WorkerRecord
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class Holding:
 
     def __init__(
         self,
-        store: Store,
+        store: FullJobStore,
         settings: JobsSettings,
         judgement: Judgement,
         worker: str,

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ergon_framework.errors import ConfigurationError, JobError
-from ergon_framework.jobs.edge import check_options
-from ergon_framework.jobs.names import name
+from ergon_framework.jobs.newjob import check_options
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.validation import name
 from ergon_framework.ports.settings_model import explain
 
 _OURS = {"id": "the transaction's id", "correlation_id": "the transaction's"}

@@ -12,7 +12,7 @@ from ergon_framework.ports.moving import mark_of, refuse_unsettled
 from ergon_framework.storage.urls import path_in, taken_apart
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs.requests import Store
+    from ergon_framework.ports.jobstore import FullJobStore
 
 Clock = Callable[[], float]
 
@@ -26,7 +26,7 @@ _FORMS = (
 
 def open_store(
     url: str, *, clock: Clock | None = None, read_only: bool = False, half_moved: bool = False
-) -> Store:
+) -> FullJobStore:
     """Open the job store that a URL names; the caller closes it.
 
     Without a ``clock``, a server's own is used, or else this machine's. With ``read_only`` a store
@@ -43,7 +43,7 @@ def open_store(
     return store
 
 
-def _opened(url: str, clock: Clock | None, *, read_only: bool) -> Store:
+def _opened(url: str, clock: Clock | None, *, read_only: bool) -> FullJobStore:
     kind, rest = check_url(url)
     if kind == "memory":
         return _memory(clock or time.time)
@@ -81,13 +81,13 @@ def check_url(url: str) -> tuple[str, str]:
     return kind, rest
 
 
-def _sqlite(path: str, clock: Clock, *, read_only: bool) -> Store:
+def _sqlite(path: str, clock: Clock, *, read_only: bool) -> FullJobStore:
     from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 
     return SqliteJobStore(path, clock=clock, read_only=read_only and Path(path).exists())
 
 
-def _memory(clock: Clock) -> Store:
+def _memory(clock: Clock) -> FullJobStore:
     from ergon_framework.jobs.stores.memory import MemoryJobStore
 
     return MemoryJobStore(clock)

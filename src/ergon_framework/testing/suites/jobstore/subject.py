@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -24,13 +24,11 @@ from ergon_framework.ports.jobstore import (
     Added,
     Ask,
     Claimed,
+    FullJobStore,
     Hold,
     Job,
-    JobDesk,
-    JobStore,
     Leased,
     NewJob,
-    ScheduleStore,
     Settlement,
 )
 from ergon_framework.ports.moving import Archive
@@ -51,23 +49,19 @@ FAILS_FOR_GOOD = Failed(BAD)
 RELEASED = Released()
 
 
-class Store(JobStore, JobDesk, ScheduleStore, Protocol):
-    """All three ports in one object."""
-
-
 Clock = Callable[[], float]
-MakeStore = Callable[[Clock], Store]
-Reopen = Callable[[Store], Store]
-Spoil = Callable[[Store, str], Callable[[], None]]
+MakeStore = Callable[[Clock], FullJobStore]
+Reopen = Callable[[FullJobStore], FullJobStore]
+Spoil = Callable[[FullJobStore, str], Callable[[], None]]
 Slots = int | Mapping[str, int]  # of the one executor, or of several
 
 
-class Subject(StoreSubject[Store]):
+class Subject(StoreSubject[FullJobStore]):
     """One fresh, empty store and its clock."""
 
     def __init__(
         self,
-        store: Store,
+        store: FullJobStore,
         clock: HandClock,
         reopen: Reopen | None,
         patience: float,

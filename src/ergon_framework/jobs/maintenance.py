@@ -1,10 +1,14 @@
-"""What a worker does now and then: rescue, fire schedules, sweep, and tell that it lives."""
+"""What a worker does now and then: heartbeat, rescue, cron, retention, and restoring what was lost.
+
+Runs in the store thread. Each task has a due time of its own, and none may outlast a lease: what
+takes long, such as thousands of limits to write, goes on in slices.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,13 +23,49 @@ from ergon_framework.errors import (
     StoreSchemaError,
 )
 from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.missing import MissingExecutors, Store
-from ergon_framework.jobs.restoring import Restoring
+from ergon_framework.jobs.missing_executors import MissingExecutors
+from ergon_framework.jobs.scheduler import SLICE, Fires, Slice, Timetable
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.timetable import SLICE, Fires, Slice, Timetable
-from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.ports.jobstore import FullJobStore, WorkerRecord
 from ergon_framework.storage.deadlines import ASKING
 from ergon_framework.storage.failpoints import declare, failpoint
+
+
+class Restoring:
+    """The limits of a worker's settings. What was written stays so, whatever comes in between."""
+
+    def __init__(self, limits: Callable[[], Iterable[str]], new_slice: Callable[[], Slice]) -> None:
+        """``limits`` writes what is not there, one for each name that is taken from it."""
+        self.is_under_way = False  # the next turn goes on with it
+        self.lost: list[str] = []
+        """What had to be written."""
+        self._limits = limits
+        self._new_slice = new_slice
+        self._left: Iterator[str] | None = None
+
+    def begin(self) -> None:
+        """The store may have lost everything, also what was written a moment ago."""
+        self.is_under_way, self._left = True, None
+
+    def turn(self) -> bool:
+        """One slice; whether that was the last."""
+        left, self._left = self._left, None  # after an error it is looked anew what is missing
+        self.is_under_way = False  # … and it is tried again, but nobody waits for that
+        left = iter(self._limits()) if left is None else left
+        piece = self._new_slice()
+        while piece():
+            name = next(left, None)
+            if name is None:
+                return True
+            self.lost.append(name)
+        self._left, self.is_under_way = left, True
+        return False
+
+    def end(self) -> list[str]:
+        """All that was lost, once."""
+        lost, self.lost = self.lost, []
+        return lost
+
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +93,7 @@ class WorkerChores:
 
     def __init__(
         self,
-        store: Store,
+        store: FullJobStore,
         settings: JobsSettings,
         judgement: Judgement,
         record: Callable[[], WorkerRecord],

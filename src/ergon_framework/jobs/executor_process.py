@@ -19,9 +19,9 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Died, Failed, Released, Seen
 from ergon_framework.core.text import one_line, several_lines
 from ergon_framework.core.wire import OrchestratorSession, Reply, Stray
-from ergon_framework.jobs.child import Child
+from ergon_framework.jobs.child_process import Child
 from ergon_framework.jobs.claims import Claim
-from ergon_framework.jobs.selecting import READ, WRITE, Selecting
+from ergon_framework.jobs.event_loop import READ, WRITE, Selecting
 from ergon_framework.jobs.settings import ExecutorSettings
 
 spoken = logging.getLogger("ergon.executors")

@@ -1,10 +1,12 @@
-"""The edge: what a client hands in becomes a :class:`NewJob`, or is refused with its field's name.
+"""What a client hands in becomes a :class:`NewJob`, or is refused with its field's name.
 
-Everything is checked here, once. Stores and workers take a ``NewJob`` as it is.
+Everything is checked here, once; ids are UUIDv7. Stores and workers take a ``NewJob`` as it is.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -12,22 +14,57 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 
 from ergon_framework.core.job import route
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.fields import (
+from ergon_framework.jobs.settings import RetryPolicy, encode_retry
+from ergon_framework.jobs.validation import (
     DAY,
     LONGEST_ID,
     TEN_YEARS,
     Instant,
     choice,
+    encode_args,
+    encode_kwargs,
     instant,
+    name,
+    refusal,
     seconds,
+    text,
     trace,
     whole,
 )
-from ergon_framework.jobs.ids import new_id
-from ergon_framework.jobs.names import name, refusal, text
-from ergon_framework.jobs.payload import encode_args, encode_kwargs
-from ergon_framework.jobs.settings import RetryPolicy, encode_retry
 from ergon_framework.ports.jobstore import NewJob, OnDuplicate
+
+_MILLISECOND = 1_000_000
+_COUNTER_BITS = 12
+
+
+class IdMaker:
+    """Makes ids; safe to share between threads."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._now_ns = now_ns
+        self._tick = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Draw another random part: a forked process must not go on with its parent's."""
+        self._lock = threading.Lock()  # the parent's may have been held while it forked
+        drawn = int.from_bytes(os.urandom(8)) & 0x3FFF_FFFF_FFFF_FFFF | 0x8000_0000_0000_0000
+        text = f"{drawn:016x}"
+        self._tail = f"{text[:4]}-{text[4:]}"
+
+    def __call__(self) -> str:
+        """The next id."""
+        with self._lock:
+            first = self._now_ns() // _MILLISECOND << _COUNTER_BITS
+            # A clock that was set back, or a millisecond that is full, leaves the counter going.
+            tick = self._tick = first if first > self._tick else self._tick + 1
+        text = f"{tick:015x}"
+        return f"{text[:8]}-{text[8:12]}-7{text[12:]}-{self._tail}"
+
+
+new_id = IdMaker()
+os.register_at_fork(after_in_child=new_id.reset)
+
 
 MAX_PAYLOAD = 1024 * 1024
 PAST = 60.0

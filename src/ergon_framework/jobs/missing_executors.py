@@ -16,13 +16,13 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from ergon_framework.core.job import ExecutorMissing, Refused
 from ergon_framework.core.text import duration
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.jobstore import JobDesk, JobStore, Named
+from ergon_framework.ports.jobstore import FullJobStore, Named
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +36,12 @@ AT_ONCE = 100
 Report = Callable[[str, dict[str, Any]], None]
 
 
-class Store(JobStore, JobDesk, Protocol):
-    """A store that serves workers and operators."""
-
-
 class MissingExecutors:
     """One worker's look at the executors that nobody has. It runs among its chores."""
 
     def __init__(
         self,
-        store: Store,
+        store: FullJobStore,
         settings: JobsSettings,
         judgement: Judgement,
         now: Callable[[], float],

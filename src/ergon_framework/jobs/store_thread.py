@@ -1,11 +1,11 @@
-"""The worker's one link to its store: a thread that settles, claims, renews and does the chores.
+"""The worker's one link to its store: a thread that settles, claims, renews and maintains.
 
 Everything that gathers while one exchange with the store is under way goes into the next, so the
 busier the worker, the larger its batches. A store that goes away is asked again and again, with
 growing waits; what is to be settled is kept meanwhile, and nothing is claimed.
 
-A claim is asked for only when it may bring something: after a bell, when a due time has come, when
-the last one was filled to the brim, and now and then in case something changed without a bell.
+A claim is asked for only when it may bring something: after a notification, when a due time has
+come, when the last claim was full, and now and then in case something changed without notice.
 """
 
 from __future__ import annotations
@@ -13,22 +13,169 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
-from ergon_framework.jobs.chores import WorkerChores, is_stall
 from ergon_framework.jobs.claims import Claim
-from ergon_framework.jobs.keeping import MakeAsk
-from ergon_framework.jobs.leases import Leases
+from ergon_framework.jobs.maintenance import WorkerChores, is_stall
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.slots import Slots, by_executor
-from ergon_framework.ports.jobstore import Ask, Claimed, JobStore, Settlement, Topic
+from ergon_framework.ports.jobstore import Ask, Claimed, JobStore, Leased, Settlement, Topic
 from ergon_framework.storage.failpoints import declare, failpoint
 
+
+class MakeAsk(Protocol):
+    """How the worker asks for jobs."""
+
+    def __call__(self, slots: Mapping[str, int], *, is_thorough: bool) -> Ask:
+        """Thoroughly: look for what nobody can run, and for what is left, too."""
+
+
+class Slots:
+    """The counts, and which executors had slots left at their last claim. Guard it with a lock."""
+
+    def __init__(self) -> None:
+        self._free: dict[str, int] = {}
+        self._dry: set[str] = set()
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether some executor's last claim left slots free."""
+        return bool(self._dry)
+
+    def offer(self, executor: str, change: int) -> int:
+        """Add slots, or take back as many of them as are free; answers the change made."""
+        had = self._free.get(executor, 0)
+        has = max(min(had, 0), had + change)
+        self._free[executor] = has
+        return has - had
+
+    def is_news(self, executor: str) -> bool:
+        """Whether a slot of this executor may find work: nobody knows that there is none."""
+        return executor not in self._dry
+
+    def free(self) -> dict[str, int]:
+        """The executors that can take something."""
+        return {name: count for name, count in self._free.items() if count > 0}
+
+    def take(self, asked: Mapping[str, int], taken: Mapping[str, int]) -> bool:
+        """A claim used some of the slots it asked for; whether any executor got all it wanted."""
+        for name, count in taken.items():
+            self._free[name] = self._free.get(name, 0) - count
+        filled = {name for name, count in asked.items() if taken.get(name, 0) >= count}
+        self._dry |= asked.keys()
+        self._dry -= filled
+        return bool(filled)
+
+
+def by_executor(ask: Ask, jobs: Sequence[Leased]) -> Counter[str]:
+    """How many of the jobs each executor runs."""
+    return Counter([executor_of(ask, job) for job in jobs])
+
+
+def executor_of(ask: Ask, job: Leased) -> str:
+    """Which executor runs a job."""
+    return job.executor or ask.routes.get(job.queue, ask.default)
+
+
 logger = logging.getLogger(__name__)
+
+CHARGE_AFTER = 0.05
+"""Seconds after which a started job's attempt is charged, if it has not ended by then."""
+
+MOMENT = CHARGE_AFTER / 2
+"""Seconds within which most short jobs end: those are not charged before."""
+
+declare("worker.before_renew")
+
+
+class Leases:
+    """Everything this worker holds. Only the keeper's thread changes it."""
+
+    def __init__(
+        self, store: JobStore, lease: float, report: Callable[[str, dict[str, Any]], None]
+    ) -> None:
+        self.when_lost: Callable[[], None] = lambda: None  # some claims are marked as lost
+        self.claims: dict[str, Claim] = {}  # by job id
+        self._store = store
+        self._lease = lease
+        self._report = report
+        self._renew_at = 0.0
+        self._charge_at: float | None = None
+
+    @property
+    def next_at(self) -> float:
+        """When there is something to do."""
+        return self._renew_at if self._charge_at is None else min(self._renew_at, self._charge_at)
+
+    def holds(self, job_id: str, fence: int) -> bool:
+        """Whether this very claim is ours."""
+        claim = self.claims.get(job_id)
+        return claim is not None and claim.job.fence == fence
+
+    def add(self, claims: Sequence[Claim], now: float) -> None:
+        """These were claimed.
+
+        One of them may be a job that we work on: somebody took it away and gave it back to the
+        queue before we renewed its lease. Then the earlier claim is lost like any other.
+        """
+        earlier = [self.claims[each.job.id] for each in claims if each.job.id in self.claims]
+        for claim in claims:
+            self.claims[claim.job.id] = claim
+        self._lose([each for each in earlier if not each.lost])
+        if self._charge_at is None:  # claims that go on and on put nobody's charge off
+            self._charge_at = now + CHARGE_AFTER
+
+    def drop(self, settlements: Iterable[Settlement]) -> None:
+        """Forget claims that were settled, or turned out to be lost."""
+        claims = self.claims
+        for each in settlements:
+            claim = claims.get(each.id)
+            if claim is not None and claim.job.fence == each.fence:
+                del claims[each.id]
+
+    def hurry(self) -> None:
+        """Something may have cost us time: renew as soon as the store answers."""
+        self._renew_at = 0.0
+
+    def renew_due(self, now: float) -> None:
+        """Renew everything when its time has come, or charge what has just been started."""
+        if now >= self._renew_at:
+            self._renew(list(self.claims.values()))
+            self._renew_at = now + self._lease / 3
+        elif self._charge_at is not None and now >= self._charge_at:
+            self._charge(now)
+
+    def _charge(self, now: float) -> None:
+        """Charge what was started a moment ago or before; the rest has its turn as soon."""
+        waiting = [each for each in self.claims.values() if not each.is_recorded and not each.lost]
+        due = [each for each in waiting if each.is_written and each.written_at <= now - MOMENT]
+        self._charge_at = now + CHARGE_AFTER if len(waiting) > len(due) else None
+        self._renew(due)
+
+    def _renew(self, claims: list[Claim]) -> None:
+        claims = [claim for claim in claims if not claim.lost]
+        if not claims:
+            return
+        failpoint("worker.before_renew")
+        holds = [claim.hold() for claim in claims]
+        kept = self._store.renew(holds, self._lease)
+        for claim, hold in zip(claims, holds, strict=True):
+            claim.is_recorded = claim.is_recorded or hold.is_charged
+        self._lose([claim for claim, is_kept in zip(claims, kept, strict=True) if not is_kept])
+
+    def _lose(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            claim.lost = True
+            text = "job %s: its lease was lost; its attempt is ended and will not count"
+            logger.warning(text, claim.job.id)
+            self._report("lease.lost", {"job_id": claim.job.id})
+        if claims:
+            self.when_lost()
+
 
 OUTAGE = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
 ENDING_WAIT = 0.2

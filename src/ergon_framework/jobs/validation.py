@@ -1,0 +1,235 @@
+"""What may stand in each field of a job: names, numbers, instants, trace contexts, arguments.
+
+Each check takes the field's name and its value, and refuses with an error that names the field.
+Arguments are encoded as JSON here, once, so that what is refused never reaches a store.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import msgspec
+
+from ergon_framework.core.rfc3339 import parse_instant
+from ergon_framework.errors import JobError
+
+LONGEST = 255
+
+Check: TypeAlias = Callable[[str, Any], Any]
+
+# Control characters, what ends a line somewhere, and what UTF-8 cannot carry.
+FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def name(field: str, value: Any) -> str:
+    """The name of a handler or a queue."""
+    found = _text(field, value, LONGEST)
+    if found[0] == " " or found[-1] == " ":
+        raise refusal(field, "begins or ends with a blank", "write it without")
+    return found
+
+
+def text(longest: int = LONGEST) -> Check:
+    """A key of so many characters at most."""
+    return lambda field, value: _text(field, value, longest)
+
+
+def _text(field: str, value: Any, longest: int) -> str:
+    if not isinstance(value, str):
+        raise refusal(field, f"must be text, not {type(value).__name__}", "write it as text")
+    if not value:
+        raise refusal(field, "is empty", "give it at least one character")
+    if len(value) > longest:
+        problem = f"has {len(value):,} characters, and the limit is {longest}"
+        raise refusal(field, problem, "shorten it, for example to a hash")
+    if not (value.isascii() and value.isprintable()):
+        found = FORBIDDEN.search(value)
+        if found is not None:
+            problem = f"holds the control character {found[0]!a} at position {found.start()}"
+            raise refusal(field, problem, "use printable characters only")
+    return value if type(value) is str else str(value)
+
+
+def refusal(field: str, problem: str, remedy: str) -> JobError:
+    """An error that names the field."""
+    return JobError(f"{field} {problem}", remedy=remedy, details={"field": field})
+
+
+DAY = 86_400.0
+TEN_YEARS = 3653 * DAY
+LONGEST_ID = 200
+LONGEST_TRACE = 16 * 1024
+
+Instant: TypeAlias = float | datetime | str
+
+
+def whole(low: int, high: int) -> Check:
+    """A whole number between two others."""
+
+    def check(field: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise refusal(field, "must be a whole number", f"give one from {low} to {high}")
+        if not low <= value <= high:
+            raise refusal(
+                field, f"is {_bounded_number(value)}", f"give a number from {low} to {high}"
+            )
+        return int(value)
+
+    return check
+
+
+def seconds(low: float, high: float, *, is_above: bool = False) -> Check:
+    """A duration; ``is_above`` excludes the lower bound itself."""
+    bounds = f"{'more than' if is_above else 'at least'} {low:g} and at most {high:g}"
+
+    def check(field: str, value: Any) -> float:
+        number = _number(field, value)
+        if not low <= number <= high or (is_above and number == low):
+            raise refusal(field, f"is {number:g} seconds", f"give {bounds}")
+        return number
+
+    return check
+
+
+def instant(field: str, value: Any) -> float:
+    """A point in time as seconds since the epoch."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            remedy = "give it one, for example datetime.now(UTC)"
+            raise refusal(field, "is a datetime without a time zone", remedy)
+        return value.timestamp()
+    if isinstance(value, str):
+        try:
+            return parse_instant(value)
+        except ValueError as error:
+            remedy = "write it like 2030-01-31T12:00:00Z"
+            raise refusal(field, f"is no point in time: {error}", remedy) from error
+    return _number(field, value)
+
+
+def choice(kinds: type[StrEnum]) -> Check:
+    """One of a few words."""
+    words = ", ".join(kinds)
+
+    def check(field: str, value: Any) -> StrEnum:
+        try:
+            return kinds(value)
+        except ValueError as error:
+            raise refusal(field, f"is not one of {words}", "use one of these words") from error
+
+    return check
+
+
+def trace(field: str, value: Any) -> dict[str, str]:
+    """A trace context: a few lines of text under text."""
+    remedy = "give what a propagator injects, for example traceparent and tracestate"
+    if not isinstance(value, Mapping):
+        raise refusal(field, "must be a dict", remedy)
+    size = 0
+    for key, item in value.items():
+        if not (isinstance(key, str) and isinstance(item, str)):
+            raise refusal(field, "must hold text under text", remedy)
+        if FORBIDDEN.search(key) or FORBIDDEN.search(item):
+            raise refusal(field, "holds a control character", remedy)
+        size += len(key) + len(item)
+    if size > LONGEST_TRACE:
+        raise refusal(field, f"has more than {LONGEST_TRACE:,} characters", remedy)
+    return dict(value)
+
+
+def _number(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refusal(field, f"must be a number, not {type(value).__name__}", "give seconds")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise refusal(field, "is too large", "give seconds") from error
+    if not math.isfinite(number):
+        raise refusal(field, "must be a finite number", "give seconds")
+    return number
+
+
+def _bounded_number(value: int) -> str:
+    return str(value) if abs(value) < 10**12 else "too large"
+
+
+REMEDY = "pass text, numbers, true or false, None, and lists and dicts of these"
+
+
+def _plain(value: object) -> Any:
+    """A subclass of text or of a number as that text or number."""
+    for base in (str, int, float):
+        if isinstance(value, base):
+            return base(value)
+    raise NotImplementedError
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_decode = msgspec.json.decode
+
+
+def encode_args(args: Sequence[Any]) -> bytes:
+    """Positional arguments as a JSON array."""
+    if not isinstance(args, list | tuple):
+        raise refusal("args", "must be a list or a tuple", "write [value] for a single argument")
+    return _encoded("args", list(args)) if args else b"[]"
+
+
+def encode_kwargs(kwargs: Mapping[str, Any] | None) -> bytes:
+    """Named arguments as a JSON object."""
+    if not kwargs:
+        if kwargs is None or isinstance(kwargs, Mapping):
+            return b"{}"
+    elif isinstance(kwargs, Mapping):
+        return _encoded("kwargs", kwargs if type(kwargs) is dict else dict(kwargs))
+    raise refusal("kwargs", "must be a dict", "name each argument")
+
+
+def _encoded(field: str, value: Any) -> bytes:
+    # The encoder also takes what JSON has no word for: it writes NaN as null, a date as text, the
+    # key 1 as "1". Whoever reads it would get another value, so it is read back and compared.
+    try:
+        encoded = _encode(value)
+        if _decode(encoded) == value:
+            return encoded
+    except UnicodeEncodeError as error:
+        problem = "holds text with a lone surrogate, which UTF-8 cannot carry"
+        raise refusal(field, problem, "decode the text properly first") from error
+    except RecursionError as error:
+        raise refusal(
+            field, "is nested too deeply, or holds itself", "pass less at once"
+        ) from error
+    except (TypeError, NotImplementedError, ValueError) as error:
+        flaw = next(_flaws(field, value), f"{field} cannot be written as JSON")
+        raise JobError(flaw, remedy=REMEDY, details={"field": field}) from error
+    for flaw in _flaws(field, value):
+        raise JobError(flaw, remedy=REMEDY, details={"field": field})
+    return encoded  # it differs only in tuples, which become lists
+
+
+def _flaws(path: str, value: object) -> Iterator[str]:
+    """What JSON cannot carry, with the place of each; never the values themselves."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{path} is {value}, which is no number in JSON"
+    elif value is None or isinstance(value, str | int | float):
+        return
+    elif isinstance(value, list | tuple):
+        for n, item in enumerate(value):
+            yield from _flaws(f"{path}[{n}]", item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                yield f"{path} has a key of type {type(key).__name__}, and JSON keys are text"
+            yield from _flaws(f"{path}[{_short(key)}]", item)
+    else:
+        yield f"{path} is of type {type(value).__name__}, which JSON does not have"
+
+
+def _short(key: object) -> str:
+    text = key if isinstance(key, str) else str(type(key).__name__)
+    return ascii(text if len(text) <= 40 else text[:40] + "…")

@@ -1,0 +1,190 @@
+"""Jobs, queues, workers and schedules as plain values: the one form in which they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.failure import Failure
+from ergon_framework.core.job import JobStatus, route
+from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.ports.jobstore import Job, JobStore, Named, Queue, Schedule, WorkerRecord
+
+SILENT = 60.0
+"""Seconds after which a worker that has told nothing counts as gone."""
+_decode = msgspec.json.decode
+
+
+def job_shape(job: Job, settings: JobsSettings) -> dict[str, Any]:
+    """Everything there is to know about a job; what it leaves open is as the settings say."""
+    rule = settings.rule(job.max_attempts, job.max_deliveries)
+    return {
+        "id": job.id,
+        "status": job.status.value,
+        "handler": job.handler,
+        "executor": executor_of(job, settings) or None,
+        "queue": job.queue,
+        "attempts": job.attempts,
+        "max_attempts": rule.retry.attempts,
+        "deliveries": job.deliveries,
+        "max_deliveries": rule.max_deliveries,
+        "excused": job.excused,
+        "priority": job.priority,
+        "args": decoded(job.args),
+        "kwargs": decoded(job.kwargs),
+        "result": None if job.result is None else decoded(job.result),
+        "last_error": None if job.last_error is None else error_shape(job.last_error),
+        "why": job.why or None,
+        "history": list(entries(job)),
+        "created_at": moment(job.created_at),
+        "run_at": moment(job.run_at),
+        "claimed_at": moment(job.claimed_at),
+        "lease_expires_at": moment(job.lease_expires_at),
+        "finished_at": moment(job.finished_at),
+        "expires_at": moment(job.expires_at),
+        "purge_at": moment(job.purge_at),
+        "timeout": settings.timeout if job.timeout is None else job.timeout,
+        "retry": None if job.retry is None else decoded(job.retry),
+        "worker": job.worker,
+        "unique_key": job.unique_key,
+        "limit_key": job.limit_key,
+        "limit": job.limit if job.limit_key is not None else None,
+        "correlation_id": job.correlation_id,
+        "trace_context": job.trace_context,
+    }
+
+
+def executor_of(job: Job, settings: JobsSettings) -> str:
+    """The executor that runs a job: the one it names, its queue's, or the default."""
+    named = job.executor or route(job.handler)[0]
+    return named or settings.routes.get(job.queue) or settings.default_executor
+
+
+def error_shape(failure: Failure) -> dict[str, str]:
+    """A failure's kind, code and message."""
+    return {"kind": failure.kind.value, "code": failure.code, "message": failure.message}
+
+
+def entries(job: Job) -> Iterator[dict[str, Any]]:
+    """The job's history, the oldest event first."""
+    for line in job.history:
+        entry = decoded(line)
+        yield entry if isinstance(entry, dict) else {"event": "unreadable"}
+
+
+def last_told(job: Job, name: str) -> dict[str, Any] | None:
+    """The last event of the job's history that tells this, if that is one of its latest life."""
+    latest: dict[str, Any] | None = None
+    for entry in entries(job):
+        if entry.get("event") in ("requeued", "completed"):
+            latest = None
+        elif entry.get(name):
+            latest = entry
+    return latest
+
+
+def moment(at: float | None) -> str | None:
+    """An instant as RFC 3339 text."""
+    return None if at is None else format_instant(at)
+
+
+def decoded(text: bytes) -> Any:
+    """The value of stored JSON; None for bytes that no version of Ergon has written."""
+    try:
+        return _decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def queue_settings_shape(queue: Queue) -> dict[str, Any]:
+    """What holds a queue back."""
+    return {
+        "name": queue.name,
+        "paused": queue.is_paused,
+        "max_active": queue.max_active,
+        "rate": queue.rate,
+        "burst": queue.burst,
+    }
+
+
+def queue_shapes(
+    queues: Iterable[Queue], named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
+) -> list[dict[str, Any]]:
+    """Queues, each with the executors that its due jobs name and no living worker has."""
+    missing = missing_executors(named, workers, now)
+    return [
+        queue_shape(queue, [each.executor for each in missing if queue.name in each.queues])
+        for queue in queues
+    ]
+
+
+def missing_executors(
+    named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
+) -> list[Named]:
+    """The executors that due jobs name and no living worker has."""
+    there = {name for each in workers if now - each.seen_at < SILENT for name in each.executors}
+    return [each for each in named if each.executor not in there]
+
+
+def unsynced(store: JobStore) -> str | None:
+    """Why what a store acknowledges may be lost; None when it is on disk.
+
+    One in memory has the jobs of this process alone, or stands for a file that nobody made yet.
+    """
+    from ergon_framework.jobs.stores.memory import MemoryJobStore
+
+    return None if store.is_synced or isinstance(store, MemoryJobStore) else store.durability
+
+
+def queue_shape(queue: Queue, missing: Sequence[str] = ()) -> dict[str, Any]:
+    """A queue with its limits and its counts."""
+    return {
+        **queue_settings_shape(queue),
+        "missing_executors": list(missing),
+        "counts": {status.value: queue.counts.get(status.value, 0) for status in JobStatus}
+        | ({"unreadable": aside} if (aside := queue.counts.get("unreadable")) else {}),
+        "oldest_due_at": moment(queue.oldest_due_at),
+    }
+
+
+def worker_shape(record: WorkerRecord, now: float) -> dict[str, Any]:
+    """A worker; one that has told nothing for long is ``silent``."""
+    pools = [each for each in record.executors.values() if isinstance(each, dict)]
+    return {
+        "id": record.id,
+        "host": record.host,
+        "pid": record.pid,
+        "version": record.version,
+        "state": worker_state(record, now),
+        "queues": None if record.queues is None else list(record.queues),
+        "busy": sum(int(each.get("in_flight", 0)) for each in pools),
+        "executors": dict(record.executors),
+        "counters": dict(record.counters),
+        "started_at": moment(record.started_at),
+        "seen_at": moment(record.seen_at),
+    }
+
+
+def worker_state(record: WorkerRecord, now: float) -> str:
+    """What a worker says of itself, unless it has been silent for too long."""
+    return record.state if now - record.seen_at < SILENT else "silent"
+
+
+def schedule_shape(schedule: Schedule) -> dict[str, Any]:
+    """A cron schedule; the arguments of its job stay out."""
+    job = decoded(schedule.job) or {}
+    return {
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "zone": schedule.zone,
+        "misfire": schedule.misfire,
+        "handler": job.get("handler"),
+        "queue": job.get("queue"),
+        "paused": schedule.is_paused,
+        "next_at": None if schedule.is_paused else moment(schedule.next_at),
+        "last_at": moment(schedule.last_at),
+        "source": schedule.source,
+    }
