@@ -16,9 +16,9 @@ from ergon_framework.connector.jobs import (
     JobsConnector,
     JobsConnectorError,
     LeaseLostError,
-    desk,
+    claims,
 )
-from ergon_framework.connector.jobs.envelope import Delivery
+from ergon_framework.connector.jobs.codec import Delivery
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
@@ -475,7 +475,7 @@ def test_what_a_fetch_brings_after_its_event_loop_has_ended_goes_back(
             claiming.set()
             assert go_on.wait(30)
 
-    monkeypatch.setattr(desk, "failpoint", slowly)
+    monkeypatch.setattr(claims, "failpoint", slowly)
 
     async def scenario(fetcher: JobsConnector) -> None:
         fetching = asyncio.ensure_future(fetcher.fetch_transactions_async(1))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.connector.jobs import holding as holding_module
-from ergon_framework.connector.jobs.holding import Holding
+from ergon_framework.connector.jobs import claims as holding_module
+from ergon_framework.connector.jobs.claims import Holding
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
     StoreBrokenError,

@@ -2,12 +2,17 @@
 
 Dispatching enqueues: the job's id is the transaction's id, so dispatching again changes nothing.
 Fetching claims: the task that consumes is the jobs' executor, and its outcome settles them.
+
+- ``connector``: the connector and the checks of its arguments
+- ``claims``: claimed jobs, their leases and their settlement
+- ``codec``: transactions, jobs and outcomes
+- ``errors``: what is refused
 """
 
 from __future__ import annotations
 
 from ergon_framework.connector.jobs.connector import JobsConnector
-from ergon_framework.connector.jobs.faults import (
+from ergon_framework.connector.jobs.errors import (
     ConflictingJobError,
     JobsConnectorError,
     LeaseLostError,

@@ -1,16 +1,27 @@
-"""A transaction as a job, and a job as a transaction."""
+"""A transaction as a job and a job as a transaction, and an exception as the outcome of a job."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 
 from ergon_framework.connector.base import Delivered, difference
-from ergon_framework.connector.jobs.faults import ConflictingJobError, JobsConnectorError
-from ergon_framework.errors import DuplicateJobError, EnvelopeError, JobError, PayloadError
+from ergon_framework.connector.jobs.errors import ConflictingJobError, JobsConnectorError
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import Failed, Held, Seen
+from ergon_framework.core.lifecycle import Step
+from ergon_framework.engine.classify import classify
+from ergon_framework.errors import (
+    DuplicateJobError,
+    EnvelopeError,
+    JobError,
+    PayloadError,
+    TransactionException,
+    describe,
+)
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.jobstore import FullJobStore, Job, Leased, NewJob
@@ -196,3 +207,33 @@ def _payload(job: Leased | Job | NewJob) -> Any:
 def _trace_id(header: str | None) -> str | None:
     parts = (header or "").split("-")
     return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else None
+
+
+LONGEST_MESSAGE = 4096
+"""Characters of an error message that are kept."""
+
+
+def seen_of(error: Exception, transaction_id: str, give_up_on: Collection[str]) -> Seen:
+    """The event that the job's own rule judges. Business and final refusals are rejections."""
+    kind = classify(error, Step.PROCESS, transaction_id)[0].kind
+    plain = _inner(error)
+    failure = classify(plain, Step.PROCESS, transaction_id)[0]
+    if failure.code in give_up_on:
+        kind = Kind.REJECTED
+    text = describe(plain)[:LONGEST_MESSAGE]
+    found = Failure(kind, failure.code, text, failure.retry_after)
+    return Held(found) if kind is Kind.HELD else Failed(found)
+
+
+def _inner(error: Exception) -> Exception:
+    """What the task raised, where the engine has put a category around it."""
+    if type(error) is TransactionException:
+        cause = error.__cause__
+        if cause is not None and issubclass(type(cause), Exception):
+            return cause  # type: ignore[return-value]
+    return error
+
+
+def held_for(seconds: float) -> Held:
+    """A gate is closed: nothing was attempted."""
+    return Held(Failure(Kind.HELD, "held", "a gate refused before anything was attempted", seconds))
