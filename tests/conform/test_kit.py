@@ -22,8 +22,15 @@ from ergon_framework.testing.suites.executor import (
     chosen_checks,
     exercise_executor,
 )
-from ergon_framework.testing.suites.executor.lines import ABSENT, reply_of, request, same, shown
-from ergon_framework.testing.suites.executor.process import Process, Program
+from ergon_framework.testing.suites.executor.harness import (
+    ABSENT,
+    Process,
+    Program,
+    reply_of,
+    request,
+    same,
+    shown,
+)
 from ergon_framework.testing.suites.executor.subject import Call
 from ergon_framework.testing.suites.framework import CheckResult, Outcome
 from tests.conform.executors import GOOD, bad, python, tried

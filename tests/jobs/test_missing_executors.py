@@ -13,7 +13,7 @@ from ergon_framework.jobs.missing_executors import MissingExecutors
 from ergon_framework.jobs.settings import DAY, JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.testing.suites.jobstore.claiming import worker_with
+from ergon_framework.testing.suites.jobstore.claim import worker_with
 from ergon_framework.testing.suites.jobstore.subject import ask, new
 from tests.jobs.workplace import burst, get, job, quick
 

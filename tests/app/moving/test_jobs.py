@@ -19,7 +19,7 @@ from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.copies import JOB_KINDS
 from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.ports.moving import is_half_moved
-from ergon_framework.testing.suites.jobstore.moving import fill
+from ergon_framework.testing.suites.jobstore.records import fill
 from ergon_framework.testing.suites.jobstore.subject import Subject, new
 from tests.app.moving.stock import claim, copied, discarded, ergon, job_sums, moved, with_jobs
 from tests.campaign.sampling import sampled

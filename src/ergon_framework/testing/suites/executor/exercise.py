@@ -12,18 +12,14 @@ from pathlib import Path
 
 from ergon_framework.errors import ErgonError, WiringError, describe
 from ergon_framework.testing.suites.executor import (
-    faults,
-    first,
-    flow,
+    first_request,
     handlers,
-    identity,
-    life,
+    lifecycle,
+    malformed,
     outcomes,
     requests,
-    values,
 )
-from ergon_framework.testing.suites.executor.conversation import Patience
-from ergon_framework.testing.suites.executor.process import Program
+from ergon_framework.testing.suites.executor.harness import Patience, Program
 from ergon_framework.testing.suites.executor.subject import Call, NotTried, Subject
 from ergon_framework.testing.suites.framework import (
     Check,
@@ -35,15 +31,12 @@ from ergon_framework.testing.suites.framework import (
 )
 
 EXECUTOR_CHECKS: tuple[Check[Subject], ...] = (
-    *first.CHECKS,
-    *identity.CHECKS,
+    *first_request.CHECKS,
     *outcomes.CHECKS,
     *requests.CHECKS,
-    *values.CHECKS,
-    *faults.CHECKS,
+    *malformed.CHECKS,
     *handlers.CHECKS,
-    *flow.CHECKS,
-    *life.CHECKS,
+    *lifecycle.CHECKS,
 )
 COLOUR = "stdio"
 TIMEOUT = 10.0
@@ -114,7 +107,7 @@ def chosen_checks(
 
 def _after_the_first(checks: Sequence[Check[Subject]]) -> list[Check[Subject]]:
     """Whatever was chosen: why there was no answer to the first request comes before it."""
-    return [*first.CHECKS, *(one for one in checks if one not in first.CHECKS)]
+    return [*first_request.CHECKS, *(one for one in checks if one not in first_request.CHECKS)]
 
 
 def _result(check: Check[Subject], subject: Subject) -> CheckResult:
@@ -123,7 +116,7 @@ def _result(check: Check[Subject], subject: Subject) -> CheckResult:
 
 
 def _run(check: Check[Subject], subject: Subject) -> tuple[Outcome, str]:
-    if check not in first.CHECKS and not subject.first.is_answered:
+    if check not in first_request.CHECKS and not subject.first.is_answered:
         return Outcome.SKIPPED, "not tried: the first request had no answer that can be read"
     try:
         missing = subject.why_missing(check.needs)

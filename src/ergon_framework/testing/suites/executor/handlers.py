@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ergon_framework.testing.suites.executor.lines import (
+from ergon_framework.testing.suites.executor.harness import (
     HANDLER_NOT_FOUND,
     is_number,
     moment,

@@ -9,20 +9,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ergon_framework.testing.suites.executor.conversation import (
+from ergon_framework.testing.suites.executor.harness import (
     GRACE,
-    Conversation,
-    Patience,
-    Request,
-)
-from ergon_framework.testing.suites.executor.lines import (
     HANDLER_NOT_FOUND,
     NO_SUCH_HANDLER,
+    Conversation,
+    Patience,
+    Process,
+    Program,
     Reply,
+    Request,
     request,
     shown,
 )
-from ergon_framework.testing.suites.executor.process import Process, Program
 from ergon_framework.testing.suites.framework import CheckFailed
 
 QUIET = 0.2  # seconds in which something that should not come would have come

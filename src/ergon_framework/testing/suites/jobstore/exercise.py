@@ -7,41 +7,31 @@ from collections.abc import Collection
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.jobstore import (
-    adding,
-    bells,
-    claiming,
-    desk,
+    admin,
+    claim,
+    enqueue,
     leases,
-    limit_keys,
     limits,
-    moving,
-    operating,
+    records,
     schedules,
-    settling,
-    timing,
-    unique,
+    settle,
+    subscriptions,
     unreadable,
-    upkeep,
 )
 from ergon_framework.testing.suites.jobstore.subject import MakeStore, Reopen, Spoil, Subject
 from ergon_framework.testing.suites.stores import StoreSuite
 
 JOB_STORE_CHECKS: tuple[Check[Subject], ...] = (
-    *adding.CHECKS,
-    *unique.CHECKS,
-    *claiming.CHECKS,
-    *timing.CHECKS,
-    *settling.CHECKS,
-    *operating.CHECKS,
+    *enqueue.CHECKS,
+    *claim.CHECKS,
+    *settle.CHECKS,
     *limits.CHECKS,
-    *limit_keys.CHECKS,
     *leases.CHECKS,
-    *desk.CHECKS,
+    *admin.CHECKS,
     *schedules.CHECKS,
-    *bells.CHECKS,
-    *upkeep.CHECKS,
+    *subscriptions.CHECKS,
     *unreadable.CHECKS,
-    *moving.CHECKS,
+    *records.CHECKS,
 )
 
 

@@ -1,16 +1,21 @@
-"""Checks of a queue's limits: so many jobs at once, and so many per second."""
+"""Checks of limits: of a queue (at once, per second) and of limit keys, held while a job runs."""
 
 from __future__ import annotations
 
+from ergon_framework.core.job import CancelAsked, LeaseExpired, Seen
+from ergon_framework.ports.jobstore import Leased
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
+    LEASE,
     RELEASED,
     SUCCEEDED,
+    WAIT,
     Subject,
     ids_of,
+    new,
     same,
 )
 
@@ -180,3 +185,252 @@ def rate_can_be_lifted(s: Subject) -> None:
     s.claim(9)
     s.store.set_queue("q", rate=None)
     same(s.ids(9), ["b", "c"], "claimed")
+
+
+@check()
+def key_limits_what_runs(s: Subject) -> None:
+    """At most as many jobs of one key run at once as it says; those of other keys go on."""
+    s.put("a1", "a2", "a3", limit_key="a")
+    s.put("b1", limit_key="b")
+    s.put("free")
+    same(sorted(s.ids(9)), ["a1", "b1", "free"], "claimed")
+    same(s.ids(9, worker="w2"), [], "second worker")
+
+
+@check()
+def limited_job_says_so(s: Subject) -> None:
+    """A job that was passed over for its key says that it waits for that."""
+    s.put("a", "b", limit_key="k")
+    leased = s.claim(9)[0]
+    same([s.get(each).is_limited for each in "ab"], [False, True], "is_limited")
+    s.must(leased, SUCCEEDED)
+    s.take("b")
+    same(s.get("b").is_limited, False, "is_limited of the running job")
+
+
+@check()
+def key_may_allow_several(s: Subject) -> None:
+    """A limit above one is used up and no more."""
+    s.put(*(f"job-{n}" for n in range(6)), limit_key="k", limit=3)
+    jobs = s.claim(9)
+    same(len(jobs), 3, "at first")
+    for job in jobs[:2]:
+        s.must(job, SUCCEEDED)
+    same(s.ids(9), ["job-3", "job-4"], "after two have ended")
+
+
+@check()
+def key_counts_across_queues(s: Subject) -> None:
+    """Jobs of one key count together, in whatever queues they are."""
+    s.put("a", queue="one", limit_key="k")
+    s.put("b", queue="two", limit_key="k")
+    first = s.claim(9)
+    same(len(first), 1, "at once")
+    s.must(first[0], SUCCEEDED)
+    same(len(s.claim(9)), 1, "after the first has ended")
+
+
+def _frees(s: Subject, seen: Seen) -> None:
+    s.put("a", "b", limit_key="k")
+    leased = s.claim(9)[0]
+    same((leased.id, s.ids(9)), ("a", []), "at first")
+    s.must(leased, seen)
+    came = s.ids(9)
+    expect(came in (["a"], ["b"]), f"one of the key was to come, and {came} came")
+
+
+@check()
+def key_is_freed_when_completed(s: Subject) -> None:
+    """A completed job frees its limit key."""
+    _frees(s, SUCCEEDED)
+
+
+@check()
+def key_is_freed_when_failed(s: Subject) -> None:
+    """A dead-lettered job frees its limit key."""
+    _frees(s, FAILS_FOR_GOOD)
+
+
+@check()
+def key_is_freed_when_retrying(s: Subject) -> None:
+    """A job that waits for another attempt does not hold its limit key meanwhile."""
+    _frees(s, FAILS_ONCE)
+
+
+@check()
+def key_is_freed_when_released(s: Subject) -> None:
+    """A job that was given back does not hold its limit key."""
+    _frees(s, RELEASED)
+
+
+@check()
+def key_is_freed_when_rescued(s: Subject) -> None:
+    """A job that was taken from a lost worker does not hold its limit key."""
+    s.put("a", "b", limit_key="k")
+    s.claim(9)
+    s.clock.forward(LEASE + 1.0)
+    s.must(s.store.overdue(5)[0], LeaseExpired(), if_expired=True)
+    same(len(s.claim(9)), 1, "claimed")
+
+
+@check()
+def key_is_freed_in_the_same_call(s: Subject) -> None:
+    """The job that waited for the key comes in the call that frees it."""
+    s.put("a", "b", limit_key="k")
+    leased = s.claim(9)[0]
+    _, claimed = s.exchange([s.told(leased, SUCCEEDED)], 9)
+    same(ids_of(claimed.jobs), ["b"], "claimed")
+
+
+@check()
+def late_report_frees_no_key(s: Subject) -> None:
+    """A report that is refused does not free the key of whoever runs now."""
+    s.put("a", "b", limit_key="k")
+    lost = s.claim(9)[0]
+    s.clock.forward(LEASE + 1.0)
+    s.must(s.store.overdue(5)[0], LeaseExpired(), if_expired=True)
+    same(len(s.claim(9)), 1, "claimed after the rescue")
+    expect(not s.settle(lost, SUCCEEDED), "the late report was applied")
+    same(s.ids(9), [], "claimed after the late report")
+
+
+@check()
+def limited_jobs_keep_their_order(s: Subject) -> None:
+    """Jobs that waited for their key come in the order in which they would have come."""
+    s.put("first", limit_key="k")
+    s.put("b", "c", limit_key="k")
+    s.put("urgent", priority=5, limit_key="k", delay=1.0)
+    leased = s.claim(9)[0]
+    s.clock.forward(1.0)
+    s.claim(9)
+    order = []
+    for _ in range(3):
+        s.must(leased, SUCCEEDED)
+        leased = s.claim(9)[0]
+        order.append(leased.id)
+    same(order, ["urgent", "b", "c"], "order")
+
+
+@check()
+def cancelled_job_passes_its_turn_on(s: Subject) -> None:
+    """When the job that would have got the key is cancelled, the next one gets it."""
+    s.put("a", "b", "c", limit_key="k")
+    leased = s.claim(9)[0]
+    s.must(leased, SUCCEEDED)
+    s.must(s.get("b"), CancelAsked())
+    same(s.ids(9), ["c"], "claimed")
+
+
+@check()
+def cancelled_while_limited(s: Subject) -> None:
+    """A job that is cancelled while it waits for its key never comes, and blocks nobody."""
+    s.put("a", "b", "c", limit_key="k")
+    leased = s.claim(9)[0]
+    s.must(s.get("b"), CancelAsked())
+    s.must(leased, SUCCEEDED)
+    same(s.ids(9), ["c"], "claimed")
+
+
+@check()
+def expired_job_passes_its_turn_on(s: Subject) -> None:
+    """When the job that would have got the key is outdated, the next one gets it."""
+    s.put("a", limit_key="k")
+    s.put("b", limit_key="k", expires_at=START + 5.0)
+    s.put("c", limit_key="k")
+    leased = s.claim(9)[0]
+    s.clock.forward(6.0)
+    s.must(leased, SUCCEEDED)
+    came = s.ids(9) or s.ids(9)
+    same(came, ["c"], "claimed")
+
+
+@check()
+def paused_queue_does_not_keep_a_key(s: Subject) -> None:
+    """A key that is free does not wait for jobs that cannot run, however many come before."""
+    leased = _others_wait(s)
+    s.store.set_queue("paused", is_paused=True)
+    for job_id in ("c1", "c2"):
+        s.must(leased, SUCCEEDED)
+        leased = s.take(job_id)
+
+
+@check()
+def queue_that_is_paused_late_does_not_keep_a_key(s: Subject) -> None:
+    """The same when the queue is paused after its job's turn has come."""
+    leased = _others_wait(s)
+    s.must(leased, SUCCEEDED)
+    s.store.set_queue("paused", is_paused=True)
+    same(s.ids(9), ["c1"], "claimed")
+
+
+@check()
+def queue_of_others_does_not_keep_a_key(s: Subject) -> None:
+    """The same for a queue whose workers are away."""
+    leased = _others_wait(s)
+    s.must(leased, SUCCEEDED)
+    same(s.ids(9, queues=("open",)), ["c1"], "claimed")
+
+
+@check()
+def busy_executor_does_not_keep_a_key(s: Subject) -> None:
+    """The same for an executor without a slot."""
+    s.put("a", limit_key="k", priority=10)
+    s.put("b1", "b2", limit_key="k", executor="node", priority=9)
+    s.put("c", limit_key="k")
+    leased = s.claim({"python": 5, "node": 5})
+    same(ids_of(leased), ["a"], "claimed at first")
+    s.must(leased[0], SUCCEEDED)
+    same(s.ids(5), ["c"], "claimed when the key is free")
+
+
+@check()
+def resumed_queue_goes_on_with_its_key(s: Subject) -> None:
+    """A job whose key was freed while its queue was paused goes when the queue is resumed."""
+    leased = _others_wait(s)
+    s.store.set_queue("paused", is_paused=True)
+    s.must(leased, SUCCEEDED)
+    same(s.ids(9, queues=("paused",)), [], "while the queue is paused")
+    s.store.set_queue("paused", is_paused=False)
+    for job_id in ("b1", "b2", "b3"):
+        s.must(s.take(job_id, queues=("paused",)), SUCCEEDED)
+
+
+def _others_wait(s: Subject) -> Leased:
+    """A running job, and others in two queues that wait for its key."""
+    s.put("a", limit_key="k")
+    s.put("b1", "b2", "b3", limit_key="k", queue="paused", priority=9)
+    s.put("c1", "c2", limit_key="k", queue="open")
+    leased = s.take("a", queues=("default",))
+    same(s.ids(9), [], "while the key is held")
+    return leased
+
+
+@check()
+def retried_job_waits_for_its_key(s: Subject) -> None:
+    """A job that is due again waits while another of its key runs."""
+    s.put("a", "b", limit_key="k")
+    s.must(s.take("a"), FAILS_ONCE)
+    leased = s.take("b")
+    s.clock.forward(WAIT)
+    same(s.ids(9), [], "while the other runs")
+    s.must(leased, SUCCEEDED)
+    same(s.ids(9), ["a"], "afterwards")
+
+
+@check()
+def key_limit_holds_among_threads(s: Subject) -> None:
+    """Several workers that claim at once do not exceed a key's limit together."""
+    s.put(*(f"job-{n}" for n in range(30)), limit_key="k", limit=4)
+    came = s.together([lambda: s.ids(3)] * 6)
+    same(sum(map(len, came)), 4, "claimed together")
+
+
+@check()
+def many_keys_run_side_by_side(s: Subject) -> None:
+    """Jobs behind a long row of one busy key are found, in a few claims at most."""
+    s.store.add([new(f"busy-{n}", limit_key="busy") for n in range(300)])
+    s.store.add([new(f"key-{n}", limit_key=f"key-{n}") for n in range(20)])
+    came: list[str] = []
+    for _ in range(20):
+        came += s.ids(21 - len(came))
+    same(came, ["busy-0", *(f"key-{n}" for n in range(20))], "claimed")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ergon_framework.testing.suites.executor.lines import (
+from ergon_framework.testing.suites.executor.harness import (
     ABSENT,
     Reply,
     line_of,

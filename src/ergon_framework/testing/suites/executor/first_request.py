@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from functools import partial
 
-from ergon_framework.testing.suites.executor.lines import (
+from ergon_framework.testing.suites.executor.harness import (
     NO_JSON,
     NO_OBJECT,
     Reply,

@@ -1,4 +1,4 @@
-"""Checks of bells: whoever waits is woken, and not more often than needed."""
+"""Checks of subscriptions: whoever waits is woken, and not more often than needed."""
 
 from __future__ import annotations
 
