@@ -39,12 +39,13 @@ from ergon_framework.executor import InvalidArgumentsError, Registry, current_jo
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.newjob import JobOptions
+from ergon_framework.jobs.newjob import JobOptions, check_options
 from ergon_framework.jobs.settings import ExecutorSettings
 
 if TYPE_CHECKING:
     from ergon_framework.app.jobs import JobSetup
-    from ergon_framework.jobs.enqueued import AsyncEnqueuedJob, EnqueuedJob
+    from ergon_framework.jobs.async_client import AsyncEnqueuedJob
+    from ergon_framework.jobs.client import EnqueuedJob
     from ergon_framework.jobs.worker import WorkerReport
 
 P = ParamSpec("P")

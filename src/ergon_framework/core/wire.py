@@ -27,26 +27,6 @@ from ergon_framework.core.rfc3339 import (
     format_rfc3339,
     parse_rfc3339,
 )
-from ergon_framework.core.wire import (
-    ATTEMPTS,
-    HANDLER_NOT_FOUND,
-    HEAD,
-    HELD,
-    INVALID_REQUEST,
-    MAX_LINE,
-    PROTOCOL_VERSION,
-    UNKNOWN_JOB,
-    UNSUPPORTED_VERSION,
-    LineSplitter,
-    Outcome,
-    Refusal,
-    Reply,
-    Request,
-    RequestContext,
-    Status,
-    Stray,
-    TooLong,
-)
 
 __all__ = [
     "ATTEMPTS",

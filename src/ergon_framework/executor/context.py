@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.ports.context import RUNNING
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -72,7 +73,7 @@ def current_job() -> JobContext | None:
 
 
 def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromtimestamp(parse_instant(text), UTC)
+    return None if text is None else datetime.fromtimestamp(parse_rfc3339(text), UTC)
 
 
 class RetryLater(Exception):

@@ -67,7 +67,7 @@ class Restoring:
         return lost
 
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon.jobs")
 
 RESCUE_AT_ONCE = 100
 SWEEP_AT_ONCE = 500

@@ -24,7 +24,7 @@ from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, Named
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon.jobs")
 
 LOOK_EVERY = 30.0
 """Seconds between two looks for jobs whose executor nobody has."""

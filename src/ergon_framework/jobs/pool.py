@@ -35,7 +35,7 @@ from ergon_framework.jobs.tracing import set_out
 from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.storage.failpoints import declare, failpoint
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon.jobs")
 
 PER_PROCESS, SPARE = 6, 100
 """Descriptors that each executor process takes in its worker, and those for all the rest."""

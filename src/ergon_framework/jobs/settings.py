@@ -122,7 +122,7 @@ GIVEN_UP = frozenset(
 RetryPolicy: TypeAlias = RetrySettings | Mapping[str, Any]
 
 
-class JobsSettings(Document):
+class JobsSettings(SettingsModel):
     """``[jobs]``: how jobs are tried, held and kept."""
 
     store: Annotated[SecretStr | None, OrNone] = None

@@ -81,7 +81,7 @@ def executor_of(ask: Ask, job: Leased) -> str:
     return job.executor or ask.routes.get(job.queue, ask.default)
 
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon.jobs")
 
 CHARGE_AFTER = 0.05
 """Seconds after which a started job's attempt is charged, if it has not ended by then."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ergon_framework.core.rfc3339 import parse_instant
+from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import JobError
 
 LONGEST = 255
@@ -105,7 +105,7 @@ def instant(field: str, value: Any) -> float:
         return value.timestamp()
     if isinstance(value, str):
         try:
-            return parse_instant(value)
+            return parse_rfc3339(value)
         except ValueError as error:
             remedy = "write it like 2030-01-31T12:00:00Z"
             raise refusal(field, f"is no point in time: {error}", remedy) from error

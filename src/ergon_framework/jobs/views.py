@@ -9,7 +9,7 @@ import msgspec
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobStatus, route
-from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import Job, JobStore, Named, Queue, Schedule, WorkerRecord
 
@@ -88,7 +88,7 @@ def last_told(job: Job, name: str) -> dict[str, Any] | None:
 
 def moment(at: float | None) -> str | None:
     """An instant as RFC 3339 text."""
-    return None if at is None else format_instant(at)
+    return None if at is None else format_rfc3339(at)
 
 
 def decoded(text: bytes) -> Any:

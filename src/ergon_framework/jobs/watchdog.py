@@ -23,7 +23,7 @@ import threading
 from contextlib import suppress
 from functools import partial
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon.jobs")
 
 LAST_WORDS = 5.0
 """Seconds that it has to end by itself when the worker leaves."""

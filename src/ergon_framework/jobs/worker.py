@@ -33,7 +33,6 @@ from ergon_framework.jobs.store_thread import Keeper, executor_of
 from ergon_framework.jobs.tracing import came_back
 from ergon_framework.jobs.validation import name as name_of
 from ergon_framework.jobs.watchdog import Watchdog
-from ergon_framework.jobs.worker import LINGER, Burst
 from ergon_framework.ports.jobstore import Ask, FullJobStore, Search, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.deadlines import LEAST
@@ -151,7 +150,7 @@ class Burst:
         return any(before.get(name, at) == at for name, at in leases.items())
 
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon.jobs")
 
 LEAVING = 10.0
 """Seconds the last settlements have to reach a store that does not answer."""

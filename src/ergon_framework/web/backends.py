@@ -32,9 +32,9 @@ from ergon_framework.errors import (
     StoreSchemaError,
 )
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
+from ergon_framework.ports.jobstore import FullJobStore
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderLooking, ProviderStore
 from ergon_framework.providers.stores import open_store as open_provider_store
 from ergon_framework.storage.urls import file_of
@@ -55,7 +55,7 @@ class JobSource:
     def __init__(self, setup: JobSetup) -> None:
         self.setup = setup
         self._lock = threading.Lock()
-        self._server: Store | None = None
+        self._server: FullJobStore | None = None
 
     @contextmanager
     def opened(self) -> Iterator[JobClient]:
@@ -76,7 +76,7 @@ class JobSource:
             store.close()
 
     @contextmanager
-    def _store(self) -> Iterator[Store]:
+    def _store(self) -> Iterator[FullJobStore]:
         file = file_of(self.setup.url)
         if file is None:
             yield self._on_server()
@@ -86,7 +86,7 @@ class JobSource:
         else:
             yield MemoryJobStore(time.time)
 
-    def _on_server(self) -> Store:
+    def _on_server(self) -> FullJobStore:
         with self._lock:
             if self._server is None:
                 if not has_jobs(self.setup.url):

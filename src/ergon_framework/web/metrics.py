@@ -19,8 +19,8 @@ from fastapi import APIRouter, Response
 from ergon_framework.core.gate import Mode
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import describe
-from ergon_framework.jobs.desk_shape import missing_executors, unsynced, worker_state
 from ergon_framework.jobs.stores.unreadable import UNREADABLE
+from ergon_framework.jobs.views import missing_executors, unsynced, worker_state
 from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
 from ergon_framework.ports.providerstore import Counted, Ended, Figures, Used
 from ergon_framework.web.backend_pool import House

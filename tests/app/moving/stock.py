@@ -24,7 +24,6 @@ from ergon_framework.testing.suites.factstore import moving as fact_checks
 from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import Ways
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
-from ergon_framework.testing.suites.jobstore import moving as job_checks
 from ergon_framework.testing.suites.jobstore import records as job_checks
 from ergon_framework.testing.suites.jobstore.subject import Subject as JobSubject
 from ergon_framework.testing.suites.jobstore.subject import new as new_job

@@ -33,8 +33,8 @@ from ergon_framework.app.settings.stores import (
 )
 from ergon_framework.core.job import route
 from ergon_framework.errors import ErgonError, StoreUnavailableError, WiringError
-from ergon_framework.jobs.child import executor_environment
-from ergon_framework.jobs.commands import checked
+from ergon_framework.jobs.child_process import executor_environment
+from ergon_framework.jobs.pool import checked
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.opening import check_url
 from ergon_framework.ports.moving import mark_of, refuse_unsettled
@@ -42,7 +42,7 @@ from ergon_framework.storage.urls import file_of
 from ergon_framework.task.mixins.utils import run_with_timeout
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs.requests import Store
+    from ergon_framework.ports.jobstore import FullJobStore
 
 
 PATIENCE = 60.0
@@ -233,7 +233,7 @@ def examine_jobs(
             yield from _shared(settings, timeout)
         return
     from ergon_framework.app.jobs import setup_of
-    from ergon_framework.jobs.commands import checked
+    from ergon_framework.jobs.pool import checked
     from ergon_framework.jobs.worker import default_executor
 
     setup = setup_of(settings)
@@ -264,7 +264,7 @@ def _opened(url: str) -> Finding:
         return _bad(STORE, error)
 
 
-def _kept(store: Store, url: str) -> Finding:
+def _kept(store: FullJobStore, url: str) -> Finding:
     """What an acknowledgement means there."""
     if not is_in_memory(url):  # of a server, the row of its durability tells
         return Finding(STORE, Status.OK, store.durability, store=url)
@@ -302,7 +302,7 @@ def _looked_into(url: str) -> Finding | None:
         return _bad(STORE, error)
 
 
-def _of(store: Store, url: str) -> Finding:
+def _of(store: FullJobStore, url: str) -> Finding:
     """A store that answers, and whether it has rows that cannot be read."""
     aside = len(store.unreadable())
     if not aside:

@@ -31,7 +31,7 @@ from ergon_framework.boundary.opening import (
     open_fact_store,
     open_object_store,
 )
-from ergon_framework.errors import ConfigurationError, StoreSchemaError
+from ergon_framework.errors import ConfigurationError, StoreError, StoreSchemaError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy

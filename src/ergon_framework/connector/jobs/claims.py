@@ -33,7 +33,7 @@ from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.telemetry.notices import FanOut, has_listeners
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon.connector")
 
 Report = Callable[[str, dict[str, Any]], None]
 SHORTEST_NAP = 0.05
