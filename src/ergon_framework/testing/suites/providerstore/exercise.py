@@ -21,20 +21,13 @@ from ergon_framework.testing.suites.stores import StoreSuite
 
 PROVIDER_STORE_CHECKS: tuple[Check[Subject], ...] = (
     *circuits.CHECKS,
-    *circuits.CHECKS,
-    *quotas.CHECKS,
     *quotas.CHECKS,
     *attempts.CHECKS,
     *health.CHECKS,
-    *health.CHECKS,
     *idempotency.CHECKS,
-    *idempotency.CHECKS,
-    *dead_letters.CHECKS,
     *dead_letters.CHECKS,
     *maintenance.CHECKS,
     *concurrency.CHECKS,
-    *concurrency.CHECKS,
-    *maintenance.CHECKS,
 )
 
 
