@@ -5,7 +5,7 @@ moves a store reads the copies of both sides along that order, loads what is mis
 discards what is no longer there, and compares both sides once more at the end. The store that is
 read is only looked at, and the one that is written has no other users meanwhile.
 
-Five methods, which a store has beside those of its other ports:
+Five methods, which the ``records`` of a store have, or the store beside those of its other ports:
 
 - ``dump`` reads a page of one kind, after a place. Pages are bounded by ``limit`` and by
   :data:`PAGE_BYTES`, whatever there is; an empty page is the end.
@@ -111,18 +111,25 @@ class Born(Protocol):
         """
 
 
+def records_of(store: object) -> object:
+    """The part of a store that is copied: its ``records``, or the store itself."""
+    return getattr(store, "records", store)
+
+
 _decode = msgspec.json.Decoder(Mark).decode
 encode_mark = msgspec.json.Encoder().encode
 
 
 def mark_of(store: object) -> Mark:
     """What was written down in a store; nothing for one that is neither copy nor shut."""
-    return read_mark(store.mark() if isinstance(store, Archive) else None)
+    records = records_of(store)
+    return read_mark(records.mark() if isinstance(records, Archive) else None)
 
 
 def birth_of(store: object) -> str:
     """By what a store is told from any other; empty where it does not tell."""
-    return store.birth() if isinstance(store, Born) else ""
+    records = records_of(store)
+    return records.birth() if isinstance(records, Born) else ""
 
 
 def read_mark(found: bytes | None) -> Mark:

@@ -13,7 +13,7 @@ from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import JobCopy
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import Archive
+from ergon_framework.ports.moving import Archive, records_of
 from ergon_framework.testing.suites.jobstore.subject import Subject
 from tests.app.moving.stock import copied, discarded, job_sums, moved, with_jobs
 
@@ -106,5 +106,5 @@ def _purge(s: Subject) -> None:
 
 
 def _empty(s: Subject) -> None:
-    archive = cast("Archive", s.store)
+    archive = cast("Archive", records_of(s.store))
     archive.discard(archive.dump(JobCopy, None, 10))

@@ -11,7 +11,7 @@ import sys
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import JobCopy
 from ergon_framework.ports.jobstore import FullJobStore, Hold, NewJob, WorkerRecord
-from ergon_framework.ports.moving import Archive
+from ergon_framework.ports.moving import Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask
 
@@ -30,8 +30,9 @@ def main(url: str, *keys: str) -> None:
         work(store)
         store.sweep(10)
         store.set_queue("q", max_active=n + 1)
-        assert isinstance(store, Archive)
-        store.load(store.dump(JobCopy, None, 100))
+        records = records_of(store)
+        assert isinstance(records, Archive)
+        records.load(records.dump(JobCopy, None, 100))
     say("end")
 
 

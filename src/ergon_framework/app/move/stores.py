@@ -37,7 +37,7 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.ports.jobstore import FullJobStore, Search
-from ergon_framework.ports.moving import Archive, birth_of
+from ergon_framework.ports.moving import Archive, birth_of, records_of
 
 if TYPE_CHECKING:
     from ergon_framework.app.move.providers import ProviderArchive
@@ -181,7 +181,8 @@ def sources(asked: Asked, stack: ExitStack) -> dict[str, Archive]:
         found["provider calls"] = calls
     if _has_jobs(asked.source):
         jobs = open_store(asked.source.url, half_moved=True)
-        found["jobs"] = cast("Archive", stack.enter_context(closing(jobs)))
+        stack.enter_context(closing(jobs))
+        found["jobs"] = cast("Archive", records_of(jobs))
     return found
 
 
@@ -211,8 +212,8 @@ def job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
     refuse_workers(target, target.now(), asked.target.name, is_target=True)
     yield Part(
         "jobs",
-        cast("Archive", source),
-        cast("Archive", target),
+        cast("Archive", records_of(source)),
+        cast("Archive", records_of(target)),
         JOB_KINDS,
         f"jobs of {asked.source.name}",
         asked.target.name,
