@@ -154,7 +154,7 @@ def test_an_existing_file_learns_to_note_executors(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     store = SqliteJobStore(path)
     store.add([odd("a")])
-    store._write(  # as the version before left it
+    store.transactions.write(  # as the version before left it
         lambda moves: [
             moves.cursor.execute(each)
             for each in (

@@ -96,7 +96,9 @@ def test_a_file_that_cannot_be_written_any_more(
     store.add([new("a")])
     [job] = store.exchange([], ask(1))[1].jobs
     before = store.find("a")
-    store._database.write(lambda connection: connection.execute("PRAGMA query_only = ON"))
+    store.transactions.database.write(
+        lambda connection: connection.execute("PRAGMA query_only = ON")
+    )
     with pytest.raises(StoreReadOnlyError):
         call(store, job)
     assert (ids(store), store.find("a")) == ({"a"}, before)
@@ -136,7 +138,7 @@ def test_a_full_disk(open_store: Open) -> None:
             [count] = connection.execute("PRAGMA page_count").fetchone()
             connection.execute(f"PRAGMA max_page_count = {count + pages}")
 
-        store._database.write(work)
+        store.transactions.database.write(work)
 
     bound(0)
     with pytest.raises(StoreFullError, match="no room left"):
@@ -163,13 +165,13 @@ def test_a_settlement_on_a_full_disk_can_be_repeated(open_store: Open) -> None:
         [count] = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {count + 1}")
 
-    store._database.write(bound)
+    store.transactions.database.write(bound)
     with pytest.raises(StoreFullError):
         store.exchange([told], None)
     found = store.find("a")
     assert found is not None
     assert (found.status, found.result, found.history) == (JobStatus.ACTIVE, None, ())
-    store._database.write(lambda db: db.execute("PRAGMA max_page_count = 100000"))
+    store.transactions.database.write(lambda db: db.execute("PRAGMA max_page_count = 100000"))
     assert store.exchange([told], None)[0] == [True]
 
 

@@ -21,7 +21,7 @@ from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import Archive
+from ergon_framework.ports.moving import Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore.subject import INBOX, Ways, new, sent
 from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
@@ -79,7 +79,9 @@ def job_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Archi
     """An empty job store."""
     store = MemoryJobStore() if request.param == "memory" else SqliteJobStore(tmp_path / "new.db")
     with closing(store):
-        yield store
+        records = records_of(store)
+        assert isinstance(records, Archive)
+        yield records
 
 
 @pytest.mark.parametrize("seed", SEEDS)

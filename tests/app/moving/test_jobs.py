@@ -184,8 +184,8 @@ def test_a_half_moved_store_is_not_worked_with(places: tuple[str, str]) -> None:
     with closing(open_store(places[0])) as source, closing(open_store(places[1])) as target:
         assert isinstance(source, SqliteJobStore)
         assert isinstance(target, SqliteJobStore)
-        part = Part("jobs", source, target, JOB_KINDS, "x", "new.db")
-        transfer.begin(part)
+        part = Part("jobs", source.records, target.records, JOB_KINDS, "x", "new.db")
+        copying.begin(part)
         with pytest.raises(Cut):
             transfer.move(part, stop)
         assert is_half_moved(target)
@@ -207,8 +207,8 @@ def test_what_does_not_arrive_is_noticed(places: tuple[str, str]) -> None:
 
     with closing(open_store(places[0])) as source, closing(Loses()) as target:
         assert isinstance(source, SqliteJobStore)
-        part = Part("jobs", source, target, JOB_KINDS, "x", "the new one")
-        transfer.begin(part)
+        part = Part("jobs", source.records, target, JOB_KINDS, "x", "the new one")
+        copying.begin(part)
         with pytest.raises(StoreError, match=r"the new one does not hold the same .*: \d+ of them"):
             transfer.move(part, lambda _: None)
         assert is_half_moved(target)

@@ -26,7 +26,7 @@ class MemoryMoving(MemoryDesk):
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
         if kind is not JobCopy:
-            return dump_settings(self, kind, after, limit)
+            return dump_settings(self, self, kind, after, limit)
         with self._step() as ledger:
             return cast("list[C]", _page(ledger, after or 0, limit))
 
@@ -37,7 +37,7 @@ class MemoryMoving(MemoryDesk):
                 if isinstance(each, JobCopy):
                     ledger.put(_record(each))
             ledger.is_work = False  # whoever works here comes when the move is over
-        load_settings(self, copies)
+        load_settings(self, self, copies)
 
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""

@@ -15,8 +15,12 @@ _FIELDS = ("is_paused", "max_active", "rate", "burst")
 _NONE = {name: getattr(Queue(name=""), name) for name in _FIELDS}
 
 
-class Desk(JobDesk, ScheduleStore, Protocol):
-    """The two ports that settings are kept behind, and the tokens of queues with a rate."""
+class SettingsStore(JobDesk, ScheduleStore, Protocol):
+    """The two ports that settings are kept behind."""
+
+
+class Buckets(Protocol):
+    """The tokens of queues with a rate."""
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
@@ -25,38 +29,40 @@ class Desk(JobDesk, ScheduleStore, Protocol):
         """Say when buckets will be full; those of queues without a rate are left out."""
 
 
-def dump_settings(desk: Desk, kind: type[C], after: str | None, limit: int) -> list[C]:
+def dump_settings(
+    store: SettingsStore, tokens: Buckets, kind: type[C], after: str | None, limit: int
+) -> list[C]:
     """Queues' settings or schedules after a name, in order."""
     found: list[QueueCopy] | list[ScheduleCopy]
     if kind is QueueCopy:
-        full_at = desk.buckets()
-        copies = (_settings_of(queue, full_at.get(queue.name, 0.0)) for queue in desk.queues())
+        full_at = tokens.buckets()
+        copies = (_settings_of(queue, full_at.get(queue.name, 0.0)) for queue in store.queues())
         found = [copy for copy in copies if copy is not None]
     else:
-        found = [ScheduleCopy(schedule) for schedule in desk.schedules()]
+        found = [ScheduleCopy(schedule) for schedule in store.schedules()]
     ordered = sorted(found, key=lambda copy: copy.place)
     return cast("list[C]", [copy for copy in ordered if copy.place > (after or "")][:limit])
 
 
-def load_settings(desk: Desk, copies: Sequence[Copy]) -> None:
+def load_settings(store: SettingsStore, tokens: Buckets, copies: Sequence[Copy]) -> None:
     """Put queues' settings and schedules in, whatever was there."""
     for copy in copies:
         if isinstance(copy, QueueCopy):
-            desk.set_queue(copy.queue, **{name: getattr(copy, name) for name in _FIELDS})
+            store.set_queue(copy.queue, **{name: getattr(copy, name) for name in _FIELDS})
         elif isinstance(copy, ScheduleCopy):
-            desk.put_schedule(copy.schedule)
+            store.put_schedule(copy.schedule)
     queues = [copy for copy in copies if isinstance(copy, QueueCopy) and copy.rate is not None]
     if queues:
-        desk.fill_buckets({copy.queue: copy.full_at for copy in queues})
+        tokens.fill_buckets({copy.queue: copy.full_at for copy in queues})
 
 
-def discard_settings(desk: Desk, copies: Sequence[Copy]) -> None:
+def discard_settings(store: SettingsStore, copies: Sequence[Copy]) -> None:
     """Take queues' settings and schedules away."""
     for copy in copies:
         if isinstance(copy, QueueCopy):
-            desk.set_queue(copy.queue, **_NONE)
+            store.set_queue(copy.queue, **_NONE)
         elif isinstance(copy, ScheduleCopy):
-            desk.drop_schedule(copy.schedule.name)
+            store.drop_schedule(copy.schedule.name)
 
 
 def _settings_of(queue: Queue, full_at: float) -> QueueCopy | None:

@@ -50,7 +50,7 @@ class PostgresMoving(PostgresDesk):
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
         if kind is not JobCopy:
-            return dump_settings(self, kind, after, limit)
+            return dump_settings(self, self, kind, after, limit)
         return cast("list[C]", self.look(lambda words: _page(words, after or 0, limit)))
 
     def load(self, copies: Sequence[Copy]) -> None:
@@ -61,7 +61,7 @@ class PostgresMoving(PostgresDesk):
                 self.step(lambda words: _load(words, jobs), "move")
             except StoreError as error:
                 raise (_told(error) if is_conflict(error) else error) from error
-        load_settings(self, copies)
+        load_settings(self, self, copies)
 
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""

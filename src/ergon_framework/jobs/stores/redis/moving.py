@@ -32,7 +32,7 @@ class RedisMoving(RedisDesk):
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
         if kind is not JobCopy:
-            return dump_settings(self, kind, after, limit)
+            return dump_settings(self, self, kind, after, limit)
         found, odd, _ = self._look("after", after or 0, limit, (PAGE_BYTES,))
         if odd:
             raise cannot_move(odd[0])
@@ -51,7 +51,7 @@ class RedisMoving(RedisDesk):
                     " holds its unique key",
                     remedy="see that nobody else writes to the store, then move again",
                 )
-        load_settings(self, copies)
+        load_settings(self, self, copies)
 
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""

@@ -1,4 +1,4 @@
-"""What every part of the store stands on: the file, the clock and the bells."""
+"""Transactions on the file of an SQLite job store, and notifications when they are committed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ergon_framework.jobs.stores.moments import AFTER, BEFORE
 from ergon_framework.jobs.stores.sqlite.moves import Moves
-from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_rows
+from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_rows, page_of
 from ergon_framework.jobs.stores.unreadable import MISREAD, OddRowError, is_misread
-from ergon_framework.ports.jobstore import Bell, Topic
+from ergon_framework.ports.jobstore import Bell, Job, Topic
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import Schema
@@ -33,8 +33,8 @@ SCHEMA = Schema("jobs", f"{SQL}.schema")
 # an error, resets a statement that whoever has the connection by then may be executing.
 
 
-class Ground:
-    """Runs transactions, and rings when they are committed."""
+class Transactions:
+    """Runs transactions on one file by one clock, and notifies when they are committed."""
 
     def __init__(
         self,
@@ -44,18 +44,18 @@ class Ground:
         busy_timeout: float = 5.0,
         read_only: bool = False,
     ) -> None:
-        self._database = Database(
+        self.database = Database(
             path, schema=SCHEMA, busy_timeout=busy_timeout, read_only=read_only
         )
-        self._belfry = Belfry(self._database.path)
+        self.notifier = Belfry(self.database.path)
         self._clock = clock
-        self._is_read_only = read_only
+        self.is_read_only = read_only
         self._looks_again_at = 0.0
 
     @property
     def path(self) -> Path:
         """The file."""
-        return self._database.path
+        return self.database.path
 
     def now(self) -> float:
         """The store's clock."""
@@ -63,22 +63,22 @@ class Ground:
 
     def listen(self, topic: Topic) -> Bell:
         """A bell for this process, rung at each change of that kind, from any process."""
-        return self._belfry.listen(topic)
+        return self.notifier.listen(topic)
 
     def announce(self) -> None:
         """Wake the workers: for those who added jobs in a transaction of their own."""
-        self._belfry.ring(_WORK)
+        self.notifier.ring(_WORK)
 
     def maintain(self) -> bool:
         """Shorten the write-ahead log if it is long; whether that was done."""
-        return self._database.maintain()
+        return self.database.maintain()
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""
-        self._belfry.close()
-        self._database.close()
+        self.notifier.close()
+        self.database.close()
 
-    def _write(
+    def write(
         self,
         work: Callable[[Moves], T],
         call: str,
@@ -95,24 +95,24 @@ class Ground:
             failpoint(BEFORE[call])
             return result, moves.is_work, moves.is_done
 
-        result, is_work_too, is_done = self._insist(whole, is_synced=is_synced)
+        result, is_work_too, is_done = self._retrying(whole, is_synced=is_synced)
         failpoint(AFTER[call])
         if is_work or is_work_too:
-            self._belfry.ring(_WORK)
+            self.notifier.ring(_WORK)
         if is_done:
-            self._belfry.ring(_DONE)
+            self.notifier.ring(_DONE)
         return result
 
-    def _insist(self, work: Callable[[sqlite3.Connection], T], *, is_synced: bool) -> T:
+    def _retrying(self, work: Callable[[sqlite3.Connection], T], *, is_synced: bool) -> T:
         """Run a transaction; rows that it cannot read are set aside, and it is run again."""
         while True:
             try:
-                return self._database.write(work, is_synced=is_synced)
+                return self.database.write(work, is_synced=is_synced)
             except (*MISREAD, sqlite3.OperationalError) as error:
-                if not is_misread(error) or not self._set_odd_rows_aside(error):
+                if not is_misread(error) or not self.set_odd_rows_aside(error):
                     raise
 
-    def _set_odd_rows_aside(self, error: Exception) -> bool:
+    def set_odd_rows_aside(self, error: Exception) -> bool:
         """Something met a row that it cannot read: find all such rows; whether there are any.
 
         One that names itself is soon found. For all others every row is read, those first that have
@@ -123,8 +123,8 @@ class Ground:
         elif time.monotonic() < self._looks_again_at:
             return False
         else:
-            found = self._read(lambda cursor: odd_rows(cursor, "live"))
-            found = found or self._read(lambda cursor: odd_rows(cursor, "ended"))
+            found = self.read(lambda cursor: odd_rows(cursor, "live"))
+            found = found or self.read(lambda cursor: odd_rows(cursor, "ended"))
             self._looks_again_at = 0.0 if found else time.monotonic() + LOOKS_APART
 
         def whole(connection: sqlite3.Connection) -> None:
@@ -132,12 +132,27 @@ class Ground:
                 Moves(cursor, self._clock()).set_all_aside(found)
 
         if found:
-            self._database.write(whole)
+            self.database.write(whole)
         return bool(found)
 
-    def _read(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+    def read(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+        """Run something on what was committed last."""
+
         def whole(connection: sqlite3.Connection) -> T:
             with closing(connection.cursor()) as cursor:
                 return work(cursor)
 
-        return self._database.read(whole)
+        return self.database.read(whole)
+
+    def first(self, statement: str, values: tuple[Any, ...] = ()) -> Any:
+        """The first row of a statement, or None."""
+        return self.read(lambda cursor: cursor.execute(statement, values).fetchone())
+
+    def readable(self, statement: str, values: tuple[Any, ...]) -> list[Job]:
+        """The jobs that a statement finds; rows that cannot be read are set aside."""
+        page = self.read(lambda cursor: page_of(cursor, statement, values))
+        while page.odd and not self.is_read_only:
+            odd = [(each.key, each.problem) for each in page.odd]
+            self.write(lambda moves: moves.set_all_aside(odd), "exchange")  # noqa: B023 - at once
+            page = self.read(lambda cursor: page_of(cursor, statement, values))
+        return page.jobs

@@ -1,4 +1,4 @@
-"""Copies of jobs, out of the file and into it."""
+"""All that an SQLite job store holds, read as records and written from records."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.moving import (
     BARRED,
+    SettingsStore,
     discard_settings,
     dump_settings,
     load_settings,
 )
-from ergon_framework.jobs.stores.options import NO_OPTIONS, Options, text_of
+from ergon_framework.jobs.stores.options import options_text, text_of
 from ergon_framework.jobs.stores.own_moves import DUE, ENDED, LATER, RUNNING
 from ergon_framework.jobs.stores.sqlite.adding import LARGE
-from ergon_framework.jobs.stores.sqlite.desk import SqliteDesk
+from ergon_framework.jobs.stores.sqlite.ground import Transactions
 from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
 from ergon_framework.jobs.stores.unreadable import cannot_move
@@ -31,41 +32,46 @@ _SQL = load(SQL, "moving.sql")
 _JOBS = load(SQL, "jobs.sql")
 
 
-class SqliteMoving(SqliteDesk):
-    """What a move needs."""
+class SqliteJobRecords:
+    """The records of one store: its jobs, the limits of its queues, its schedules."""
+
+    def __init__(self, transactions: Transactions, store: SettingsStore) -> None:
+        self._transactions = transactions
+        self._store = store
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
         if kind is not JobCopy:
-            return dump_settings(self, kind, after, limit)
-        return cast("list[C]", self._read(lambda cursor: _page(cursor, after or 0, limit)))
+            return dump_settings(self._store, self, kind, after, limit)
+        page = self._transactions.read(lambda cursor: _page(cursor, after or 0, limit))
+        return cast("list[C]", page)
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Put copies of one kind in, in order."""
         jobs = [each for each in copies if isinstance(each, JobCopy)]
         if jobs:
-            self._write(lambda moves: _load(moves, jobs), "move")
-        load_settings(self, copies)
+            self._transactions.write(lambda moves: _load(moves, jobs), "move")
+        load_settings(self._store, self, copies)
 
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
         ids = [(each.name,) for each in copies if isinstance(each, JobCopy)]
         if ids:
-            self._write(lambda moves: moves.cursor.executemany(_SQL["remove"], ids), "move")
-        discard_settings(self, copies)
+            self._execute_many("remove", ids)
+        discard_settings(self._store, copies)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
-        return dict(self._read(lambda cursor: cursor.execute(_SQL["buckets"]).fetchall()))
+        found = self._transactions.read(lambda cursor: cursor.execute(_SQL["buckets"]).fetchall())
+        return dict(found)
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
         """Say when buckets will be full."""
-        rows = [(instant, name) for name, instant in full_at.items()]
-        self._write(lambda moves: moves.cursor.executemany(_SQL["fill_bucket"], rows), "move")
+        self._execute_many("fill_bucket", [(at, name) for name, at in full_at.items()])
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
-        row = self._read(lambda cursor: cursor.execute(_SQL["mark"]).fetchone())
+        row = self._transactions.first(_SQL["mark"])
         return None if row is None else bytes(row[0])
 
     def set_mark(self, mark: bytes | None) -> None:
@@ -77,12 +83,12 @@ class SqliteMoving(SqliteDesk):
             else:
                 moves.cursor.execute(_SQL["set_mark"], (mark,))
 
-        self._write(work, "move")
+        self._transactions.write(work, "move")
 
     def birth(self) -> str:
         """Where the file is, and when its tables were made; a copy of the file is another store."""
-        [made_at] = self._read(lambda cursor: cursor.execute(_SQL["made_at"]).fetchone())
-        return f"{self.path.resolve()} {made_at!r}"
+        [made_at] = self._transactions.first(_SQL["made_at"])
+        return f"{self._transactions.path.resolve()} {made_at!r}"
 
     def bar(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
@@ -91,7 +97,13 @@ class SqliteMoving(SqliteDesk):
             for statement in sqlite_bars(BARRED, place):
                 moves.cursor.execute(statement)
 
-        self._write(work, "move")
+        self._transactions.write(work, "move")
+
+    def _execute_many(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        def work(moves: Moves) -> None:
+            moves.cursor.executemany(_SQL[statement], rows)
+
+        self._transactions.write(work, "move")
 
 
 def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobCopy]:
@@ -137,15 +149,6 @@ def _is_large(job: Job) -> bool:
 
 def _row(job: Job, changed_at: float, now: float) -> tuple[Any, ...]:
     """The columns of a job, from its stage to its history."""
-    options = Options(
-        job.timeout,
-        job.max_attempts,
-        job.max_deliveries,
-        None if job.retry is None else job.retry.decode(),
-        job.result_ttl,
-        job.correlation_id,
-        job.trace_context,
-    )
     is_large = _is_large(job)
     return (
         *(_stage(job, now), job.status.value, job.fence, job.deliveries, job.attempts),
@@ -153,7 +156,7 @@ def _row(job: Job, changed_at: float, now: float) -> tuple[Any, ...]:
         *(job.claimed_at, job.worker, job.why, job.purge_at, job.queue, job.executor),
         *(job.priority, job.run_at, job.expires_at, job.unique_key, job.limit_key, job.limit),
         *(job.id, job.handler, job.created_at),
-        None if options == NO_OPTIONS else text_of(options),
+        options_text(job),
         None if is_large else job.args,
         None if is_large else job.kwargs,
         None if job.last_error is None else text_of(job.last_error),

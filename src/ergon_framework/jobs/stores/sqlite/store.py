@@ -1,35 +1,64 @@
-"""The SQLite job store: what clients and workers need."""
+"""The SQLite job store: all calls of its ports, each one transaction."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.gates import queue_of
 from ergon_framework.jobs.stores.options import text_of
-from ergon_framework.jobs.stores.sqlite import adding
+from ergon_framework.jobs.stores.own_moves import DUE, ENDED, RUNNING
+from ergon_framework.jobs.stores.readable import Reader
+from ergon_framework.jobs.stores.sqlite import adding, looking, sweeping
 from ergon_framework.jobs.stores.sqlite.claiming import Claim, Turns
+from ergon_framework.jobs.stores.sqlite.gates import settings_of
+from ergon_framework.jobs.stores.sqlite.ground import Transactions
 from ergon_framework.jobs.stores.sqlite.moves import Moves
-from ergon_framework.jobs.stores.sqlite.moving import SqliteMoving
-from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
-from ergon_framework.jobs.stores.unreadable import unreadable_job
+from ergon_framework.jobs.stores.sqlite.moving import SqliteJobRecords
+from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
+from ergon_framework.jobs.stores.unreadable import (
+    MISREAD,
+    Told,
+    argument_problem,
+    is_misread,
+    key_is_held,
+    note_of,
+    unreadable_job,
+    was_status,
+)
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,
+    Bell,
     Claimed,
     Hold,
     Job,
+    Named,
     NewJob,
+    Queue,
+    Schedule,
+    Search,
     Settlement,
+    Sweep,
+    Topic,
+    Unreadable,
+    WorkerRecord,
 )
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
 
+_DESK = load(SQL, "desk.sql")
+_SCHEDULES = load(SQL, "schedules.sql")
 _SQL = load(SQL, "jobs.sql")
 
 
-class SqliteJobStore(SqliteMoving):
+class SqliteJobStore:
     """Jobs in one SQLite file, which any number of processes on this machine may share."""
 
     is_synced = True
@@ -43,14 +72,50 @@ class SqliteJobStore(SqliteMoving):
         busy_timeout: float = 5.0,
         read_only: bool = False,
     ) -> None:
-        super().__init__(path, clock=clock, busy_timeout=busy_timeout, read_only=read_only)
+        self.transactions = Transactions(
+            path, clock=clock, busy_timeout=busy_timeout, read_only=read_only
+        )
         self._turns: Turns = {}
+        self._reader = Reader()
+        self._told = Told()
+
+    @property
+    def records(self) -> SqliteJobRecords:
+        """All that the store holds, to be copied into another store or out of one."""
+        return SqliteJobRecords(self.transactions, self)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.transactions.path
+
+    def now(self) -> float:
+        """The store's clock."""
+        return self.transactions.now()
+
+    def listen(self, topic: Topic) -> Bell:
+        """A bell for this process, rung at each change of that kind, from any process."""
+        return self.transactions.listen(topic)
+
+    def announce(self) -> None:
+        """Wake the workers: for those who added jobs in a transaction of their own."""
+        self.transactions.announce()
+
+    def maintain(self) -> bool:
+        """Shorten the write-ahead log if it is long; whether that was done."""
+        return self.transactions.maintain()
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+        self.transactions.close()
+
+    # ---- clients and workers ---------------------------------------------------------------------
 
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Store all of them or none; raises DuplicateJobError."""
-        return (
-            self._write(lambda moves: adding.add(moves, jobs), "add", is_work=True) if jobs else []
-        )
+        if not jobs:
+            return []
+        return self.transactions.write(lambda moves: adding.add(moves, jobs), "add", is_work=True)
 
     def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
         """Add jobs in the caller's own transaction on the same file, which the caller commits.
@@ -72,7 +137,7 @@ class SqliteJobStore(SqliteMoving):
             return applied, Claimed([]) if ask is None else Claim(moves, ask, self._turns).run()
 
         # A claim is a promise to nobody: after a power cut the job is due again, and is run again.
-        return self._write(work, "exchange", is_synced=bool(settlements))
+        return self.transactions.write(work, "exchange", is_synced=bool(settlements))
 
     def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
@@ -81,39 +146,207 @@ class SqliteJobStore(SqliteMoving):
             until = moves.now + lease
             return [_renew(moves.cursor, hold, until) for hold in holds]
 
-        return self._write(work, "renew", is_synced=False)
+        return self.transactions.write(work, "renew", is_synced=False)
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         """Cut leases that end later than they could if they were renewed now."""
         latest = self.now() + min((*leases.values(), others))
-        any_later = _SQL["any_later"]
-        if self._read(lambda cursor: cursor.execute(any_later, (latest,)).fetchone()) is None:
+        if self.transactions.first(_SQL["any_later"], (latest,)) is None:
             return 0
 
         def work(moves: Moves) -> int:
             values = (text_of(leases), moves.now, others)
             return moves.cursor.execute(_SQL["shorten"], values).rowcount
 
-        return self._write(work, "renew", is_synced=False)
+        return self.transactions.write(work, "renew", is_synced=False)
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
-        return self._readable(_SQL["overdue"], (self.now(), limit))
+        return self.transactions.readable(_SQL["overdue"], (self.now(), limit))
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        page = self._read(lambda cursor: page_of(cursor, _SQL["find"], (job_id,)))
+        page = self.transactions.read(lambda cursor: page_of(cursor, _SQL["find"], (job_id,)))
         if page.odd:
             raise unreadable_job(job_id, page.odd[0].problem)
         return page.jobs[0] if page.jobs else None
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
-        values = (unique_key,)
-        row = self._read(lambda cursor: cursor.execute(_SQL["key_holder"], values).fetchone())
+        row = self.transactions.first(_SQL["key_holder"], (unique_key,))
         return None if row is None else str(row[1])
+
+    # ---- jobs -----------------------------------------------------------------------------------
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        """Matching jobs, the newest first, read in pages."""
+        return looking.search(self.transactions.read, search, limit, self._told)
+
+    def count(self, search: Search) -> int:
+        """How many match."""
+        return self.transactions.read(lambda cursor: looking.count(cursor, search))
+
+    def unreadable(self, limit: int | None = None) -> list[Unreadable]:
+        """The rows that were set aside because they cannot be read, the newest first."""
+
+        def work(cursor: sqlite3.Cursor) -> list[Unreadable]:
+            seqs = cursor.execute(_SQL["aside"], (-1 if limit is None else limit,)).fetchall()
+            return [odd_row(cursor, seq, "") for (seq,) in seqs]
+
+        return self.transactions.read(work)
+
+    def restore_unreadable(self, key: Any) -> bool:
+        """Read such a row again, and put it back where it stood."""
+
+        def work(moves: Moves) -> bool:
+            found = moves.cursor.execute(_SQL["is_aside"], (key,)).fetchone()
+            if found is None:
+                return False
+            status = was_status(note_of(found[0]))
+            stage = RUNNING if status is JobStatus.ACTIVE else ENDED if status.is_final else DUE
+            try:
+                moves.cursor.execute(_SQL["put_back"], (stage, status.value, key))
+            except sqlite3.IntegrityError as error:
+                raise key_is_held(odd_row(moves.cursor, key, "").id) from error
+            if (problem := _problem(moves.cursor, key)) is not None:
+                raise unreadable_job(str(key), problem)
+            return True
+
+        return self.transactions.write(work, "desk", is_work=True)
+
+    def discard_unreadable(self, key: Any) -> bool:
+        """Delete such a row for good."""
+
+        def work(moves: Moves) -> bool:
+            return moves.cursor.execute(_SQL["discard"], (key,)).rowcount == 1
+
+        return self.transactions.write(work, "desk")
+
+    def purge(self, jobs: Sequence[Job]) -> int:
+        """Delete final jobs that have not been moved since they were read."""
+        return self.transactions.write(lambda moves: sweeping.purge(moves, jobs), "desk")
+
+    def sweep(self, limit: int) -> Sweep:
+        """Purge what has been kept long enough, end what is outdated, forget dead workers.
+
+        Also lets jobs run again that wait for a limit key nobody holds.
+        """
+        return self.transactions.write(lambda moves: sweeping.sweep(moves, limit), "sweep")
+
+    # ---- queues ---------------------------------------------------------------------------------
+
+    def queues(self) -> list[Queue]:
+        """Every queue that has jobs or settings, by name."""
+        return self.transactions.read(lambda cursor: looking.queues(cursor, self.now()))
+
+    def set_queue(self, name: str, **changes: Any) -> Queue:
+        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
+
+        def work(moves: Moves) -> Queue:
+            settings = settings_of(moves.cursor, name).changed(changes, moves.now)
+            if settings.is_plain:
+                moves.cursor.execute(_DESK["unset_queue"], (name,))
+            else:
+                values = (name, *(getattr(settings, field) for field in settings.__slots__))
+                moves.cursor.execute(_DESK["set_queue"], values)
+            return queue_of(name, settings)
+
+        return self.transactions.write(work, "desk", is_work=True)
+
+    # ---- workers --------------------------------------------------------------------------------
+
+    def tell(self, record: WorkerRecord) -> None:
+        """Note that a worker lives; a record with state ``gone`` removes it."""
+
+        def work(moves: Moves) -> None:
+            if record.state == "gone":
+                moves.cursor.execute(_DESK["gone"], (record.id,))
+            else:
+                moves.cursor.execute(_DESK["tell"], (record.id, moves.now, text_of(record)))
+                names = text_of(["", *record.executors])
+                moves.cursor.execute(_DESK["tell_executors"], (moves.now, names))
+
+        self.transactions.write(work, "desk", is_synced=False)
+
+    def workers(self) -> list[WorkerRecord]:
+        """Those that told of themselves, by id."""
+        rows = self.transactions.read(lambda cursor: _all(cursor, _DESK["workers"]))
+        return self._reader.workers(rows)
+
+    def named(self) -> list[Named]:
+        """The executors that due jobs name, by name."""
+        while True:
+            try:
+                return self.transactions.read(looking.named)
+            except (*MISREAD, sqlite3.OperationalError) as error:
+                if not is_misread(error) or not self.transactions.set_odd_rows_aside(error):
+                    raise
+
+    def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
+        """Jobs that name this executor, could be claimed, and became due before that instant."""
+        values = (executor, due_before, limit)
+        return self.transactions.readable(_DESK["waiting_for"], values)
+
+    # ---- schedules ------------------------------------------------------------------------------
+
+    def schedules(self) -> list[Schedule]:
+        """All, by name."""
+        rows = self.transactions.read(lambda cursor: _all(cursor, _SCHEDULES["all"]))
+        return self._reader.schedules(rows)
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        """Add or replace the definition, keeping nothing of the old one."""
+
+        def work(moves: Moves) -> None:
+            moves.cursor.execute(_SCHEDULES["put"], msgspec.structs.astuple(schedule))
+
+        self.transactions.write(work, "desk")
+
+    def drop_schedule(self, name: str) -> bool:
+        """Remove one; whether it was there."""
+
+        def work(moves: Moves) -> bool:
+            return moves.cursor.execute(_SCHEDULES["drop"], (name,)).rowcount == 1
+
+        return self.transactions.write(work, "desk")
+
+    def fire(
+        self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
+    ) -> bool:
+        """Move ``next_at`` on and add the jobs, in one commit, if it still is ``expected``.
+
+        A job whose id or unique key is taken is skipped: the schedule goes on without it.
+        """
+
+        def work(moves: Moves) -> bool:
+            moves.cursor.execute(_SCHEDULES["advance"], (next_at, expected, name))
+            if moves.cursor.rowcount != 1:
+                return False
+            moves.is_work |= adding.add_new(moves, jobs) > 0
+            return True
+
+        return self.transactions.write(work, "fire")
 
 
 def _renew(cursor: sqlite3.Cursor, hold: Hold, until: float) -> bool:
     values = (until, hold.is_charged, hold.key, hold.id, hold.fence)
     return cursor.execute(_SQL["renew"], values).rowcount == 1
+
+
+def _all(cursor: sqlite3.Cursor, statement: str) -> list[tuple[Any, ...]]:
+    """All rows, a text that is not UTF-8 as well as it can be read."""
+    try:
+        return cursor.execute(statement).fetchall()
+    except sqlite3.OperationalError as error:
+        if not is_misread(error):
+            raise
+        with lossy(cursor):
+            return cursor.execute(statement).fetchall()
+
+
+def _problem(cursor: sqlite3.Cursor, seq: int) -> str | None:
+    """What is wrong with a row; None if it is a job that can be run."""
+    job = job_or_odd(cursor, seq)
+    if not isinstance(job, Job):
+        return "it is gone" if job is None else job.problem
+    return argument_problem(job)
