@@ -14,7 +14,7 @@ import pytest
 
 from ergon_framework.cli import invoke
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.stores.sqlite.ground import SCHEMA
+from ergon_framework.jobs.stores.sqlite.transactions import SCHEMA
 from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
 from ergon_framework.providers.models import metadata
 from tests.app.workplace import Workplace

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.sqlite import SqliteJobStore, claiming
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.jobs.stores.sqlite import claim as claiming
 from ergon_framework.ports.jobstore import Claimed, NewJob, Search, Topic
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.sqlite import SqliteJobStore, looking
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore, admin
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.sql_files import load
@@ -149,4 +149,4 @@ def test_searches_look_where_few_jobs_are(
     connection: sqlite3.Connection, search: Search, step: str
 ) -> None:
     """A dead letter, a running job or one by its id is found without reading all the others."""
-    assert any(step in found for found in plan(connection, looking.statement_of(search)))
+    assert any(step in found for found in plan(connection, admin.statement_of(search)))

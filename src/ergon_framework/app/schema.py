@@ -97,7 +97,7 @@ class FileJobTables:
     @property
     def latest(self) -> str:
         """The version that this program works with."""
-        from ergon_framework.jobs.stores.sqlite.ground import SCHEMA
+        from ergon_framework.jobs.stores.sqlite.transactions import SCHEMA
 
         return str(SCHEMA.version)
 

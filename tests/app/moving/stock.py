@@ -18,7 +18,7 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.ports.jobstore import Ask, FullJobStore
-from ergon_framework.ports.moving import Archive
+from ergon_framework.ports.moving import Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import moving as fact_checks
 from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
@@ -87,14 +87,14 @@ def discarded(outcome: Outcome) -> dict[str, int]:
 def job_sums(url: str) -> dict[str, Any]:
     """What a job store holds, by kind."""
     with closing(open_store(url, read_only=True)) as store:
-        archive = cast("Archive", store)
+        archive = cast("Archive", records_of(store))
         return {kind.__name__: summed(archive, kind) for kind in JOB_KINDS}
 
 
 def fact_sums(url: str) -> dict[str, Any]:
     """What a fact store holds, by kind."""
     with closing(open_fact_store(url, zone=ZONE, read_only=True)) as store:
-        archive = cast("Archive", store)
+        archive = cast("Archive", records_of(store))
         return {kind.__name__: summed(archive, kind) for kind in FACT_KINDS}
 
 

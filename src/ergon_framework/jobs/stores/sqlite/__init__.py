@@ -6,6 +6,11 @@ machinery has to do with it, and every stage has partial indexes of its own: cla
 first entries of the lanes (executor and queue) that a worker has slots for, whatever else is there.
 Nothing here reads a clock except at the beginning of a call, and no decision about a job is made
 here: moves come from the core.
+
+- ``store``: the calls of the ports, each one transaction; ``transactions``: how those run
+- ``claim``, ``transitions``: what a worker gets, and every change of a job
+- ``admin``, ``records``: searches, counts and retention; copies for moves between stores
+- ``rows``: rows of the tables as jobs
 """
 
 from ergon_framework.jobs.stores.sqlite.store import SqliteJobStore

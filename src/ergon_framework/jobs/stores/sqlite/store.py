@@ -15,13 +15,12 @@ from ergon_framework.jobs.stores.gates import queue_of
 from ergon_framework.jobs.stores.options import text_of
 from ergon_framework.jobs.stores.own_moves import DUE, ENDED, RUNNING
 from ergon_framework.jobs.stores.readable import Reader
-from ergon_framework.jobs.stores.sqlite import adding, looking, sweeping
-from ergon_framework.jobs.stores.sqlite.claiming import Claim, Turns
-from ergon_framework.jobs.stores.sqlite.gates import settings_of
-from ergon_framework.jobs.stores.sqlite.ground import Transactions
-from ergon_framework.jobs.stores.sqlite.moves import Moves
-from ergon_framework.jobs.stores.sqlite.moving import SqliteJobRecords
+from ergon_framework.jobs.stores.sqlite import admin, transitions
+from ergon_framework.jobs.stores.sqlite.claim import Claim, Turns, settings_of
+from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
+from ergon_framework.jobs.stores.sqlite.transactions import Transactions
+from ergon_framework.jobs.stores.sqlite.transitions import Moves
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
     Told,
@@ -115,7 +114,9 @@ class SqliteJobStore:
         """Store all of them or none; raises DuplicateJobError."""
         if not jobs:
             return []
-        return self.transactions.write(lambda moves: adding.add(moves, jobs), "add", is_work=True)
+        return self.transactions.write(
+            lambda moves: transitions.add(moves, jobs), "add", is_work=True
+        )
 
     def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
         """Add jobs in the caller's own transaction on the same file, which the caller commits.
@@ -125,7 +126,7 @@ class SqliteJobStore:
         their next look; :meth:`announce`, called after the commit, wakes them at once.
         """
         with joined(connection, self.path, _SQL["lock"]) as cursor:
-            return adding.add(Moves(cursor, self.now()), jobs) if jobs else []
+            return transitions.add(Moves(cursor, self.now()), jobs) if jobs else []
 
     def exchange(
         self, settlements: Sequence[Settlement], ask: Ask | None
@@ -180,11 +181,11 @@ class SqliteJobStore:
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return looking.search(self.transactions.read, search, limit, self._told)
+        return admin.search(self.transactions.read, search, limit, self._told)
 
     def count(self, search: Search) -> int:
         """How many match."""
-        return self.transactions.read(lambda cursor: looking.count(cursor, search))
+        return self.transactions.read(lambda cursor: admin.count(cursor, search))
 
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
         """The rows that were set aside because they cannot be read, the newest first."""
@@ -224,20 +225,20 @@ class SqliteJobStore:
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
-        return self.transactions.write(lambda moves: sweeping.purge(moves, jobs), "desk")
+        return self.transactions.write(lambda moves: admin.purge(moves, jobs), "desk")
 
     def sweep(self, limit: int) -> Sweep:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
         Also lets jobs run again that wait for a limit key nobody holds.
         """
-        return self.transactions.write(lambda moves: sweeping.sweep(moves, limit), "sweep")
+        return self.transactions.write(lambda moves: admin.sweep(moves, limit), "sweep")
 
     # ---- queues ---------------------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""
-        return self.transactions.read(lambda cursor: looking.queues(cursor, self.now()))
+        return self.transactions.read(lambda cursor: admin.queues(cursor, self.now()))
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
@@ -277,7 +278,7 @@ class SqliteJobStore:
         """The executors that due jobs name, by name."""
         while True:
             try:
-                return self.transactions.read(looking.named)
+                return self.transactions.read(admin.named)
             except (*MISREAD, sqlite3.OperationalError) as error:
                 if not is_misread(error) or not self.transactions.set_odd_rows_aside(error):
                     raise
@@ -322,7 +323,7 @@ class SqliteJobStore:
             moves.cursor.execute(_SCHEDULES["advance"], (next_at, expected, name))
             if moves.cursor.rowcount != 1:
                 return False
-            moves.is_work |= adding.add_new(moves, jobs) > 0
+            moves.is_work |= transitions.add_new(moves, jobs) > 0
             return True
 
         return self.transactions.write(work, "fire")

@@ -17,10 +17,9 @@ from ergon_framework.jobs.stores.moving import (
 )
 from ergon_framework.jobs.stores.options import options_text, text_of
 from ergon_framework.jobs.stores.own_moves import DUE, ENDED, LATER, RUNNING
-from ergon_framework.jobs.stores.sqlite.adding import LARGE
-from ergon_framework.jobs.stores.sqlite.ground import Transactions
-from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
+from ergon_framework.jobs.stores.sqlite.transactions import Transactions
+from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Moves
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job

@@ -8,15 +8,50 @@ what one leaves goes to the others. Within a queue, priority decides, then age.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from itertools import islice, takewhile
 
-from ergon_framework.jobs.stores.sqlite.gates import Gates
-from ergon_framework.jobs.stores.sqlite.moves import Moves
+from ergon_framework.jobs.stores.gates import NONE, Gate, Settings, settings_from
 from ergon_framework.jobs.stores.sqlite.rows import SQL, Candidate, check_candidate, leased
+from ergon_framework.jobs.stores.sqlite.transitions import Moves
 from ergon_framework.jobs.stores.unreadable import MISREAD, RowError, problem_of
 from ergon_framework.ports.jobstore import Ask, Claimed, Leased
 from ergon_framework.storage.sql_files import load
+
+_SQL = load(SQL, "claim.sql")
+
+
+def settings_of(cursor: sqlite3.Cursor, queue: str) -> Settings:
+    """The settings of a queue; one that has none may do everything."""
+    row = cursor.execute(_SQL["queue"], (queue,)).fetchone()
+    return NONE if row is None else settings_from(row)
+
+
+class Gates:
+    """The queues that one claim has to do with."""
+
+    def __init__(self, cursor: sqlite3.Cursor, now: float) -> None:
+        self._cursor = cursor
+        self._now = now
+        self._gates: dict[str, Gate] = {}
+
+    def __getitem__(self, queue: str) -> Gate:
+        gate = self._gates.get(queue)
+        if gate is None:
+            settings = settings_of(self._cursor, queue)
+            active = 0
+            if settings.max_active is not None:
+                [active] = self._cursor.execute(_SQL["running_in_queue"], (queue,)).fetchone()
+            gate = self._gates[queue] = Gate(queue, settings, active)
+        return gate
+
+    def save(self) -> None:
+        """Write down what the claim used."""
+        for gate in self._gates.values():
+            if gate.full_at is not None:
+                self._cursor.execute(_SQL["set_full_at"], (gate.full_at, gate.name))
+
 
 MOST_PROMOTED = 500
 MOST_LANES = 256
@@ -27,7 +62,6 @@ GLANCE = 64
 FEW = 4
 """Up to so many jobs are leased one by one: for more, one statement for all is faster."""
 
-_SQL = load(SQL, "claim.sql")
 _STATUS, _EXPIRES_AT, _KEY, _KEY_LIMIT, _PRIORITY, _RUN_AT = range(13, 19)
 
 Lanes = dict[str, tuple[str, ...]]

@@ -1,18 +1,20 @@
-"""Looking at jobs and queues: searches read in pages, and counts."""
+"""Admin operations on an SQLite job store: search, counts, queues, purge and retention."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.gates import settings_from
 from ergon_framework.jobs.stores.options import text_of
+from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.queue_counts import listed, named_in
 from ergon_framework.jobs.stores.sqlite.rows import SQL, Page, lossy, page_of
+from ergon_framework.jobs.stores.sqlite.transitions import Moves
 from ergon_framework.jobs.stores.unreadable import MISREAD, UNREADABLE, Told, is_misread
-from ergon_framework.ports.jobstore import Job, Named, Queue, Search
+from ergon_framework.ports.jobstore import Job, Named, Queue, Search, Sweep
 from ergon_framework.storage.sql_files import load
 
 Read = Callable[[Callable[[sqlite3.Cursor], Page]], Page]
@@ -113,3 +115,50 @@ def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     retrying = {name: number for name, _, number, _ in cursor.execute(_SQL["count_retrying"])}
     settings = {name: settings_from(row) for name, *row in cursor.execute(_SQL["queues"])}
     return listed(counted, retrying, settings, now)
+
+
+def sweep(moves: Moves, limit: int) -> Sweep:
+    """Purge, end what is outdated, forget dead workers, and wake who waits for a free key."""
+    purged = _purge_due(moves, limit)
+    outdated = _end_outdated(moves, limit - purged)
+    moves.cursor.execute(_SQL["forget_workers"], (moves.now - WORKER_FORGOTTEN_AFTER,))
+    workers = moves.cursor.rowcount
+    moves.wake_keys(limit)
+    return Sweep(purged, outdated, workers, purged + outdated >= limit)
+
+
+def purge(moves: Moves, jobs: Sequence[Job]) -> int:
+    """Delete jobs that have ended and were not moved since they were read."""
+    if not jobs:
+        return 0
+    moves.cursor.executemany(
+        _SQL["purge"],
+        [(job.key, job.id, job.fence, job.status.value, job.finished_at) for job in jobs],
+    )
+    return moves.cursor.rowcount
+
+
+def _purge_due(moves: Moves, limit: int) -> int:
+    seqs: list[int] = []
+    for queue, status in _groups(moves):
+        if len(seqs) >= limit:
+            break
+        values = (queue, status, moves.now, limit - len(seqs))
+        seqs += [seq for (seq,) in moves.cursor.execute(_SQL["kept_long_enough"], values)]
+    if seqs:
+        moves.cursor.executemany(_SQL["delete"], [(seq,) for seq in seqs])
+    return len(seqs)
+
+
+def _groups(moves: Moves) -> Iterator[tuple[str, str]]:
+    group = ("", "")
+    while row := moves.cursor.execute(_SQL["next_ended"], group).fetchone():
+        group = row
+        yield group
+
+
+def _end_outdated(moves: Moves, limit: int) -> int:
+    rows = moves.cursor.execute(_SQL["outdated"], (moves.now, limit)).fetchall()
+    for row in rows:
+        moves.end_outdated(row)
+    return len(rows)

@@ -1,13 +1,20 @@
-"""Moving jobs within one transaction, and whom to wake when it is committed."""
+"""Every change of a job within one SQLite transaction: insert, settle, block, wake, set aside.
+
+``Moves`` also remembers whom to notify when the transaction is committed.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ergon_framework.core.job import JobStatus, Move
-from ergon_framework.jobs.stores.options import text_of
+from ergon_framework.errors import DuplicateJobError
+from ergon_framework.jobs.stores.options import is_special, options_text, text_of
 from ergon_framework.jobs.stores.own_moves import (
     DUE,
     LATER,
@@ -19,15 +26,16 @@ from ergon_framework.jobs.stores.own_moves import (
     outdated,
     replaced,
 )
+from ergon_framework.jobs.stores.refusals import id_taken, key_held
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
 from ergon_framework.jobs.stores.unreadable import Note, tell_set_aside
-from ergon_framework.ports.jobstore import Settlement
+from ergon_framework.ports.jobstore import Added, NewJob, OnDuplicate, Settlement
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_barred
 
-_SQL = load(SQL, "moves.sql")
+_MOVES = load(SQL, "moves.sql")
 _JOBS = load(SQL, "jobs.sql")
-_COMPLETE = _SQL["complete"]
+_COMPLETE = _MOVES["complete"]
 
 
 class Moves:
@@ -80,14 +88,14 @@ class Moves:
 
     def block(self, seqs: list[int]) -> None:
         """Let jobs wait until one of their limit key has stopped."""
-        self.cursor.executemany(_SQL["block"], [(seq,) for seq in seqs])
+        self.cursor.executemany(_MOVES["block"], [(seq,) for seq in seqs])
         self._is_any_blocked = True
 
     def wake_keys(self, most: int) -> None:
         """Let jobs go whose limit key is free; nobody has told them."""
         key = ""
         for _ in range(most):
-            found = self.cursor.execute(_SQL["next_blocked_key"], (key,)).fetchone()
+            found = self.cursor.execute(_MOVES["next_blocked_key"], (key,)).fetchone()
             if found is None:
                 return
             key = found[0]
@@ -95,7 +103,7 @@ class Moves:
 
     def running_of_key(self, key: str) -> int:
         """How many jobs of a limit key run."""
-        count: int = self.cursor.execute(_SQL["running_of_key"], (key,)).fetchone()[0]
+        count: int = self.cursor.execute(_MOVES["running_of_key"], (key,)).fetchone()[0]
         return count
 
     def _complete(self, settlement: Settlement) -> bool:
@@ -117,7 +125,7 @@ class Moves:
     def _end(self, settlement: Settlement) -> bool:
         move, now = settlement.move, self.now
         self.cursor.execute(
-            _SQL["end"],
+            _MOVES["end"],
             (
                 move.status.value,
                 move.attempts,
@@ -136,7 +144,7 @@ class Moves:
         move, now = settlement.move, self.now
         try:
             self.cursor.execute(
-                _SQL["restart" if move.is_reset else "wait"],
+                _MOVES["restart" if move.is_reset else "wait"],
                 (
                     DUE if move.delay <= 0.0 else LATER,
                     move.status.value,
@@ -160,9 +168,9 @@ class Moves:
 
     def _shorten(self, seq: int) -> None:
         values = (seq, LONGEST_HISTORY, MOST_ENTRIES)
-        found = self.cursor.execute(_SQL["long_history"], values).fetchone()
+        found = self.cursor.execute(_MOVES["long_history"], values).fetchone()
         if found is not None:
-            self.cursor.execute(_SQL["set_history"], (latest(found[0]), seq))
+            self.cursor.execute(_MOVES["set_history"], (latest(found[0]), seq))
 
     def _release(self, seq: int) -> None:
         """A job stopped, or waits no more: whoever waits for its limit key may be next."""
@@ -171,20 +179,20 @@ class Moves:
             if self._finds("any_max_active"):
                 self.is_work = True
         if self._is_any_blocked:
-            [key] = self.cursor.execute(_SQL["limit_key"], (seq,)).fetchone()
+            [key] = self.cursor.execute(_MOVES["limit_key"], (seq,)).fetchone()
             if key is not None:
                 self._wake(key)
 
     def _finds(self, statement: str) -> bool:
-        return self.cursor.execute(_SQL[statement]).fetchone() is not None
+        return self.cursor.execute(_MOVES[statement]).fetchone() is not None
 
     def _wake(self, key: str) -> None:
         """Let the first of each lane go: of some, a paused queue's say, nobody may come for it."""
         running = self.running_of_key(key)
         lane = ("", "")
-        while found := self.cursor.execute(_SQL["next_lane_of_key"], (key, *lane)).fetchone():
+        while found := self.cursor.execute(_MOVES["next_lane_of_key"], (key, *lane)).fetchone():
             lane = found
-            self.cursor.execute(_SQL["wake"], (key, *lane, running))
+            self.cursor.execute(_MOVES["wake"], (key, *lane, running))
             self.is_work |= self.cursor.rowcount > 0
 
 
@@ -199,4 +207,120 @@ def _witness(settlement: Settlement, move: Move, now: float) -> tuple[Any, ...]:
         settlement.expected.value,
         not settlement.if_expired,
         now,
+    )
+
+
+LARGE = 2048
+"""Bytes of arguments above which they get a row of their own."""
+
+# A purged job's number may be given to a new one, even of the same id. It does not begin with the
+# same fence: a worker that comes back late with the old job finds that it has lost it.
+_fences = itertools.count(int.from_bytes(os.urandom(5)))
+
+_PLAIN = _JOBS["insert_plain"]
+_FULL = _JOBS["insert"]
+
+
+def add(moves: Moves, jobs: Sequence[NewJob]) -> list[Added]:
+    """Add all of them; raises DuplicateJobError, and then the caller rolls back."""
+    if len(jobs) == 1:
+        return [_add(moves, jobs[0])]
+    if any(job.unique_key is not None or _is_large(job) for job in jobs):
+        return [_add(moves, job) for job in jobs]
+    _insert_many(moves, jobs)
+    return [Added(job.id, True) for job in jobs]
+
+
+def add_new(moves: Moves, jobs: Sequence[NewJob]) -> int:
+    """Add those that can be added, and leave out the others; how many there were."""
+    added = 0
+    for job in jobs:
+        if moves.cursor.execute(_JOBS["has_id"], (job.id,)).fetchone() is None:
+            with suppress(DuplicateJobError):
+                added += add(moves, [job])[0].is_new
+    return added
+
+
+def _add(moves: Moves, job: NewJob) -> Added:
+    if job.unique_key is None or (holder := _holder(moves, job.unique_key)) is None:
+        _insert(moves, job)
+        return Added(job.id, True)
+    if job.on_duplicate is OnDuplicate.EXISTING:
+        return Added(holder[1], False)
+    if job.on_duplicate is OnDuplicate.REJECT or holder[2] == JobStatus.ACTIVE:
+        raise key_held(job, holder[1])
+    moves.replace(holder)
+    _insert(moves, job)
+    return Added(job.id, True, holder[1])
+
+
+def _holder(moves: Moves, key: str) -> Standing | None:
+    """Who holds a unique key."""
+    row: Standing | None = moves.cursor.execute(_JOBS["key_holder"], (key,)).fetchone()
+    return row
+
+
+def _insert(moves: Moves, job: NewJob) -> None:
+    row = _row(job, moves.now)
+    try:
+        if is_special(job):
+            moves.cursor.execute(_FULL, row + _rest(job))
+        else:
+            moves.cursor.execute(_PLAIN, row)
+    except sqlite3.IntegrityError as error:
+        if is_barred(error):
+            raise
+        raise id_taken(job) from None
+    if row[-1] is None:
+        values = (moves.cursor.lastrowid, job.args, job.kwargs)
+        moves.cursor.execute(_JOBS["insert_payload"], values)
+
+
+def _insert_many(moves: Moves, jobs: Sequence[NewJob]) -> None:
+    """Insert jobs without large arguments."""
+    now, connection = moves.now, moves.cursor.connection
+    statement, rows = _PLAIN, [_row(job, now) for job in jobs]
+    if any(map(is_special, jobs)):
+        statement, rows = _FULL, [row + _rest(job) for row, job in zip(rows, jobs, strict=True)]
+    before = connection.total_changes
+    try:
+        moves.cursor.executemany(statement, rows)
+    except sqlite3.IntegrityError as error:
+        if is_barred(error):
+            raise
+        # Those before it are there, until the caller rolls back.
+        raise id_taken(jobs[connection.total_changes - before]) from None
+
+
+def _is_large(job: NewJob) -> bool:
+    return len(job.args) + len(job.kwargs) > LARGE
+
+
+def _row(job: NewJob, now: float) -> tuple[Any, ...]:
+    """What every job has."""
+    run_at = now + job.delay if job.run_at is None else job.run_at
+    is_large = _is_large(job)
+    return (
+        DUE if run_at <= now else LATER,
+        next(_fences),
+        now,
+        run_at,
+        job.queue,
+        job.executor,
+        job.priority,
+        job.id,
+        job.handler,
+        None if is_large else bytearray(job.args),
+        None if is_large else bytearray(job.kwargs),
+    )
+
+
+def _rest(job: NewJob) -> tuple[Any, ...]:
+    """What some jobs have."""
+    return (
+        job.expires_at,
+        job.unique_key,
+        job.limit_key,
+        job.limit,
+        options_text(job),
     )
