@@ -107,11 +107,11 @@ def test_a_connection_that_forgot_its_statements_is_replaced(
     assert isinstance(store, PostgresJobStore)
     subject.put("a")
     for job_id in "bc":
-        with store._database._connections.borrow() as connection:
+        with store.transactions.database._connections.borrow() as connection:
             connection.execute(statement.encode())
         subject.put(job_id)
     [job] = subject.claim(1)
-    with store._database._connections.borrow() as connection:
+    with store.transactions.database._connections.borrow() as connection:
         connection.execute(statement.encode())
     assert subject.settle(job, SUCCEEDED)
     assert store.count(Search()) == 3

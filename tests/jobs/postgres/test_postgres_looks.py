@@ -81,7 +81,7 @@ def test_a_look_sees_the_same_wherever_it_looks_first(
             def look(words: Words, last: Any = (*rest, number)) -> list[Lane]:
                 return Look(words, ask(), after, last).read().lanes
 
-            assert store.look(look) == expected
+            assert store.transactions.look(look) == expected
 
 
 def pages_read(connection: Connection, last: Place) -> int:
@@ -105,7 +105,7 @@ def test_a_look_does_not_walk_past_what_was_claimed(jobs_url: str) -> None:
             for _ in range(30):
                 claimed = store.exchange(told, ask(600))[1]
                 told = [s.told(job, SUCCEEDED, keep=60.0) for job in claimed.jobs]
-            with store._database._connections.borrow() as line:
+            with store.transactions.database._connections.borrow() as line:
                 walked = pages_read(line, NOWHERE)
                 assert pages_read(line, store._memory.last) < walked / 3
     finally:

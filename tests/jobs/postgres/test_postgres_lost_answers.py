@@ -186,14 +186,14 @@ def test_a_client_whose_answer_was_lost_adds_nothing_twice(
     fields: dict[str, Any],
 ) -> None:
     """The store finds out by the ids that the jobs are there, and says so."""
-    run = far._database.run
+    run = far.transactions.database.run
 
     def lossy(*args: Any) -> Any:
         monkeypatch.undo()
         run(*args)
         raise StoreUnavailableError("cut off", details={"is_lost": True})
 
-    monkeypatch.setattr(far._database, "run", lossy)
+    monkeypatch.setattr(far.transactions.database, "run", lossy)
     added = far.add([new("a", **fields), new("b")])
     assert [(each.id, each.is_new) for each in added] == [("a", True), ("b", True)]
     assert [job.id for job in near.store.search(Search())] == ["b", "a"]
@@ -281,7 +281,7 @@ def test_what_was_claimed_is_told_when_the_rest_fails(
     near.put("a", "b")
     near.put("key", limit_key="k")
     assert far.exchange([], ask(0))[1].jobs == []
-    pipe, calls = far.pipe, []
+    pipe, calls = far.transactions.pipe, []
 
     def failing(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -289,7 +289,7 @@ def test_what_was_claimed_is_told_when_the_rest_fails(
             raise StoreUnavailableError("gone")
         return pipe(*args, **options)
 
-    monkeypatch.setattr(far, "pipe", failing)
+    monkeypatch.setattr(far.transactions, "pipe", failing)
     assert [job.id for job in far.exchange([], ask(9))[1].jobs] == ["a", "b"]
     with pytest.raises(StoreUnavailableError):
         far.exchange([], ask(9))
@@ -305,7 +305,7 @@ def test_an_add_stays_unknown_when_the_server_lets_nobody_in(
     def expired() -> None:
         raise psycopg.OperationalError("connection failed: SSL error: certificate has expired")
 
-    monkeypatch.setattr(far._database._connections, "_connect", expired)
+    monkeypatch.setattr(far.transactions.database._connections, "_connect", expired)
     error = losing(line, lambda: far.add([new("a")]), lambda: near.store.count(Search()) == 1)
     assert isinstance(error, StoreUnavailableError)
     assert "nobody knows" in error.message

@@ -147,7 +147,7 @@ def store_of_one(request: pytest.FixtureRequest, jobs_database: str) -> Iterator
                 other.execute(CHANGE, (at, status, [str(1000 * n + m) for m in range(2, 6)]))
             other.execute(CHANGE, (0, "completed", ["9"]))
             other.execute("VACUUM ANALYZE ergon_jobs")
-        with store._database._connections.borrow() as connection:
+        with store.transactions.database._connections.borrow() as connection:
             yield usual, connection
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.postgres.ground import Ground
+from ergon_framework.jobs.stores.postgres.ground import Transactions
 from ergon_framework.jobs.stores.postgres.rows import Answer, Held
 from ergon_framework.jobs.stores.postgres.settling import (
     Settling,
@@ -38,12 +38,12 @@ class Exchange:
 
     def __init__(
         self,
-        ground: Ground,
+        transactions: Transactions,
         settlements: Sequence[Settlement],
         unsure: Unsure,
         memory: Memory,
     ) -> None:
-        self._ground = ground
+        self._transactions = transactions
         self._settlements = settlements
         self._unsure = unsure
         self._memory = memory
@@ -56,7 +56,7 @@ class Exchange:
     def run(self, ask: Ask | None) -> tuple[list[bool], Claimed]:
         """Settle and claim."""
         memory = self._memory
-        claim = None if ask is None else Claim(self._ground, ask, memory)
+        claim = None if ask is None else Claim(self._transactions, ask, memory)
         memory.has_claimed |= claim is not None
         keys = ((each.key, each.fence) for each in self._settlements) if memory.keyed else ()
         keyed = memory.keyed.intersection(keys)
@@ -92,7 +92,7 @@ class Exchange:
             return read
 
         try:
-            return self._ground.pipe(send, "exchange", topics=self._topics)
+            return self._transactions.pipe(send, "exchange", topics=self._topics)
         except StoreUnavailableError as error:
             if error.details.get("is_lost"):
                 self._unsure |= {(each.key, each.fence) for each in self._settlements}
@@ -111,7 +111,7 @@ class Exchange:
                 self._note(settling)
             return self._ask_doubts(words)(applied)
 
-        return self._ground.alone(work, "exchange", topics=self._topics)
+        return self._transactions.alone(work, "exchange", topics=self._topics)
 
     def _note(self, settling: Settling) -> None:
         self._freed += settling.freed
@@ -149,7 +149,7 @@ class Exchange:
             memory.owed += self._freed  # from here on until it is done, whatever happens
             self._freed = memory.owed
         if self._freed or self._long:
-            memory.owed = self._ground.pipe(
+            memory.owed = self._transactions.pipe(
                 lambda words: self._send_followers(words, claim), "exchange"
             )
         if memory.owed and claim is not None:
@@ -157,7 +157,7 @@ class Exchange:
         elif memory.owed:
             self._is_work = True  # the bell is heard here, too, and brings the next claim
         if self._is_work and Topic.WORK not in self._topics:
-            self._ground.ring({Topic.WORK})
+            self._transactions.ring({Topic.WORK})
 
     def _wake_owed(self) -> None:
         """Wait for the keys, holding nothing that others wait for, and wake who waits for them."""
@@ -167,10 +167,10 @@ class Exchange:
             lock_keys(words, owed)
             return bool(wake(words, owed).fetchall())
 
-        is_work = self._ground.step(work, "exchange")
+        is_work = self._transactions.step(work, "exchange")
         self._memory.owed = Counter()
         if is_work:
-            self._ground.ring({Topic.WORK})
+            self._transactions.ring({Topic.WORK})
 
     def _send_followers(self, words: Words, claim: Claim | None) -> Callable[[], Counter[str]]:
         """Answers with the wake-ups that have to be repeated, as others held the keys."""

@@ -1,9 +1,9 @@
-"""What every part of the store stands on: the database, the clock and the bells."""
+"""Transactions of a PostgreSQL job store, and notifications when they are committed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ergon_framework.errors import StoreError, StoreReadOnlyError
 from ergon_framework.jobs.stores.moments import AFTER, BEFORE
@@ -17,7 +17,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
 )
 from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
 from ergon_framework.jobs.stores.unreadable import OddRowError, tell_set_aside
-from ergon_framework.ports.jobstore import Bell, Topic, Unreadable
+from ergon_framework.ports.jobstore import Bell, Job, Topic, Unreadable
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
@@ -46,30 +46,30 @@ def topics_of(*, is_work: bool, is_done: bool) -> set[Topic]:
     return {topic for topic, is_so in ((Topic.WORK, is_work), (Topic.DONE, is_done)) if is_so}
 
 
-class Ground:
-    """Runs transactions, and rings when they are committed."""
+class Transactions:
+    """Runs transactions on one database by one clock, and notifies when they are committed."""
 
     def __init__(
         self, url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
     ) -> None:
         self._given = clock
-        self._is_read_only = read_only
-        self._database = PostgresDatabase(
+        self.is_read_only = read_only
+        self.database = PostgresDatabase(
             url, schema=SCHEMA, clock=clock, read_only=read_only, greeting=_GREETING
         )
 
     def now(self) -> float:
         """The server's clock, or the one that was given."""
-        return self._database.now()
+        return self.database.now()
 
     @property
     def name(self) -> str:
         """What to call the database in front of people."""
-        return self._database.name
+        return self.database.name
 
     def listen(self, topic: Topic) -> Bell:
         """A bell for this process, rung at each change of that kind, from any process."""
-        return self._database.listen(_CHANNELS[topic])
+        return self.database.listen(_CHANNELS[topic])
 
     def announce(self) -> None:
         """Wake the workers: for those who added jobs in a transaction of their own."""
@@ -77,7 +77,7 @@ class Ground:
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""
-        self._database.close()
+        self.database.close()
 
     # ---- for the parts of the store -------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Ground:
 
         while True:
             try:
-                return self._database.run(whole)
+                return self.database.run(whole)
             except OddRowError as error:  # of a transaction that changed nothing
                 self.set_aside([(error.key, str(error))])
 
@@ -171,7 +171,7 @@ class Ground:
             _hint(words, topics)
             return result
 
-        return self._database.run(whole)
+        return self.database.run(whole)
 
     def insist(self, work: Callable[[Words], T], call: str, *, topics: Iterable[Topic]) -> T:
         """The same for work that others may spoil by adding a job of the same id or key first."""
@@ -196,11 +196,19 @@ class Ground:
                     words.say(b"COMMIT")
                 return found
 
-        return self._database.read(whole)
+        return self.database.read(whole)
+
+    def readable(self, statement: bytes, values: Mapping[str, Any]) -> list[Job]:
+        """The jobs that a statement finds; rows that cannot be read are set aside."""
+        page = self.look(lambda words: page_of(words.say(statement, values)))
+        while page.odd and not self.is_read_only:
+            self.set_aside([(each.key, each.problem) for each in page.odd])
+            page = self.look(lambda words: page_of(words.say(statement, values)))
+        return page.jobs
 
     def refuse_to_write(self) -> None:
         """Raise if the store was opened to be read."""
-        if self._is_read_only:
+        if self.is_read_only:
             raise StoreReadOnlyError(
                 f"{self.name} was opened to be read", remedy="open it without read_only"
             )
@@ -213,7 +221,7 @@ class Ground:
                 _hint(self.words(connection, batch), topics)
 
         if topics:
-            self._database.run(whole)
+            self.database.run(whole)
 
     def notify(self, words: Words, topics: Iterable[Topic]) -> None:
         """The same when the transaction that is open has been committed."""

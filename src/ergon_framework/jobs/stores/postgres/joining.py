@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.postgres.adding import Adding
-from ergon_framework.jobs.stores.postgres.ground import Ground, topics_of
+from ergon_framework.jobs.stores.postgres.ground import Transactions, topics_of
 from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.jobs.stores.postgres.words import Words
@@ -22,8 +22,8 @@ _SEEING = frozenset({"read committed", "read uncommitted"})
 class Joining:
     """Where the store's tables are, so that another connection can be told whether it has them."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
         self._home: Row | None = None
 
     def add(
@@ -35,24 +35,24 @@ class Joining:
         began. Any other looks for itself.
         """
         *home, namespace = self._found()
-        with joined(connection, self._ground.name) as driver:
-            words = self._ground.words(driver)
+        with joined(connection, self._transactions.name) as driver:
+            words = self._transactions.words(driver)
             with _looking_in(words, namespace) as isolation:
                 [found] = words.say(_SQL["home"]).fetchall()
                 if list(found[:-1]) != home:
                     raise StoreError(
-                        f"the connection is not one to {self._ground.name}",
+                        f"the connection is not one to {self._transactions.name}",
                         remedy="connect to that very database, or leave the connection out",
                     )
                 hidden = {} if isolation in _SEEING else unseen
                 adding = Adding(words, jobs, is_guest=True, unseen=hidden)
                 added = adding.all()
-                self._ground.notify(words, topics_of(is_work=True, is_done=adding.is_done))
+                self._transactions.notify(words, topics_of(is_work=True, is_done=adding.is_done))
         return added
 
     def _found(self) -> Row:
         if self._home is None:
-            [self._home] = self._ground.look(lambda words: words.say(_SQL["home"]).fetchall())
+            [self._home] = self._transactions.look(lambda words: words.say(_SQL["home"]).fetchall())
         return self._home
 
 

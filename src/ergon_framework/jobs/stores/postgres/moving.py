@@ -1,4 +1,4 @@
-"""Copies of jobs, out of the database and into it."""
+"""All that a PostgreSQL job store holds, read as records and written from records."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any, cast
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.moving import (
     BARRED,
+    SettingsStore,
     discard_settings,
     dump_settings,
     load_settings,
 )
 from ergon_framework.jobs.stores.options import options_text, text_of
-from ergon_framework.jobs.stores.postgres.desk import PostgresDesk
+from ergon_framework.jobs.stores.postgres.ground import Transactions
 from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     blobs,
@@ -44,35 +45,43 @@ _AS_THEY_ARE: dict[str, Callable[[Any], object]] = {
 }
 
 
-class PostgresMoving(PostgresDesk):
-    """What a move needs."""
+class PostgresJobRecords:
+    """The records of one store: its jobs, the limits of its queues, its schedules."""
+
+    def __init__(self, transactions: Transactions, store: SettingsStore) -> None:
+        self._transactions = transactions
+        self._store = store
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
         if kind is not JobCopy:
-            return dump_settings(self, self, kind, after, limit)
-        return cast("list[C]", self.look(lambda words: _page(words, after or 0, limit)))
+            return dump_settings(self._store, self, kind, after, limit)
+        return cast(
+            "list[C]", self._transactions.look(lambda words: _page(words, after or 0, limit))
+        )
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Put copies of one kind in, in order."""
         jobs = [each for each in copies if isinstance(each, JobCopy)]
         if jobs:
             try:
-                self.step(lambda words: _load(words, jobs), "move")
+                self._transactions.step(lambda words: _load(words, jobs), "move")
             except StoreError as error:
                 raise (_told(error) if is_conflict(error) else error) from error
-        load_settings(self, self, copies)
+        load_settings(self._store, self, copies)
 
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
         ids = [each.name for each in copies if isinstance(each, JobCopy)]
         if ids:
-            self.step(lambda words: words.say(_SQL["remove"], {"ids": texts(ids)}), "move")
-        discard_settings(self, copies)
+            self._transactions.step(
+                lambda words: words.say(_SQL["remove"], {"ids": texts(ids)}), "move"
+            )
+        discard_settings(self._store, copies)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
-        return dict(self.look(lambda words: words.say(_SQL["buckets"]).fetchall()))
+        return dict(self._transactions.look(lambda words: words.say(_SQL["buckets"]).fetchall()))
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
         """Say when buckets will be full."""
@@ -81,17 +90,17 @@ class PostgresMoving(PostgresDesk):
             for name, instant in full_at.items():
                 words.say(_SQL["fill_bucket"], {"name": name, "full_at": instant})
 
-        self.step(work, "move")
+        self._transactions.step(work, "move")
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
-        rows = self.look(lambda words: words.say(_SQL["mark"]).fetchall())
+        rows = self._transactions.look(lambda words: words.say(_SQL["mark"]).fetchall())
         return rows[0][0] if rows else None
 
     def set_mark(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
         statement = _SQL["unmark" if mark is None else "set_mark"]
-        self.step(lambda words: words.say(statement, {"mark": mark}), "move")
+        self._transactions.step(lambda words: words.say(statement, {"mark": mark}), "move")
 
     def birth(self) -> str:
         """Server, database and table, none of which is ever given twice; not all may ask."""
@@ -103,7 +112,7 @@ class PostgresMoving(PostgresDesk):
             [home] = words.say(_JOINING["home"]).fetchall()
             return " ".join(map(str, home[:3]))
 
-        return self.look(ask)
+        return self._transactions.look(ask)
 
     def bar(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
@@ -112,7 +121,7 @@ class PostgresMoving(PostgresDesk):
             for statement in postgres_bars(BARRED, place):
                 words.connection.execute(statement.encode(), prepare=False)
 
-        self.alone(work, "move", topics=())
+        self._transactions.alone(work, "move", topics=())
 
 
 def _page(words: Words, after: int, limit: int) -> list[JobCopy]:

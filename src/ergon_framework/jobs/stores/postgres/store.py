@@ -1,10 +1,19 @@
-"""The PostgreSQL job store: what clients and workers need."""
+"""The PostgreSQL job store: all calls of its ports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
+import msgspec
+
+from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
+from ergon_framework.jobs.stores.gates import Settings, queue_of
+from ergon_framework.jobs.stores.options import text_of
+from ergon_framework.jobs.stores.own_moves import DUE, ENDED, RUNNING
+from ergon_framework.jobs.stores.postgres import looking, sweeping
 from ergon_framework.jobs.stores.postgres.adding import (
     Adding,
     has_keys,
@@ -14,33 +23,51 @@ from ergon_framework.jobs.stores.postgres.adding import (
     taken,
 )
 from ergon_framework.jobs.stores.postgres.exchanging import Exchange, Unsure
-from ergon_framework.jobs.stores.postgres.ground import CONFLICTS, topics_of
+from ergon_framework.jobs.stores.postgres.ground import CONFLICTS, Transactions, topics_of
 from ergon_framework.jobs.stores.postgres.joining import Joining
-from ergon_framework.jobs.stores.postgres.moving import PostgresMoving
-from ergon_framework.jobs.stores.postgres.rows import page_of
+from ergon_framework.jobs.stores.postgres.moving import PostgresJobRecords
+from ergon_framework.jobs.stores.postgres.rows import Row, page_of
 from ergon_framework.jobs.stores.postgres.statements import flags, numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.taking import Memory
 from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
+from ergon_framework.jobs.stores.queue_changes import checked_changes
+from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
-from ergon_framework.jobs.stores.unreadable import unreadable_job
+from ergon_framework.jobs.stores.unreadable import (
+    Note,
+    Told,
+    argument_problem,
+    key_is_held,
+    unreadable_job,
+    was_status,
+)
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,
+    Bell,
     Claimed,
     Hold,
     Job,
+    Named,
     NewJob,
+    Queue,
+    Schedule,
     Search,
     Settlement,
+    Sweep,
     Topic,
+    Unreadable,
+    WorkerRecord,
 )
 from ergon_framework.storage.postgres.external_transaction import Joinable
 
+_DESK = statements("desk.sql")
+_SCHEDULES = statements("schedules.sql")
 _SQL = statements("jobs.sql")
 _ACKNOWLEDGED = "An acknowledged job is committed and synced to disk by the PostgreSQL server."
 
 
-class PostgresJobStore(PostgresMoving):
+class PostgresJobStore:
     """Jobs in one PostgreSQL database, which any number of hosts may share."""
 
     durability: str
@@ -49,16 +76,45 @@ class PostgresJobStore(PostgresMoving):
     def __init__(
         self, url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
     ) -> None:
-        super().__init__(url, clock=clock, read_only=read_only)
-        self.durability = self._database.acknowledged("job", _ACKNOWLEDGED)
+        self.transactions = Transactions(url, clock=clock, read_only=read_only)
+        self.durability = self.transactions.database.acknowledged("job", _ACKNOWLEDGED)
         self._memory = Memory()
         self._unsure: Unsure = set()
-        self._joining = Joining(self)
+        self._joining = Joining(self.transactions)
+        self._reader = Reader()
+        self._told = Told()
+        self._swept = ""  # the last limit key that a sweep looked at
+
+    @property
+    def records(self) -> PostgresJobRecords:
+        """All that the store holds, to be copied into another store or out of one."""
+        return PostgresJobRecords(self.transactions, self)
+
+    @property
+    def name(self) -> str:
+        """What to call the database in front of people."""
+        return self.transactions.name
+
+    def now(self) -> float:
+        """The server's clock, or the one that was given."""
+        return self.transactions.now()
+
+    def listen(self, topic: Topic) -> Bell:
+        """A bell for this process, rung at each change of that kind, from any process."""
+        return self.transactions.listen(topic)
+
+    def announce(self) -> None:
+        """Wake the workers: for those who added jobs in a transaction of their own."""
+        self.transactions.announce()
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+        self.transactions.close()
 
     @property
     def is_synced(self) -> bool:
         """Whether the server's own settings keep what it acknowledges."""
-        return self._database.is_safe
+        return self.transactions.database.is_safe
 
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Store all of them or none; raises DuplicateJobError."""
@@ -108,7 +164,7 @@ class PostgresJobStore(PostgresMoving):
         """
         if not jobs:
             return []
-        self.refuse_to_write()
+        self.transactions.refuse_to_write()
         unseen: dict[str, str] = {}
         for _ in range(CONFLICTS):
             try:
@@ -116,7 +172,7 @@ class PostgresJobStore(PostgresMoving):
             except StoreError as error:
                 if not is_conflict(error):
                     raise
-                self._refuse_taken(jobs, self.look(lambda words: taken(words, jobs)))
+                self._refuse_taken(jobs, self.transactions.look(lambda words: taken(words, jobs)))
             unseen = self._holders_of(jobs)
         return self._add_in_at_last(connection, jobs, unseen)
 
@@ -144,11 +200,11 @@ class PostgresJobStore(PostgresMoving):
             return lambda: None
 
         try:
-            self.pipe(send, "add", topics={Topic.WORK}, is_single=True)
+            self.transactions.pipe(send, "add", topics={Topic.WORK}, is_single=True)
         except StoreError as error:
             if not is_conflict(error):
                 raise
-            self._refuse_taken(jobs, self.look(lambda words: taken(words, jobs)))
+            self._refuse_taken(jobs, self.transactions.look(lambda words: taken(words, jobs)))
             raise
         return [Added(job.id, True) for job in jobs]
 
@@ -166,7 +222,7 @@ class PostgresJobStore(PostgresMoving):
             topics.update(topics_of(is_work=True, is_done=adding.is_done))
             return added
 
-        return self.insist(work, "add", topics=topics)
+        return self.transactions.insist(work, "add", topics=topics)
 
     def exchange(
         self, settlements: Sequence[Settlement], ask: Ask | None
@@ -174,7 +230,7 @@ class PostgresJobStore(PostgresMoving):
         """Apply what happened, then claim; in one commit, unless limits have to be looked at."""
         if not settlements and ask is None:
             return [], Claimed([])
-        return Exchange(self, settlements, self._unsure, self._memory).run(ask)
+        return Exchange(self.transactions, settlements, self._unsure, self._memory).run(ask)
 
     def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
@@ -192,7 +248,7 @@ class PostgresJobStore(PostgresMoving):
             cursor = words.say(_SQL["renew"], values)
             return lambda: {(seq, job_id, fence) for seq, job_id, fence in cursor.fetchall()}
 
-        kept = self.pipe(send, "renew")
+        kept = self.transactions.pipe(send, "renew")
         return [(hold.key, hold.id, hold.fence) in kept for hold in holds]
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
@@ -203,17 +259,23 @@ class PostgresJobStore(PostgresMoving):
             "others": others,
             "least": min((*leases.values(), others)),
         }
-        if not self.look(lambda words: words.say(_SQL["any_later"], values).fetchall()):
+        if not self.transactions.look(
+            lambda words: words.say(_SQL["any_later"], values).fetchall()
+        ):
             return 0
-        return self.step(lambda words: words.say(_SQL["shorten"], values).rowcount, "renew")
+        return self.transactions.step(
+            lambda words: words.say(_SQL["shorten"], values).rowcount, "renew"
+        )
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
-        return self._readable(_SQL["overdue"], {"limit": limit})
+        return self.transactions.readable(_SQL["overdue"], {"limit": limit})
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        page = self.look(lambda words: page_of(words.say(_SQL["find"], {"id": job_id})))
+        page = self.transactions.look(
+            lambda words: page_of(words.say(_SQL["find"], {"id": job_id}))
+        )
         if page.odd:
             raise unreadable_job(job_id, page.odd[0].problem)
         return page.jobs[0] if page.jobs else None
@@ -221,5 +283,168 @@ class PostgresJobStore(PostgresMoving):
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
         values = {"key": unique_key}
-        rows = self.look(lambda words: words.say(_SQL["key_holder"], values).fetchall())
+        rows = self.transactions.look(
+            lambda words: words.say(_SQL["key_holder"], values).fetchall()
+        )
         return rows[0][0] if rows else None
+
+    # ---- jobs -----------------------------------------------------------------------------------
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        """Matching jobs, the newest first, read in pages."""
+        return looking.search(self.transactions.look, search, limit, self._told)
+
+    def count(self, search: Search) -> int:
+        """How many match."""
+        return self.transactions.look(lambda words: looking.count(words, search))
+
+    def unreadable(self, limit: int | None = None) -> list[Unreadable]:
+        """The rows that were set aside because they cannot be read, the newest first."""
+        values = {"limit": limit}
+        return self.transactions.look(lambda words: page_of(words.say(_SQL["aside"], values))).odd
+
+    def restore_unreadable(self, key: Any) -> bool:
+        """Read such a row again, and put it back where it stood."""
+        asked: list[str] = []
+
+        def work(words: Words) -> bool:
+            found = page_of(words.say(_SQL["lock_aside"], {"seq": key})).odd
+            if not found:
+                return False
+            status = was_status(Note(found[0].status))
+            stage = RUNNING if status is JobStatus.ACTIVE else ENDED if status.is_final else DUE
+            values = {"seq": key, "stage": stage, "status": status.value}
+            asked.append(found[0].id)
+            words.say(_SQL["put_back"], values)
+            page = page_of(words.say(_SQL["by_seq"], {"seq": key}))
+            problem = page.odd[0].problem if page.odd else argument_problem(page.jobs[0])
+            if problem is not None:
+                raise unreadable_job(found[0].id, problem)
+            return True
+
+        try:
+            return self.transactions.step(work, "desk", topics={Topic.WORK})
+        except StoreError as error:
+            if asked and is_conflict(error):
+                raise key_is_held(asked[-1]) from error
+            raise
+
+    def discard_unreadable(self, key: Any) -> bool:
+        """Delete such a row for good."""
+        return self.transactions.step(
+            lambda words: words.say(_SQL["discard"], {"seq": key}).rowcount == 1, "desk"
+        )
+
+    def purge(self, jobs: Sequence[Job]) -> int:
+        """Delete final jobs that have not been moved since they were read."""
+        return (
+            self.transactions.step(lambda words: sweeping.purge(words, jobs), "desk") if jobs else 0
+        )
+
+    def sweep(self, limit: int) -> Sweep:
+        """Purge what has been kept long enough, end what is outdated, forget dead workers.
+
+        Also lets jobs run again that wait for a limit key nobody holds.
+        """
+        purged = self.transactions.step(lambda words: sweeping.purge_due(words, limit), "sweep")
+        outdated, freed = self.transactions.step(
+            lambda words: sweeping.end_outdated(words, limit - purged), "sweep"
+        )
+        is_woken, self._swept = self.transactions.step(
+            lambda words: sweeping.wake_blocked(words, freed, self._swept, limit), "sweep"
+        )
+        workers = self.transactions.step(sweeping.forget_workers, "sweep", is_synced=False)
+        self.transactions.ring(topics_of(is_done=outdated > 0, is_work=is_woken))
+        return Sweep(purged, outdated, workers, purged + outdated >= limit)
+
+    # ---- queues ---------------------------------------------------------------------------------
+
+    def queues(self) -> list[Queue]:
+        """Every queue that has jobs or settings, by name."""
+        return self.transactions.look(lambda words: looking.queues(words, self.now()), is_one=True)
+
+    def set_queue(self, name: str, **changes: Any) -> Queue:
+        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
+        checked = checked_changes(changes)
+
+        def work(words: Words) -> Queue:
+            found: list[Row] = []
+            while not found:  # somebody else may take away what is there, before it is locked
+                words.say(_DESK["touch_queue"], {"name": name})
+                found = words.say(_DESK["queue"], {"name": name}).fetchall()
+            [[*before, now]] = found
+            settings = Settings(*before).changed(checked, now)
+            if settings.is_plain:
+                words.say(_DESK["unset_queue"], {"name": name})
+            else:
+                words.say(_DESK["set_queue"], {"name": name, **asdict(settings)})
+            return queue_of(name, settings)
+
+        return self.transactions.step(work, "desk", topics={Topic.WORK})
+
+    # ---- workers --------------------------------------------------------------------------------
+
+    def tell(self, record: WorkerRecord) -> None:
+        """Note that a worker lives; a record with state ``gone`` removes it."""
+
+        def work(words: Words) -> None:
+            if record.state == "gone":
+                words.say(_DESK["gone"], {"id": record.id})
+            else:
+                words.say(_DESK["tell"], {"id": record.id, "record": text_of(record)})
+                words.say(_DESK["tell_executors"], {"names": texts(["", *record.executors])})
+
+        self.transactions.step(work, "desk", is_synced=False)
+
+    def workers(self) -> list[WorkerRecord]:
+        """Those that told of themselves, by id."""
+        return self._reader.workers(
+            self.transactions.look(lambda words: words.say(_DESK["workers"]).fetchall())
+        )
+
+    def named(self) -> list[Named]:
+        """The executors that due jobs name, by name."""
+        return self.transactions.look(looking.named, is_one=True)
+
+    def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
+        """Jobs that name this executor, could be claimed, and became due before that instant."""
+        values = {"executor": executor, "due_before": due_before, "limit": limit}
+        return self.transactions.readable(_DESK["waiting_for"], values)
+
+    # ---- schedules ------------------------------------------------------------------------------
+
+    def schedules(self) -> list[Schedule]:
+        """All, by name."""
+        rows = self.transactions.look(lambda words: words.say(_SCHEDULES["all"]).fetchall())
+        return self._reader.schedules(rows)
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        """Add or replace the definition, keeping nothing of the old one."""
+        values = msgspec.structs.asdict(schedule)
+        self.transactions.step(lambda words: words.say(_SCHEDULES["put"], values), "desk")
+
+    def drop_schedule(self, name: str) -> bool:
+        """Remove one; whether it was there."""
+        return self.transactions.step(
+            lambda words: words.say(_SCHEDULES["drop"], {"name": name}).rowcount == 1, "desk"
+        )
+
+    def fire(
+        self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
+    ) -> bool:
+        """Move ``next_at`` on and add the jobs, in one commit, if it still is ``expected``.
+
+        A job whose id or unique key is taken is skipped: the schedule goes on without it.
+        """
+        topics: set[Topic] = set()
+
+        def work(words: Words) -> bool:
+            values = {"name": name, "expected": expected, "next_at": next_at}
+            if words.say(_SCHEDULES["advance"], values).rowcount != 1:
+                return False
+            adding = Adding(words, jobs)
+            is_work = adding.possible() > 0
+            topics.update(topics_of(is_done=adding.is_done, is_work=is_work))
+            return True
+
+        return self.transactions.insist(work, "fire", topics=topics)

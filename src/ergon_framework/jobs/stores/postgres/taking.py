@@ -24,7 +24,7 @@ from ergon_framework.jobs.stores.postgres.claiming import (
     last_of,
     promote,
 )
-from ergon_framework.jobs.stores.postgres.ground import Ground
+from ergon_framework.jobs.stores.postgres.ground import Transactions
 from ergon_framework.jobs.stores.postgres.lanes import Lane, Line, Pick, Share, Turns
 from ergon_framework.jobs.stores.postgres.rows import QUEUE, SEQ, Held, Row, leased
 from ergon_framework.jobs.stores.postgres.words import Words
@@ -59,8 +59,8 @@ class Memory:
 class Claim:
     """The claim of one exchange. Nothing of it changes before a transaction was committed."""
 
-    def __init__(self, ground: Ground, ask: Ask, memory: Memory) -> None:
-        self._ground = ground
+    def __init__(self, transactions: Transactions, ask: Ask, memory: Memory) -> None:
+        self._transactions = transactions
         self._ask = ask
         self._memory = memory
         self._share = Share(ask, memory.turns)
@@ -164,7 +164,7 @@ class Claim:
                 before = self._outdated
                 self._pipe(partial(self._send_careful, picks=careful))
                 if self._outdated > before:
-                    self._ground.ring({Topic.DONE, Topic.WORK})
+                    self._transactions.ring({Topic.DONE, Topic.WORK})
                 continue
             quick = self._begin_cycle(self._sight.lanes)
             if quick:
@@ -174,7 +174,7 @@ class Claim:
 
     def _pipe(self, send: Callable[[Words], Callable[[], None]]) -> None:
         # Synced, too: a server that forgot a claim would give its fence to somebody else.
-        self._ground.pipe(send, "exchange")
+        self._transactions.pipe(send, "exchange")
 
     def _begin_cycle(self, lanes: Sequence[Lane]) -> list[Pick]:
         """Shares for all queues; answers with those that can be taken quickly."""
@@ -230,7 +230,7 @@ class Claim:
                 odd.append((row[SEQ], problem_of(error)))
         if odd:
             try:
-                self._ground.set_aside(odd, is_claimed=True)
+                self._transactions.set_aside(odd, is_claimed=True)
             except (
                 StoreError
             ) as error:  # what was claimed must not be lost for it: a rescue does it
@@ -245,9 +245,9 @@ class Claim:
             found.append(self._sight.next_at)
         if self._passing.keys or self._is_soon:
             times = min(self._passing.depth / DEPTH, 10.0)  # what costs more is done less often
-            found.append(self._ground.now() + SOON * times)
+            found.append(self._transactions.now() + SOON * times)
         if self._refused >= MOST_REFUSED:
-            found.append(self._ground.now())  # there may be more: ask again at once
+            found.append(self._transactions.now())  # there may be more: ask again at once
         return min(found, default=None)
 
     def _is_left(self) -> bool:
