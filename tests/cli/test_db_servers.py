@@ -11,8 +11,8 @@ import pytest
 
 from ergon_framework.boundary.logs.postgres import PostgresFactStore
 from ergon_framework.cli import invoke
-from ergon_framework.jobs.stores.postgres.ground import SCHEMA
 from ergon_framework.jobs.stores.postgres.store import PostgresJobStore
+from ergon_framework.jobs.stores.postgres.transactions import SCHEMA
 from tests.app.workplace import Workplace
 from tests.cli.test_db_command import Desk, desk
 

@@ -46,7 +46,7 @@ def url(engine: ServerEngine, monkeypatch: pytest.MonkeyPatch) -> str:
 
     def patient(self: PostgresJobStore, *args: object, **options: object) -> None:
         run(self, *args, **options)  # type: ignore[arg-type]
-        self._database._seconds = FOR_EVER
+        self.transactions.database._seconds = FOR_EVER
 
     monkeypatch.setattr(PostgresJobStore, "__init__", patient)
     return engine.place().url

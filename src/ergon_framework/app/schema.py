@@ -217,7 +217,7 @@ def _job_tables(url: str, *, is_wanted: bool, is_offline: bool = False) -> Itera
             yield found_there
     elif _is_server(url):
         address_of(url)  # names the extra that is missing
-        from ergon_framework.jobs.stores.postgres.ground import SCHEMA
+        from ergon_framework.jobs.stores.postgres.transactions import SCHEMA
 
         found = ServerTables("jobs", url, SCHEMA)
         if is_wanted or (not is_offline and found.current() is not None):

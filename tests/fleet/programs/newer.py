@@ -22,7 +22,7 @@ def _is_newer(distribution_name: str) -> str:
 
 def _add_a_column() -> None:
     """The schema of jobs on PostgreSQL, one file longer."""
-    from ergon_framework.jobs.stores.postgres.ground import SCHEMA
+    from ergon_framework.jobs.stores.postgres.transactions import SCHEMA
 
     number = len(SCHEMA.files) + 1
     SCHEMA.__dict__["files"] = (*SCHEMA.files, (f"{number:04d}_later.sql", LATER))

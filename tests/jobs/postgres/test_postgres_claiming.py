@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.jobs.stores.postgres import PostgresJobStore, claiming
-from ergon_framework.jobs.stores.postgres.exchanging import Exchange
+from ergon_framework.jobs.stores.postgres import PostgresJobStore, claim
+from ergon_framework.jobs.stores.postgres.exchange import Exchange
 from ergon_framework.ports.jobstore import Ask, Claimed, Search
 from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -158,7 +158,7 @@ def test_every_lane_has_its_turn_when_there_are_many(
     open_store: Callable[[], PostgresJobStore], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """More lanes than one look shows are all served, in one claim or in a few."""
-    monkeypatch.setattr(claiming, "MOST_LANES", count)
+    monkeypatch.setattr(claim, "MOST_LANES", count)
     store = open_store()
     names = [f"q{n:02}" for n in range(20)]
     store.add([new(name, queue=name) for name in names])
@@ -175,7 +175,7 @@ def test_what_is_left_is_found_beyond_the_first_lanes(
     open_store: Callable[[], PostgresJobStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker without slots learns of a job for it that stands behind those of others."""
-    monkeypatch.setattr(claiming, "MOST_LANES", 2)
+    monkeypatch.setattr(claim, "MOST_LANES", 2)
     store = open_store()
     store.add([new(f"{n}", queue=f"q{n}", executor="node") for n in range(9)])
     store.add([new("mine", queue="z", executor="python")])

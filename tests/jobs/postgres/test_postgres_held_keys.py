@@ -10,10 +10,9 @@ import psycopg
 import pytest
 
 from ergon_framework.core.job import JobStatus, Released
-from ergon_framework.jobs.stores.postgres import PostgresJobStore, ground
-from ergon_framework.jobs.stores.postgres.claiming import DEPTH
-from ergon_framework.jobs.stores.postgres.settling import KEY_LOCKS
-from ergon_framework.jobs.stores.postgres.taking import SOON
+from ergon_framework.jobs.stores.postgres import PostgresJobStore, transactions
+from ergon_framework.jobs.stores.postgres.claim import DEPTH, SOON
+from ergon_framework.jobs.stores.postgres.settle import KEY_LOCKS
 from ergon_framework.ports.jobstore import Claimed, Search, Topic
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
@@ -35,8 +34,8 @@ def open_subject(
     jobs_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], Subject]]:
     """Opens stores that raise an error where others would wait for a lock."""
-    impatient = f"{ground._GREETING}; SET lock_timeout = '50ms'"
-    monkeypatch.setattr(ground, "_GREETING", impatient)
+    impatient = f"{transactions._GREETING}; SET lock_timeout = '50ms'"
+    monkeypatch.setattr(transactions, "_GREETING", impatient)
     opened: list[PostgresJobStore] = []
 
     def open_one() -> Subject:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.postgres import PostgresJobStore, ground
+from ergon_framework.jobs.stores.postgres import PostgresJobStore, transactions
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -50,7 +50,7 @@ def failing(
 ) -> None:
     """From here on no hint gets through."""
     subject.put(*"abcdef")
-    monkeypatch.setitem(ground._SQL, "notify", FAILURES[request.param])
+    monkeypatch.setitem(transactions._SQL, "notify", FAILURES[request.param])
 
 
 @pytest.mark.usefixtures("failing")

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.jobs.stores.postgres.claiming import NOWHERE, Look, Place, in_order, place
+from ergon_framework.jobs.stores.postgres.claim import NOWHERE, Look, Place, in_order, place
 from ergon_framework.jobs.stores.postgres.lanes import Lane
 from ergon_framework.jobs.stores.postgres.statements import statements
-from ergon_framework.jobs.stores.postgres.words import Words
+from ergon_framework.jobs.stores.postgres.transactions import Words
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import START, HandClock

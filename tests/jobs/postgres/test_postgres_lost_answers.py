@@ -137,7 +137,7 @@ def test_who_is_unsure_twice_is_told_the_truth(
     def look(*_: object) -> object:
         raise StoreUnavailableError("gone again")
 
-    monkeypatch.setattr(far, "look", look)
+    monkeypatch.setattr(far.transactions, "look", look)
     applied, claimed = far.exchange([*told, near.told(second, SUCCEEDED)], ask(1))
     assert applied == [True, True]
     assert [each.id for each in claimed.jobs] == ["c"]

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.postgres import PostgresJobStore, looking
+from ergon_framework.jobs.stores.postgres import PostgresJobStore, admin
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
@@ -97,7 +97,7 @@ def test_every_statement_uses_an_index(connection: Connection) -> None:
 @pytest.mark.parametrize("name", SEARCHES)
 def test_every_search_uses_an_index(connection: Connection, name: str) -> None:
     """A search reads its first page without looking at all the rest, or sorting it."""
-    nodes = looked_at(connection, looking.statement_of(SEARCHES[name]))
+    nodes = looked_at(connection, admin.statement_of(SEARCHES[name]))
     kinds = {node["Node Type"] for node in nodes}
     assert "Seq Scan" not in kinds
     assert "Sort" not in kinds or name in ("active", "pending", "ids"), name  # if few

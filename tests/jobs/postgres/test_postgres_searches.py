@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ergon_framework.core.job import CancelAsked, JobStatus, Seen
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.postgres import PostgresJobStore, looking
-from ergon_framework.jobs.stores.postgres.words import Words
+from ergon_framework.jobs.stores.postgres import PostgresJobStore, admin
+from ergon_framework.jobs.stores.postgres.transactions import Words
 from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
@@ -101,8 +101,8 @@ def test_searches_find_what_the_memory_store_finds(
         closing(PostgresJobStore(jobs_url, clock=HandClock())) as store,
         monkeypatch.context() as m,
     ):
-        m.setattr(looking, "PAGE", page)
-        m.setattr(looking, "FEW", most)
+        m.setattr(admin, "PAGE", page)
+        m.setattr(admin, "FEW", most)
         ours, theirs = filled(store, wanted), filled(MemoryJobStore(HandClock()), wanted)
         for statuses, queue, code, below, limit in asked:
             found = []
@@ -153,8 +153,8 @@ def store_of_one(request: pytest.FixtureRequest, jobs_database: str) -> Iterator
 
 def rows_read(connection: Connection, search: Search) -> int:
     """How many rows of tables and indexes a search looks at for its first page."""
-    values = looking._values(search) | {"limit": looking.PAGE}
-    explain = b"EXPLAIN (ANALYZE, FORMAT JSON) " + looking.statement_of(search)
+    values = admin._values(search) | {"limit": admin.PAGE}
+    explain = b"EXPLAIN (ANALYZE, FORMAT JSON) " + admin.statement_of(search)
     [[[found]]] = Words(connection, None).say(explain, values).fetchall()
     plan = found["Plan"]
     nodes = [plan]
@@ -174,4 +174,4 @@ def test_no_search_walks_past_the_others(
     """What is rare is found without a look at what there is much of."""
     usual, connection = store_of_one
     read = rows_read(connection, Search(statuses=statuses))
-    assert read < (looking.FEW + 5 * looking.PAGE if usual in statuses else 5 * looking.PAGE)
+    assert read < (admin.FEW + 5 * admin.PAGE if usual in statuses else 5 * admin.PAGE)

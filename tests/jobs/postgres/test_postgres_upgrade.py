@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.errors import StoreReadOnlyError, StoreSchemaError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.jobs.stores.postgres.ground import SCHEMA
+from ergon_framework.jobs.stores.postgres.transactions import SCHEMA
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, new
 

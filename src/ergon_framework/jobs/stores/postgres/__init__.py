@@ -15,6 +15,11 @@ time, and that each word with the server costs a round trip:
 * All instants come from the server, or from the clock that a test gave.
 
 No decision about a job is made in SQL: moves come from the core, statements check and apply.
+
+- ``store``: the calls of the ports; ``transactions``: how they run
+- ``exchange``, ``claim``, ``lanes``, ``settle``, ``insert``: what workers and clients need
+- ``admin``, ``records``: searches, counts and retention; copies for moves between stores
+- ``statements``, ``rows``: SQL by name, arrays, rows as jobs
 """
 
 from ergon_framework.jobs.stores.postgres.store import PostgresJobStore

@@ -13,23 +13,28 @@ from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailab
 from ergon_framework.jobs.stores.gates import Settings, queue_of
 from ergon_framework.jobs.stores.options import text_of
 from ergon_framework.jobs.stores.own_moves import DUE, ENDED, RUNNING
-from ergon_framework.jobs.stores.postgres import looking, sweeping
-from ergon_framework.jobs.stores.postgres.adding import (
+from ergon_framework.jobs.stores.postgres import admin
+from ergon_framework.jobs.stores.postgres.claim import Memory
+from ergon_framework.jobs.stores.postgres.exchange import Exchange, Unsure
+from ergon_framework.jobs.stores.postgres.insert import (
     Adding,
+    Joining,
     has_keys,
     insert,
     is_same,
     refuse_twins,
     taken,
 )
-from ergon_framework.jobs.stores.postgres.exchanging import Exchange, Unsure
-from ergon_framework.jobs.stores.postgres.ground import CONFLICTS, Transactions, topics_of
-from ergon_framework.jobs.stores.postgres.joining import Joining
-from ergon_framework.jobs.stores.postgres.moving import PostgresJobRecords
+from ergon_framework.jobs.stores.postgres.records import PostgresJobRecords
 from ergon_framework.jobs.stores.postgres.rows import Row, page_of
 from ergon_framework.jobs.stores.postgres.statements import flags, numbers, statements, texts
-from ergon_framework.jobs.stores.postgres.taking import Memory
-from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
+from ergon_framework.jobs.stores.postgres.transactions import (
+    CONFLICTS,
+    Transactions,
+    Words,
+    is_conflict,
+    topics_of,
+)
 from ergon_framework.jobs.stores.queue_changes import checked_changes
 from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
@@ -292,11 +297,11 @@ class PostgresJobStore:
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return looking.search(self.transactions.look, search, limit, self._told)
+        return admin.search(self.transactions.look, search, limit, self._told)
 
     def count(self, search: Search) -> int:
         """How many match."""
-        return self.transactions.look(lambda words: looking.count(words, search))
+        return self.transactions.look(lambda words: admin.count(words, search))
 
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
         """The rows that were set aside because they cannot be read, the newest first."""
@@ -337,23 +342,21 @@ class PostgresJobStore:
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
-        return (
-            self.transactions.step(lambda words: sweeping.purge(words, jobs), "desk") if jobs else 0
-        )
+        return self.transactions.step(lambda words: admin.purge(words, jobs), "desk") if jobs else 0
 
     def sweep(self, limit: int) -> Sweep:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
         Also lets jobs run again that wait for a limit key nobody holds.
         """
-        purged = self.transactions.step(lambda words: sweeping.purge_due(words, limit), "sweep")
+        purged = self.transactions.step(lambda words: admin.purge_due(words, limit), "sweep")
         outdated, freed = self.transactions.step(
-            lambda words: sweeping.end_outdated(words, limit - purged), "sweep"
+            lambda words: admin.end_outdated(words, limit - purged), "sweep"
         )
         is_woken, self._swept = self.transactions.step(
-            lambda words: sweeping.wake_blocked(words, freed, self._swept, limit), "sweep"
+            lambda words: admin.wake_blocked(words, freed, self._swept, limit), "sweep"
         )
-        workers = self.transactions.step(sweeping.forget_workers, "sweep", is_synced=False)
+        workers = self.transactions.step(admin.forget_workers, "sweep", is_synced=False)
         self.transactions.ring(topics_of(is_done=outdated > 0, is_work=is_woken))
         return Sweep(purged, outdated, workers, purged + outdated >= limit)
 
@@ -361,7 +364,7 @@ class PostgresJobStore:
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""
-        return self.transactions.look(lambda words: looking.queues(words, self.now()), is_one=True)
+        return self.transactions.look(lambda words: admin.queues(words, self.now()), is_one=True)
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
@@ -404,7 +407,7 @@ class PostgresJobStore:
 
     def named(self) -> list[Named]:
         """The executors that due jobs name, by name."""
-        return self.transactions.look(looking.named, is_one=True)
+        return self.transactions.look(admin.named, is_one=True)
 
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""

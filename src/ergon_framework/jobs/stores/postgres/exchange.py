@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.postgres.ground import Transactions
+from ergon_framework.jobs.stores.postgres.claim import Claim, Memory
 from ergon_framework.jobs.stores.postgres.rows import Answer, Held
-from ergon_framework.jobs.stores.postgres.settling import (
+from ergon_framework.jobs.stores.postgres.settle import (
     Settling,
     lock_keys,
     one_by_one,
@@ -23,8 +23,7 @@ from ergon_framework.jobs.stores.postgres.settling import (
     wake,
     were_applied,
 )
-from ergon_framework.jobs.stores.postgres.taking import Claim, Memory
-from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
+from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words, is_conflict
 from ergon_framework.ports.jobstore import Ask, Claimed, Settlement, Topic
 
 logger = logging.getLogger("ergon.jobs")

@@ -14,7 +14,6 @@ from ergon_framework.jobs.stores.moving import (
     load_settings,
 )
 from ergon_framework.jobs.stores.options import options_text, text_of
-from ergon_framework.jobs.stores.postgres.ground import Transactions
 from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     blobs,
@@ -23,7 +22,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
     statements,
     texts,
 )
-from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
+from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words, is_conflict
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job

@@ -29,7 +29,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
     texts,
     writable,
 )
-from ergon_framework.jobs.stores.postgres.words import Words
+from ergon_framework.jobs.stores.postgres.transactions import Words
 from ergon_framework.ports.jobstore import Settlement
 
 KEY_LOCKS = 0x4A4F4253

@@ -1,13 +1,21 @@
-"""Transactions of a PostgreSQL job store, and notifications when they are committed."""
+"""Transactions of a PostgreSQL job store, what is said within one, and notifications afterwards.
+
+``Words`` is one transaction or one read: statements are gathered into a batch and sent with the
+next answer that is read. ``Transactions`` runs them, retries what others spoiled, and notifies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import psycopg
+from psycopg import Cursor
+from psycopg.rows import tuple_row
+
 from ergon_framework.errors import StoreError, StoreReadOnlyError
 from ergon_framework.jobs.stores.moments import AFTER, BEFORE
-from ergon_framework.jobs.stores.postgres.rows import page_of
+from ergon_framework.jobs.stores.postgres.rows import Answer, Row, page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     SQL,
     flags,
@@ -15,14 +23,52 @@ from ergon_framework.jobs.stores.postgres.statements import (
     statements,
     texts,
 )
-from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
 from ergon_framework.jobs.stores.unreadable import OddRowError, tell_set_aside
 from ergon_framework.ports.jobstore import Bell, Job, Topic, Unreadable
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
-from ergon_framework.storage.postgres.pipeline import Batch
+from ergon_framework.storage.postgres.pipeline import Batch, taking_arrays, tell_unheard
 from ergon_framework.storage.postgres.pool import Connection
+
+
+class Words:
+    """Who listens, and the instant, which is None where the server's own is meant."""
+
+    __slots__ = ("_batch", "connection", "now")
+
+    def __init__(
+        self, connection: Connection, now: float | None, batch: Batch | None = None
+    ) -> None:
+        self.connection = connection
+        self.now = now
+        self._batch = batch
+
+    def say(self, statement: bytes, values: Mapping[str, Any] | None = None) -> Answer:
+        """Execute a statement: with the next answer that is read, or at once without a batch."""
+        told = {"now": self.now, **(values or {})}
+        if self._batch is not None:
+            return self._batch.say(statement, told)
+        # A cursor of ours: what the owner of the connection makes of rows is not asked.
+        cursor: Cursor[Row] = Cursor(self.connection, row_factory=tuple_row)
+        cursor.format = psycopg.pq.Format.BINARY
+        return taking_arrays(cursor).execute(statement, told, prepare=False)
+
+    def hint(self, statement: bytes, values: Mapping[str, Any] | None = None) -> None:
+        """Say something when all is done, and never mind whether it is heard."""
+        if self._batch is not None:
+            self._batch.hint(statement, {"now": self.now, **(values or {})})
+            return
+        try:
+            self.say(statement, values)
+        except psycopg.Error as error:
+            tell_unheard(error)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the server refused a second row of the same id or key."""
+    return isinstance(error.__cause__, psycopg.errors.UniqueViolation)
+
 
 T = TypeVar("T")
 

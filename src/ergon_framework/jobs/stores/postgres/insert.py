@@ -1,23 +1,24 @@
-"""Adding jobs, in one statement or within one transaction."""
+"""Adding jobs: in one statement, within one transaction, or in a transaction of the caller."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import DuplicateJobError
+from ergon_framework.errors import DuplicateJobError, StoreError
 from ergon_framework.jobs.stores.options import is_special, options_text
 from ergon_framework.jobs.stores.own_moves import replaced
 from ergon_framework.jobs.stores.postgres.rows import Row
-from ergon_framework.jobs.stores.postgres.settling import Settling, lock_keys, wake
+from ergon_framework.jobs.stores.postgres.settle import Settling, lock_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import blobs, numbers, statements, texts
-from ergon_framework.jobs.stores.postgres.words import Words
+from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words, topics_of
 from ergon_framework.jobs.stores.refusals import id_taken, key_held, key_unseen
 from ergon_framework.ports.jobstore import Added, Job, NewJob, OnDuplicate
+from ergon_framework.storage.postgres.external_transaction import Joinable, joined
 
 _SQL = statements("jobs.sql")
 
@@ -193,3 +194,59 @@ def _special_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "limits": numbers([job.limit for job in jobs]),
         "options": texts([options_text(job) for job in jobs]),
     }
+
+
+_JOINING = statements("joining.sql")
+_SEEING = frozenset({"read committed", "read uncommitted"})
+"""Each statement sees what was committed before it."""
+
+
+class Joining:
+    """Where the store's tables are, so that another connection can be told whether it has them."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._home: Row | None = None
+
+    def add(
+        self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str]
+    ) -> list[Added]:
+        """Add jobs in the caller's transaction.
+
+        ``unseen``: the holders of keys, for a transaction that sees others as they were when it
+        began. Any other looks for itself.
+        """
+        *home, namespace = self._found()
+        with joined(connection, self._transactions.name) as driver:
+            words = self._transactions.words(driver)
+            with _looking_in(words, namespace) as isolation:
+                [found] = words.say(_JOINING["home"]).fetchall()
+                if list(found[:-1]) != home:
+                    raise StoreError(
+                        f"the connection is not one to {self._transactions.name}",
+                        remedy="connect to that very database, or leave the connection out",
+                    )
+                hidden = {} if isolation in _SEEING else unseen
+                adding = Adding(words, jobs, is_guest=True, unseen=hidden)
+                added = adding.all()
+                self._transactions.notify(words, topics_of(is_work=True, is_done=adding.is_done))
+        return added
+
+    def _found(self) -> Row:
+        if self._home is None:
+            [self._home] = self._transactions.look(
+                lambda words: words.say(_JOINING["home"]).fetchall()
+            )
+        return self._home
+
+
+@contextmanager
+def _looking_in(words: Words, namespace: str) -> Iterator[str]:
+    """Find our tables for a while, wherever the caller looks for its own; how isolated it is.
+
+    After an error the caller's savepoint puts it back.
+    """
+    [[before, isolation]] = words.say(_JOINING["habits"]).fetchall()
+    words.say(_JOINING["set_path"], {"path": f'"{namespace}"'})
+    yield isolation
+    words.say(_JOINING["set_path"], {"path": before})
