@@ -471,8 +471,8 @@ class NeverRings(Honest):
     """Leaves whoever waits to find out by looking."""
 
     @contextmanager
-    def _step(self) -> Iterator[Ledger]:
-        with super()._step() as ledger:
+    def step(self) -> Iterator[Ledger]:
+        with super().step() as ledger:
             yield ledger
             ledger.is_work = ledger.is_done = False
 
@@ -481,8 +481,8 @@ class RingsForever(Honest):
     """Takes every change for an end."""
 
     @contextmanager
-    def _step(self) -> Iterator[Ledger]:
-        with super()._step() as ledger:
+    def step(self) -> Iterator[Ledger]:
+        with super().step() as ledger:
             yield ledger
             ledger.is_done = True
 
@@ -491,9 +491,9 @@ class TakesJobsWhenClosed(Honest):
     """Accepts jobs after it was closed, and loses them."""
 
     @contextmanager
-    def _step(self) -> Iterator[Ledger]:
+    def step(self) -> Iterator[Ledger]:
         self._is_closed = False
-        with super()._step() as ledger:
+        with super().step() as ledger:
             yield ledger
 
 

@@ -90,7 +90,7 @@ def test_jobs_are_followed(seed: int, job_target: Archive) -> None:
     chance, clock = random.Random(seed), HandClock()  # noqa: S311 - a repeatable one
     with closing(MemoryJobStore(clock)) as source:
         s = Subject(source, clock, None, 15.0)
-        part = Part("jobs", source, job_target, JOB_KINDS, "one", "another")
+        part = Part("jobs", source.records, job_target, JOB_KINDS, "one", "another")
         for _ in range(12):
             for _ in range(chance.randrange(15)):
                 live(s, chance)
@@ -150,7 +150,7 @@ def test_progress_does_not_run_past_its_end() -> None:
     heard: list[Told] = []
     with closing(MemoryJobStore()) as source, closing(MemoryJobStore()) as target:
         totals = {"jobs": PAGE}
-        part = Part("jobs", source, target, JOB_KINDS, "one", "another", totals)
+        part = Part("jobs", source.records, target.records, JOB_KINDS, "one", "another", totals)
         for count in (1, PAGE + 1):
             tell_now_and_then(heard.append, part, "copying", "jobs", count)
     assert [(told.done, told.total) for told in heard] == [(1, PAGE), (PAGE + 1, None)]

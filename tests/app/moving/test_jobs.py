@@ -14,6 +14,7 @@ from ergon_framework.app.move.transfer import Part, Told
 from ergon_framework.core.job import CancelAsked, JobStatus, RunAsked
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.memory_moving import MemoryJobRecords
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.copies import JOB_KINDS
@@ -199,15 +200,16 @@ def test_a_half_moved_store_is_not_worked_with(places: tuple[str, str]) -> None:
 def test_what_does_not_arrive_is_noticed(places: tuple[str, str]) -> None:
     """Both sides are read anew at the end; a store that loses something is found out."""
 
-    class Loses(MemoryJobStore):
+    class Loses(MemoryJobRecords):
         """Forgets the last job of each page."""
 
         def load(self, copies):  # type: ignore[no-untyped-def]
             super().load(copies[:-1])
 
-    with closing(open_store(places[0])) as source, closing(Loses()) as target:
+    with closing(open_store(places[0])) as source, closing(MemoryJobStore()) as target:
         assert isinstance(source, SqliteJobStore)
-        part = Part("jobs", source.records, target, JOB_KINDS, "x", "the new one")
+        target.records = Loses(target.step, target)
+        part = Part("jobs", source.records, target.records, JOB_KINDS, "x", "the new one")
         copying.begin(part)
         with pytest.raises(StoreError, match=r"the new one does not hold the same .*: \d+ of them"):
             transfer.move(part, lambda _: None)

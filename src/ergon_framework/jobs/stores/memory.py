@@ -5,12 +5,22 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
+from typing import Any
 
+import msgspec
+
+from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.memory_ledger import Ledger
-from ergon_framework.jobs.stores.memory_moving import MemoryMoving
+from ergon_framework.jobs.stores.memory_moving import MemoryJobRecords
+from ergon_framework.jobs.stores.memory_record import Record
+from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
+from ergon_framework.jobs.stores.queue_changes import checked_changes
+from ergon_framework.jobs.stores.queue_counts import named_in
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,
@@ -18,33 +28,47 @@ from ergon_framework.ports.jobstore import (
     Claimed,
     Hold,
     Job,
+    Named,
     NewJob,
+    Queue,
+    Schedule,
+    Search,
     Settlement,
+    Sweep,
     Topic,
+    Unreadable,
+    WorkerRecord,
 )
 from ergon_framework.storage.notifier import Belfry
 
+PAGE = 200
+_WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
 
-class MemoryJobStore(MemoryMoving):
+
+class MemoryJobStore:
     """A job store for the threads of one process. Every call is one step under one lock."""
 
     is_synced = False
     durability = "An acknowledged job is in this process's memory, and is lost when it ends."
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        super().__init__()
         self._clock = clock
         self._ledger = Ledger()
         self._belfry = Belfry()
         self._lock = threading.Lock()
         self._is_closed = False
+        self._workers: dict[str, WorkerRecord] = {}
+        self._executors: dict[str, float] = {}  # when each was last seen; "": since when
+        self._schedules: dict[str, Schedule] = {}
+        self.records = MemoryJobRecords(self.step, self)
+        """All that the store holds, to be copied into another store or out of one."""
 
     def now(self) -> float:
         """The store's clock."""
         return self._clock()
 
     @contextmanager
-    def _step(self) -> Iterator[Ledger]:
+    def step(self) -> Iterator[Ledger]:
         """The ledger for one step of one caller; what the step changed rings afterwards."""
         with self._lock:
             if self._is_closed:
@@ -62,28 +86,28 @@ class MemoryJobStore(MemoryMoving):
 
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Store all of them or none."""
-        with self._step() as ledger:
+        with self.step() as ledger:
             return ledger.add(jobs, self.now())
 
     def exchange(
         self, settlements: Sequence[Settlement], ask: Ask | None
     ) -> tuple[list[bool], Claimed]:
         """Apply what happened, then claim, in one step."""
-        with self._step() as ledger:
+        with self.step() as ledger:
             now = self.now()
             applied = [ledger.settle(each, now) for each in settlements]
             return applied, Claimed([]) if ask is None else ledger.claim(ask, now)
 
     def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
         """Prolong leases and charge attempts."""
-        with self._step() as ledger:
+        with self.step() as ledger:
             until = self.now() + lease
             return [_renew(ledger, hold, until) for hold in holds]
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         """Cut leases that end later than they could if they were renewed now."""
         number = 0
-        with self._step() as ledger:
+        with self.step() as ledger:
             now = self.now()
             for record in ledger.active.values():
                 until = now + leases.get(record.worker or "", others)
@@ -94,7 +118,7 @@ class MemoryJobStore(MemoryMoving):
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
-        with self._step() as ledger:
+        with self.step() as ledger:
             now = self.now()
             expired = [record for record in ledger.active.values() if record.is_expired(now)]
             first = heapq.nsmallest(
@@ -104,19 +128,19 @@ class MemoryJobStore(MemoryMoving):
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        with self._step() as ledger:
+        with self.step() as ledger:
             record = ledger.by_id.get(job_id)
             return None if record is None else record.job()
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
-        with self._step() as ledger:
+        with self.step() as ledger:
             record = ledger.holders.get(unique_key)
             return None if record is None else record.new.id
 
     def listen(self, topic: Topic) -> Bell:
         """A bell for the threads of this process."""
-        with self._step():
+        with self.step():
             return self._belfry.listen(topic)
 
     def close(self) -> None:
@@ -126,6 +150,165 @@ class MemoryJobStore(MemoryMoving):
             self._ledger = Ledger()
         self._belfry.close()
 
+    # ---- jobs -----------------------------------------------------------------------------------
+
+    def unreadable(self, limit: int | None = None) -> list[Unreadable]:
+        """None: there are no rows in memory."""
+        return []
+
+    def restore_unreadable(self, key: Any) -> bool:
+        """There is none."""
+        return False
+
+    def discard_unreadable(self, key: Any) -> bool:
+        """There is none."""
+        return False
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        """Matching jobs, the newest first; nobody is kept waiting while they are read."""
+        return islice(self._found(search), limit)
+
+    def _found(self, search: Search) -> Iterator[Job]:
+        with self.step() as ledger:
+            keys = list(reversed(ledger.records))
+        for start in range(0, len(keys), PAGE):
+            with self.step() as ledger:
+                records = map(ledger.records.get, keys[start : start + PAGE])
+                page = [each.job() for each in records if each is not None and each.matches(search)]
+            yield from page
+
+    def count(self, search: Search) -> int:
+        """How many match."""
+        with self.step() as ledger:
+            return sum(record.matches(search) for record in ledger.records.values())
+
+    def purge(self, jobs: Sequence[Job]) -> int:
+        """Delete final jobs that have not been moved since they were read."""
+        with self.step() as ledger:
+            found = [ledger.records.get(job.key) for job in jobs]
+            doomed = {
+                record.key: record
+                for record, job in zip(found, jobs, strict=True)
+                if record is not None and _is_as_read(record, job)
+            }
+            for record in doomed.values():
+                ledger.remove(record)
+            return len(doomed)
+
+    # ---- queues ---------------------------------------------------------------------------------
+
+    def queues(self) -> list[Queue]:
+        """Every queue that has jobs or settings, by name."""
+        with self.step() as ledger:
+            now = self.now()
+            members = defaultdict[str, list[Record]](list)
+            for record in ledger.records.values():
+                members[record.new.queue].append(record)
+            found = [
+                _look(line.settings, members[line.settings.name], now) for line in ledger.lines
+            ]
+            return sorted(found, key=lambda queue: queue.name)
+
+    def set_queue(self, name: str, **changes: Any) -> Queue:
+        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``."""
+        checked = checked_changes(changes)
+        with self.step() as ledger:
+            line = ledger.lines.line(name)
+            now = self.now()
+            line.change(msgspec.structs.replace(line.settings, **checked), now)
+            ledger.is_work = True
+            members = [each for each in ledger.records.values() if each.new.queue == name]
+            queue = _look(line.settings, members, now)
+            ledger.lines.forget(name)
+            return queue
+
+    # ---- workers and upkeep ---------------------------------------------------------------------
+
+    def tell(self, record: WorkerRecord) -> None:
+        """Note that a worker lives, or that it is gone."""
+        with self.step():
+            if record.state == "gone":
+                self._workers.pop(record.id, None)
+            else:
+                now = self.now()
+                self._workers[record.id] = msgspec.structs.replace(record, seen_at=now)
+                self._executors.setdefault("", now)
+                self._executors.update(dict.fromkeys(record.executors, now))
+
+    def workers(self) -> list[WorkerRecord]:
+        """Those that told of themselves, by id."""
+        with self.step():
+            return sorted(self._workers.values(), key=lambda record: record.id)
+
+    def named(self) -> list[Named]:
+        """The executors that due jobs name, by name."""
+        with self.step() as ledger:
+            due = _claimable(ledger, self.now())
+            return named_in({(each.new.executor, each.new.queue) for each in due}, self._executors)
+
+    def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
+        """Jobs that name this executor, could be claimed, and became due before that instant."""
+        with self.step() as ledger:
+            due = (each for each in _claimable(ledger, self.now()) if each.run_at < due_before)
+            found = (each.job() for each in due if each.new.executor == executor)
+            return list(islice(found, limit))
+
+    def sweep(self, limit: int) -> Sweep:
+        """Purge what has been kept long enough, end what is outdated, forget dead workers."""
+        with self.step() as ledger:
+            now = self.now()
+            purged = outdated = 0
+            while purged < limit and _first_before(ledger.leaving.first(), now):
+                ledger.remove(ledger.records[ledger.leaving.pop()])
+                purged += 1
+            while purged + outdated < limit and _first_before(ledger.expiring.first(), now):
+                ledger.end_outdated(ledger.records[ledger.expiring.pop()], now)
+                outdated += 1
+            oldest = now - WORKER_FORGOTTEN_AFTER
+            dead = [each.id for each in self._workers.values() if each.seen_at < oldest]
+            for worker in dead:
+                del self._workers[worker]
+            is_more = any(
+                _first_before(heap.first(), now) for heap in (ledger.leaving, ledger.expiring)
+            )
+            return Sweep(purged, outdated, len(dead), is_more)
+
+    # ---- schedules ------------------------------------------------------------------------------
+
+    def schedules(self) -> list[Schedule]:
+        """All, by name."""
+        with self.step():
+            return sorted(self._schedules.values(), key=lambda schedule: schedule.name)
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        """Add or replace the definition."""
+        with self.step():
+            self._schedules[schedule.name] = schedule
+
+    def drop_schedule(self, name: str) -> bool:
+        """Remove one; whether it was there."""
+        with self.step():
+            return self._schedules.pop(name, None) is not None
+
+    def fire(
+        self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
+    ) -> bool:
+        """Move ``next_at`` on and add the jobs, in one step, if it still is ``expected``.
+
+        A job whose id or unique key is taken is skipped: the schedule goes on without it.
+        """
+        with self.step() as ledger:
+            schedule = self._schedules.get(name)
+            if schedule is None or schedule.next_at != expected:
+                return False
+            self._schedules[name] = msgspec.structs.replace(
+                schedule, next_at=next_at, last_at=expected
+            )
+            for job in jobs:
+                if ledger.can_add(job):
+                    ledger.add([job], self.now())
+            return True
+
 
 def _renew(ledger: Ledger, hold: Hold, until: float) -> bool:
     record = ledger.active.get(hold.key)
@@ -134,3 +317,30 @@ def _renew(ledger: Ledger, hold: Hold, until: float) -> bool:
     record.lease_expires_at = until
     record.is_charged |= hold.is_charged
     return True
+
+
+def _claimable(ledger: Ledger, now: float) -> Iterator[Record]:
+    """Due jobs that name an executor, and wait for no limit key."""
+    for record in ledger.records.values():
+        is_due = record.status in _WAITING and record.run_at <= now and not record.is_limited
+        if record.new.executor and is_due:
+            yield record
+
+
+def _is_as_read(record: Record, job: Job) -> bool:
+    return record.status.is_final and (record.status, record.fence, record.finished_at) == (
+        job.status,
+        job.fence,
+        job.finished_at,
+    )
+
+
+def _look(settings: Queue, members: list[Record], now: float) -> Queue:
+    due = [each.run_at for each in members if each.status in _WAITING and each.run_at <= now]
+    counts = Counter(str(each.status) for each in members)
+    oldest = min(due, default=None)
+    return msgspec.structs.replace(settings, counts=dict(counts), oldest_due_at=oldest)
+
+
+def _first_before(first: tuple[tuple[float, ...], int] | None, now: float) -> bool:
+    return first is not None and first[0][0] <= now

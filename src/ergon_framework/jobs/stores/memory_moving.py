@@ -1,32 +1,41 @@
-"""Copies of jobs, out of memory and into it."""
+"""All that a memory job store holds, read as records and written from records."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, cast
 
-from ergon_framework.jobs.stores.memory_desk import MemoryDesk
 from ergon_framework.jobs.stores.memory_ledger import Ledger
 from ergon_framework.jobs.stores.memory_record import MOST_HISTORY, Record
-from ergon_framework.jobs.stores.moving import discard_settings, dump_settings, load_settings
+from ergon_framework.jobs.stores.moving import (
+    SettingsStore,
+    discard_settings,
+    dump_settings,
+    load_settings,
+)
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job, NewJob
 from ergon_framework.ports.moving import PAGE_BYTES, C
 
 
-class MemoryMoving(MemoryDesk):
-    """What a move needs."""
+class MemoryJobRecords:
+    """The records of one store: its jobs, the limits of its queues, its schedules."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(
+        self, step: Callable[[], AbstractContextManager[Ledger]], store: SettingsStore
+    ) -> None:
+        """``step`` gives the ledger for one step of one caller."""
+        self._step = step
+        self._store = store
         self._mark: bytes | None = None
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
         if kind is not JobCopy:
-            return dump_settings(self, self, kind, after, limit)
+            return dump_settings(self._store, self, kind, after, limit)
         with self._step() as ledger:
             return cast("list[C]", _page(ledger, after or 0, limit))
 
@@ -37,7 +46,7 @@ class MemoryMoving(MemoryDesk):
                 if isinstance(each, JobCopy):
                     ledger.put(_record(each))
             ledger.is_work = False  # whoever works here comes when the move is over
-        load_settings(self, self, copies)
+        load_settings(self._store, self, copies)
 
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
@@ -46,7 +55,7 @@ class MemoryMoving(MemoryDesk):
                 record = ledger.by_id.get(each.name)
                 if isinstance(each, JobCopy) and record is not None:
                     ledger.remove(record)
-        discard_settings(self, copies)
+        discard_settings(self._store, copies)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
