@@ -9,9 +9,9 @@ from typing import Any
 
 from ergon_framework.core.job import Move
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.memory_ledger import Ledger
-from ergon_framework.jobs.stores.memory_lines import Line, Lines, Offer
-from ergon_framework.jobs.stores.memory_record import Record
+from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.queues import Line, Lines, Offer
+from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,

@@ -11,9 +11,9 @@ import msgspec
 
 from ergon_framework.core.job import JobStatus, Move
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.memory_ledger import Ledger
-from ergon_framework.jobs.stores.memory_lines import Line, Lines, Offer
-from ergon_framework.jobs.stores.memory_record import Record
+from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.queues import Line, Lines, Offer
+from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,

@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import JobError, StoreUnavailableError, WiringError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.memory_heap import Heap
+from ergon_framework.jobs.stores.memory.queues import Heap
 from ergon_framework.ports.jobstore import (
     FullJobStore,
     JobDesk,

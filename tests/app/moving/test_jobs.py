@@ -14,7 +14,7 @@ from ergon_framework.app.move.transfer import Part, Told
 from ergon_framework.core.job import CancelAsked, JobStatus, RunAsked
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.memory_moving import MemoryJobRecords
+from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.copies import JOB_KINDS

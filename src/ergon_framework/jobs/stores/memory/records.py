@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, cast
 
-from ergon_framework.jobs.stores.memory_ledger import Ledger
-from ergon_framework.jobs.stores.memory_record import MOST_HISTORY, Record
+from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.rows import MOST_HISTORY, Record
 from ergon_framework.jobs.stores.moving import (
     SettingsStore,
     discard_settings,

@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from ergon_framework.core.job import CancelAsked, JobRule, JobStatus, Move, Outdated, settle
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.memory_heap import Heap
-from ergon_framework.jobs.stores.memory_lines import Line, Lines, Offer
-from ergon_framework.jobs.stores.memory_record import Record, entry_of
+from ergon_framework.jobs.stores.memory.queues import Heap, Line, Lines, Offer
+from ergon_framework.jobs.stores.memory.rows import Record, entry_of
 from ergon_framework.jobs.stores.own_moves import CANCELLED_KEPT, FAILED_KEPT
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
 from ergon_framework.ports.jobstore import (

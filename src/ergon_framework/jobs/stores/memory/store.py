@@ -15,9 +15,9 @@ import msgspec
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.jobs.stores.memory_ledger import Ledger
-from ergon_framework.jobs.stores.memory_moving import MemoryJobRecords
-from ergon_framework.jobs.stores.memory_record import Record
+from ergon_framework.jobs.stores.memory.ledger import Ledger
+from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
+from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.queue_changes import checked_changes
 from ergon_framework.jobs.stores.queue_counts import named_in
