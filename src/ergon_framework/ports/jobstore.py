@@ -204,8 +204,9 @@ class Topic(StrEnum):
 class JobStore(Protocol):
     """What clients and workers need."""
 
-    durability: str
-    """One sentence: what an acknowledgement of this store means."""
+    @property
+    def durability(self) -> str:
+        """One sentence: what an acknowledgement of this store means."""
 
     @property
     def is_synced(self) -> bool:

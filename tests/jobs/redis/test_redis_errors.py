@@ -302,7 +302,7 @@ def test_a_newer_schema(open_store: Open, redis_url: str) -> None:
     """Keys of a later version are left alone."""
     store = open_store()
     store.add([new("a")])
-    store._link.call("SET", "{ergon}:schema", "99")
+    store.transactions.link.call("SET", "{ergon}:schema", "99")
     with refused(StoreSchemaError, "version 99"):
         RedisJobStore(redis_url)
     assert store.find("a") is not None
@@ -311,17 +311,17 @@ def test_a_newer_schema(open_store: Open, redis_url: str) -> None:
 def test_foreign_keys_of_our_names(open_store: Open, redis_url: str) -> None:
     """A key that only has our name is not touched; another prefix makes room."""
     other = open_store(f"{redis_url}?prefix=other")
-    other._link.call("SET", "{ergon}:schema", "my own")
+    other.transactions.link.call("SET", "{ergon}:schema", "my own")
     with refused(StoreSchemaError, "not of this jobs store"):
         RedisJobStore(redis_url)
-    other._link.call("HSET", "{foreign}:schema", "a", "b")
+    other.transactions.link.call("HSET", "{foreign}:schema", "a", "b")
     with refused(StoreSchemaError, "not of this jobs store"):
         RedisJobStore(redis_url, prefix="foreign")
-    other._link.call("SET", "{half}:job", "a")
+    other.transactions.link.call("SET", "{half}:job", "a")
     store = open_store(prefix="half")
     with refused(StoreSchemaError, "not of this jobs store"):
         store.add([new("a")])
-    assert other._link.call("GET", "{half}:job") == b"a"
+    assert other.transactions.link.call("GET", "{half}:job") == b"a"
 
 
 # ---- stores that are closed or only read --------------------------------------------------------
@@ -341,7 +341,7 @@ def test_a_store_that_is_only_read(open_store: Open) -> None:
     """It shows everything and changes nothing, not even in an empty database."""
     empty = open_store(prefix="empty", read_only=True)
     assert (list(empty.search(Search())), empty.queues(), empty.schedules()) == ([], [], [])
-    assert not empty._link.call("KEYS", "{empty}*")
+    assert not empty.transactions.link.call("KEYS", "{empty}*")
     store = open_store()
     store.add([new("a")])
     [job] = store.exchange([], ask(1))[1].jobs
@@ -356,7 +356,7 @@ def test_a_store_that_is_only_read(open_store: Open) -> None:
         lambda: reader.set_queue("q", is_paused=True),
         lambda: reader.tell(me),
         lambda: reader.put_schedule(schedule("a")),
-        lambda: reader.set_mark(b"x"),
+        lambda: reader.records.set_mark(b"x"),
     ):
         with refused(StoreReadOnlyError, "opened to be read"):
             call()
@@ -370,8 +370,8 @@ def test_records_that_cannot_be_read_do_not_hide_the_others(
     store = open_store()
     store.tell(WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0))
     store.put_schedule(schedule("good"))
-    store._link.call("HSET", "{ergon}:workers", "bad", b"\xff\xff")
-    store._link.call("HSET", "{ergon}:schedules", "bad", "{}")
+    store.transactions.link.call("HSET", "{ergon}:workers", "bad", b"\xff\xff")
+    store.transactions.link.call("HSET", "{ergon}:schedules", "bad", "{}")
     for _ in range(2):
         assert [each.id for each in store.workers()] == ["me"]
         assert [each.name for each in store.schedules()] == ["good"]

@@ -38,7 +38,7 @@ COUNTERS = {
 
 def everything(store: RedisJobStore, tag: str = "{ergon}") -> dict[bytes, Any]:
     """All keys of a store, and what they hold."""
-    call = store._link.call
+    call = store.transactions.link.call
     read = {b"hash": "HGETALL", b"string": "GET"}
     found = {}
     for key in call("KEYS", f"{tag}:*"):
@@ -80,7 +80,7 @@ def test_a_life_of_jobs_leaves_nothing_behind(open_store: Open) -> None:
         if not job.status.is_final:
             s.must(job, CancelAsked(), keep=5.0)
     assert store.count(Search()) == 10
-    assert all(key.startswith(b"{ergon}:") for key in store._link.call("KEYS", "*"))
+    assert all(key.startswith(b"{ergon}:") for key in store.transactions.link.call("KEYS", "*"))
     store.set_queue("odd", rate=None, burst=1)
     store.drop_schedule("cron")
     clock.forward(40 * 86_400.0)
@@ -93,7 +93,7 @@ def test_the_list_of_workers_ends_by_itself(open_store: Open) -> None:
     """When no worker is left to sweep it, the server forgets it."""
     store = open_store()
     store.tell(WorkerRecord(id="w", host="h", pid=1, version="1", started_at=0.0))
-    assert 86_400 < store._link.call("TTL", "{ergon}:workers") <= 2 * 86_400
+    assert 86_400 < store.transactions.link.call("TTL", "{ergon}:workers") <= 2 * 86_400
 
 
 def test_fences_are_never_given_twice(open_store: Open) -> None:
@@ -101,7 +101,7 @@ def test_fences_are_never_given_twice(open_store: Open) -> None:
     store = open_store()
     store.add([new("a")])
     [before] = store.exchange([], ask(1))[1].jobs
-    store._link.call("FLUSHDB")
+    store.transactions.link.call("FLUSHDB")
     store.add([new("a")])
     [after] = store.exchange([], ask(1))[1].jobs
     assert after.fence > before.fence
@@ -129,7 +129,7 @@ def test_adding_quickly_writes_what_adding_slowly_does(
     monkeypatch.setattr(
         slow,
         "_add_plain",
-        lambda _, wire, blobs: slow._write(_ADD, "add", wire, {}, None, blobs=blobs),
+        lambda _, wire, blobs: slow.transactions.write(_ADD, "add", wire, {}, None, blobs=blobs),
     )
     slow.add(jobs)
     assert everything(quick, "{quick}") == everything(slow, "{slow}")
@@ -259,7 +259,7 @@ def test_a_search_finds_what_is_there_without_reading_all(open_store: Open) -> N
     s.take("running")
     for start in range(0, 3000, 500):
         s.put(*(f"job-{n}" for n in range(start, start + 500)))
-    store._link.call("CONFIG", "RESETSTAT")
+    store.transactions.link.call("CONFIG", "RESETSTAT")
     for status, job_id in (
         (JobStatus.FAILED, "dead"),
         (JobStatus.RETRYING, "again"),
@@ -267,7 +267,7 @@ def test_a_search_finds_what_is_there_without_reading_all(open_store: Open) -> N
     ):
         assert [job.id for job in store.search(Search(statuses=(status,)))] == [job_id]
     assert store.count(Search(queue="default", statuses=(JobStatus.PENDING,))) == 3000
-    stats = store._link.info("commandstats")
+    stats = store.transactions.link.info("commandstats")
     assert stats["cmdstat_evalsha"].startswith("calls=3,")
 
 
@@ -296,11 +296,11 @@ def test_large_results_are_settled_in_several_steps(open_store: Open) -> None:
     s.put(*"abcdef")
     large = b'"' + b"x" * 5_000_000 + b'"'
     told = [s.told(job, SUCCEEDED, result=large, keep=60.0) for job in s.claim(5)]
-    store._link.call("CONFIG", "RESETSTAT")
+    store.transactions.link.call("CONFIG", "RESETSTAT")
     applied, claimed = store.exchange([*told, told[0]], ask(5))
     assert applied == [True] * 6
     assert [job.id for job in claimed.jobs] == ["f"]
-    assert store._link.info("commandstats")["cmdstat_evalsha"].startswith("calls=6,")
+    assert store.transactions.link.info("commandstats")["cmdstat_evalsha"].startswith("calls=6,")
     assert s.get("e").result == large
 
 
@@ -312,9 +312,9 @@ def test_running_jobs_are_read_in_pages(open_store: Open) -> None:
     while s.claim(100):
         pass
     wanted = Search(statuses=(JobStatus.ACTIVE,))
-    before = int(store._link.info("stats")["total_net_output_bytes"])
+    before = int(store.transactions.link.info("stats")["total_net_output_bytes"])
     assert [job.id for job in store.search(wanted, 1)] == ["job-449"]
-    assert int(store._link.info("stats")["total_net_output_bytes"]) - before < 5_000_000
+    assert int(store.transactions.link.info("stats")["total_net_output_bytes"]) - before < 5_000_000
     found = [job.id for job in store.search(wanted)]
     assert found == [f"job-{number:03}" for number in reversed(range(450))]
     middle = next(job.key for job in store.search(wanted) if job.id == "job-300")

@@ -94,7 +94,7 @@ def test_scripts_that_were_forgotten_are_sent_again(open_store: Open) -> None:
     """A server that lost its scripts gets them anew, without anybody noticing."""
     store = open_store()
     store.add([new("a")])
-    store._link.call("SCRIPT", "FLUSH")
+    store.transactions.link.call("SCRIPT", "FLUSH")
     store.add([new("b")])
     assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["a", "b"]
 
@@ -183,9 +183,9 @@ class Deaf:
     """Loses the answers of a store's next calls, after they were carried out."""
 
     def __init__(self, store: RedisJobStore, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-        self._exchange: Any = store._link._exchange
+        self._exchange: Any = store.transactions.link._exchange
         self._left = times
-        monkeypatch.setattr(store._link, "_exchange", self)
+        monkeypatch.setattr(store.transactions.link, "_exchange", self)
 
     def __call__(self, send: Any) -> Any:
         answer = self._exchange(send)

@@ -1,4 +1,4 @@
-"""What every part of the store stands on: the server, its clock, the scripts and the bells."""
+"""Scripts of a Redis job store, each of which is one transaction, and what its server promises."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _SCHEMA = "schema"
 BIRTH = "birth"
 
 
-class Ground:
-    """Runs scripts."""
+class Transactions:
+    """Runs scripts on one server by one clock; a script is a transaction."""
 
     durability: str
     is_synced: bool
@@ -56,23 +56,23 @@ class Ground:
         """Connect, and look at what is there; refuses a server that would lose jobs."""
         address = address_of(url, prefix)
         self._tag = f"{{{address.prefix}}}:"
-        self._is_read_only = read_only
+        self.is_read_only = read_only
         self._keys = packed([f"{self._tag}{key}".encode() for key in KEYS.values()])
         self._channel = f"{self._tag}{address.database}:bell:".encode()
-        self._link = RedisLink(address)
+        self.link = RedisLink(address)
         try:
             self._inspect()
             self._clock = clock
             self._now = clock or self._server_clock()
         except BaseException:
-            self._link.close()
+            self.link.close()
             raise
-        self._belfry = Belfry(self._link)
+        self._belfry = Belfry(self.link)
 
     @property
     def name(self) -> str:
         """What to call the store in front of people."""
-        return self._link.name
+        return self.link.name
 
     def now(self) -> float:
         """The store's clock."""
@@ -84,12 +84,12 @@ class Ground:
 
     def announce(self) -> None:
         """Wake the workers."""
-        self._link.call("PUBLISH", self._channel + Topic.WORK.value.encode(), "")
+        self.link.call("PUBLISH", self._channel + Topic.WORK.value.encode(), "")
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""
         self._belfry.close()
-        self._link.close()
+        self.link.close()
 
     # ---- opening --------------------------------------------------------------------------------
 
@@ -99,19 +99,19 @@ class Ground:
 
     def _look_at_the_server(self) -> None:
         """Refuse a server that would lose jobs, and say what an acknowledgement means there."""
-        found = persistence_of(self._link)
+        found = persistence_of(self.link)
         self.durability = found.sentence()
         self.is_synced = found.is_synced
-        refuse_unsafe(found, self._link, read_only=self._is_read_only)
+        refuse_unsafe(found, self.link, read_only=self.is_read_only)
         self._inspect_at = time.monotonic() + LOOK_AGAIN
 
     def _check_schema(self) -> None:
         key = f"{self._tag}{_SCHEMA}"
-        version = self._link.call("GET", key)
-        if version is None and not self._is_read_only:
-            self._link.call("SET", self._key(BIRTH), secrets.token_hex(16), "NX")
-            self._link.call("SET", key, VERSION, "NX")
-            version = self._link.call("GET", key)
+        version = self.link.call("GET", key)
+        if version is None and not self.is_read_only:
+            self.link.call("SET", self.key(BIRTH), secrets.token_hex(16), "NX")
+            self.link.call("SET", key, VERSION, "NX")
+            version = self.link.call("GET", key)
         self.is_made = version is not None or self._has_keys()
         if version is None or version == b"%d" % VERSION:
             return
@@ -129,8 +129,8 @@ class Ground:
 
     def _has_keys(self) -> bool:
         """Whether there is something in a store whose word was deleted while others had it open."""
-        plain = [self._key(name) for name in KEYS.values() if not name.endswith(":")]
-        return bool(self._link.call("EXISTS", *plain))
+        plain = [self.key(name) for name in KEYS.values() if not name.endswith(":")]
+        return bool(self.link.call("EXISTS", *plain))
 
     def _server_clock(self) -> ServerClock:
         clock = ServerClock(self._time, time.monotonic)
@@ -138,12 +138,12 @@ class Ground:
         return clock
 
     def _time(self) -> float:
-        seconds, micros = self._link.call("TIME")
+        seconds, micros = self.link.call("TIME")
         return int(seconds) + int(micros) / 1_000_000
 
     # ---- running --------------------------------------------------------------------------------
 
-    def _write(
+    def write(
         self,
         what: Script,
         call: str,
@@ -152,12 +152,12 @@ class Ground:
         is_repeatable: bool = True,
     ) -> Any:
         """Run a script that changes something; failpoints stand around it."""
-        self._refuse_to_write()
+        self.refuse_to_write()
         if time.monotonic() >= self._inspect_at:
             self._refuse_another_server()
         failpoint(BEFORE[call])
         try:
-            answer = self._run(what, *args, blobs=blobs, is_repeatable=is_repeatable)
+            answer = self.run(what, *args, blobs=blobs, is_repeatable=is_repeatable)
         except StoreUnavailableError:
             self._inspect_at = 0.0  # who comes back may have been set up anew
             raise
@@ -171,18 +171,25 @@ class Ground:
         except ConfigurationError as error:
             raise told_again(error) from error
 
-    def _run(
+    def run(
         self, what: Script, *args: Any, blobs: Sequence[bytes] = (), is_repeatable: bool = True
     ) -> Any:
+        """Run a script."""
         now = None if self._clock is None else self._clock()
         words = (encode((now, *args)), self._channel, *blobs)
-        return self._link.run(what, self._keys, words, is_repeatable=is_repeatable)
+        return self.link.run(what, self._keys, words, is_repeatable=is_repeatable)
 
-    def _refuse_to_write(self) -> None:
-        if self._is_read_only:
+    def call(self, command: str, name: str, *args: Any) -> Any:
+        """Send one plain command about a key of the store."""
+        return self.link.call(command, self.key(name), *args)
+
+    def refuse_to_write(self) -> None:
+        """Raise if the store was opened to be read."""
+        if self.is_read_only:
             raise StoreReadOnlyError(
                 f"{self.name} was opened to be read", remedy="open it without read_only"
             )
 
-    def _key(self, name: str) -> str:
+    def key(self, name: str) -> str:
+        """The full name of a key of the store."""
         return f"{self._tag}{name}"

@@ -1,8 +1,8 @@
-"""Adding, moving and reading jobs: what both sides of the store need."""
+"""Every change of a job in Redis, and reading jobs: how the scripts are called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.own_moves import outdated, replaced
 from ergon_framework.jobs.stores.redis import rows
-from ergon_framework.jobs.stores.redis.ground import Ground
+from ergon_framework.jobs.stores.redis.ground import Transactions
 from ergon_framework.jobs.stores.redis.names import script
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
 from ergon_framework.jobs.stores.unreadable import (
@@ -25,6 +25,7 @@ EXCHANGE = script("bar", "rows", "moves", "gates", "claim", "exchange")
 _PLAIN = script("bar", "plain")
 _ADD = script("bar", "rows", "moves", "add")
 _LOOK = script("rows", "moves", "look")
+_SWAP = script("bar", "rows", "swap")
 _ASIDE = script("bar", "rows", "moves", "aside")
 MOST_TURNS = 100
 """How often a job is sent again with the move of one that it replaces."""
@@ -57,29 +58,22 @@ _seen = msgspec.msgpack.Decoder(_Seen).decode
 _added = msgspec.msgpack.Decoder(list[tuple[str, bool, str] | bool]).decode
 
 
-class Moves(Ground):
-    """Runs the scripts, and asks the core where the store itself has to move a job."""
+class Transitions:
+    """Adds, moves and reads jobs; asks the core where the store itself has to move one."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        clock: Callable[[], float] | None = None,
-        read_only: bool = False,
-        prefix: str | None = None,
-    ) -> None:
-        super().__init__(url, clock=clock, read_only=read_only, prefix=prefix)
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
         self._told = Told()
 
-    def _add_once(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add_once(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Add jobs. When the answer is lost, their ids tell whether that was done."""
         try:
-            return self._add(jobs)
+            return self.add(jobs)
         except StoreUnavailableError as error:
             if error.details.get("outcome") != "unknown":
                 raise
             try:
-                there, _ = self._look_at("ids", [job.id for job in jobs])
+                there, _ = self.look_at("ids", [job.id for job in jobs])
             except StoreError:
                 raise error from None
         found = {job.id: rows.body_of(job) for job in there}
@@ -87,7 +81,7 @@ class Moves(Ground):
             if job.id in found and found[job.id] != rows.body_of(job):
                 raise id_taken(job)
         if not found:
-            return self._add(jobs)
+            return self.add(jobs)
         return [
             Added(*(job.id, True) if job.id in found else (self._holder(job), False))
             for job in jobs
@@ -95,10 +89,10 @@ class Moves(Ground):
 
     def _holder(self, job: NewJob) -> str:
         """Who holds the unique key of a job."""
-        found = self._link.call("HGET", self._key("unique"), job.unique_key or "")
+        found = self._transactions.call("HGET", "unique", job.unique_key or "")
         return job.id if found is None else str(found.decode())
 
-    def _add(self, jobs: Sequence[NewJob], fires: Sequence[Any] | None = None) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob], fires: Sequence[Any] | None = None) -> list[Added]:
         """Add jobs; of those of a schedule that fires, the ones that can be added."""
         blobs = rows.Blobs()
         wire = [rows.wire_job(job, blobs) for job in jobs]
@@ -109,7 +103,7 @@ class Moves(Ground):
         moves: dict[str, Any] = {}
         call = "add" if fires is None else "fire"
         for _ in range(MOST_TURNS):
-            kind, *rest = self._write(
+            kind, *rest = self._transactions.write(
                 _ADD, call, wire, moves, fires, blobs=blobs, is_repeatable=fires is not None
             )
             if kind == b"added":
@@ -122,14 +116,17 @@ class Moves(Ground):
             if kind != b"again":
                 moves[holder] = self._move_for(kind, rest, jobs, blobs)
         raise StoreUnavailableError(
-            f"{self.name}: others replace the same jobs without end", remedy="try again later"
+            f"{self._transactions.name}: others replace the same jobs without end",
+            remedy="try again later",
         )
 
     def _add_plain(
         self, jobs: Sequence[NewJob], wire: Sequence[Any], blobs: rows.Blobs
     ) -> list[Added]:
         """Add jobs without unique keys: nothing but their ids can stand in the way."""
-        kind, *rest = self._write(_PLAIN, "add", wire, blobs=blobs, is_repeatable=False)
+        kind, *rest = self._transactions.write(
+            _PLAIN, "add", wire, blobs=blobs, is_repeatable=False
+        )
         if kind == b"id":
             raise id_taken(jobs[rest[0] - 1])
         return [Added(job.id, True) for job in jobs]
@@ -144,22 +141,25 @@ class Moves(Ground):
             raise key_held(jobs[rest[0] - 1], rest[1].decode())
         [row] = rows.rows_in(rest[2])
         holder = rest[1].decode()
-        move = replaced(rows.standing(holder, row), self.now())
+        move = replaced(rows.standing(holder, row), self._transactions.now())
         return rows.wire_settlement(move, blobs)
 
-    def _apply(self, settlements: Sequence[Settlement], call: str) -> list[bool]:
+    def apply(self, settlements: Sequence[Settlement], call: str) -> list[bool]:
+        """Move jobs that still are where the moves were decided; which of them were."""
         blobs = rows.Blobs()
         wire = [rows.wire_settlement(settlement, blobs) for settlement in settlements]
-        return answer_in(self._write(EXCHANGE, call, wire, None, blobs=blobs)[0]).applied
+        return answer_in(
+            self._transactions.write(EXCHANGE, call, wire, None, blobs=blobs)[0]
+        ).applied
 
-    def _end_outdated(self, ids: Sequence[str], data: bytes, call: str) -> int:
+    def end_outdated(self, ids: Sequence[str], data: bytes, call: str) -> int:
         """Dead-letter jobs that were not started before their expiry; how many it were."""
-        now = self.now()
+        now = self._transactions.now()
         found = zip(ids, rows.rows_in(data), strict=True)
         moves = [outdated(rows.standing(job_id, row), now) for job_id, row in found]
-        return sum(self._apply(moves, call)) if moves else 0
+        return sum(self.apply(moves, call)) if moves else 0
 
-    def _look_at(
+    def look_at(
         self,
         where: str,
         which: list[str] | int | None,
@@ -167,12 +167,12 @@ class Moves(Ground):
         wanted: tuple[Any, ...] | None = None,
     ) -> tuple[list[Job], int | None]:
         """Some jobs, and the number below which to look on, if there may be more."""
-        found, odd, last = self._look(where, which, most, wanted)
+        found, odd, last = self.look(where, which, most, wanted)
         for each in odd:
             self._told.left_out(each)
         return [job for _, job in found], last
 
-    def _look(
+    def look(
         self,
         where: str,
         which: list[str] | int | None,
@@ -180,7 +180,7 @@ class Moves(Ground):
         wanted: tuple[Any, ...] | None,
     ) -> tuple[list[tuple[rows.Row, Job]], list[Unreadable], int | None]:
         """The same, with the rows they were made of, and those that are none."""
-        head, data, bodies, tales = self._run(_LOOK, where, which, most, wanted)
+        head, data, bodies, tales = self._transactions.run(_LOOK, where, which, most, wanted)
         seen = _seen(head)
         parts = zip(
             seen.ids,
@@ -201,22 +201,32 @@ class Moves(Ground):
 
     def _odd(self, job_id: str) -> Unreadable:
         """What is known of a row that is no job's."""
-        note = self._link.call("HGET", self._key("unreadable"), job_id)
+        note = self._transactions.call("HGET", "unreadable", job_id)
         if note is not None:
             return rows.unreadable_from(job_id, note)
         return Unreadable(
             key=job_id, id=job_id, queue="", status="", problem="its row is no job's", since=0.0
         )
 
-    def _set_aside(self, odd: Sequence[Unreadable], *, is_claimed: bool = False) -> None:
+    def set_aside(self, odd: Sequence[Unreadable], *, is_claimed: bool = False) -> None:
         """Take rows that cannot be read out of everybody's way.
 
         ``is_claimed``: they have just been claimed, which is undone.
         """
         wire = [(each.id, each.problem, is_claimed) for each in odd]
-        self._write(_ASIDE, "exchange", wire)
+        self._transactions.write(_ASIDE, "exchange", wire)
         for each in odd:
             tell_set_aside(each)
+
+    def swap(self, what: str, name: str, before: bytes | None, after: bytes | None) -> bool:
+        """Put a record in the place of another; False: that was not there any more."""
+        blobs = rows.Blobs()
+        numbers = blobs.add(before), blobs.add(after)
+        return bool(
+            self._transactions.write(
+                _SWAP, "desk", what, name, *numbers, blobs=blobs, is_repeatable=False
+            )
+        )
 
 
 def _unreadable(job_id: str, row: rows.Row, problem: str) -> Unreadable:

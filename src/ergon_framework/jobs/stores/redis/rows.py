@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.gates import Settings
 from ergon_framework.jobs.stores.options import failure_from, text_of
 from ergon_framework.jobs.stores.own_moves import Standing
 from ergon_framework.jobs.stores.unreadable import check_arguments, check_instant, checked
@@ -22,6 +23,7 @@ from ergon_framework.ports.jobstore import (
     Leased,
     NewJob,
     OnDuplicate,
+    Schedule,
     Settlement,
     Unreadable,
 )
@@ -316,3 +318,58 @@ def _told(tale: bytes) -> tuple[bytes, bytes, bytes | None]:
 
 def _or_none(instant: float) -> float | None:
     return None if math.isinf(instant) else instant
+
+
+_AT = Struct(">d")
+_settings = msgspec.msgpack.Decoder(tuple[bool, int | bool, float | bool, int, float]).decode
+_fields = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+def pairs(words: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Names and values, which the server gives one after the other."""
+    for name, value in zip(words[::2], words[1::2], strict=True):
+        yield name.decode(), value
+
+
+def worker_row(name: str, blob: bytes) -> tuple[Any, ...]:
+    """Id, instant and JSON; no instant where somebody else wrote nonsense."""
+    if len(blob) < _AT.size:
+        return name, None, blob
+    return name, *_AT.unpack_from(blob), blob[_AT.size :]
+
+
+def schedule_row(name: str, blob: bytes) -> tuple[Any, ...]:
+    """The fields of a schedule; none but the name where somebody else wrote nonsense."""
+    try:
+        row = _fields(blob)
+    except msgspec.MsgspecError:
+        row = []
+    width = len(Schedule.__struct_fields__)
+    return tuple(row) if len(row) == width else (name, *[None] * (width - 1))
+
+
+def schedule_blob(schedule: Schedule) -> bytes:
+    """A schedule, as it is kept."""
+    return encode(msgspec.structs.astuple(schedule))
+
+
+def read_settings(blob: bytes) -> Settings:
+    """The settings of a queue, as they are kept."""
+    try:
+        is_paused, max_active, rate, burst, full_at = _settings(blob)
+    except msgspec.MsgspecError:
+        return Settings(is_paused=True)  # nobody knows how it is limited, so that it waits
+    return Settings(is_paused, max_active or None, rate or None, burst, full_at)
+
+
+def settings_blob(settings: Settings) -> bytes:
+    """As the scripts want them: false for what is not there."""
+    return encode(
+        (
+            settings.is_paused,
+            settings.max_active or False,
+            settings.rate or False,
+            settings.burst,
+            settings.full_at,
+        )
+    )

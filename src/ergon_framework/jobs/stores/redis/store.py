@@ -1,43 +1,83 @@
-"""The Redis job store: what clients and workers need."""
+"""The Redis job store: all calls of its ports."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from ergon_framework.errors import StoreError
+from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.jobs.stores.gates import NONE, queue_of
+from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
+from ergon_framework.jobs.stores.queue_counts import named_in
+from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.jobs.stores.redis import rows
-from ergon_framework.jobs.stores.redis.moves import EXCHANGE, Answer, answer_in, odd_claim
-from ergon_framework.jobs.stores.redis.moving import RedisMoving
+from ergon_framework.jobs.stores.redis.ground import Transactions
+from ergon_framework.jobs.stores.redis.looking import count_in, search
+from ergon_framework.jobs.stores.redis.moves import (
+    EXCHANGE,
+    MOST_TURNS,
+    Answer,
+    LateError,
+    Transitions,
+    answer_in,
+    odd_claim,
+)
+from ergon_framework.jobs.stores.redis.moving import RedisJobRecords
 from ergon_framework.jobs.stores.redis.names import script
-from ergon_framework.jobs.stores.unreadable import MISREAD, unreadable_job
+from ergon_framework.jobs.stores.unreadable import (
+    MISREAD,
+    UNREADABLE,
+    argument_problem,
+    key_is_held,
+    problem_of,
+    unreadable_job,
+)
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,
+    Bell,
     Claimed,
     Hold,
     Job,
     Leased,
+    Named,
     NewJob,
+    Queue,
+    Schedule,
+    Search,
     Settlement,
+    Sweep,
+    Topic,
     Unreadable,
+    WorkerRecord,
 )
 
 logger = logging.getLogger("ergon.jobs")
 
 AT_ONCE = 500
 BYTES_AT_ONCE = 8 << 20
-"""Settlements or renewals of one script, and bytes of results: nobody else is served meanwhile."""
+"""Settlements, renewals or purged jobs of one script, and bytes of results: nobody else is served
+meanwhile."""
 
 _SHORTEN = script("bar", "rows", "moves", "shorten")
 _RENEW = script("bar", "rows", "moves", "renew")
 _answers = msgspec.msgpack.Decoder(list[bool]).decode
 
+_PURGE = script("bar", "rows", "moves", "removing", "purge")
+_SWEEP = script("bar", "rows", "moves", "removing", "sweep")
+_QUEUES = script("rows", "moves", "queues")
+_NAMED = script("rows", "named")
+_TELL = script("rows", "tell")
+_RESTORE = script("bar", "rows", "moves", "restore")
+_HELD, _NONE = 2, 3
 
-class RedisJobStore(RedisMoving):
+_swept = msgspec.msgpack.Decoder(tuple[int, int, list[str]]).decode
+
+
+class RedisJobStore:
     """Jobs in one Redis database, which any number of processes on any machine may share."""
 
     def __init__(
@@ -48,12 +88,56 @@ class RedisJobStore(RedisMoving):
         read_only: bool = False,
         prefix: str | None = None,
     ) -> None:
-        super().__init__(url, clock=clock, read_only=read_only, prefix=prefix)
+        """Connect, and look at what is there; refuses a server that would lose jobs."""
+        self.transactions = Transactions(url, clock=clock, read_only=read_only, prefix=prefix)
+        self._transitions = Transitions(self.transactions)
+        self._reader = Reader()
         self._turns: dict[str, str] = {}  # by executor: the queue that was first the last time
+
+    @property
+    def records(self) -> RedisJobRecords:
+        """All that the store holds, to be copied into another store or out of one."""
+        return RedisJobRecords(self.transactions, self._transitions, self)
+
+    @property
+    def durability(self) -> str:
+        """What an acknowledgement means."""
+        return self.transactions.durability
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether the server syncs before it answers."""
+        return self.transactions.is_synced
+
+    @property
+    def is_made(self) -> bool:
+        """Whether anybody has opened the store for writing; keys of other names are not ours."""
+        return self.transactions.is_made
+
+    @property
+    def name(self) -> str:
+        """What to call the store in front of people."""
+        return self.transactions.name
+
+    def now(self) -> float:
+        """The store's clock."""
+        return self.transactions.now()
+
+    def listen(self, topic: Topic) -> Bell:
+        """A bell for this process, rung at each change of that kind, from any process."""
+        return self.transactions.listen(topic)
+
+    def announce(self) -> None:
+        """Wake the workers."""
+        self.transactions.announce()
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+        self.transactions.close()
 
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Store all of them or none; raises DuplicateJobError."""
-        return self._add_once(jobs) if jobs else []
+        return self._transitions.add_once(jobs) if jobs else []
 
     def exchange(
         self, settlements: Sequence[Settlement], ask: Ask | None
@@ -65,14 +149,14 @@ class RedisJobStore(RedisMoving):
         applied: list[bool] = []
         while settlements and (ask is None or _share(settlements) < len(settlements)):
             share = _share(settlements)
-            applied += self._apply(settlements[:share], "exchange")
+            applied += self._transitions.apply(settlements[:share], "exchange")
             settlements = settlements[share:]
         if ask is None:
             return applied, Claimed([])
         blobs = rows.Blobs()
         wire = [rows.wire_settlement(settlement, blobs) for settlement in settlements]
         # A claim whose answer was lost is not made again: the lease of the first would hold on.
-        head, data, bodies, late = self._write(
+        head, data, bodies, late = self.transactions.write(
             EXCHANGE, "exchange", wire, self._wire_ask(ask), blobs=blobs, is_repeatable=False
         )
         answer = answer_in(head)
@@ -83,36 +167,36 @@ class RedisJobStore(RedisMoving):
         answers: list[bool] = []
         for first in range(0, len(holds), AT_ONCE):
             wire = [rows.wire_hold(hold) for hold in holds[first : first + AT_ONCE]]
-            answers += _answers(self._write(_RENEW, "renew", wire, lease))
+            answers += _answers(self.transactions.write(_RENEW, "renew", wire, lease))
         return answers
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         """Cut leases that end later than they could if they were renewed now."""
         latest = self.now() + min((*leases.values(), others))
-        if not self._link.call("ZCOUNT", self._key("leases"), f"({latest!r}", "+inf"):
+        if not self.transactions.call("ZCOUNT", "leases", f"({latest!r}", "+inf"):
             return 0
         least = min((*leases.values(), others))
-        number: int = self._write(_SHORTEN, "renew", dict(leases), others, least)
+        number: int = self.transactions.write(_SHORTEN, "renew", dict(leases), others, least)
         return number
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
-        found, odd, _ = self._look("overdue", None, limit, None)
-        while odd and not self._is_read_only:
-            self._set_aside(odd)
-            found, odd, _ = self._look("overdue", None, limit, None)
+        found, odd, _ = self._transitions.look("overdue", None, limit, None)
+        while odd and not self.transactions.is_read_only:
+            self._transitions.set_aside(odd)
+            found, odd, _ = self._transitions.look("overdue", None, limit, None)
         return [job for _, job in found]
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        found, odd, _ = self._look("ids", [job_id], 0, None)
+        found, odd, _ = self._transitions.look("ids", [job_id], 0, None)
         if odd:
             raise unreadable_job(job_id, odd[0].problem)
         return found[0][1] if found else None
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
-        found = self._link.call("HGET", self._key("unique"), unique_key)
+        found = self.transactions.call("HGET", "unique", unique_key)
         return None if found is None else str(found.decode())
 
     # ---- claiming -------------------------------------------------------------------------------
@@ -150,18 +234,210 @@ class RedisJobStore(RedisMoving):
                 odd.append(odd_claim(each[0], each[1], error))
         if odd:
             try:
-                self._set_aside(odd, is_claimed=True)
+                self._transitions.set_aside(odd, is_claimed=True)
             except StoreError as error:  # what was claimed must not be lost for it
                 logger.warning("rows that cannot be read are set aside later: %s", error)
         return jobs
 
     def _outdated(self, ids: Sequence[str], data: bytes) -> int:
         try:
-            return self._end_outdated(ids, data, "exchange")
+            return self._transitions.end_outdated(ids, data, "exchange")
         except StoreError as error:
             # What was claimed must not be lost for it: a sweep finds those jobs, too.
             logger.warning("outdated jobs are ended later: %s", error)
             return 0
+
+    # ---- jobs -----------------------------------------------------------------------------------
+
+    def search(self, search_: Search, limit: int | None = None) -> Iterator[Job]:
+        """Matching jobs, the newest first, read in pages."""
+        return search(self._transitions.look_at, self._running, search_, limit)
+
+    def count(self, search_: Search) -> int:
+        """How many match."""
+        counts = self.transactions.call("HGETALL", "counts")
+        found = count_in(rows.pairs(counts), search_)
+        return sum(1 for _ in self.search(search_)) if found is None else found
+
+    def _running(self) -> list[bytes]:
+        found: list[bytes] = self.transactions.call("ZRANGE", "leases", 0, -1)
+        return found
+
+    def unreadable(self, limit: int | None = None) -> list[Unreadable]:
+        """The rows that were set aside because they cannot be read, the newest first."""
+        found = rows.pairs(self.transactions.call("HGETALL", "unreadable"))
+        noted = [rows.unreadable_from(*each) for each in found]
+        return sorted(noted, key=lambda each: (-each.since, each.id))[:limit]
+
+    def restore_unreadable(self, key: Any) -> bool:
+        """Read such a row again, and put it back where it stood."""
+        problem = self._problem(str(key))
+        answer = 3 if problem else self.transactions.write(_RESTORE, "desk", key, False)
+        if problem and self.transactions.call("HEXISTS", "unreadable", key) == 0:
+            return False
+        if answer == _HELD:
+            raise key_is_held(str(key))
+        if answer == _NONE:
+            raise unreadable_job(str(key), problem or "its row is no job's")
+        return bool(answer)
+
+    def _problem(self, job_id: str) -> str | None:
+        """What is wrong with a row; None if it is a job that can be run."""
+        names = [self.transactions.key(name) for name in ("job", "body", "tale")]
+        row, body, tale = (self.transactions.link.call("HGET", name, job_id) for name in names)
+        try:
+            [parsed] = rows.rows_in(row or b"")
+            texts = memoryview(body or b""), memoryview(tale or b"")
+            return argument_problem(rows.job_from(job_id, parsed, *texts))
+        except MISREAD as error:
+            return problem_of(error)
+
+    def discard_unreadable(self, key: Any) -> bool:
+        """Delete such a row for good."""
+        return bool(self.transactions.write(_RESTORE, "desk", key, True))
+
+    def purge(self, jobs: Sequence[Job]) -> int:
+        """Delete final jobs that have not been moved since they were read."""
+        purged = 0
+        for first in range(0, len(jobs), AT_ONCE):
+            wire = [
+                (job.id, job.key, job.fence, rows.NUMBERS[job.status], job.finished_at)
+                for job in jobs[first : first + AT_ONCE]
+            ]
+            purged += self.transactions.write(_PURGE, "desk", wire)
+        return purged
+
+    def sweep(self, limit: int) -> Sweep:
+        """Purge what has been kept long enough, end what is outdated, forget dead workers.
+
+        Also lets jobs run again that wait for a limit key nobody holds.
+        """
+        purged = ended = workers = 0
+        while purged + ended < limit:
+            most = min(AT_ONCE, limit - purged - ended)
+            some_purged, forgotten, some_ended = self._sweep(most)
+            purged, ended, workers = purged + some_purged, ended + some_ended, workers + forgotten
+            if some_purged + some_ended < most:
+                break
+        return Sweep(purged, ended, workers, purged + ended >= limit)
+
+    def _sweep(self, most: int) -> tuple[int, int, int]:
+        head, data = self.transactions.write(_SWEEP, "sweep", most, WORKER_FORGOTTEN_AFTER)
+        purged, forgotten, ids = _swept(head)
+        return purged, forgotten, self._transitions.end_outdated(ids, data, "sweep")
+
+    # ---- queues ---------------------------------------------------------------------------------
+
+    def queues(self) -> list[Queue]:
+        """Every queue that has jobs or settings, by name."""
+        counted, kept, times = self.transactions.run(_QUEUES)
+        counts: dict[str, dict[str, int]] = {}
+        for name, number in rows.pairs(counted):
+            status, _, queue = name.partition(":")
+            counts.setdefault(queue, {})[rows.STATUSES[int(status)].value] = int(number)
+        for each in self.unreadable():
+            mine = counts.setdefault(each.queue, {})
+            mine[UNREADABLE] = mine.get(UNREADABLE, 0) + 1
+        settings = {name: rows.read_settings(blob) for name, blob in rows.pairs(kept)}
+        oldest = {name: float(instant) for name, instant in rows.pairs(times)}
+        return [
+            queue_of(name, settings.get(name, NONE), counts.get(name), oldest.get(name))
+            for name in sorted({*counts, *settings})
+        ]
+
+    def set_queue(self, name: str, **changes: Any) -> Queue:
+        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
+        for _ in range(MOST_TURNS):
+            blob = self.transactions.call("HGET", "queues", name)
+            before = NONE if blob is None else rows.read_settings(blob)
+            after = before.changed(changes, self.now())
+            if self._transitions.swap(
+                "queue", name, blob, None if after.is_plain else rows.settings_blob(after)
+            ):
+                return queue_of(name, after)
+        raise self._too_busy()
+
+    # ---- workers --------------------------------------------------------------------------------
+
+    def tell(self, record: WorkerRecord) -> None:
+        """Note that a worker lives; a record with state ``gone`` removes it."""
+        blob = None if record.state == "gone" else msgspec.json.encode(record)
+        blobs = rows.Blobs()
+        kept = int(2 * WORKER_FORGOTTEN_AFTER)
+        names = [name for name in record.executors if name]
+        self.transactions.write(_TELL, "desk", record.id, blobs.add(blob), kept, names, blobs=blobs)
+
+    def workers(self) -> list[WorkerRecord]:
+        """Those that told of themselves, by id."""
+        found = sorted(rows.pairs(self.transactions.call("HGETALL", "workers")))
+        return self._reader.workers(rows.worker_row(*each) for each in found)
+
+    def named(self) -> list[Named]:
+        """The executors that due jobs name, by name."""
+        lanes, seen = self.transactions.run(_NAMED)
+        found = zip(lanes[::2], lanes[1::2], strict=True)
+        return named_in(
+            [(executor.decode(), queue.decode()) for executor, queue in found],
+            {name: float(instant) for name, instant in rows.pairs(seen)},
+        )
+
+    def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
+        """Jobs that name this executor, could be claimed, and became due before that instant."""
+        return self._transitions.look_at(
+            "named", [executor], limit, (None, None, None, due_before)
+        )[0]
+
+    # ---- schedules ------------------------------------------------------------------------------
+
+    def schedules(self) -> list[Schedule]:
+        """All, by name."""
+        found = sorted(rows.pairs(self.transactions.call("HGETALL", "schedules")))
+        return self._reader.schedules(rows.schedule_row(*each) for each in found)
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        """Add or replace the definition, keeping nothing of the old one."""
+        for _ in range(MOST_TURNS):
+            before = self._stored(schedule.name)
+            if self._transitions.swap(
+                "schedule", schedule.name, before, rows.schedule_blob(schedule)
+            ):
+                return
+        raise self._too_busy()
+
+    def drop_schedule(self, name: str) -> bool:
+        """Remove one; whether it was there."""
+        while (before := self._stored(name)) is not None:
+            if self._transitions.swap("schedule", name, before, None):
+                return True
+        return False
+
+    def fire(
+        self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
+    ) -> bool:
+        """Move ``next_at`` on and add the jobs, in one commit, if it still is ``expected``.
+
+        A job whose id or unique key is taken is skipped: the schedule goes on without it.
+        """
+        while (before := self._stored(name)) is not None:
+            found = self._reader.schedules([rows.schedule_row(name, before)])
+            if not found or found[0].next_at != expected:
+                return False
+            after = msgspec.structs.replace(found[0], next_at=next_at, last_at=expected)
+            try:
+                self._transitions.add(jobs, (name, before, rows.schedule_blob(after)))
+            except LateError:
+                continue
+            return True
+        return False
+
+    def _stored(self, name: str) -> bytes | None:
+        found: bytes | None = self.transactions.call("HGET", "schedules", name)
+        return found
+
+    def _too_busy(self) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"{self.name}: others change the same settings without end", remedy="try again later"
+        )
 
 
 def _share(settlements: Sequence[Settlement]) -> int:
