@@ -212,7 +212,7 @@ def test_a_server_that_stops_syncing_is_refused_until_it_does_again(
     durable_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Its settings can be changed while it runs: whoever has the store open is told, too."""
-    monkeypatch.setattr("ergon_framework.jobs.stores.redis.ground.LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("ergon_framework.jobs.stores.redis.transactions.LOOK_AGAIN", 0.0)
     unsafe = {"appendfsync": "everysec", "appendonly": "no"}[name]
     with durable_redis.connect() as client:
         before = client.config_get(name)[name]

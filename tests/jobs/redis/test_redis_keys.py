@@ -10,8 +10,8 @@ import pytest
 from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked
 from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.own_moves import Standing, replaced
-from ergon_framework.jobs.stores.redis import RedisJobStore, names
-from ergon_framework.jobs.stores.redis.moves import _ADD
+from ergon_framework.jobs.stores.redis import RedisJobStore, scripts
+from ergon_framework.jobs.stores.redis.transitions import _ADD
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Settlement, WorkerRecord
 from ergon_framework.storage.redis import client
 from ergon_framework.testing.suites.drivers import START, HandClock
@@ -127,8 +127,8 @@ def test_adding_quickly_writes_what_adding_slowly_does(
     quick, slow = open_store(clock=clock, prefix="quick"), open_store(clock=clock, prefix="slow")
     quick.add(jobs)
     monkeypatch.setattr(
-        slow,
-        "_add_plain",
+        slow.transitions,
+        "add_plain",
         lambda _, wire, blobs: slow.transactions.write(_ADD, "add", wire, {}, None, blobs=blobs),
     )
     slow.add(jobs)
@@ -143,8 +143,8 @@ def test_quick_claims_and_settlements_write_what_slow_ones_do(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most jobs are claimed and completed on their rows as they are, with the same effects."""
-    quick_script = names.script(*PIECES)
-    slow_script = names.script(*PIECES)
+    quick_script = scripts.script(*PIECES)
+    slow_script = scripts.script(*PIECES)
     read = client._read
 
     def slowly(package: str, file: str) -> str:
@@ -157,7 +157,7 @@ def test_quick_claims_and_settlements_write_what_slow_ones_do(
         return text
 
     monkeypatch.setattr(client, "_read", slowly)
-    slow_script = names.script(*PIECES)
+    slow_script = scripts.script(*PIECES)
     assert quick_script.call(b"", []) != slow_script.call(b"", [])
     lives = [
         _life(open_store, prefix, script, monkeypatch)
@@ -171,7 +171,7 @@ def _life(
 ) -> list[Any]:
     """A random life, the same for every store, and what it left in the database."""
     monkeypatch.setattr("ergon_framework.jobs.stores.redis.store.EXCHANGE", script)
-    monkeypatch.setattr("ergon_framework.jobs.stores.redis.moves.EXCHANGE", script)
+    monkeypatch.setattr("ergon_framework.jobs.stores.redis.transitions.EXCHANGE", script)
     clock, dice = HandClock(), random.Random(7)  # noqa: S311
     store = open_store(clock=clock, prefix=prefix)
     s = Subject(store, clock, None, 15.0)
@@ -214,7 +214,7 @@ def test_a_job_is_replaced_though_it_was_moved_meanwhile(
             s.must(s.take("old"), FAILS_ONCE)
         return replaced(row, now)
 
-    monkeypatch.setattr("ergon_framework.jobs.stores.redis.moves.replaced", meanwhile)
+    monkeypatch.setattr("ergon_framework.jobs.stores.redis.transitions.replaced", meanwhile)
     [added] = s.put("new", unique_key="u", on_duplicate=OnDuplicate.REPLACE)
     assert (added.id, added.replaced, len(turns)) == ("new", "old", 2)
     old = s.get("old")

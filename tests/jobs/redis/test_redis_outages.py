@@ -311,7 +311,7 @@ def test_an_outdated_job_that_could_not_be_ended_is_swept(
     clock.forward(6.0)
     with monkeypatch.context() as patch:
         end = StoreUnavailableError("away")
-        patch.setattr(store, "_end_outdated", lambda *_: (_ for _ in ()).throw(end))
+        patch.setattr(store.transitions, "end_outdated", lambda *_: (_ for _ in ()).throw(end))
         claimed = store.exchange([], ask(5))[1]
     assert ([job.id for job in claimed.jobs], claimed.outdated) == (["fine"], 0)
     assert s.status("late") is JobStatus.PENDING

@@ -12,6 +12,11 @@ No decision about a job is made here: moves come from the core, fenced. Where th
 to end a job (outdated, replaced), the script sets it aside or gives its row back, and the move
 comes with a second script; should nobody send it, the job still is where a sweep or the next call
 finds it. All keys of a store carry one hash tag: on a Redis Cluster it lives in one slot.
+
+- ``store``: the calls of the ports; ``transactions``: how scripts run, and on which server
+- ``transitions``: jobs added, moved and read; ``rows``: how they are packed
+- ``admin``, ``records``: searches and counts; copies for moves between stores
+- ``scripts``, ``lua``: the names of keys, and the scripts themselves
 """
 
 from ergon_framework.jobs.stores.redis.store import RedisJobStore

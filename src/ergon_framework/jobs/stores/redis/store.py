@@ -14,9 +14,11 @@ from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.queue_counts import named_in
 from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.jobs.stores.redis import rows
-from ergon_framework.jobs.stores.redis.ground import Transactions
-from ergon_framework.jobs.stores.redis.looking import count_in, search
-from ergon_framework.jobs.stores.redis.moves import (
+from ergon_framework.jobs.stores.redis.admin import count_in, search
+from ergon_framework.jobs.stores.redis.records import RedisJobRecords
+from ergon_framework.jobs.stores.redis.scripts import script
+from ergon_framework.jobs.stores.redis.transactions import Transactions
+from ergon_framework.jobs.stores.redis.transitions import (
     EXCHANGE,
     MOST_TURNS,
     Answer,
@@ -25,8 +27,6 @@ from ergon_framework.jobs.stores.redis.moves import (
     answer_in,
     odd_claim,
 )
-from ergon_framework.jobs.stores.redis.moving import RedisJobRecords
-from ergon_framework.jobs.stores.redis.names import script
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
     UNREADABLE,
@@ -90,14 +90,14 @@ class RedisJobStore:
     ) -> None:
         """Connect, and look at what is there; refuses a server that would lose jobs."""
         self.transactions = Transactions(url, clock=clock, read_only=read_only, prefix=prefix)
-        self._transitions = Transitions(self.transactions)
+        self.transitions = Transitions(self.transactions)
         self._reader = Reader()
         self._turns: dict[str, str] = {}  # by executor: the queue that was first the last time
 
     @property
     def records(self) -> RedisJobRecords:
         """All that the store holds, to be copied into another store or out of one."""
-        return RedisJobRecords(self.transactions, self._transitions, self)
+        return RedisJobRecords(self.transactions, self.transitions, self)
 
     @property
     def durability(self) -> str:
@@ -137,7 +137,7 @@ class RedisJobStore:
 
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Store all of them or none; raises DuplicateJobError."""
-        return self._transitions.add_once(jobs) if jobs else []
+        return self.transitions.add_once(jobs) if jobs else []
 
     def exchange(
         self, settlements: Sequence[Settlement], ask: Ask | None
@@ -149,7 +149,7 @@ class RedisJobStore:
         applied: list[bool] = []
         while settlements and (ask is None or _share(settlements) < len(settlements)):
             share = _share(settlements)
-            applied += self._transitions.apply(settlements[:share], "exchange")
+            applied += self.transitions.apply(settlements[:share], "exchange")
             settlements = settlements[share:]
         if ask is None:
             return applied, Claimed([])
@@ -181,15 +181,15 @@ class RedisJobStore:
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
-        found, odd, _ = self._transitions.look("overdue", None, limit, None)
+        found, odd, _ = self.transitions.look("overdue", None, limit, None)
         while odd and not self.transactions.is_read_only:
-            self._transitions.set_aside(odd)
-            found, odd, _ = self._transitions.look("overdue", None, limit, None)
+            self.transitions.set_aside(odd)
+            found, odd, _ = self.transitions.look("overdue", None, limit, None)
         return [job for _, job in found]
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        found, odd, _ = self._transitions.look("ids", [job_id], 0, None)
+        found, odd, _ = self.transitions.look("ids", [job_id], 0, None)
         if odd:
             raise unreadable_job(job_id, odd[0].problem)
         return found[0][1] if found else None
@@ -234,14 +234,14 @@ class RedisJobStore:
                 odd.append(odd_claim(each[0], each[1], error))
         if odd:
             try:
-                self._transitions.set_aside(odd, is_claimed=True)
+                self.transitions.set_aside(odd, is_claimed=True)
             except StoreError as error:  # what was claimed must not be lost for it
                 logger.warning("rows that cannot be read are set aside later: %s", error)
         return jobs
 
     def _outdated(self, ids: Sequence[str], data: bytes) -> int:
         try:
-            return self._transitions.end_outdated(ids, data, "exchange")
+            return self.transitions.end_outdated(ids, data, "exchange")
         except StoreError as error:
             # What was claimed must not be lost for it: a sweep finds those jobs, too.
             logger.warning("outdated jobs are ended later: %s", error)
@@ -251,7 +251,7 @@ class RedisJobStore:
 
     def search(self, search_: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return search(self._transitions.look_at, self._running, search_, limit)
+        return search(self.transitions.look_at, self._running, search_, limit)
 
     def count(self, search_: Search) -> int:
         """How many match."""
@@ -324,7 +324,7 @@ class RedisJobStore:
     def _sweep(self, most: int) -> tuple[int, int, int]:
         head, data = self.transactions.write(_SWEEP, "sweep", most, WORKER_FORGOTTEN_AFTER)
         purged, forgotten, ids = _swept(head)
-        return purged, forgotten, self._transitions.end_outdated(ids, data, "sweep")
+        return purged, forgotten, self.transitions.end_outdated(ids, data, "sweep")
 
     # ---- queues ---------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class RedisJobStore:
             blob = self.transactions.call("HGET", "queues", name)
             before = NONE if blob is None else rows.read_settings(blob)
             after = before.changed(changes, self.now())
-            if self._transitions.swap(
+            if self.transitions.swap(
                 "queue", name, blob, None if after.is_plain else rows.settings_blob(after)
             ):
                 return queue_of(name, after)
@@ -383,9 +383,9 @@ class RedisJobStore:
 
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""
-        return self._transitions.look_at(
-            "named", [executor], limit, (None, None, None, due_before)
-        )[0]
+        return self.transitions.look_at("named", [executor], limit, (None, None, None, due_before))[
+            0
+        ]
 
     # ---- schedules ------------------------------------------------------------------------------
 
@@ -398,7 +398,7 @@ class RedisJobStore:
         """Add or replace the definition, keeping nothing of the old one."""
         for _ in range(MOST_TURNS):
             before = self._stored(schedule.name)
-            if self._transitions.swap(
+            if self.transitions.swap(
                 "schedule", schedule.name, before, rows.schedule_blob(schedule)
             ):
                 return
@@ -407,7 +407,7 @@ class RedisJobStore:
     def drop_schedule(self, name: str) -> bool:
         """Remove one; whether it was there."""
         while (before := self._stored(name)) is not None:
-            if self._transitions.swap("schedule", name, before, None):
+            if self.transitions.swap("schedule", name, before, None):
                 return True
         return False
 
@@ -424,7 +424,7 @@ class RedisJobStore:
                 return False
             after = msgspec.structs.replace(found[0], next_at=next_at, last_at=expected)
             try:
-                self._transitions.add(jobs, (name, before, rows.schedule_blob(after)))
+                self.transitions.add(jobs, (name, before, rows.schedule_blob(after)))
             except LateError:
                 continue
             return True

@@ -10,8 +10,8 @@ import msgspec
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.own_moves import outdated, replaced
 from ergon_framework.jobs.stores.redis import rows
-from ergon_framework.jobs.stores.redis.ground import Transactions
-from ergon_framework.jobs.stores.redis.names import script
+from ergon_framework.jobs.stores.redis.scripts import script
+from ergon_framework.jobs.stores.redis.transactions import Transactions
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
@@ -97,7 +97,7 @@ class Transitions:
         blobs = rows.Blobs()
         wire = [rows.wire_job(job, blobs) for job in jobs]
         if fires is None and all(job.unique_key is None for job in jobs):
-            return self._add_plain(jobs, wire, blobs)
+            return self.add_plain(jobs, wire, blobs)
         if fires is not None:
             fires = (fires[0], blobs.add(fires[1]), blobs.add(fires[2]))
         moves: dict[str, Any] = {}
@@ -120,7 +120,7 @@ class Transitions:
             remedy="try again later",
         )
 
-    def _add_plain(
+    def add_plain(
         self, jobs: Sequence[NewJob], wire: Sequence[Any], blobs: rows.Blobs
     ) -> list[Added]:
         """Add jobs without unique keys: nothing but their ids can stand in the way."""

@@ -14,9 +14,9 @@ from ergon_framework.jobs.stores.moving import (
     load_settings,
 )
 from ergon_framework.jobs.stores.redis import rows
-from ergon_framework.jobs.stores.redis.ground import BIRTH, Transactions
-from ergon_framework.jobs.stores.redis.moves import Transitions
-from ergon_framework.jobs.stores.redis.names import script
+from ergon_framework.jobs.stores.redis.scripts import script
+from ergon_framework.jobs.stores.redis.transactions import BIRTH, Transactions
+from ergon_framework.jobs.stores.redis.transitions import Transitions
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.moving import PAGE_BYTES, C

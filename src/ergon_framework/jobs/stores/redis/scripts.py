@@ -1,4 +1,4 @@
-"""What the words in capitals stand for in the scripts: one place for Python and for Lua."""
+"""The store's Lua scripts: what words in capitals stand for, and how pieces become a script."""
 
 from __future__ import annotations
 

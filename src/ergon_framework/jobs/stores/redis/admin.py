@@ -1,4 +1,4 @@
-"""Looking at jobs: searches read in pages, and counts."""
+"""Searches of a Redis job store, read in pages, and counts."""
 
 from __future__ import annotations
 
