@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 from msgspec import structs
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.wire import Reply, Status
 from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.jobstore import Ask, Settlement
+from ergon_framework.ports.jobstore import Settlement
 from jobs_parts import client
 
 COMMAND = (

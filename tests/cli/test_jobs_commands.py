@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from ergon_framework.cli import invoke
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import Succeeded
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import Ask, WorkerRecord
+from ergon_framework.ports.jobstore import WorkerRecord
 from tests.app.workplace import Workplace
 from tests.jobs.client_hand import BROKEN, Hand
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, Seen, Succeeded
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.jobstore import Ask, JobStore, Leased
+from ergon_framework.ports.jobstore import JobStore, Leased
 
 SETTINGS = JobsSettings(max_attempts=2)
 BROKEN = Failed(Failure(Kind.DEFECT, "ValueError", "no such picture"))

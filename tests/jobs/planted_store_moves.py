@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import Move
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory.ledger import Ledger
@@ -14,7 +15,6 @@ from ergon_framework.jobs.stores.memory.queues import Line, Lines, Offer
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import (
     Added,
-    Ask,
     Claimed,
     Hold,
     Job,

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import Ask, Claimed, FullJobStore, Job, Search, Settlement
+from ergon_framework.ports.jobstore import Claimed, FullJobStore, Job, Search, Settlement
 
 
 def spoil(store: FullJobStore, job_id: str) -> Callable[[], None]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import JobStatus, Move
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory.ledger import Ledger
@@ -16,7 +17,6 @@ from ergon_framework.jobs.stores.memory.queues import Line, Lines, Offer
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import (
     Added,
-    Ask,
     Claimed,
     Job,
     NewJob,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import Failed, JobRule, JobStatus, Succeeded, Tally, settle
 from ergon_framework.core.wire import Reply, Status
@@ -20,7 +21,7 @@ from ergon_framework.jobs.claims import LONGEST_CODE, LONGEST_MESSAGE, Claim, Ju
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import CHARGE_AFTER, Leases
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Ask, Leased, NewJob
+from ergon_framework.ports.jobstore import Leased, NewJob
 
 
 def leased(**fields: object) -> Leased:

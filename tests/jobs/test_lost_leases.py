@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import LeaseExpired
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.settings import ExecutorSettings

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.sqlite.store import SqliteJobStore
-from ergon_framework.ports.jobstore import Ask
 from tests.jobs.workplace import job
 
 pytestmark = pytest.mark.req("X13")

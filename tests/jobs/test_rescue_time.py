@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.connector.jobs import JobsConnector
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs import maintenance as chores_module
 from ergon_framework.jobs import store_thread as keeper_module
@@ -15,7 +16,7 @@ from ergon_framework.jobs.maintenance import WorkerChores
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Ask, WorkerRecord
+from ergon_framework.ports.jobstore import WorkerRecord
 from tests.jobs.workplace import get, job, quick, worker
 
 pytestmark = pytest.mark.req("X13")

@@ -8,6 +8,7 @@ import pytest
 
 from ergon_framework.connector.jobs import claims as holding_module
 from ergon_framework.connector.jobs.claims import Holding
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
     StoreBrokenError,
@@ -22,7 +23,7 @@ from ergon_framework.jobs.maintenance import WorkerChores
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Ask, Hold, WorkerRecord
+from ergon_framework.ports.jobstore import Hold, WorkerRecord
 from tests.jobs.workplace import get, job
 
 pytestmark = pytest.mark.req("X13", "SCALE:fleet-outage")

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from ergon_framework.app.jobs import JobSetup
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs import maintenance as chores_module
@@ -21,7 +22,7 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import Burst
-from ergon_framework.ports.jobstore import Ask, Queue, Schedule, Search, WorkerRecord
+from ergon_framework.ports.jobstore import Queue, Schedule, Search, WorkerRecord
 from tests.jobs.workplace import get, job, wait_until, worker
 
 pytestmark = pytest.mark.req("X13", "JOBS:cron")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import JobStatus, LeaseExpired
 from ergon_framework.errors import JobError, StoreUnavailableError
 from ergon_framework.jobs import worker as worker_module
@@ -16,7 +17,7 @@ from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import Burst
-from ergon_framework.ports.jobstore import Ask, Job, Schedule, Search
+from ergon_framework.ports.jobstore import Job, Schedule, Search
 from tests.jobs.workplace import (
     PATIENCE,
     at_work,

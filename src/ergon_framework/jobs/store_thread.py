@@ -17,13 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.maintenance import WorkerChores, is_stall
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.jobstore import Ask, Claimed, JobStore, Leased, Settlement, Topic
+from ergon_framework.ports.jobstore import Claimed, JobStore, Leased, Settlement, Topic
 from ergon_framework.storage.failpoints import declare, failpoint
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, JobStatus, Seen
 from ergon_framework.core.text import failure_text, indented, one_line
@@ -33,7 +34,7 @@ from ergon_framework.jobs.store_thread import Keeper, executor_of
 from ergon_framework.jobs.tracing import came_back
 from ergon_framework.jobs.validation import name as name_of
 from ergon_framework.jobs.watchdog import Watchdog
-from ergon_framework.ports.jobstore import Ask, FullJobStore, Search, Settlement, WorkerRecord
+from ergon_framework.ports.jobstore import FullJobStore, Search, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.deadlines import LEAST
 from ergon_framework.telemetry.notices import FanOut, has_listeners

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobStatus, Move
 
@@ -91,19 +92,6 @@ class Leased(msgspec.Struct, frozen=True):
     result_ttl: float | None = None
     correlation_id: str | None = None
     trace_context: dict[str, str] | None = None
-
-
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker can take right now."""
-
-    worker: str
-    lease: float
-    slots: Mapping[str, int]  # executor to free slots; only executors that can run something
-    default: str = ""  # the executor of jobs that name none …
-    routes: Mapping[str, str] = {}  # … unless their queue has one of its own
-    own: frozenset[str] = frozenset()  # the executors this worker has, busy or not; empty: any
-    queues: tuple[str, ...] | None = None  # None: all
-    asks_more: bool = True  # whether ``Claimed.more`` matters
 
 
 class Claimed(msgspec.Struct, frozen=True):

@@ -12,11 +12,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.settings import BackoffSettings, ExecutorSettings, JobsSettings
 from ergon_framework.jobs.worker import Worker
-from ergon_framework.ports.jobstore import Ask, Claimed, Settlement
+from ergon_framework.ports.jobstore import Claimed, Settlement
 from tests.campaign.books import Book, at_work
 from tests.campaign.patience import TURNED_AWAY, patiently
 from tests.differential.places import Place, open_jobs

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, claim
 from ergon_framework.jobs.stores.postgres.exchange import Exchange
 from ergon_framework.ports.jobstore import Ask, Claimed, Search

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ergon_framework.connector.base import Delivered, Forsaken
 from ergon_framework.connector.jobs.errors import JobsConnectorError, LeaseLostError
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, Released, Seen
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -28,7 +29,7 @@ from ergon_framework.jobs.maintenance import WorkerChores
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.worker import NOTICE_OF, version
-from ergon_framework.ports.jobstore import Ask, Bell, FullJobStore, Settlement, Topic, WorkerRecord
+from ergon_framework.ports.jobstore import Bell, FullJobStore, Settlement, Topic, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.telemetry.notices import FanOut, has_listeners

@@ -8,7 +8,6 @@ from typing import Any
 
 from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.queue_changes import checked_changes
-from ergon_framework.ports.jobstore import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +93,3 @@ class Gate:
         if self._bucket is not None and count:
             self._bucket = self._bucket.take(count, now)
             self._was_used = True
-
-
-def queue_of(
-    name: str,
-    settings: Settings,
-    counts: dict[str, int] | None = None,
-    oldest_due_at: float | None = None,
-) -> Queue:
-    """A queue as anybody may look at it."""
-    return Queue(
-        name=name,
-        is_paused=settings.is_paused,
-        max_active=settings.max_active,
-        rate=settings.rate,
-        burst=settings.burst,
-        counts=counts or {},
-        oldest_due_at=oldest_due_at,
-    )

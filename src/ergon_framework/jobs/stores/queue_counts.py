@@ -6,9 +6,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.gates import NONE, Settings, queue_of
+from ergon_framework.jobs.stores.gates import NONE, Settings
 from ergon_framework.jobs.stores.unreadable import shown
 from ergon_framework.ports.jobstore import Named, Queue
+
+
+def queue_of(
+    name: str,
+    settings: Settings,
+    counts: dict[str, int] | None = None,
+    oldest_due_at: float | None = None,
+) -> Queue:
+    """A queue as anybody may look at it."""
+    return Queue(
+        name=name,
+        is_paused=settings.is_paused,
+        max_active=settings.max_active,
+        rate=settings.rate,
+        burst=settings.burst,
+        counts=counts or {},
+        oldest_due_at=oldest_due_at,
+    )
 
 
 def listed(

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.memory.ledger import Ledger
@@ -23,7 +24,6 @@ from ergon_framework.jobs.stores.queue_changes import checked_changes
 from ergon_framework.jobs.stores.queue_counts import named_in
 from ergon_framework.ports.jobstore import (
     Added,
-    Ask,
     Bell,
     Claimed,
     Hold,

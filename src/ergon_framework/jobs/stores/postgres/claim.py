@@ -25,6 +25,7 @@ from operator import itemgetter
 from typing import Any
 
 from ergon_framework.core.admission import Admission, Applicant, admit
+from ergon_framework.core.ask import Ask
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.gates import NONE, Gate, Settings
 from ergon_framework.jobs.stores.own_moves import Standing, outdated
@@ -44,7 +45,7 @@ from ergon_framework.jobs.stores.postgres.settle import Settling, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words
 from ergon_framework.jobs.stores.unreadable import MISREAD, problem_of
-from ergon_framework.ports.jobstore import Ask, Claimed, Leased, Topic
+from ergon_framework.ports.jobstore import Claimed, Leased, Topic
 
 MOST_PROMOTED = 500
 MOST_LANES = 256

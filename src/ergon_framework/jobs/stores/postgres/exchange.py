@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.postgres.claim import Claim, Memory
 from ergon_framework.jobs.stores.postgres.rows import Answer, Held
@@ -24,7 +25,7 @@ from ergon_framework.jobs.stores.postgres.settle import (
     were_applied,
 )
 from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words, is_conflict
-from ergon_framework.ports.jobstore import Ask, Claimed, Settlement, Topic
+from ergon_framework.ports.jobstore import Claimed, Settlement, Topic
 
 logger = logging.getLogger("ergon.jobs")
 

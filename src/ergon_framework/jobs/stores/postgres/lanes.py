@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ergon_framework.ports.jobstore import Ask
+from ergon_framework.core.ask import Ask
 
 Turns = dict[str, str]
 """For each executor the queue that was first at the last claim."""

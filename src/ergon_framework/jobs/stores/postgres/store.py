@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.gates import Settings, queue_of
+from ergon_framework.jobs.stores.gates import Settings
 from ergon_framework.jobs.stores.options import text_of
 from ergon_framework.jobs.stores.own_moves import DUE, ENDED, RUNNING
 from ergon_framework.jobs.stores.postgres import admin
@@ -36,6 +37,7 @@ from ergon_framework.jobs.stores.postgres.transactions import (
     topics_of,
 )
 from ergon_framework.jobs.stores.queue_changes import checked_changes
+from ergon_framework.jobs.stores.queue_counts import queue_of
 from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
 from ergon_framework.jobs.stores.unreadable import (
@@ -48,7 +50,6 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import (
     Added,
-    Ask,
     Bell,
     Claimed,
     Hold,

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.gates import NONE, queue_of
+from ergon_framework.jobs.stores.gates import NONE
 from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
-from ergon_framework.jobs.stores.queue_counts import named_in
+from ergon_framework.jobs.stores.queue_counts import named_in, queue_of
 from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.admin import count_in, search
@@ -37,7 +38,6 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import (
     Added,
-    Ask,
     Bell,
     Claimed,
     Hold,

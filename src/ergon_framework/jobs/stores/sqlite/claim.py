@@ -12,11 +12,12 @@ import sqlite3
 from collections.abc import Iterator
 from itertools import islice, takewhile
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.jobs.stores.gates import NONE, Gate, Settings, settings_from
 from ergon_framework.jobs.stores.sqlite.rows import SQL, Candidate, check_candidate, leased
 from ergon_framework.jobs.stores.sqlite.transitions import Moves
 from ergon_framework.jobs.stores.unreadable import MISREAD, RowError, problem_of
-from ergon_framework.ports.jobstore import Ask, Claimed, Leased
+from ergon_framework.ports.jobstore import Claimed, Leased
 from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "claim.sql")

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.gates import queue_of
 from ergon_framework.jobs.stores.options import text_of
 from ergon_framework.jobs.stores.own_moves import DUE, ENDED, RUNNING
+from ergon_framework.jobs.stores.queue_counts import queue_of
 from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.jobs.stores.sqlite import admin, transitions
 from ergon_framework.jobs.stores.sqlite.claim import Claim, Turns, settings_of
@@ -33,7 +34,6 @@ from ergon_framework.jobs.stores.unreadable import (
 )
 from ergon_framework.ports.jobstore import (
     Added,
-    Ask,
     Bell,
     Claimed,
     Hold,

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.ask import Ask
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     JOB_RETRIES,
@@ -22,7 +23,6 @@ from ergon_framework.core.job import (
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.ports.jobstore import (
     Added,
-    Ask,
     Claimed,
     FullJobStore,
     Hold,
