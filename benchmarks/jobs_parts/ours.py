@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec import structs
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.wire import Reply, Status
 from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.claims import Claim, Judgement

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.cli import invoke
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.job import Succeeded
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings

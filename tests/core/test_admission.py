@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.admission import Admission, Applicant, admit
+from ergon_framework.core.claim import Admission, Applicant, admit
 
 pytestmark = pytest.mark.req("SCALE:fleet-limits")
 OPEN = {"q": 9}  # what the gate of the queue lets through

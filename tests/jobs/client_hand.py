@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, Seen, Succeeded
 from ergon_framework.jobs.claims import Claim, Judgement

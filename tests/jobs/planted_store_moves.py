@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.job import Move
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory.ledger import Ledger

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Claimed, FullJobStore, Job, Search, Settlement
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.job import JobStatus, Move
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory.ledger import Ledger

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import Failed, JobRule, JobStatus, Succeeded, Tally, settle
 from ergon_framework.core.wire import Reply, Status

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.job import LeaseExpired
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.jobs.watchdog import Watchdog
-from ergon_framework.ports.jobstore import Ask, Hold, WorkerRecord
+from ergon_framework.ports.jobstore import Hold, WorkerRecord
 from ergon_framework.testing.suites.drivers import HandClock
 from tests.executor.link import request
 from tests.jobs.workplace import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.sqlite.store import SqliteJobStore

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.connector.jobs import JobsConnector
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs import maintenance as chores_module
 from ergon_framework.jobs import store_thread as keeper_module

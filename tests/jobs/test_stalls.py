@@ -8,7 +8,7 @@ import pytest
 
 from ergon_framework.connector.jobs import claims as holding_module
 from ergon_framework.connector.jobs.claims import Holding
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
     StoreBrokenError,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs import maintenance as chores_module

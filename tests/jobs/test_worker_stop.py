@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.job import JobStatus, LeaseExpired
 from ergon_framework.errors import JobError, StoreUnavailableError
 from ergon_framework.jobs import worker as worker_module

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobStatus, Move
 

@@ -19,8 +19,8 @@ A store that others reach has a sixth, ``bar`` (:class:`Barred`), and one whose 
 in many ways, or be given to another one, a seventh, ``birth`` (:class:`Born`).
 
 Copies carry instants as they are: a lease that ran out on the way is rescued in the new store.
-What is the same in every store is done once: ``jobs/stores/moving.py``, ``boundary/logs/moving.py``
-and, for stores on tables, ``boundary/logs/tables/moving.py``.
+What is the same in every store is done once: ``jobs/stores/records.py``,
+``boundary/logs/moving.py`` and, for stores on tables, ``boundary/logs/tables/moving.py``.
 """
 
 from __future__ import annotations

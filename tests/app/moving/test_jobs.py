@@ -186,7 +186,7 @@ def test_a_half_moved_store_is_not_worked_with(places: tuple[str, str]) -> None:
         assert isinstance(source, SqliteJobStore)
         assert isinstance(target, SqliteJobStore)
         part = Part("jobs", source.records, target.records, JOB_KINDS, "x", "new.db")
-        copying.begin(part)
+        transfer.begin(part)
         with pytest.raises(Cut):
             transfer.move(part, stop)
         assert is_half_moved(target)
@@ -210,7 +210,7 @@ def test_what_does_not_arrive_is_noticed(places: tuple[str, str]) -> None:
         assert isinstance(source, SqliteJobStore)
         target.records = Loses(target.step, target)
         part = Part("jobs", source.records, target.records, JOB_KINDS, "x", "the new one")
-        copying.begin(part)
+        transfer.begin(part)
         with pytest.raises(StoreError, match=r"the new one does not hold the same .*: \d+ of them"):
             transfer.move(part, lambda _: None)
         assert is_half_moved(target)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, claim
 from ergon_framework.jobs.stores.postgres.exchange import Exchange
-from ergon_framework.ports.jobstore import Ask, Claimed, Search
+from ergon_framework.ports.jobstore import Claimed, Search
 from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     SUCCEEDED,

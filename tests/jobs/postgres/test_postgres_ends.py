@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.own_moves import is_usual
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.jobs.stores.transitions import is_usual
 from ergon_framework.ports.jobstore import Job, Topic
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ergon_framework.core.claim import Lane
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.claim import NOWHERE, Look, Place, in_order, place
-from ergon_framework.jobs.stores.postgres.lanes import Lane
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.jobs.stores.postgres.transactions import Words
 from ergon_framework.ports.jobstore import Search

@@ -9,9 +9,9 @@ import pytest
 
 from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked
 from ergon_framework.core.limits import Bucket
-from ergon_framework.jobs.stores.own_moves import Standing, replaced
 from ergon_framework.jobs.stores.redis import RedisJobStore, scripts
 from ergon_framework.jobs.stores.redis.transitions import _ADD
+from ergon_framework.jobs.stores.transitions import Standing, replaced
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Settlement, WorkerRecord
 from ergon_framework.storage.redis import client
 from ergon_framework.testing.suites.drivers import START, HandClock

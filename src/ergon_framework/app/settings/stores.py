@@ -133,7 +133,7 @@ def has_jobs(url: str) -> bool:
         from ergon_framework.storage.postgres.address import address_of
 
         address_of(url)
-        from ergon_framework.jobs.stores.postgres.ground import SCHEMA
+        from ergon_framework.jobs.stores.postgres.transactions import SCHEMA
         from ergon_framework.storage.postgres.migrations import version_of
 
         return version_of(url, SCHEMA) is not None

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from ergon_framework.connector.base import Delivered, Forsaken
 from ergon_framework.connector.jobs.errors import JobsConnectorError, LeaseLostError
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, Released, Seen
 from ergon_framework.engine.clocks import SYSTEM_CLOCK

@@ -1,1 +1,9 @@
-"""Job stores: one module per engine, all held to one behaviour suite."""
+"""Job stores: memory, SQLite, PostgreSQL and Redis, all held to one behaviour suite.
+
+Every store is one class with the calls of its ports. It *has* an object that runs transactions, and
+``records`` for moves between stores; its folder has the same chapters whatever the engine is.
+
+- ``opening``: from a URL to a store
+- ``transitions``: what stores decide alike; ``core/claim``: which due jobs a claim takes
+- ``documents``, ``records``, ``unreadable``: stored JSON, copies, and rows that cannot be read
+"""

@@ -10,13 +10,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.job import CancelAsked, JobRule, JobStatus, Move, Outdated, settle
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory.queues import Heap, Line, Lines, Offer
 from ergon_framework.jobs.stores.memory.rows import Record, entry_of
-from ergon_framework.jobs.stores.own_moves import CANCELLED_KEPT, FAILED_KEPT
-from ergon_framework.jobs.stores.refusals import id_taken, key_held
+from ergon_framework.jobs.stores.transitions import CANCELLED_KEPT, FAILED_KEPT, id_taken, key_held
 from ergon_framework.ports.jobstore import Added, Claimed, Leased, NewJob, OnDuplicate, Settlement
 
 _RULE = JobRule()

@@ -15,9 +15,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.limits import Bucket
-from ergon_framework.jobs.stores.memory.queues import Heap
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import Queue
 

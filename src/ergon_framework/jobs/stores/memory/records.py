@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.rows import MOST_HISTORY, Record
-from ergon_framework.jobs.stores.moving import (
+from ergon_framework.jobs.stores.records import (
     SettingsStore,
     discard_settings,
     dump_settings,

@@ -13,15 +13,14 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask, checked_changes
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs.stores.documents import named_in
 from ergon_framework.jobs.stores.memory.ledger import Ledger
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import Record
-from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
-from ergon_framework.jobs.stores.queue_changes import checked_changes
-from ergon_framework.jobs.stores.queue_counts import named_in
+from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.ports.jobstore import (
     Added,
     Bell,

@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ergon_framework.core.claim import Settings
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.gates import Settings
-from ergon_framework.jobs.stores.options import text_of
-from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER, outdated
+from ergon_framework.jobs.stores.documents import listed, named_in, text_of
 from ergon_framework.jobs.stores.postgres.rows import Page, page_of
 from ergon_framework.jobs.stores.postgres.settle import Settling, blocked_keys, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts, writable
 from ergon_framework.jobs.stores.postgres.transactions import Words
-from ergon_framework.jobs.stores.queue_counts import listed, named_in
+from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, outdated
 from ergon_framework.jobs.stores.unreadable import Told
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search
 

@@ -24,12 +24,21 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from ergon_framework.core.admission import Admission, Applicant, admit
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import (
+    NONE,
+    Admission,
+    Applicant,
+    Ask,
+    Gate,
+    Lane,
+    Line,
+    Pick,
+    Settings,
+    Share,
+    Turns,
+    admit,
+)
 from ergon_framework.errors import StoreError
-from ergon_framework.jobs.stores.gates import NONE, Gate, Settings
-from ergon_framework.jobs.stores.own_moves import Standing, outdated
-from ergon_framework.jobs.stores.postgres.lanes import Lane, Line, Pick, Share, Turns
 from ergon_framework.jobs.stores.postgres.rows import (
     EXECUTOR,
     PRIORITY,
@@ -44,6 +53,7 @@ from ergon_framework.jobs.stores.postgres.rows import (
 from ergon_framework.jobs.stores.postgres.settle import Settling, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words
+from ergon_framework.jobs.stores.transitions import Standing, outdated
 from ergon_framework.jobs.stores.unreadable import MISREAD, problem_of
 from ergon_framework.ports.jobstore import Claimed, Leased, Topic
 

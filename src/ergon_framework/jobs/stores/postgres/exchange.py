@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.postgres.claim import Claim, Memory
 from ergon_framework.jobs.stores.postgres.rows import Answer, Held

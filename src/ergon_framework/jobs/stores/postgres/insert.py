@@ -10,13 +10,12 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError
-from ergon_framework.jobs.stores.options import is_special, options_text
-from ergon_framework.jobs.stores.own_moves import replaced
+from ergon_framework.jobs.stores.documents import is_special, options_text
 from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.settle import Settling, lock_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import blobs, numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words, topics_of
-from ergon_framework.jobs.stores.refusals import id_taken, key_held, key_unseen
+from ergon_framework.jobs.stores.transitions import id_taken, key_held, key_unseen, replaced
 from ergon_framework.ports.jobstore import Added, Job, NewJob, OnDuplicate
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined
 

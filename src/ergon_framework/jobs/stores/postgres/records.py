@@ -6,14 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ergon_framework.errors import StoreError
-from ergon_framework.jobs.stores.moving import (
-    BARRED,
-    SettingsStore,
-    discard_settings,
-    dump_settings,
-    load_settings,
-)
-from ergon_framework.jobs.stores.options import options_text, text_of
+from ergon_framework.jobs.stores.documents import options_text, text_of
 from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     blobs,
@@ -23,6 +16,13 @@ from ergon_framework.jobs.stores.postgres.statements import (
     texts,
 )
 from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words, is_conflict
+from ergon_framework.jobs.stores.records import (
+    BARRED,
+    SettingsStore,
+    discard_settings,
+    dump_settings,
+    load_settings,
+)
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job

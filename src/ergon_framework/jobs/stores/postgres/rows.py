@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from ergon_framework.jobs.stores.options import asked_of, entries_of, failure_from, options_from
-from ergon_framework.jobs.stores.own_moves import BLOCKED, ENDED
+from ergon_framework.jobs.stores.documents import asked_of, entries_of, failure_from, options_from
 from ergon_framework.jobs.stores.postgres.statements import COLUMNS
+from ergon_framework.jobs.stores.transitions import BLOCKED, ENDED
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
     UNREADABLE,

@@ -9,16 +9,7 @@ from typing import Any
 import psycopg
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.options import text_of
-from ergon_framework.jobs.stores.own_moves import (
-    DUE,
-    ENDED,
-    LATER,
-    LONGEST_HISTORY,
-    MOST_ENTRIES,
-    is_usual,
-    latest,
-)
+from ergon_framework.jobs.stores.documents import text_of
 from ergon_framework.jobs.stores.postgres.rows import Answer, Row
 from ergon_framework.jobs.stores.postgres.statements import (
     blobs,
@@ -30,6 +21,15 @@ from ergon_framework.jobs.stores.postgres.statements import (
     writable,
 )
 from ergon_framework.jobs.stores.postgres.transactions import Words
+from ergon_framework.jobs.stores.transitions import (
+    DUE,
+    ENDED,
+    LATER,
+    LONGEST_HISTORY,
+    MOST_ENTRIES,
+    is_usual,
+    latest,
+)
 from ergon_framework.ports.jobstore import Settlement
 
 KEY_LOCKS = 0x4A4F4253

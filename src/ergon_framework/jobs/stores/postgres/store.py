@@ -8,12 +8,10 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask, Settings, checked_changes
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.gates import Settings
-from ergon_framework.jobs.stores.options import text_of
-from ergon_framework.jobs.stores.own_moves import DUE, ENDED, RUNNING
+from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
 from ergon_framework.jobs.stores.postgres import admin
 from ergon_framework.jobs.stores.postgres.claim import Memory
 from ergon_framework.jobs.stores.postgres.exchange import Exchange, Unsure
@@ -36,10 +34,7 @@ from ergon_framework.jobs.stores.postgres.transactions import (
     is_conflict,
     topics_of,
 )
-from ergon_framework.jobs.stores.queue_changes import checked_changes
-from ergon_framework.jobs.stores.queue_counts import queue_of
-from ergon_framework.jobs.stores.readable import Reader
-from ergon_framework.jobs.stores.refusals import id_taken, key_held
+from ergon_framework.jobs.stores.transitions import DUE, ENDED, RUNNING, id_taken, key_held
 from ergon_framework.jobs.stores.unreadable import (
     Note,
     Told,

@@ -14,7 +14,6 @@ from psycopg import Cursor
 from psycopg.rows import tuple_row
 
 from ergon_framework.errors import StoreError, StoreReadOnlyError
-from ergon_framework.jobs.stores.moments import AFTER, BEFORE
 from ergon_framework.jobs.stores.postgres.rows import Answer, Row, page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     SQL,
@@ -23,6 +22,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
     statements,
     texts,
 )
+from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
 from ergon_framework.jobs.stores.unreadable import OddRowError, tell_set_aside
 from ergon_framework.ports.jobstore import Bell, Job, Topic, Unreadable
 from ergon_framework.storage.failpoints import failpoint

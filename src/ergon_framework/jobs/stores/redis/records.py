@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ergon_framework.errors import StoreError
-from ergon_framework.jobs.stores.moving import (
+from ergon_framework.jobs.stores.records import (
     SettingsStore,
     discard_settings,
     dump_settings,

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ergon_framework.core.claim import Settings
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.gates import Settings
-from ergon_framework.jobs.stores.options import failure_from, text_of
-from ergon_framework.jobs.stores.own_moves import Standing
+from ergon_framework.jobs.stores.documents import failure_from, text_of
+from ergon_framework.jobs.stores.transitions import Standing
 from ergon_framework.jobs.stores.unreadable import check_arguments, check_instant, checked
 from ergon_framework.ports.jobstore import (
     Hold,

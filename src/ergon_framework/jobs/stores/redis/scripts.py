@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergon_framework.jobs.stores.own_moves import LONGEST_HISTORY, MOST_ENTRIES
+from ergon_framework.jobs.stores.transitions import LONGEST_HISTORY, MOST_ENTRIES
 from ergon_framework.storage.redis.client import Script
 
 KEYS = {

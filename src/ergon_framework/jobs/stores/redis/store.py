@@ -8,12 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import NONE, Ask
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.gates import NONE
-from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
-from ergon_framework.jobs.stores.queue_counts import named_in, queue_of
-from ergon_framework.jobs.stores.readable import Reader
+from ergon_framework.jobs.stores.documents import Reader, named_in, queue_of
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.admin import count_in, search
 from ergon_framework.jobs.stores.redis.records import RedisJobRecords
@@ -28,6 +25,7 @@ from ergon_framework.jobs.stores.redis.transitions import (
     answer_in,
     odd_claim,
 )
+from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
     UNREADABLE,

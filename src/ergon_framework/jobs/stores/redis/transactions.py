@@ -14,9 +14,9 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.jobs.stores.moments import AFTER, BEFORE
 from ergon_framework.jobs.stores.redis.rows import encode
 from ergon_framework.jobs.stores.redis.scripts import KEYS
+from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
 from ergon_framework.ports.jobstore import Bell, Topic
 from ergon_framework.storage.connection_errors import told_again
 from ergon_framework.storage.failpoints import failpoint

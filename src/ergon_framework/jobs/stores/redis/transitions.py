@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.own_moves import outdated, replaced
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.scripts import script
 from ergon_framework.jobs.stores.redis.transactions import Transactions
-from ergon_framework.jobs.stores.refusals import id_taken, key_held
+from ergon_framework.jobs.stores.transitions import id_taken, key_held, outdated, replaced
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
     Told,

@@ -6,13 +6,12 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ergon_framework.core.claim import settings_from
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.gates import settings_from
-from ergon_framework.jobs.stores.options import text_of
-from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
-from ergon_framework.jobs.stores.queue_counts import listed, named_in
+from ergon_framework.jobs.stores.documents import listed, named_in, text_of
 from ergon_framework.jobs.stores.sqlite.rows import SQL, Page, lossy, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import Moves
+from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.unreadable import MISREAD, UNREADABLE, Told, is_misread
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search, Sweep
 from ergon_framework.storage.sql_files import load

@@ -12,8 +12,7 @@ import sqlite3
 from collections.abc import Iterator
 from itertools import islice, takewhile
 
-from ergon_framework.core.ask import Ask
-from ergon_framework.jobs.stores.gates import NONE, Gate, Settings, settings_from
+from ergon_framework.core.claim import NONE, Ask, Gate, Settings, settings_from
 from ergon_framework.jobs.stores.sqlite.rows import SQL, Candidate, check_candidate, leased
 from ergon_framework.jobs.stores.sqlite.transitions import Moves
 from ergon_framework.jobs.stores.unreadable import MISREAD, RowError, problem_of

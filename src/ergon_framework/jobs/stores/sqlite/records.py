@@ -8,18 +8,18 @@ from typing import Any, cast
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError
-from ergon_framework.jobs.stores.moving import (
+from ergon_framework.jobs.stores.documents import options_text, text_of
+from ergon_framework.jobs.stores.records import (
     BARRED,
     SettingsStore,
     discard_settings,
     dump_settings,
     load_settings,
 )
-from ergon_framework.jobs.stores.options import options_text, text_of
-from ergon_framework.jobs.stores.own_moves import DUE, ENDED, LATER, RUNNING
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import Transactions
 from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Moves
+from ergon_framework.jobs.stores.transitions import DUE, ENDED, LATER, RUNNING
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.options import asked_of, entries_of, failure_from, options_from
-from ergon_framework.jobs.stores.own_moves import BLOCKED, ENDED
+from ergon_framework.jobs.stores.documents import asked_of, entries_of, failure_from, options_from
+from ergon_framework.jobs.stores.transitions import BLOCKED, ENDED
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
     UNREADABLE,

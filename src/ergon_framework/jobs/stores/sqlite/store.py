@@ -10,18 +10,16 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.options import text_of
-from ergon_framework.jobs.stores.own_moves import DUE, ENDED, RUNNING
-from ergon_framework.jobs.stores.queue_counts import queue_of
-from ergon_framework.jobs.stores.readable import Reader
+from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
 from ergon_framework.jobs.stores.sqlite import admin, transitions
 from ergon_framework.jobs.stores.sqlite.claim import Claim, Turns, settings_of
 from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import Transactions
 from ergon_framework.jobs.stores.sqlite.transitions import Moves
+from ergon_framework.jobs.stores.transitions import DUE, ENDED, RUNNING
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
     Told,

@@ -9,9 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ergon_framework.jobs.stores.moments import AFTER, BEFORE
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_rows, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import Moves
+from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
 from ergon_framework.jobs.stores.unreadable import MISREAD, OddRowError, is_misread
 from ergon_framework.ports.jobstore import Bell, Job, Topic
 from ergon_framework.storage.failpoints import failpoint

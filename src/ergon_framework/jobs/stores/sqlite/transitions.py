@@ -14,20 +14,21 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus, Move
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.options import is_special, options_text, text_of
-from ergon_framework.jobs.stores.own_moves import (
+from ergon_framework.jobs.stores.documents import is_special, options_text, text_of
+from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
+from ergon_framework.jobs.stores.transitions import (
     DUE,
     LATER,
     LONGEST_HISTORY,
     MOST_ENTRIES,
     Standing,
+    id_taken,
     is_usual,
+    key_held,
     latest,
     outdated,
     replaced,
 )
-from ergon_framework.jobs.stores.refusals import id_taken, key_held
-from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
 from ergon_framework.jobs.stores.unreadable import Note, tell_set_aside
 from ergon_framework.ports.jobstore import Added, NewJob, OnDuplicate, Settlement
 from ergon_framework.storage.sql_files import load

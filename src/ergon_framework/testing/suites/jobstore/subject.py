@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.ask import Ask
+from ergon_framework.core.claim import Ask
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     JOB_RETRIES,

@@ -1,4 +1,4 @@
-"""Copies of queues' settings and of schedules, which every job store gives and takes alike."""
+"""Records of queues' settings and of schedules, which every job store gives and takes alike."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The few moves that a store makes by itself, and what it keeps of all of them.
+"""What stores decide alike: the moves that a store makes by itself, and why a job is not added.
 
-What becomes of the job is decided by the core; a store says what it saw.
+What becomes of the job is decided by the core; a store says what it saw. Also here: the stages of a
+job in the tables, how much history is kept, and the failpoints around the commit of each call.
 """
 
 from __future__ import annotations
@@ -20,8 +21,46 @@ from ergon_framework.core.job import (
     settle,
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.unreadable import OddRowError, RowError, status_of
-from ergon_framework.ports.jobstore import Settlement
+from ergon_framework.ports.jobstore import NewJob, Settlement
+from ergon_framework.storage.failpoints import declare
+
+_CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
+_PLACES = {call: f"jobs.{call}" for call in _CALLS} | {"move": "move.jobs"}
+BEFORE = {call: f"{place}.before_commit" for call, place in _PLACES.items()}
+AFTER = {call: f"{place}.after_commit" for call, place in _PLACES.items()}
+declare(*BEFORE.values(), *AFTER.values())
+
+
+def id_taken(job: NewJob) -> DuplicateJobError:
+    """There is a job with this id."""
+    return DuplicateJobError(
+        f"there is a job with the id {job.id!r}",
+        remedy="give each job an id of its own, or none to get one",
+        details={"id": job.id},
+    )
+
+
+def key_unseen(job: NewJob, holder: str) -> DuplicateJobError:
+    """The holder of its unique key is none that the caller's transaction could cancel."""
+    return DuplicateJobError(
+        f"a job that this transaction cannot see holds the unique key {job.unique_key!r}",
+        remedy="the transaction is REPEATABLE READ or SERIALIZABLE and older than that job: roll"
+        " back and begin again, or use READ COMMITTED",
+        details={"unique_key": job.unique_key, "id": holder},
+    )
+
+
+def key_held(job: NewJob, holder: str | None = None) -> DuplicateJobError:
+    """Another job that has not ended holds its unique key."""
+    details = {"unique_key": job.unique_key}
+    return DuplicateJobError(
+        f"a job that has not ended holds the unique key {job.unique_key!r}",
+        remedy="wait for it, cancel it, or ask for the job that is there",
+        details=details if holder is None else details | {"id": holder},
+    )
+
 
 ENDED, RUNNING, DUE, LATER, BLOCKED = range(5)
 """The stages of a job in the tables; their schema says what each means."""

@@ -1,0 +1,315 @@
+"""Who may start what: the rules by which a claim takes due jobs. Pure; no I/O.
+
+A worker asks for jobs (``Ask``). Due jobs stand in lanes, one for each executor and queue that they
+name. The queues of an executor take turns at being first and get equal shares; what one leaves goes
+to the others, in the next cycle (``Share``). A queue may be paused, or limited to so many jobs at
+once or per second (``Settings``, ``Gate``). Where limits have to hold, ``admit`` decides which of
+the candidates start, on what was counted under locks.
+
+The Redis store decides in ``claim.lua``; its behaviour suite and the differential tests hold it to
+the same answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ergon_framework.core.limits import Bucket
+from ergon_framework.errors import JobError
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker can take right now."""
+
+    worker: str
+    lease: float
+    slots: Mapping[str, int]  # executor to free slots; only executors that can run something
+    default: str = ""  # the executor of jobs that name none …
+    routes: Mapping[str, str] = {}  # … unless their queue has one of its own
+    own: frozenset[str] = frozenset()  # the executors this worker has, busy or not; empty: any
+    queues: tuple[str, ...] | None = None  # None: all
+    asks_more: bool = True  # whether ``Claimed.more`` matters
+
+
+_KNOWN = {"is_paused": bool, "max_active": int | None, "rate": float | None, "burst": int}
+
+
+def checked_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values to set, by name; ``JobError`` names the one that is wrong."""
+    return {name: _checked(name, value) for name, value in changes.items()}
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name not in _KNOWN:
+        raise JobError(f"a queue has no setting {name!r}", remedy=f"known are {', '.join(_KNOWN)}")
+    try:
+        found = msgspec.convert(value, _KNOWN[name])
+    except msgspec.ValidationError as error:
+        raise JobError(f"{name} of a queue: {error}", remedy="give a value of that type") from None
+    if found is not None and name != "is_paused" and not found > 0:
+        raise JobError(f"{name} of a queue must be above zero", remedy="None means no limit")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one queue, as stored."""
+
+    is_paused: bool = False
+    max_active: int | None = None
+    rate: float | None = None
+    burst: int = 1
+    full_at: float = 0.0
+
+    @property
+    def bucket(self) -> Bucket | None:
+        """The tokens of a queue with a rate."""
+        return None if self.rate is None else Bucket(self.rate, self.burst, self.full_at)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether they say nothing."""
+        return replace(self, full_at=0.0) == Settings()
+
+    def changed(self, changes: dict[str, Any], now: float) -> Settings:
+        """The settings after a change; tokens that are missing are missing still."""
+        after = replace(self, **checked_changes(changes))
+        if after.rate is None or self.bucket is None:
+            return replace(after, full_at=0.0)
+        bucket = self.bucket.changed(after.rate, after.burst, now)
+        return replace(after, full_at=bucket.full_at)
+
+
+NONE = Settings()
+_as_stored = (bool | int, int | None, int | float | None, int, int | float)
+
+
+def settings_from(row: Sequence[Any]) -> Settings:
+    """The settings of a queue by its row, whose values may be of any type.
+
+    A queue whose limits nobody can read waits, until somebody sets them again.
+    """
+    if not all(map(isinstance, row, _as_stored)):
+        return Settings(is_paused=True)
+    return Settings(bool(row[0]), *row[1:])
+
+
+class Gate:
+    """One queue during one claim; a paused one is not even looked at."""
+
+    __slots__ = ("_active", "_bucket", "_was_used", "is_paused", "max_active", "name")
+
+    def __init__(self, name: str, settings: Settings, active: int) -> None:
+        self.name = name
+        self.is_paused = settings.is_paused
+        self.max_active = settings.max_active
+        self._active = active
+        self._bucket = settings.bucket
+        self._was_used = False
+
+    @property
+    def full_at(self) -> float | None:
+        """When the bucket will be full, if tokens were taken; that has to be written down."""
+        return self._bucket.full_at if self._bucket is not None and self._was_used else None
+
+    def room(self, most: int, now: float) -> int:
+        """How many more may start now, up to ``most``."""
+        if self.max_active is not None:
+            most = min(most, self.max_active - self._active)
+        if self._bucket is not None:
+            most = min(most, self._bucket.free(now))
+        return max(0, most)
+
+    def waits_until(self, now: float) -> float | None:
+        """When the rate allows another one, if nothing but the rate stands in the way."""
+        if self._bucket is None or self._bucket.free(now) > 0:
+            return None
+        if self.max_active is not None and self._active >= self.max_active:
+            return None
+        return self._bucket.next_at(now)
+
+    def enter(self, count: int, now: float) -> None:
+        """So many have started."""
+        self._active += count
+        if self._bucket is not None and count:
+            self._bucket = self._bucket.take(count, now)
+            self._was_used = True
+
+
+class Applicant(NamedTuple):
+    """A due job that could start, as far as limits are concerned."""
+
+    place: tuple[int, float, int]
+    """By priority and age; the last number is the job's own. The least goes first."""
+    line: int
+    """Which of the lines it stands in; each has room for so many."""
+    queue: str
+    expires_at: float | None = None
+    key: str | None = None
+    """Its limit key, …"""
+    limit: int = 1
+    """… of which so many jobs may run at once."""
+
+    @property
+    def number(self) -> int:
+        """Which job it is."""
+        return self.place[-1]
+
+
+@dataclass(slots=True)
+class Admission:
+    """What becomes of applicants, by number; whoever is not mentioned stays where it is."""
+
+    admitted: list[int] = field(default_factory=list)
+    blocked: list[int] = field(default_factory=list)  # wait for their limit key
+    outdated: list[int] = field(default_factory=list)
+    passed_over: list[int] = field(default_factory=list)  # could not be judged this time
+
+
+def admit(
+    applicants: Iterable[Applicant],
+    rooms: Sequence[int],
+    gates: Mapping[str, int],
+    running: Mapping[str, int],
+    now: float,
+    *,
+    unknown: Collection[str] = (),
+) -> Admission:
+    """Of several lines, each with so much room: who may start, and who before them may not.
+
+    Lines of one queue share what its gate lets through. Whoever comes first by priority and age
+    gets that, and a limit key, in whichever line it stands. Of the keys that are ``unknown``,
+    nobody knows how many run: their jobs neither start nor wait for the key, and take no room.
+    """
+    admission = Admission()
+    left, open_gates, active = list(rooms), dict(gates), Counter(running)
+    for each in sorted(applicants, key=attrgetter("place")):
+        if left[each.line] == 0 or open_gates[each.queue] == 0:
+            continue
+        if each.key is not None and each.key in unknown:
+            admission.passed_over.append(each.number)
+        elif each.expires_at is not None and each.expires_at <= now:
+            admission.outdated.append(each.number)
+        elif each.key is not None and active[each.key] >= each.limit:
+            admission.blocked.append(each.number)
+        else:
+            admission.admitted.append(each.number)
+            left[each.line] -= 1
+            open_gates[each.queue] -= 1
+            if each.key is not None:
+                active[each.key] += 1
+    return admission
+
+
+Turns = dict[str, str]
+"""For each executor the queue that was first at the last claim."""
+
+Line = tuple[str, str]
+"""An executor that has slots, and one of its queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Where due jobs stand."""
+
+    executor: str  # as the jobs name it; empty: left to the routes
+    queue: str
+    is_paused: bool = False
+    has_settings: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """How many jobs to take of one queue, for one executor."""
+
+    line: Line
+    names: tuple[str, ...]  # the executors that these jobs name
+    most: int
+
+    @property
+    def queue(self) -> str:
+        """The queue."""
+        return self.line[1]
+
+
+class Share:
+    """One claim: the slots that are left, and the queues that have no more to give."""
+
+    def __init__(self, ask: Ask, turns: Turns) -> None:
+        self._ask = ask
+        self._turns = turns
+        self._left = {executor: slots for executor, slots in ask.slots.items() if slots > 0}
+        self._turned: set[str] = set()
+        self._spent: set[Line] = set()
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether an executor of this worker has slots left."""
+        return bool(self._left)
+
+    def cycle(self, lanes: Iterable[Lane]) -> list[Pick]:
+        """One share for each queue that may have something; empty: there is nothing to be had."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for lane in lanes:
+            executor = self._executor(lane.executor, lane.queue)
+            if executor in self._left and self.serves(lane):
+                names = found.setdefault(executor, {}).setdefault(lane.queue, [])
+                names.append(lane.executor)
+        picks: list[Pick] = []
+        for executor, queues in found.items():
+            open_queues = {q: n for q, n in queues.items() if (executor, q) not in self._spent}
+            picks += self._shared(executor, open_queues)
+        return picks
+
+    def took(self, line: Line, count: int, *, is_spent: bool) -> None:
+        """So many were claimed of a queue, which may have no more."""
+        executor = line[0]
+        if is_spent:
+            self._spent.add(line)
+        left = self._left.get(executor, 0) - count
+        if left > 0:
+            self._left[executor] = left
+        else:
+            self._left.pop(executor, None)
+
+    def line_of(self, executor: str, queue: str) -> Line:
+        """Whose share a job of this queue is, that names this executor."""
+        return self._executor(executor, queue), queue
+
+    def serves(self, lane: Lane) -> bool:
+        """Whether the worker may take jobs of this queue."""
+        asked = self._ask.queues
+        return not lane.is_paused and (asked is None or lane.queue in asked)
+
+    def is_left(self, lane: Lane) -> bool:
+        """Whether an executor of this worker could run what stands there, now or later."""
+        ask = self._ask
+        return self.serves(lane) and (
+            not ask.own or self._executor(lane.executor, lane.queue) in ask.own
+        )
+
+    def _shared(self, executor: str, queues: Mapping[str, list[str]]) -> list[Pick]:
+        slots = self._left[executor]
+        first = self._turns.get(executor, "")
+        order = sorted(queues, key=lambda queue: (queue <= first, queue))
+        if not order:
+            return []
+        if executor not in self._turned:
+            self._turned.add(executor)
+            # With fewer slots than queues, those that got nothing come first the next time.
+            self._turns[executor] = order[slots - 1 if slots < len(order) else 0]
+        share, rest = divmod(slots, len(order))
+        return [
+            Pick((executor, queue), tuple(queues[queue]), share + (n < rest))
+            for n, queue in enumerate(order)
+            if share or n < rest
+        ]
+
+    def _executor(self, named: str, queue: str) -> str:
+        return named or self._ask.routes.get(queue, self._ask.default)

@@ -1,0 +1,215 @@
+"""Stored JSON and listings, alike in every store: options, failures, workers, schedules, queues."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from ergon_framework.core.claim import NONE, Settings
+from ergon_framework.core.failure import Failure
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.unreadable import shown
+from ergon_framework.ports.jobstore import Job, Named, NewJob, Queue, Schedule, WorkerRecord
+
+
+class Options(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a job may ask of its worker."""
+
+    timeout: float | None = None
+    max_attempts: int | None = None
+    max_deliveries: int | None = None
+    retry: str | None = None
+    result_ttl: float | None = None
+    correlation_id: str | None = None
+    trace_context: dict[str, str] | None = None
+
+    @classmethod
+    def of(cls, job: NewJob | Job) -> Options:
+        """Those of a job."""
+        return cls(
+            job.timeout,
+            job.max_attempts,
+            job.max_deliveries,
+            None if job.retry is None else job.retry.decode(),
+            job.result_ttl,
+            job.correlation_id,
+            job.trace_context,
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """As a ``Job`` or a ``Leased`` wants them, in their order."""
+        return {
+            "timeout": self.timeout,
+            "max_attempts": self.max_attempts,
+            "max_deliveries": self.max_deliveries,
+            "retry": None if self.retry is None else self.retry.encode(),
+            "result_ttl": self.result_ttl,
+            "correlation_id": self.correlation_id,
+            "trace_context": self.trace_context,
+        }
+
+
+NO_OPTIONS = Options()
+_encode = msgspec.json.Encoder().encode
+_options = msgspec.json.Decoder(Options).decode
+_failure = msgspec.json.Decoder(Failure).decode
+
+
+def text_of(value: Any) -> str:
+    """JSON, to be stored as text."""
+    return _encode(value).decode()
+
+
+def options_text(job: NewJob | Job) -> str | None:
+    """The options of a job as text; None when it asks for nothing."""
+    options = Options.of(job)
+    return None if options == NO_OPTIONS else text_of(options)
+
+
+def options_from(text: str | bytes | None) -> Options:
+    """The options that :func:`options_text` wrote."""
+    return NO_OPTIONS if text is None else _options(text)
+
+
+def asked_of(text: str | bytes | None) -> tuple[Any, ...]:
+    """The same as the last fields of a ``Leased``; none where all have their defaults."""
+    return () if text is None else tuple(_options(text).fields().values())
+
+
+def failure_from(text: str | bytes | None) -> Failure | None:
+    """A failure that :func:`text_of` wrote."""
+    return None if text is None else _failure(text)
+
+
+def entries_of(history: str | None) -> tuple[bytes, ...]:
+    """The entries of a history that is kept as lines."""
+    return tuple(history.encode().split(b"\n")) if history else ()
+
+
+def is_special(job: NewJob) -> bool:
+    """Whether the plain statement cannot say all there is to say."""
+    return (
+        job.limit_key is not None
+        or job.unique_key is not None
+        or job.expires_at is not None
+        or job.correlation_id is not None
+        or job.trace_context is not None
+        or job.timeout is not None
+        or job.max_attempts is not None
+        or job.max_deliveries is not None
+        or job.retry is not None
+        or job.result_ttl is not None
+    )
+
+
+T = TypeVar("T")
+
+logger = logging.getLogger("ergon.jobs")
+
+_decode = msgspec.json.Decoder(WorkerRecord).decode
+
+
+class Reader:
+    """Reads rows; one that cannot be read does not hide the others, and is told of once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def workers(self, rows: Iterable[tuple[Any, ...]]) -> list[WorkerRecord]:
+        """From rows of id, instant and JSON."""
+        return list(self._readable("worker", rows, _worker))
+
+    def schedules(self, rows: Iterable[tuple[Any, ...]]) -> list[Schedule]:
+        """From rows with the fields of a schedule, in their order."""
+        return list(self._readable("schedule", rows, _schedule))
+
+    def _readable(
+        self, what: str, rows: Iterable[tuple[Any, ...]], read: Callable[[tuple[Any, ...]], T]
+    ) -> Iterator[T]:
+        for row in rows:
+            try:
+                yield read(row)
+            except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
+                name = f"{what} {row[0]!r}"
+                if name not in self._told:
+                    self._told.add(name)
+                    logger.warning("the row of %s is left out, it cannot be read: %s", name, error)
+
+
+def _worker(row: tuple[Any, ...]) -> WorkerRecord:
+    _, seen_at, record = row
+    return msgspec.structs.replace(_decode(record), seen_at=msgspec.convert(seen_at, float))
+
+
+def _schedule(row: tuple[Any, ...]) -> Schedule:
+    fields = dict(zip(Schedule.__struct_fields__, row, strict=True))
+    job, is_paused = fields["job"], fields["is_paused"]
+    fields["job"] = job.encode() if isinstance(job, str) else job  # written by hand
+    return msgspec.convert(fields | {"is_paused": is_paused == 1}, Schedule)
+
+
+def queue_of(
+    name: str,
+    settings: Settings,
+    counts: dict[str, int] | None = None,
+    oldest_due_at: float | None = None,
+) -> Queue:
+    """A queue as anybody may look at it."""
+    return Queue(
+        name=name,
+        is_paused=settings.is_paused,
+        max_active=settings.max_active,
+        rate=settings.rate,
+        burst=settings.burst,
+        counts=counts or {},
+        oldest_due_at=oldest_due_at,
+    )
+
+
+def listed(
+    counted: Iterable[tuple[Any, ...]],
+    retrying: Mapping[str, int],
+    settings: Mapping[str, Settings],
+    now: float,
+) -> list[Queue]:
+    """Every queue that was counted or has settings, by name.
+
+    ``counted`` has rows of queue, status, number and oldest due time; the status of those that
+    wait is ``waiting``, for the stages do not tell pending jobs from retrying ones.
+    """
+    counts: dict[str, dict[str, int]] = {}
+    oldest: dict[str, float] = {}
+    for name, status, number, run_at in counted:
+        name = name if isinstance(name, str) else shown(name)  # noqa: PLW2901 - of an odd row
+        mine = counts.setdefault(name, {})
+        mine[status] = mine.get(status, 0) + number
+        if run_at is not None and run_at <= now:
+            oldest[name] = min(run_at, oldest.get(name, run_at))
+    return [
+        queue_of(
+            name,
+            settings.get(name, NONE),
+            _by_status(counts.get(name, {}), retrying.get(name, 0)),
+            oldest.get(name),
+        )
+        for name in sorted({*counts, *settings})
+    ]
+
+
+def named_in(lanes: Iterable[tuple[str, str]], seen: Mapping[str, float]) -> list[Named]:
+    """The executors of lanes, by name; ``seen`` says when each was last seen, if ever."""
+    queues: dict[str, list[str]] = {}
+    for executor, queue in sorted(lanes):
+        if executor:
+            queues.setdefault(executor, []).append(queue)
+    since = seen.get("")
+    return [Named(each, tuple(found), seen.get(each, since)) for each, found in queues.items()]
+
+
+def _by_status(counts: dict[str, int], retrying: int) -> dict[str, int]:
+    waiting = counts.pop("waiting", 0)
+    found = {JobStatus.PENDING.value: waiting - retrying, JobStatus.RETRYING.value: retrying}
+    return {status: number for status, number in (found | counts).items() if number}
