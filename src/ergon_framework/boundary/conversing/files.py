@@ -7,11 +7,12 @@ import io
 import mimetypes
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeAlias
 
+from ergon_framework.boundary.conversing.transport import Source
 from ergon_framework.errors import ConfigurationError
 
 CHUNK = 1 << 20
@@ -21,23 +22,8 @@ IN_MEMORY = 8 << 20
 Blob: TypeAlias = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
 """Bytes, the path of a file, or a file opened for reading bytes."""
 
-Report: TypeAlias = Callable[[int], None] | None
-"""Is told how many bytes have been sent, from 0 again when they are sent again."""
-
 # Only what Python itself knows: a fact must not depend on the machine that tells it.
 _TYPES = mimetypes.MimeTypes()
-
-
-class Source(Protocol):
-    """Bytes that can be read again and again."""
-
-    size: int
-
-    def __iter__(self) -> Iterator[bytes]:
-        """All of them, from the start."""
-
-    def close(self) -> None:
-        """Let go of what was opened for it."""
 
 
 class MemorySource:
@@ -170,25 +156,6 @@ def digest_of(source: Iterable[bytes]) -> str:
     for piece in source:
         hashed.update(piece)
     return f"sha256:{hashed.hexdigest()}"
-
-
-class Reported:
-    """The source's bytes, with somebody told how many have gone; may be read anew."""
-
-    def __init__(self, source: Source, report: Report) -> None:
-        self._source = source
-        self._report = report
-
-    def __iter__(self) -> Iterator[bytes]:
-        report, sent = self._report, 0
-        if report is None:
-            yield from self._source
-            return
-        report(0)
-        for piece in self._source:
-            yield piece
-            sent += len(piece)
-            report(sent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ergon_framework.boundary.conversing.files import Reported
 from ergon_framework.boundary.conversing.in_threads import LOOK, never
 from ergon_framework.boundary.conversing.script import (
     Do,
@@ -22,7 +21,7 @@ from ergon_framework.boundary.conversing.script import (
     Wait,
     refuse_unrun,
 )
-from ergon_framework.boundary.conversing.transport import AsyncTransport
+from ergon_framework.boundary.conversing.transport import AsyncTransport, Reported
 from ergon_framework.engine.clocks import AsyncSignal
 
 T = TypeVar("T")

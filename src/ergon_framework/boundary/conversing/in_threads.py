@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ergon_framework.boundary.conversing.files import Reported
 from ergon_framework.boundary.conversing.script import (
     Do,
     Effect,
@@ -21,7 +20,7 @@ from ergon_framework.boundary.conversing.script import (
     Wait,
     refuse_unrun,
 )
-from ergon_framework.boundary.conversing.transport import Transport
+from ergon_framework.boundary.conversing.transport import Reported, Transport
 from ergon_framework.ports.clock import Clock, Signal
 
 T = TypeVar("T")

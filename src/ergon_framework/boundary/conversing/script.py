@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from ergon_framework.boundary.conversing.files import Report, Source
+from ergon_framework.boundary.conversing.transport import Report, Source
 from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff, RetryAfter, RetryRule

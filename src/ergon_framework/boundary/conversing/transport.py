@@ -8,12 +8,46 @@ with the reason ``tls`` when the two sides do not trust each other. It never tri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from ergon_framework.boundary.model import ObjectReceipt
+
+Report: TypeAlias = Callable[[int], None] | None
+"""Is told how many bytes have been sent, from 0 again when they are sent again."""
+
+
+class Source(Protocol):
+    """Bytes that can be read again and again."""
+
+    size: int
+
+    def __iter__(self) -> Iterator[bytes]:
+        """All of them, from the start."""
+
+    def close(self) -> None:
+        """Let go of what was opened for it."""
+
+
+class Reported:
+    """The source's bytes, with somebody told how many have gone; may be read anew."""
+
+    def __init__(self, source: Source, report: Report) -> None:
+        self._source = source
+        self._report = report
+
+    def __iter__(self) -> Iterator[bytes]:
+        report, sent = self._report, 0
+        if report is None:
+            yield from self._source
+            return
+        report(0)
+        for piece in self._source:
+            yield piece
+            sent += len(piece)
+            report(sent)
 
 
 class ObjectStream(Protocol):

@@ -13,14 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ergon_framework.boundary.conversing.files import (
-    Artifact,
-    Blob,
-    Report,
-    Source,
-    digest_of,
-    source_of,
-)
+from ergon_framework.boundary.conversing.files import Artifact, Blob, digest_of, source_of
 from ergon_framework.boundary.conversing.script import (
     SCHEDULE,
     Dice,
@@ -32,7 +25,7 @@ from ergon_framework.boundary.conversing.script import (
     repeated,
     understood,
 )
-from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY
+from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY, Report, Source
 from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.http.codec import error_of_shape
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
