@@ -6,7 +6,8 @@ edge (:mod:`ergon_framework.boundary.facts.admission`) checks them.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -31,6 +32,11 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     predicate: str
     object_json: Any = None
+
+
+EnvelopeLike: TypeAlias = Envelope | Mapping[str, Any]
+FactLike: TypeAlias = Fact | Mapping[str, Any]
+"""Producers may write mappings, with the same names."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

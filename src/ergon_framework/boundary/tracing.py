@@ -15,13 +15,12 @@ import msgspec
 from opentelemetry.trace import Span
 
 from ergon_framework.boundary.facts.schema import LONGEST_NOTE, MOST_LABELS
-from ergon_framework.boundary.model import Delivery, Envelope, Receipt
+from ergon_framework.boundary.model import Delivery, Envelope, EnvelopeLike, Receipt
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.telemetry import outgoing_metadata
 from ergon_framework.telemetry.tracing import SpanKind, crossed, edge, is_traced
 
-EnvelopeLike = Envelope | Mapping[str, Any]
 _NAMES = ("message_id", "from_zone", "to_zone")
 _MARK = b'"traceparent"'
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 from ergon_framework.boundary.anchor import Anchor
 from ergon_framework.boundary.answering import Answering
 from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
 from ergon_framework.boundary.facts.admission import Admission, admitted, refuse_larger
-from ergon_framework.boundary.facts.answers import store_trouble
+from ergon_framework.boundary.facts.answers import answer, store_trouble
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.memory import MemoryFactStore
@@ -30,17 +30,22 @@ from ergon_framework.boundary.logs.referring import (
 )
 from ergon_framework.boundary.logs.refusing import no_fact, no_object
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
+from ergon_framework.boundary.model import (
+    EnvelopeLike,
+    FactLike,
+    ObjectReceipt,
+    Receipt,
+)
 from ergon_framework.boundary.objectstore.blob_io import SharedObjects
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.opening import clock_of, folders_of, open_stores
-from ergon_framework.boundary.producing import joining
 from ergon_framework.boundary.producing.crowd import Crowd
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telling import Telling
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
+    ConfigurationError,
     FactInvalidError,
     NodeUnavailableError,
     ObjectConflictError,
@@ -112,9 +117,6 @@ class BlobGuard:
             delete()
             return True
 
-
-EnvelopeLike: TypeAlias = Envelope | Mapping[str, Any]
-FactLike: TypeAlias = Fact | Mapping[str, Any]
 
 PEER = "zone:"
 """What precedes the peer's name in the name of the consumer it pulls through."""
@@ -233,7 +235,30 @@ class Zone:
         The store must be on PostgreSQL, and ``connection`` one of psycopg or SQLAlchemy, or a
         session, to the same database. While it is open nobody else can append here: commit soon.
         """
-        return joining.append_in(self, connection, envelope, fact)
+        append = getattr(self.store, "append_in", None)
+        if append is None:
+            raise ConfigurationError(
+                f"the facts of zone {self.name} are in a store that takes part in no transaction of"
+                " others",
+                remedy="keep them on PostgreSQL (store = 'postgresql://…'), or append to an outbox",
+            )
+        try:
+            admission = self.admit(envelope, fact)
+            new = self.prepared(admission)
+            self.check_bytes(new)
+            [outcome] = append(connection, OUTBOUND, [new], capacity=self.capacity)
+        except StoreError as error:
+            if type(error) is StoreError:  # a mistake of the caller's, which no waiting mends
+                raise
+            raise self.failed(error) from error
+        except BoundaryError as error:
+            self.answering.refused(error)
+            raise
+        told = answer(new, outcome, strict_envelope=self.settings.strict_envelope)
+        if isinstance(told, BoundaryError):
+            self.answering.refused(told, new)
+            raise told
+        return told  # nobody is told of it yet: the caller may still roll back
 
     def append_all(
         self, admissions: Sequence[Admission | BoundaryError]

@@ -13,7 +13,7 @@ from ergon_framework.boundary.conversing.in_tasks import TaskHands
 from ergon_framework.boundary.conversing.script import Script
 from ergon_framework.boundary.conversing.transport import AsyncTransport
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
-from ergon_framework.boundary.model import ObjectReceipt, Receipt
+from ergon_framework.boundary.model import EnvelopeLike, FactLike, ObjectReceipt, Receipt
 from ergon_framework.boundary.producing.options import (
     EnvelopeOptions,
     ProducerOptions,
@@ -21,8 +21,6 @@ from ergon_framework.boundary.producing.options import (
     client_tls,
 )
 from ergon_framework.boundary.producing.publishing import (
-    EnvelopeLike,
-    FactLike,
     appending,
     appending_many,
     looking_up,

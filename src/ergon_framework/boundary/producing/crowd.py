@@ -9,15 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
+from ergon_framework.boundary.answering import Answering
 from ergon_framework.boundary.facts.admission import Admission, unreadable
 from ergon_framework.boundary.logs.grouping import Grouping
-from ergon_framework.boundary.model import Envelope, Fact, Receipt
+from ergon_framework.boundary.model import Envelope, EnvelopeLike, Fact, FactLike, Receipt
 from ergon_framework.errors import BoundaryError, StoreError
-
-if TYPE_CHECKING:
-    from ergon_framework.boundary.zone import EnvelopeLike, FactLike, Zone
+from ergon_framework.ports.factstore import FactStore, NewFact
 
 Answer: TypeAlias = Receipt | BoundaryError
 
@@ -41,10 +40,37 @@ class Asked:
         self.admission: Admission | None = None
 
 
+class AppendTarget(Protocol):
+    """What appending asks of a zone."""
+
+    @property
+    def store(self) -> FactStore:
+        """Where its facts are."""
+
+    @property
+    def answering(self) -> Answering:
+        """Counts answers, and tells who listens."""
+
+    def admit(self, envelope: EnvelopeLike, fact: FactLike) -> Admission:
+        """Check one fact, without a look into the store."""
+
+    def prepared(self, admission: Admission) -> NewFact:
+        """The fact as the store takes it."""
+
+    def check_bytes(self, fact: NewFact) -> None:
+        """Refuse a fact whose artifacts are not where they should be."""
+
+    def append_all(self, admissions: Sequence[Admission | BoundaryError]) -> list[Answer]:
+        """Append in order in one commit; each has an answer of its own."""
+
+    def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
+        """What a producer is told when the store has failed."""
+
+
 class Crowd:
     """Appends for a zone. Any thread may call it."""
 
-    def __init__(self, zone: Zone) -> None:
+    def __init__(self, zone: AppendTarget) -> None:
         self._zone = zone
         watch_waits = getattr(zone.store, "watch_waits", None)  # one made elsewhere may not know it
         self.grouping: Grouping[Asked, Answer] = Grouping(

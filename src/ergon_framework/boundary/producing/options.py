@@ -23,7 +23,8 @@ from ergon_framework.boundary.arguments import (
     one_of,
 )
 from ergon_framework.boundary.conversing.script import SCHEDULE, Dice
-from ergon_framework.boundary.producing.publishing import EnvelopeLike, Habits
+from ergon_framework.boundary.model import EnvelopeLike
+from ergon_framework.boundary.producing.publishing import Habits
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.errors import ConfigurationError, FactInvalidError
 

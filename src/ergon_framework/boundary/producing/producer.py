@@ -17,7 +17,7 @@ from ergon_framework.boundary.conversing.in_threads import ThreadHands
 from ergon_framework.boundary.conversing.script import Script
 from ergon_framework.boundary.conversing.transport import Transport
 from ergon_framework.boundary.http.client import HttpTransport
-from ergon_framework.boundary.model import ObjectReceipt, Receipt
+from ergon_framework.boundary.model import EnvelopeLike, FactLike, ObjectReceipt, Receipt
 from ergon_framework.boundary.producing.options import (
     EnvelopeOptions,
     ProducerOptions,
@@ -25,8 +25,6 @@ from ergon_framework.boundary.producing.options import (
     client_tls,
 )
 from ergon_framework.boundary.producing.publishing import (
-    EnvelopeLike,
-    FactLike,
     appending,
     appending_many,
     looking_up,

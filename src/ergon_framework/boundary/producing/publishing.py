@@ -7,9 +7,9 @@ serialised is never serialised again, so that all its attempts are the same byte
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -28,7 +28,13 @@ from ergon_framework.boundary.conversing.script import (
 from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY, Report, Source
 from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.http.codec import error_of_shape
-from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
+from ergon_framework.boundary.model import (
+    EnvelopeLike,
+    Fact,
+    FactLike,
+    ObjectReceipt,
+    Receipt,
+)
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.boundary.tracing import labelled
 from ergon_framework.core.call import Call
@@ -40,9 +46,6 @@ from ergon_framework.errors import (
     DataLossError,
     FactInvalidError,
 )
-
-EnvelopeLike: TypeAlias = Envelope | Mapping[str, Any]
-FactLike: TypeAlias = Fact | Mapping[str, Any]
 
 # How large a fact may be is the node's business: it may allow more than another.
 _LIMITS = LimitSettings(fact_bytes=1 << 40)

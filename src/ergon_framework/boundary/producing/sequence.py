@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 from ergon_framework.boundary.conversing.files import Artifact, Blob, digest_of, source_of
 from ergon_framework.boundary.conversing.script import Do, Script
 from ergon_framework.boundary.conversing.transport import Report, Source
-from ergon_framework.boundary.model import Envelope, Fact, Receipt
+from ergon_framework.boundary.model import Envelope, Fact, FactLike, Receipt
 from ergon_framework.boundary.producing.publishing import (
-    FactLike,
     Habits,
     Publication,
     appending,
