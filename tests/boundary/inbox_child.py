@@ -11,7 +11,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from ergon_framework.boundary.consuming.inbox import Inbox
+from ergon_framework.boundary.client.inbox import Inbox
 from ergon_framework.boundary.model import Delivery, Envelope, Fact
 
 FACTS = 4

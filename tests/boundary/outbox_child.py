@@ -14,7 +14,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for the node of the tests
 
-from ergon_framework.boundary.spool.outbox import Outbox
+from ergon_framework.boundary.client.outbox import Outbox
 from tests.boundary.outbox_node import DurableNode, envelope, fact
 
 FACTS = 6

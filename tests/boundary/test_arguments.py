@@ -21,9 +21,9 @@ from ergon_framework.boundary import (
     ZoneSettings,
 )
 from ergon_framework.boundary.arguments import check_given, one_of
-from ergon_framework.boundary.consuming.options import CONSUMER, ConsumerOptions
+from ergon_framework.boundary.client.consumer import CONSUMER, ConsumerOptions
+from ergon_framework.boundary.client.options import PRODUCER, ProducerOptions
 from ergon_framework.boundary.model import Delivery
-from ergon_framework.boundary.producing.options import PRODUCER, ProducerOptions
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import ConfigurationError, FactInvalidError
 from ergon_framework.testing.clock import VirtualClock

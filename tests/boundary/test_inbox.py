@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ergon_framework.boundary.consuming.inbox import Inbox, _spell
+from ergon_framework.boundary.client.inbox import Inbox, _spell
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError, WiringError
 from tests.boundary import inbox_child

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.spool import driving
-from ergon_framework.boundary.spool.draining import Ask, Do, DrainReport, Effect, Rest
-from ergon_framework.boundary.spool.outbox import Ended, Outbox
+from ergon_framework.boundary.client import outbox_drain
+from ergon_framework.boundary.client.outbox import Ended, Outbox
+from ergon_framework.boundary.client.outbox_drain import Ask, Do, DrainReport, Effect, Rest
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
@@ -80,7 +80,7 @@ def play(
         return None
 
     make = outbox._script(**{"until_empty": True} | options)
-    return driving._drive(make(lambda: len(rests) >= most), perform), rests
+    return outbox_drain._drive(make(lambda: len(rests) >= most), perform), rests
 
 
 # ---- putting facts in ----

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.spool.outbox import Outbox
+from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.errors import StoreUnavailableError
 from tests.boundary import outbox_child
 from tests.boundary.outbox_child import FACTS

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.conversing.files import Artifact
-from ergon_framework.boundary.spool.outbox import DrainReport, Ended, Outbox
+from ergon_framework.boundary.client.artifacts import Artifact
+from ergon_framework.boundary.client.outbox import DrainReport, Ended, Outbox
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import (
     BufferFullError,
@@ -401,7 +401,7 @@ def test_a_copy_that_does_not_reach_the_disk_adds_nothing(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as broken:
-        broken.setattr("ergon_framework.boundary.spool.files.sync_file", fails)
+        broken.setattr("ergon_framework.boundary.client.outbox_store.sync_file", fails)
         with pytest.raises(error, match=text):
             outbox.add(envelope("e:1"), BARE, [b"a"])
     assert outbox.pending() == 0

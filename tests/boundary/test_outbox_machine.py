@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ergon_framework.boundary.spool.outbox import Outbox
+from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import ConflictingDuplicateError, FactInvalidError
 from ergon_framework.storage.failpoints import armed

@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from ergon_framework.boundary.client.outbox import DrainReport, Outbox
+from ergon_framework.boundary.client.producer import AsyncProducer, Producer
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt
-from ergon_framework.boundary.producing.async_producer import AsyncProducer
-from ergon_framework.boundary.producing.producer import Producer
-from ergon_framework.boundary.spool.outbox import DrainReport, Outbox
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
 from tests.boundary.outbox_node import Node, away, envelope, fact

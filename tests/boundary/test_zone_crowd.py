@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary import append as module
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.producing import crowd as module
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ArtifactError, FactInvalidError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.spool.outbox import Outbox
+from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.errors import NotPermittedError
 from tests.boundary.outbox_node import Node, envelope, fact
 from tests.cli.boundary_desk import Desk

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.client.producer import Producer
 from ergon_framework.boundary.model import Loss
-from ergon_framework.boundary.producing.producer import Producer
 from ergon_framework.connector.boundary import (
     BoundaryConnector,
     BoundaryConnectorError,

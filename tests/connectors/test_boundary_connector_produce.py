@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.client.publish_flow import FactWarning
 from ergon_framework.boundary.model import Fact
-from ergon_framework.boundary.producing.publishing import FactWarning
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.connector.boundary import BoundaryConnector, BoundaryConnectorError
 from ergon_framework.errors import (

@@ -9,10 +9,10 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ergon_framework.boundary.consuming.consumer import Consumer
+from ergon_framework.boundary.client.consumer import Consumer
+from ergon_framework.boundary.client.producer import Producer
 from ergon_framework.boundary.facts.ids import message_id
 from ergon_framework.boundary.model import Delivery
-from ergon_framework.boundary.producing.producer import Producer
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import OUTBOUND, Flaw
 from tests.boundary.node.processes import ADMIN, NodeProcess, running

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
-from ergon_framework.boundary.spool.outbox import Outbox
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import (
     ConflictingDuplicateError,

@@ -12,9 +12,9 @@ from pathlib import Path
 from ergon_framework.app.console import of_signal, say
 from ergon_framework.app.signals import SignalListener
 from ergon_framework.app.zones import ZoneSetup, known_zone
+from ergon_framework.boundary.client.options import TlsOptions, client_tls
 from ergon_framework.boundary.http.addresses import split_address
 from ergon_framework.boundary.http.client import HttpTransport
-from ergon_framework.boundary.producing.options import TlsOptions, client_tls
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage import failpoints

@@ -12,32 +12,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ergon_framework.boundary.consuming.async_consumer import AsyncConsumer
-    from ergon_framework.boundary.consuming.consumer import Consumer
-    from ergon_framework.boundary.consuming.inbox import Inbox
-    from ergon_framework.boundary.conversing.files import Artifact
+    from ergon_framework.boundary.client.artifacts import Artifact
+    from ergon_framework.boundary.client.consumer import AsyncConsumer, Consumer
+    from ergon_framework.boundary.client.inbox import Inbox
+    from ergon_framework.boundary.client.outbox import Outbox
+    from ergon_framework.boundary.client.producer import AsyncProducer, Producer
     from ergon_framework.boundary.facts.ids import message_id, stable_uuid
     from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Receipt
     from ergon_framework.boundary.node import Node
-    from ergon_framework.boundary.producing.async_producer import AsyncProducer
-    from ergon_framework.boundary.producing.producer import Producer
     from ergon_framework.boundary.settings import ZoneSettings
-    from ergon_framework.boundary.spool.outbox import Outbox
     from ergon_framework.boundary.zone import Zone
 
 _HOMES = {
-    "Artifact": "conversing.files",
-    "AsyncConsumer": "consuming.async_consumer",
-    "AsyncProducer": "producing.async_producer",
+    "Artifact": "client.artifacts",
+    "AsyncConsumer": "client.consumer",
+    "AsyncProducer": "client.producer",
     "Batch": "model",
-    "Consumer": "consuming.consumer",
+    "Consumer": "client.consumer",
     "Delivery": "model",
     "Envelope": "model",
     "Fact": "model",
-    "Inbox": "consuming.inbox",
+    "Inbox": "client.inbox",
     "Node": "node",
-    "Outbox": "spool.outbox",
-    "Producer": "producing.producer",
+    "Outbox": "client.outbox",
+    "Producer": "client.producer",
     "Receipt": "model",
     "Zone": "zone",
     "ZoneSettings": "settings",

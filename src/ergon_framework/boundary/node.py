@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from ergon_framework.boundary.arguments import check_given
-from ergon_framework.boundary.conversing.transport import AsyncTransport
+from ergon_framework.boundary.client.transport import AsyncTransport
 from ergon_framework.boundary.http.addresses import check_plaintext, split_address
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.exchange import Exchange

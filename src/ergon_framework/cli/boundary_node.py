@@ -89,7 +89,7 @@ class Node:
         """The connection, made when first asked for."""
         if self._transport is None:
             from ergon_framework.app.node import node_address
-            from ergon_framework.boundary.producing.options import TlsOptions
+            from ergon_framework.boundary.client.options import TlsOptions
 
             files = {name: path and str(path) for name, path in self._files.items()}
             address = node_address(self._config, self._zone, self._url, TlsOptions(**files))  # type: ignore[typeddict-item]

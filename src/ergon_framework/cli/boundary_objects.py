@@ -33,8 +33,8 @@ def put(
 
     The same again is fine; other bytes under the same name are refused.
     """
-    from ergon_framework.boundary.conversing.files import digest_of, source_of
-    from ergon_framework.boundary.conversing.transport import Reported
+    from ergon_framework.boundary.client.artifacts import digest_of, source_of
+    from ergon_framework.boundary.client.transport import Reported
 
     with closing(source_of(sys.stdin.buffer if str(file) == "-" else file)) as source:
         # The node compares: what arrives is what lies here, or nothing is stored.

@@ -16,7 +16,7 @@ from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import JsonFlag
 
 if TYPE_CHECKING:
-    from ergon_framework.boundary.spool.store import Spool
+    from ergon_framework.boundary.client.outbox_store import Spool
 
 COLUMNS = [
     "id",
@@ -100,7 +100,7 @@ def resend(
 @contextmanager
 def _opened(file: Path) -> Iterator[Spool]:
     """The spool in a file that is there: a mistyped name makes no new one."""
-    from ergon_framework.boundary.spool.store import Spool
+    from ergon_framework.boundary.client.outbox_store import Spool
     from ergon_framework.errors import ConfigurationError
 
     if not file.is_file():

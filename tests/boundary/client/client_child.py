@@ -11,9 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-from ergon_framework.boundary.consuming.consumer import Consumer
+from ergon_framework.boundary.client.consumer import Consumer
+from ergon_framework.boundary.client.producer import Producer
 from ergon_framework.boundary.model import Delivery
-from ergon_framework.boundary.producing.producer import Producer
 
 ENVELOPE = {
     "message_id": "WO:1:attached",

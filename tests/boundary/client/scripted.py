@@ -7,14 +7,12 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
-from ergon_framework.boundary.consuming.async_consumer import AsyncConsumer
-from ergon_framework.boundary.consuming.consumer import Consumer
+from ergon_framework.boundary.append import answer
+from ergon_framework.boundary.client.consumer import AsyncConsumer, Consumer
+from ergon_framework.boundary.client.producer import AsyncProducer, Producer
 from ergon_framework.boundary.facts.admission import admitted, parse_append
-from ergon_framework.boundary.facts.answers import answer
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt
-from ergon_framework.boundary.producing.async_producer import AsyncProducer
-from ergon_framework.boundary.producing.producer import Producer
 from ergon_framework.boundary.serving import requests
 from ergon_framework.boundary.serving.pages import page_json
 from ergon_framework.boundary.settings import LimitSettings

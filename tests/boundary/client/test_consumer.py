@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from ergon_framework.boundary.consuming.consumer import Consumer
-from ergon_framework.boundary.consuming.conversations import ConsumeReport
+from ergon_framework.boundary.client.consume_flow import ConsumeReport
+from ergon_framework.boundary.client.consumer import Consumer
 from ergon_framework.boundary.model import Delivery, Loss
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import (

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.conversing.script import SCHEDULE
+from ergon_framework.boundary.client.flow import SCHEDULE
+from ergon_framework.boundary.client.producer import AsyncProducer, Producer
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.client import HttpTransport
-from ergon_framework.boundary.producing.async_producer import AsyncProducer
-from ergon_framework.boundary.producing.producer import Producer
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import (
     ArtifactError,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.certs import issue, make_ca
+from ergon_framework.boundary.client.producer import Producer
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.http.tls import Certificates, server_context
-from ergon_framework.boundary.producing.producer import Producer
 from ergon_framework.errors import BoundaryError, ConfigurationError, NotPermittedError
 from tests.boundary.client.raw_server import Colour, Peer, echo, once_gone, reach, serving
 from tests.boundary.client.scripted import ENVELOPE, FACT

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.conversing.files import Artifact
+from ergon_framework.boundary.client.artifacts import Artifact
+from ergon_framework.boundary.client.producer import Producer
+from ergon_framework.boundary.client.publish_flow import FactWarning, Publication
 from ergon_framework.boundary.model import Fact, ObjectReceipt, Receipt
-from ergon_framework.boundary.producing.producer import Producer
-from ergon_framework.boundary.producing.publishing import FactWarning, Publication
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import (
     ArtifactError,

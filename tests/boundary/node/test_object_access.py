@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY
+from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.facts.schema import parsed
 from ergon_framework.boundary.serving.inprocess import InProcessTransport
 from ergon_framework.boundary.serving.policy import Policy

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY
+from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore

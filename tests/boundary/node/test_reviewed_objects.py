@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY
+from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.facts.schema import parsed
 from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.logs.memory import MemoryFactStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from ergon_framework.boundary.conversing.transport import AsyncObjectStream
+from ergon_framework.boundary.client.transport import AsyncObjectStream
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.serving.inprocess import InProcessTransport
 from ergon_framework.errors import BoundaryError, NodeUnavailableError

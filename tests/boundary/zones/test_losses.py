@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.conversing.transport import encode
+from ergon_framework.boundary.client.transport import encode
 from ergon_framework.boundary.linking import pulling
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Batch, Loss

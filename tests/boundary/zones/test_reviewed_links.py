@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.conversing.transport import AsyncObjectStream
+from ergon_framework.boundary.client.transport import AsyncObjectStream
 from ergon_framework.boundary.linking.puller import Puller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore

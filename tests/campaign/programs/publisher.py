@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sys
 
+from ergon_framework.boundary.client.producer import Producer
 from ergon_framework.boundary.model import Envelope, Fact, Receipt
-from ergon_framework.boundary.producing.producer import Producer
 from ergon_framework.errors import NodeUnavailableError
 from tests.campaign.books import Book, at_work
 from tests.campaign.patience import pause

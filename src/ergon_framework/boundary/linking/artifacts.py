@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ergon_framework.boundary.conversing.transport import AsyncTransport
+from ergon_framework.boundary.client.transport import AsyncTransport
 from ergon_framework.boundary.facts.admission import admitted, refuse_larger
 from ergon_framework.boundary.linking import pulling
 from ergon_framework.boundary.linking.pulling import Plan

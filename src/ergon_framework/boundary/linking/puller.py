@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY, AsyncTransport, encode
+from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, AsyncTransport, encode
 from ergon_framework.boundary.linking import pulling
 from ergon_framework.boundary.linking.artifacts import Artifacts
 from ergon_framework.boundary.linking.holders import holder_of, is_alone

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from ergon_framework.boundary.conversing.transport import encode
+from ergon_framework.boundary.client.transport import encode
 from ergon_framework.boundary.facts.admission import admitted, refuse_larger
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Loss

@@ -10,9 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from ergon_framework.boundary.consuming.objects import getting, reference_of, saving
-from ergon_framework.boundary.consuming.options import ConsumerOptions, warn_of_gap
-from ergon_framework.boundary.conversing.script import SCHEDULE, Script
+from ergon_framework.boundary.client.artifacts import getting, reference_of, saving
+from ergon_framework.boundary.client.consumer import ConsumerOptions, warn_of_gap
+from ergon_framework.boundary.client.flow import SCHEDULE, Script
 from ergon_framework.boundary.model import Loss
 from ergon_framework.connector.base import settling
 from ergon_framework.connector.boundary.consuming import Driver

@@ -7,10 +7,8 @@ import contextlib
 import threading
 from typing import TypeVar
 
-from ergon_framework.boundary.consuming.conversations import keeping
-from ergon_framework.boundary.conversing.in_tasks import TaskHands
-from ergon_framework.boundary.conversing.in_threads import ThreadHands
-from ergon_framework.boundary.conversing.script import Script
+from ergon_framework.boundary.client.consume_flow import keeping
+from ergon_framework.boundary.client.flow import Script, TaskHands, ThreadHands
 from ergon_framework.connector.boundary.line import Line
 from ergon_framework.connector.boundary.reading import Reader
 from ergon_framework.connector.boundary.window import Entry

@@ -10,12 +10,11 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.boundary.conversing.files import Artifact, Blob
+from ergon_framework.boundary.client.artifacts import Artifact, Blob
+from ergon_framework.boundary.client.publish_flow import check_object, fact_of
 from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.facts.schema import LONGEST_NOTE, MOST_LABELS
 from ergon_framework.boundary.model import Delivery, Fact
-from ergon_framework.boundary.producing.publishing import check_object
-from ergon_framework.boundary.producing.sequence import fact_of
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.connector.base import Delivered, difference
 from ergon_framework.connector.boundary.window import Entry

@@ -6,12 +6,10 @@ import inspect
 import threading
 from typing import Any, TypeAlias, TypeVar, cast
 
-from ergon_framework.boundary.conversing.in_tasks import TaskHands
-from ergon_framework.boundary.conversing.in_threads import ThreadHands
-from ergon_framework.boundary.conversing.script import Script
-from ergon_framework.boundary.conversing.transport import AsyncTransport, Transport
+from ergon_framework.boundary.client.flow import Script, TaskHands, ThreadHands
+from ergon_framework.boundary.client.options import ProducerOptions, client_tls
+from ergon_framework.boundary.client.transport import AsyncTransport, Transport
 from ergon_framework.boundary.http.client import HttpTransport
-from ergon_framework.boundary.producing.options import ProducerOptions, client_tls
 from ergon_framework.connector.base import OwnThreads
 from ergon_framework.connector.boundary.faults import BoundaryConnectorError
 from ergon_framework.engine.clocks import current_clock

@@ -8,9 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from ergon_framework.boundary.consuming.options import ConsumerOptions, Reading, warn_of_gap
+from ergon_framework.boundary.client.consumer import ConsumerOptions, Reading, warn_of_gap
+from ergon_framework.boundary.client.options import ProducerOptions, Telling
 from ergon_framework.boundary.facts.schema import ZONE
-from ergon_framework.boundary.producing.options import ProducerOptions, Telling
 from ergon_framework.connector.boundary.consuming import Driver
 from ergon_framework.connector.boundary.line import Line, Node
 from ergon_framework.connector.boundary.reading import Reader

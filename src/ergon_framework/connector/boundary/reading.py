@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.boundary.consuming.calls import Desk
-from ergon_framework.boundary.consuming.conversations import (
+from ergon_framework.boundary.client.consume_flow import (
     CRASH_LOOP,
     HANDLER_FAILED,
     LONGEST_MESSAGE,
+    Desk,
 )
-from ergon_framework.boundary.conversing.script import Now, Script, Wait
+from ergon_framework.boundary.client.flow import Now, Script, Wait
 from ergon_framework.boundary.model import Batch, Loss
 from ergon_framework.connector.base import Forsaken
 from ergon_framework.connector.boundary.faults import FactPassedError

@@ -9,12 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ergon_framework.boundary.conversing.script import Script
-from ergon_framework.boundary.producing.options import Telling
-from ergon_framework.boundary.producing.producer import Producer
-from ergon_framework.boundary.producing.publishing import appending_many
-from ergon_framework.boundary.producing.sequence import publishing
-from ergon_framework.boundary.spool.outbox import Outbox
+from ergon_framework.boundary.client.flow import Script
+from ergon_framework.boundary.client.options import Telling
+from ergon_framework.boundary.client.outbox import Outbox
+from ergon_framework.boundary.client.producer import Producer
+from ergon_framework.boundary.client.publish_flow import appending_many, publishing
 from ergon_framework.connector.boundary.envelope import Message, message_of
 from ergon_framework.connector.boundary.line import Line
 from ergon_framework.engine.clocks import SYSTEM_CLOCK

@@ -72,7 +72,7 @@ def publish(node: str, order: str) -> None:
     """Tell the plant's node what happened, as a process of its own would."""
     from ergon_framework.app.journal import journalling
     from ergon_framework.app.settings import load_settings
-    from ergon_framework.boundary.producing.producer import Producer
+    from ergon_framework.boundary.client.producer import Producer
 
     with (
         journalling(load_settings(None), "producer"),

@@ -1,8 +1,8 @@
-"""How a spool is drained: the decisions, written once for threads and for event loops.
+"""Sending what an outbox keeps: the decisions, written once for threads and for event loops.
 
-The script yields what is to be done, and is told how it went. It keeps to the order of the line. A
-fact leaves the spool only after the node has answered; whatever dies in between, the same fact is
-sent again and the node answers the same offset.
+``Drain`` yields what is to be done, and is told how it went; ``drain`` and ``drain_async`` do it.
+It keeps to the order of the line. A fact leaves the outbox only after the node has answered;
+whatever dies in between, the same fact is sent again and the node answers the same offset.
 
 What the node says about a fact is final, and the fact is set aside. What it says about itself or
 about the caller passes: an outage, a full log, a certificate that has expired. Then the line waits
@@ -11,28 +11,118 @@ for as long as it takes.
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Callable, Generator, Sequence
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import structs
 
-from ergon_framework.boundary.model import Receipt
-from ergon_framework.boundary.spool.loads import Load, changed, lost, packed
-from ergon_framework.boundary.spool.records import Spooled, SpooledFile
-from ergon_framework.boundary.spool.store import Spool
+from ergon_framework.boundary.client.outbox_store import Spool, Spooled, SpooledFile
+from ergon_framework.boundary.facts.canonical import canonical
+from ergon_framework.boundary.facts.schema import identity_digest, spelled
+from ergon_framework.boundary.model import Envelope, Fact, Receipt
 from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff, RetryAfter, RetryRule
 from ergon_framework.errors import (
+    ArtifactError,
     BoundaryError,
+    DataLossError,
     FactInvalidError,
     NodeUnavailableError,
     describe,
 )
+from ergon_framework.storage.sqlite.notifier import Bell
+
+_envelope = msgspec.json.Decoder(Envelope).decode
+_fact = msgspec.json.Decoder(Fact).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Either several facts without artifacts, or one of any kind."""
+
+    items: Sequence[Spooled]
+    pairs: Sequence[tuple[Envelope, Fact]] = field(repr=False)
+    flaw: BoundaryError | None = None
+    """Why its only fact cannot be sent: what is in the spool is not what was put in."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Zone and message id of the first fact."""
+        envelope = self.pairs[0][0]
+        return envelope.from_zone, envelope.message_id
+
+    def is_what_was_found(self, found: Receipt) -> bool:
+        """Whether the node has this very content under the first fact's id."""
+        return found.digest == spelled(self.items[0].digest)
+
+
+def packed(line: Sequence[Spooled], most: int) -> Load:
+    """The longest load from the front of the line."""
+    items: list[Spooled] = []
+    pairs: list[tuple[Envelope, Fact]] = []
+    for item in line[:most]:
+        if items and item.files:
+            break
+        try:
+            pair = _unpacked(item)
+        except DataLossError as flaw:
+            return Load(items, pairs) if items else Load([item], [], flaw)
+        items.append(item)
+        pairs.append(pair)
+        if item.files:
+            break
+    return Load(items, pairs)
+
+
+def _unpacked(item: Spooled) -> tuple[Envelope, Fact]:
+    try:
+        envelope, fact = _envelope(item.envelope), _fact(item.fact)
+        digest = identity_digest(envelope, fact, canonical(fact.object_json))
+    except (msgspec.MsgspecError, UnicodeDecodeError, BoundaryError) as error:
+        raise _corrupted() from error
+    if digest != item.digest:
+        raise _corrupted()
+    return envelope, fact
+
+
+def _corrupted() -> DataLossError:
+    return DataLossError(
+        "the fact in the outbox is not the one that was added",
+        code="failed_precondition",
+        reason="spool_corrupted",
+        remedy="add it again from its source, then discard this one",
+    )
+
+
+def changed(file: SpooledFile, place: object) -> ArtifactError:
+    """The error of a fact whose file has other bytes than when it was added."""
+    return ArtifactError(
+        f"{place}, the file for {file.bucket}/{file.key}, has changed since it was added",
+        reason="file_changed",
+        remedy="bring the same bytes back and retry the fact, or discard it and add another",
+        details={"bucket": file.bucket, "key": file.key, "digest": file.digest},
+    )
+
+
+def lost(file: SpooledFile) -> ArtifactError:
+    """The error of a fact whose file is no longer there."""
+    return ArtifactError(
+        f"the file for {file.bucket}/{file.key} is gone, or has another size",
+        reason="file_missing",
+        remedy="bring it back and retry the fact, or discard it",
+        details={"bucket": file.bucket, "key": file.key},
+    )
+
 
 _ABOUT_THE_FACT = frozenset(
     {"invalid_argument", "already_exists", "failed_precondition", "out_of_range"}
@@ -287,3 +377,174 @@ class Drain:
 def _is_refusal(error: BoundaryError) -> bool:
     is_about_caller = error.reason in _ABOUT_THE_CALLER or "operation" in error.details
     return not (error.is_retryable or is_about_caller) and error.code in _ABOUT_THE_FACT
+
+
+MakeScript: TypeAlias = Callable[[Callable[[], bool]], Script[DrainReport]]
+"""Makes the script, given how to ask whether it is to stop."""
+IsOver: TypeAlias = Callable[[], bool]
+"""Whether whoever drains just now has left nothing to do for those who wait."""
+
+
+class Stop(Protocol):
+    """What a caller stops a drain with: an event of ``threading`` or ``asyncio``."""
+
+    def is_set(self) -> bool:
+        """Whether it is to stop."""
+
+
+def drain(
+    spool: Spool,
+    make: MakeScript,
+    producer: Any,
+    *,
+    stop: threading.Event,
+    poll: float,
+    waits: bool,
+    is_over: IsOver,
+) -> DrainReport:
+    """Run a drain in this thread, once nobody else does, unless it is over by then."""
+    with _listening(spool) as bell:
+        lock = spool.lock()
+        while not lock.try_gain():
+            if not waits:
+                raise lock.refusal()
+            if stop.is_set():
+                return DrainReport()
+            if is_over():
+                return DrainReport(ended=Ended.EMPTY)
+            bell.wait(poll)
+
+        def perform(effect: Effect) -> Any:
+            if isinstance(effect, Do):
+                return effect.work()
+            if isinstance(effect, Ask):
+                return effect.call(producer)
+            return _rest(bell, effect, stop, poll)
+
+        try:
+            return _drive(make(stop.is_set), perform)
+        finally:
+            lock.release()
+            spool.ring()  # somebody may be waiting for the lock
+
+
+def _drive(script: Script[DrainReport], perform: Callable[[Effect], Any]) -> DrainReport:
+    try:
+        effect = next(script)
+        while True:
+            try:
+                result = perform(effect)
+            except Exception as error:  # what it means is for the script to say
+                effect = script.throw(error)
+            else:
+                effect = script.send(result)
+    except StopIteration as end:
+        report: DrainReport = end.value
+        return report
+
+
+def _rest(bell: Bell, rest: Rest, stop: Stop, poll: float) -> None:
+    began = time.monotonic()
+    until = began + rest.seconds
+    while not stop.is_set() and (left := until - time.monotonic()) > 0:
+        if bell.wait(min(left, poll)):  # an event cannot ring: it is looked at now and then
+            until = min(until, max(began + rest.least, time.monotonic()))
+
+
+async def drain_async(
+    spool: Spool,
+    make: MakeScript,
+    producer: Any,
+    *,
+    stop: asyncio.Event,
+    poll: float,
+    waits: bool,
+    is_over: IsOver,
+) -> DrainReport:
+    """Run a drain in this task; work on the spool is done in threads."""
+    with _listening(spool) as bell, _hearing(bell) as rung:
+        lock = spool.lock()
+        while not lock.try_gain():
+            if not waits:
+                raise lock.refusal()
+            if stop.is_set():
+                return DrainReport()
+            if await asyncio.to_thread(is_over):
+                return DrainReport(ended=Ended.EMPTY)
+            await _first_of(rung, stop, poll)
+            rung.clear()
+
+        async def perform(effect: Effect) -> Any:
+            if isinstance(effect, Do):
+                return await asyncio.to_thread(effect.work)
+            if isinstance(effect, Ask):
+                return await effect.call(producer)
+            return await _rest_async(rung, effect, stop)
+
+        try:
+            return await _drive_async(make(stop.is_set), perform)
+        finally:
+            lock.release()
+            spool.ring()
+
+
+async def _drive_async(
+    script: Script[DrainReport], perform: Callable[[Effect], Any]
+) -> DrainReport:
+    try:
+        effect = next(script)
+        while True:
+            try:
+                result = await perform(effect)
+            except Exception as error:  # what it means is for the script to say
+                effect = script.throw(error)
+            else:
+                effect = script.send(result)
+    except StopIteration as end:
+        report: DrainReport = end.value
+        return report
+
+
+async def _rest_async(rung: asyncio.Event, rest: Rest, stop: asyncio.Event) -> None:
+    now = asyncio.get_running_loop().time
+    began = now()
+    until = began + rest.seconds
+    while not stop.is_set() and (left := until - now()) > 0:
+        await _first_of(rung, stop, left)
+        if rung.is_set():
+            rung.clear()
+            until = min(until, max(began + rest.least, now()))
+
+
+async def _first_of(rung: asyncio.Event, stop: asyncio.Event, seconds: float) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in (rung, stop)]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()
+
+
+@contextmanager
+def _listening(spool: Spool) -> Iterator[Bell]:
+    bell = spool.listen()
+    try:
+        yield bell
+    finally:
+        bell.close()
+
+
+@contextmanager
+def _hearing(bell: Bell) -> Iterator[asyncio.Event]:
+    """The bell as an event of the running loop."""
+    rung, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def heard() -> None:
+        if bell.wait(0):
+            rung.set()
+
+    loop.add_reader(bell.fileno(), heard)
+    try:
+        yield rung
+    finally:
+        loop.remove_reader(bell.fileno())

@@ -22,9 +22,9 @@ from ergon_framework.boundary.arguments import (
     check_given,
     one_of,
 )
-from ergon_framework.boundary.conversing.script import SCHEDULE, Dice
+from ergon_framework.boundary.client.flow import SCHEDULE, Dice
+from ergon_framework.boundary.client.publish_flow import Habits
 from ergon_framework.boundary.model import EnvelopeLike
-from ergon_framework.boundary.producing.publishing import Habits
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.errors import ConfigurationError, FactInvalidError
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
@@ -35,12 +37,9 @@ from ergon_framework.boundary.arguments import (
     of,
     one_of,
 )
-from ergon_framework.boundary.facts.admission import admitted
-from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
-from ergon_framework.boundary.settings import LimitSettings
-from ergon_framework.boundary.spool import driving
-from ergon_framework.boundary.spool.attaching import Attached, attached
-from ergon_framework.boundary.spool.draining import (
+from ergon_framework.boundary.client import outbox_drain
+from ergon_framework.boundary.client.artifacts import Artifact, Blob, source_of
+from ergon_framework.boundary.client.outbox_drain import (
     PATIENCE,
     Drain,
     DrainReport,
@@ -51,16 +50,87 @@ from ergon_framework.boundary.spool.draining import (
     Script,
     Witness,
 )
-from ergon_framework.boundary.spool.records import Entry, Figures, Kept, Refused, Spooled, Waiting
-from ergon_framework.boundary.spool.store import Spool
+from ergon_framework.boundary.client.outbox_store import (
+    Entry,
+    Figures,
+    Kept,
+    Refused,
+    Spool,
+    Spooled,
+    SpooledFile,
+    SpoolFolder,
+    Waiting,
+)
+from ergon_framework.boundary.client.publish_flow import Publication, check_object, fact_of, placed
+from ergon_framework.boundary.facts.admission import admitted
+from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
+from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.boundary.tracing import publishing
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.errors import BoundaryError, ErgonError, WiringError, describe
+from ergon_framework.errors import (
+    BoundaryError,
+    ConfigurationError,
+    ErgonError,
+    WiringError,
+    describe,
+)
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.storage.sqlite.external_transaction import Joinable
 
 __all__ = ["DrainReport", "Ended", "Figures", "Outbox", "Refused"]
+
+
+Attached: TypeAlias = Artifact | Blob
+
+
+def attached(
+    folder: SpoolFolder,
+    fact: Fact | Mapping[str, Any],
+    files: Sequence[Attached],
+    *,
+    is_copied: bool,
+) -> tuple[Fact | Mapping[str, Any], tuple[SpooledFile, ...]]:
+    """Keep the files, and give the fact references to them; without any it stays as it is."""
+    if not files:
+        return fact, ()
+    plain = fact_of(fact)
+    artifacts = [each if isinstance(each, Artifact) else Artifact(each) for each in files]
+    check_object(plain, artifacts)
+    kept: list[SpooledFile] = []
+    try:
+        # What was kept before one of them failed is in the list.
+        kept.extend(_kept(folder, each, plain.subject, is_copied=is_copied) for each in artifacts)
+    except BaseException:
+        folder.drop(kept)
+        raise
+    receipts = [
+        ObjectReceipt(bucket=file.bucket, key=file.key, digest=file.digest, size=file.size)
+        for file in kept
+    ]
+    return Publication(plain, artifacts, receipts).ready(), tuple(kept)
+
+
+def _kept(folder: SpoolFolder, artifact: Artifact, subject: str, *, is_copied: bool) -> SpooledFile:
+    with closing(source_of(artifact.path)) as source:
+        if is_copied:
+            path, digest, size = folder.keep(source)
+        elif isinstance(artifact.path, str | os.PathLike):
+            digest, size = folder.measure(source)
+            path = str(Path(artifact.path).absolute())
+        else:
+            raise ConfigurationError("only a file can stay where it is", remedy="use copy=True")
+    named = placed(artifact, subject, spelled(digest))
+    return SpooledFile(
+        bucket=named.bucket or "",
+        key=named.key or "",
+        digest=spelled(digest),
+        size=size,
+        path=path,
+        is_copy=is_copied,
+    )
+
 
 logger = logging.getLogger("ergon_framework.boundary")
 
@@ -232,7 +302,7 @@ class Outbox:
         An outage is waited out. ``stop`` is noticed within a second, or at once with :meth:`wake`.
         Only one drains a spool at a time: another one waits for its turn, or is told.
         """
-        return driving.drain(
+        return outbox_drain.drain(
             self._spool,
             self._script(until_empty=until_empty),
             _impatient(self._sender()),
@@ -251,7 +321,7 @@ class Outbox:
         when_held: WhenHeld = "wait",
     ) -> DrainReport:
         """The same in an event loop, with a producer whose methods are awaited."""
-        return await driving.drain_async(
+        return await outbox_drain.drain_async(
             self._spool,
             self._script(until_empty=until_empty),
             _impatient(producer),
@@ -369,7 +439,7 @@ class Outbox:
             logger.warning("fact %s: %s", admission.new_fact.message_id, warning)
         return admission.new_fact
 
-    def _script(self, *, until_empty: bool) -> driving.MakeScript:
+    def _script(self, *, until_empty: bool) -> outbox_drain.MakeScript:
         def make(is_stopped: Callable[[], bool]) -> Script[DrainReport]:
             return Drain(
                 self._spool,

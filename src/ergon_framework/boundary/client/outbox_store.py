@@ -1,46 +1,306 @@
-"""The spool: facts in one SQLite file, in the order in which they were committed."""
+"""What an outbox keeps: facts in line in an SQLite file, and copies of their files beside it.
+
+One process drains at a time, by a lock on a file. A fact that a node refused for good is set aside
+and kept until somebody decides.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import hashlib
 import math
+import os
+import re
+import secrets
 import sqlite3
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
 from ergon_framework.boundary.model import Envelope, Fact
-from ergon_framework.boundary.spool.files import SpoolFolder
-from ergon_framework.boundary.spool.lock import DrainLock
-from ergon_framework.boundary.spool.records import (
-    Entry,
-    Figures,
-    Kept,
-    Refused,
-    Spooled,
-    SpooledFile,
-    Waiting,
-)
+from ergon_framework.boundary.objectstore.disk import sync_file, sync_folder
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
     BufferFullError,
     ConflictingDuplicateError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
 )
+from ergon_framework.ports.factstore import NewFact
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.secure_files import Folder, open_file
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
 from ergon_framework.storage.sqlite.migrations import Schema
 from ergon_framework.storage.sqlite.notifier import Belfry, Bell
 
+
+class SpooledFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An artifact that goes to the node before the fact that refers to it."""
+
+    bucket: str
+    key: str
+    digest: str
+    size: int
+    path: str
+    """A name in the spool's own folder, or a path outside when it was not copied."""
+    is_copy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checked fact on its way into the spool."""
+
+    fact: NewFact
+    files: tuple[SpooledFile, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes in the spool."""
+        copied = sum(file.size for file in self.files if file.is_copy)
+        return len(self.fact.envelope) + len(self.fact.fact) + copied
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """A fact in the line."""
+
+    seq: int
+    is_refused: bool
+    digest: bytes
+    size: int
+    envelope: bytes = field(repr=False)
+    fact: bytes = field(repr=False)
+    files: tuple[SpooledFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A fact that the node refused for good, with what it said."""
+
+    id: int
+    from_zone: str
+    message_id: str
+    added_at: float
+    refused_at: float
+    code: str
+    reason: str
+    message: str
+    details: dict[str, Any]
+    envelope: Envelope | None = field(repr=False)
+    """None, as is the fact, when it can no longer be read."""
+    fact: Fact | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a spool still has of what the node took."""
+
+    items: int = 0
+    bytes: int = 0
+    first_sent_at: float | None = None
+    last_sent_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A fact in the line, without its content; ``code`` and the others when it was refused."""
+
+    id: int
+    state: str
+    """``waiting`` or ``refused``."""
+    from_zone: str
+    message_id: str
+    size: int
+    added_at: float
+    refused_at: float | None = None
+    code: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A spool in numbers."""
+
+    pending: int = 0
+    pending_bytes: int = 0
+    refused: int = 0
+    refused_bytes: int = 0
+
+
+_NAME = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}|new\.[0-9a-f]{16}")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class SpoolFolder:
+    """The copies of one spool. Any thread may call any method."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def keep(self, source: Iterable[bytes]) -> tuple[str, bytes, int]:
+        """Copy bytes and bring the copy to disk: its name here, its digest and its size."""
+        try:
+            return self._copy(source)
+        except OSError as error:
+            raise _told(error, self.folder) from error
+
+    def measure(self, source: Iterable[bytes]) -> tuple[bytes, int]:
+        """The digest and the size of a file that stays where it is."""
+        return _pour(source, None)
+
+    def place(self, file: SpooledFile) -> Path:
+        """Where the bytes of a file lie."""
+        return self.folder / file.path if file.is_copy else Path(file.path)
+
+    def is_there(self, file: SpooledFile) -> bool:
+        """Whether a file of that size is where it should be."""
+        try:
+            return self.place(file).stat().st_size == file.size
+        except OSError:
+            return False
+
+    def drop(self, files: Collection[SpooledFile]) -> None:
+        """Remove copies whose fact has gone; one that cannot be is swept later."""
+        for file in files:
+            if file.is_copy:
+                with contextlib.suppress(OSError):
+                    self.place(file).unlink()
+
+    def sweep(self, known: Collection[str], before: float) -> int:
+        """Remove copies that no fact refers to and that were made before an instant; how many."""
+        swept = 0
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.folder.iterdir():
+                if path.name not in known and _NAME.fullmatch(path.name):
+                    with contextlib.suppress(OSError):
+                        if path.stat().st_mtime < before:
+                            path.unlink()
+                            swept += 1
+        return swept
+
+    def _copy(self, source: Iterable[bytes]) -> tuple[str, bytes, int]:
+        with Folder.ensure(self.folder, parents=True) as folder:
+            if folder.is_new:
+                sync_folder(self.folder.parent)
+            word = secrets.token_hex(8)
+            hidden = self.folder / f"new.{word}"
+            made = folder.open_file(hidden.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with open(made, "wb") as copy:
+                digest, size = _pour(source, copy)
+                copy.flush()
+                sync_file(copy.fileno())
+            kept = hidden.rename(self.folder / f"{digest.hex()}.{word}")
+        except BaseException:
+            with contextlib.suppress(OSError):
+                hidden.unlink()
+            raise
+        sync_folder(self.folder)
+        return kept.name, digest, size
+
+
+def _pour(source: Iterable[bytes], copy: BinaryIO | None) -> tuple[bytes, int]:
+    sha, size = hashlib.sha256(), 0
+    for chunk in source:
+        sha.update(chunk)
+        size += len(chunk)
+        if copy is not None:
+            copy.write(chunk)
+    return sha.digest(), size
+
+
+def _told(error: OSError, folder: Path) -> StoreError:
+    if error.errno in _FULL:
+        return StoreFullError(
+            f"there is no room left in {folder}", remedy="free some disk space, then try again"
+        )
+    return StoreUnavailableError(
+        f"a file cannot be copied to {folder}: {error.strerror}",
+        remedy="make the folder writable, or add the file with copy=False",
+    )
+
+
+_held: weakref.WeakSet[DrainLock] = weakref.WeakSet()
+
+
+class DrainLock:
+    """A lock of this very object: neither another process nor another drain here gets it too."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def try_gain(self) -> bool:
+        """Take it if nobody has it; never waits."""
+        try:
+            descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"{self._path} cannot be used: {error.strerror}",
+                remedy="make the outbox's folder writable",
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode("ascii"), 0)
+        self._descriptor = descriptor
+        _held.add(self)
+        return True
+
+    def release(self) -> None:
+        """Let go of it. Doing it twice is fine."""
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for children that have it too
+        self.leave_to_parent()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go, so that the lock ends with the parent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        _held.discard(self)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def refusal(self) -> StoreUnavailableError:
+        """The error for who does not want to wait."""
+        try:
+            holder = self._path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            holder = ""
+        who = f"process {holder}" if holder.isdigit() else "another process"
+        return StoreUnavailableError(
+            f"{who} drains this outbox already ({self._path.name})",
+            remedy="let that one do it, or stop it first; a process that died holds nothing",
+        )
+
+
+def _after_fork_in_child() -> None:
+    for lock in list(_held):
+        lock.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 T = TypeVar("T")
 
-_PACKAGE = "ergon_framework.boundary.spool"
-_SCHEMA = Schema("outbox", f"{_PACKAGE}.schema")
-_SQL = load(_PACKAGE, "spool.sql")
+_PACKAGE = "ergon_framework.boundary.client"
+_SCHEMA = Schema("outbox", f"{_PACKAGE}.outbox_migrations")
+_SQL = load(_PACKAGE, "outbox.sql")
 _TOPIC = "outbox"
 _GRACE = 3600.0  # seconds after which a copy that no row refers to belongs to nobody
 

@@ -1,23 +1,31 @@
-"""Conversations with a node, written once for both colours.
+"""What a client does, as a generator of effects, and who performs them: threads or tasks.
 
-A script is a generator: it yields what is to be done and is given the result, or has the error
-raised where it stands. It waits for nothing itself. :mod:`.in_threads` and
-:mod:`.in_tasks` do what scripts say.
+A flow yields what it wants done (``Send``, ``Put``, ``Wait``, …) and is sent what came of it, so
+both colours take the same steps. ``repeated`` retries an effect by the rule of the caller's call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from ergon_framework.boundary.conversing.transport import Report, Source
+from ergon_framework.boundary.client.transport import (
+    AsyncTransport,
+    Report,
+    Reported,
+    Source,
+    Transport,
+)
 from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff, RetryAfter, RetryRule
+from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import (
     BoundaryError,
     BufferFullError,
@@ -25,6 +33,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     WiringError,
 )
+from ergon_framework.ports.clock import Clock, Signal
 
 T = TypeVar("T")
 
@@ -113,7 +122,7 @@ SCHEDULE = RetryRule(
     on=RETRIED,
     max_retry_after=1.0,
 )
-"""Again at once, then after 100 and after 200 ms; then the last error is raised."""
+"""RetryAfter at once, then after 100 and after 200 ms; then the last error is raised."""
 
 
 class UnrunHandlerError(WiringError):
@@ -217,3 +226,152 @@ def _hurried(send: Send, left: float) -> Send:
     """A call does not outlast the budget of all its attempts."""
     left = max(0.001, left)
     return Send(send.method, send.body, left if send.timeout is None else min(left, send.timeout))
+
+
+LOOK = 0.25
+"""Seconds between two looks at a stop flag that cannot wake anybody."""
+
+
+def never() -> bool:
+    """Nobody says stop."""
+    return False
+
+
+class ThreadHands:
+    """Drives scripts over one transport. ``is_stopped`` cuts waits short."""
+
+    def __init__(
+        self, transport: Transport, clock: Clock, is_stopped: Callable[[], bool] = never
+    ) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._is_stopped = is_stopped
+        self._lock = threading.Lock()
+        self._signal: Signal | None = None
+
+    def run(self, script: Script[T]) -> T:
+        """Do what the script says until it ends; its value, or what it raised."""
+        answer: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                effect = script.send(answer) if error is None else script.throw(error)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            answer, error = None, None
+            try:
+                answer = self._do(effect)
+            except BaseException as raised:
+                error = raised
+
+    def wake(self) -> None:
+        """Let whoever waits look whether to stop."""
+        with self._lock:
+            if self._signal is not None:
+                self._signal.notify_all()
+
+    def _do(self, effect: Effect) -> Any:
+        match effect:
+            case Send(method, body, timeout):
+                return self._transport.call(method, body, timeout=timeout)
+            case Now():
+                return self._clock.now()
+            case Wait(seconds):
+                return self._wait(self._clock.now() + seconds)
+            case Handle(function, argument):
+                return _handled(function, argument)
+            case Put(bucket, key, source, digest, report):
+                return self._transport.put_object(
+                    bucket, key, Reported(source, report), size=source.size, digest=digest
+                )
+            case Get(bucket, key, start, digest):
+                return self._transport.get_object(bucket, key, start=start, digest=digest)
+            case Read(stream):
+                return stream.read()
+            case Shut(stream):
+                return stream.close()
+            case Do(work):
+                return work()
+
+    def _wait(self, until: float) -> bool:
+        with self._lock:
+            if self._signal is None:
+                self._signal = self._clock.signal(self._lock)
+            while not self._is_stopped():
+                now = self._clock.now()
+                if now >= until:
+                    return False
+                is_deaf = self._is_stopped is never
+                self._signal.wait(until if is_deaf else min(until, now + LOOK))
+            return True
+
+
+def _handled(function: Callable[[Any], Any], argument: Any) -> Any:
+    answer = function(argument)
+    refuse_unrun(answer, "the handler")
+    return answer
+
+
+class TaskHands:
+    """Drives scripts over one transport. ``is_stopped`` cuts waits short."""
+
+    def __init__(self, transport: AsyncTransport, is_stopped: Callable[[], bool] = never) -> None:
+        self._transport = transport
+        self._is_stopped = is_stopped
+        self._loop = asyncio.get_running_loop()
+        self._signal = AsyncSignal()
+
+    async def run(self, script: Script[T]) -> T:
+        """Do what the script says until it ends; its value, or what it raised."""
+        answer: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                effect = script.send(answer) if error is None else script.throw(error)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            answer, error = None, None
+            try:
+                answer = await self._do(effect)
+            except BaseException as raised:
+                error = raised
+
+    def wake(self) -> None:
+        """Let whoever waits look whether to stop."""
+        self._signal.notify_all()
+
+    async def _do(self, effect: Effect) -> Any:
+        match effect:
+            case Send(method, body, timeout):
+                return await self._transport.call(method, body, timeout=timeout)
+            case Now():
+                return self._loop.time()
+            case Wait(seconds):
+                return await self._wait(self._loop.time() + seconds)
+            case Handle(function, argument):
+                answer = function(argument)
+                refuse_unrun(answer, "the handler", is_awaited=True)
+                return await answer if hasattr(answer, "__await__") else answer
+            case Put(bucket, key, source, digest, report):
+                return await self._transport.put_object(
+                    bucket, key, Reported(source, report), size=source.size, digest=digest
+                )
+            case Get(bucket, key, start, digest):
+                return await self._transport.get_object(bucket, key, start=start, digest=digest)
+            case Read(stream):
+                return await stream.read()
+            case Shut(stream):
+                return await stream.close()
+            case Do(work):
+                return await asyncio.to_thread(work)
+
+    async def _wait(self, until: float) -> bool:
+        while not self._is_stopped():
+            now = self._loop.time()
+            if now >= until:
+                return False
+            is_deaf = self._is_stopped is never
+            await self._signal.wait(until if is_deaf else min(until, now + LOOK))
+        return True

@@ -1,4 +1,4 @@
-"""The producer for threads: facts and artifacts into a zone's node, each of them once.
+"""Producers of facts: ``Producer`` for threads, ``AsyncProducer`` for event loops.
 
 What is confirmed is that the node has it on disk, and nothing about any consumer. Calls may be
 repeated at will, in this process or the next: the same id and content answer the same offset.
@@ -12,26 +12,28 @@ from typing import Self, TypeVar, Unpack
 
 from ergon_framework.boundary import tracing
 from ergon_framework.boundary.arguments import TRANSPORT
-from ergon_framework.boundary.conversing.files import Artifact, Blob
-from ergon_framework.boundary.conversing.in_threads import ThreadHands
-from ergon_framework.boundary.conversing.script import Script
-from ergon_framework.boundary.conversing.transport import Transport
-from ergon_framework.boundary.http.client import HttpTransport
-from ergon_framework.boundary.model import EnvelopeLike, FactLike, ObjectReceipt, Receipt
-from ergon_framework.boundary.producing.options import (
+from ergon_framework.boundary.client.artifacts import Artifact, Blob
+from ergon_framework.boundary.client.flow import Script, TaskHands, ThreadHands
+from ergon_framework.boundary.client.options import (
     EnvelopeOptions,
     ProducerOptions,
     Telling,
     client_tls,
 )
-from ergon_framework.boundary.producing.publishing import (
+from ergon_framework.boundary.client.publish_flow import (
+    Progress,
     appending,
     appending_many,
+    fact_of,
     looking_up,
     message_json,
+    publishing,
     putting_blob,
 )
-from ergon_framework.boundary.producing.sequence import Progress, fact_of, publishing
+from ergon_framework.boundary.client.transport import AsyncTransport, Transport
+from ergon_framework.boundary.http.async_client import AsyncHttpTransport
+from ergon_framework.boundary.http.client import HttpTransport
+from ergon_framework.boundary.model import EnvelopeLike, FactLike, ObjectReceipt, Receipt
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import BoundaryError
 
@@ -133,3 +135,94 @@ class Producer(Telling):
 
     def _run(self, script: Script[T]) -> T:
         return ThreadHands(self._transport, current_clock()).run(script)
+
+
+class AsyncProducer(Telling):
+    """Tells a node what happened; see :class:`~ergon_framework.boundary.Producer`.
+
+    It belongs to one event loop. Files are read, and hashed, in other threads. A call that is
+    cancelled is given up, not undone: repeat it when that matters.
+    """
+
+    def __init__(self, node: str | AsyncTransport, **options: Unpack[ProducerOptions]) -> None:
+        TRANSPORT.check("node", node)
+        super().__init__(options)
+        self._is_owner = isinstance(node, str)
+        self._transport: AsyncTransport
+        if isinstance(node, str):
+            self._transport = AsyncHttpTransport(node, tls=client_tls(options), **self.connecting)
+        else:
+            self._transport = node
+
+    async def append_fact(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
+        """Append one fact; when this returns, the node has it on disk at ``offset``."""
+        with tracing.publishing(envelope) as on_its_way:
+            strict_ids = self.habits.strict_ids
+            message = message_json(on_its_way.envelope, fact, strict_ids=strict_ids)
+            return on_its_way.told(await self._run(appending(message, self.habits)))
+
+    async def append_facts(
+        self, items: Iterable[tuple[EnvelopeLike, FactLike]]
+    ) -> list[Receipt | BoundaryError]:
+        """Append in order, a few hundred in one commit; an outcome for each, in order.
+
+        Raises when the node cannot be reached; repeating all of it is harmless.
+        """
+        with tracing.publishing_many() as span:
+            told = await self._run(appending_many(items, self.habits))
+            span.set_attribute("ergon.facts", len(told))
+        return told
+
+    async def put_object(
+        self, bucket: str, key: str, blob: Blob, digest: str | None = None
+    ) -> ObjectReceipt:
+        """Store bytes, or a file, under a name; when this returns, the node has them on disk."""
+        return await self._run(putting_blob(bucket, key, blob, digest, self.habits))
+
+    async def lookup_fact(self, from_zone: str, message_id: str) -> Receipt | None:
+        """Where a fact lies that was appended at any time; None when it never was."""
+        return await self._run(looking_up(from_zone, message_id, self.habits))
+
+    async def publish(
+        self,
+        fact: FactLike,
+        files: Sequence[Artifact | Blob] = (),
+        *,
+        envelope: EnvelopeLike | None = None,
+        progress: Progress = None,
+        **fields: Unpack[EnvelopeOptions],
+    ) -> Receipt:
+        """Do the whole sequence: put every file, wait for its digest, then append the fact.
+
+        One file and no ``object_json``: the object is the reference to it. Otherwise references
+        are added as ``attachments``. A file that cannot be put means that no fact is appended.
+        """
+        with tracing.publishing(self.envelope_of(envelope, fields)) as on_its_way:
+            wrapping, habits = on_its_way.envelope, self.habits
+            script = publishing(fact_of(fact), wrapping, files, habits, progress)
+            return on_its_way.told(await self._run(script))
+
+    def once(self) -> AsyncProducer:
+        """The same producer without patience: one attempt at each call, for who repeats himself."""
+        other = AsyncProducer(self._transport)
+        other.adopt(self)
+        return other
+
+    async def close(self) -> None:
+        """Let go of the connections. Closing twice is fine."""
+        if self._is_owner:
+            await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _run(self, script: Script[T]) -> T:
+        return await TaskHands(self._transport).run(script)

@@ -1,0 +1,329 @@
+"""Appending in process: facts are checked, grouped and stored, and each producer is answered.
+
+Many threads that check at once only get in each other's way, so one of them checks for all; those
+who come while the last group is being committed are checked meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from ergon_framework.boundary import tracing
+from ergon_framework.boundary.facts.admission import Admission, unreadable
+from ergon_framework.boundary.facts.schema import spelled
+from ergon_framework.boundary.logs.grouping import Grouping
+from ergon_framework.boundary.model import Envelope, EnvelopeLike, Fact, FactLike, Receipt
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.telling import Telling
+from ergon_framework.errors import (
+    ArtifactError,
+    BoundaryError,
+    BufferFullError,
+    ConflictingDuplicateError,
+    NodeUnavailableError,
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+)
+from ergon_framework.ports.factstore import (
+    OUTBOUND,
+    Appended,
+    Conflict,
+    FactStore,
+    Full,
+    NewFact,
+    Outcome,
+    Unfounded,
+)
+from ergon_framework.telemetry.notices import has_listeners
+from ergon_framework.telemetry.tracing import is_traced
+
+TRACE_LABELS = ("traceparent", "tracestate")
+FULL_RETRY = 1.0
+"""Seconds after which a producer may ask a full log again."""
+
+
+def answer(fact: NewFact, outcome: Outcome, *, strict_envelope: bool) -> Receipt | BoundaryError:
+    """The answer to one append."""
+    if isinstance(outcome, Appended):
+        if strict_envelope and differs(fact, outcome):
+            return _other_envelope(fact, outcome.offset)
+        return receipt(fact, outcome)
+    match outcome:
+        case Conflict():
+            return _conflict(fact, outcome)
+        case Unfounded():
+            return _unfounded(outcome)
+        case Full(size=size):
+            return BufferFullError(
+                f"the outbound log holds {size} bytes and takes no more for now",
+                remedy="wait until the peers have confirmed and retention has made room, or raise"
+                " capacity_bytes",
+                retry_after=FULL_RETRY,
+            )
+
+
+def receipt(fact: NewFact, outcome: Appended) -> Receipt:
+    """The answer to an append of what is in the log."""
+    return Receipt(
+        offset=outcome.offset, duplicate=outcome.is_duplicate, digest=spelled(fact.digest)
+    )
+
+
+def differs(fact: NewFact, outcome: Outcome) -> bool:
+    """Whether a duplicate came with other advisory fields than the fact that was first.
+
+    Another trace is no difference: each telling of an event may be part of its own.
+    """
+    first = outcome.envelope if isinstance(outcome, Appended) else None
+    if first is None or first == fact.envelope:
+        return False
+    return _untraced(first) != _untraced(fact.envelope)
+
+
+def _untraced(envelope: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(envelope)
+    labels = found.pop("labels", None) or {}
+    return {**found, "labels": {key: labels[key] for key in labels if key not in TRACE_LABELS}}
+
+
+def store_trouble(error: StoreError) -> BoundaryError:
+    """The answer when the store itself is in trouble: the outcome is not known to be good."""
+    if isinstance(error, StoreFullError):
+        return BufferFullError(error.message, remedy=error.remedy, retry_after=FULL_RETRY)
+    is_latched = isinstance(error, StoreBrokenError)
+    return NodeUnavailableError(
+        error.message,
+        reason="read_only" if is_latched else "store_unavailable",
+        remedy=error.remedy,
+    )
+
+
+def _conflict(fact: NewFact, outcome: Conflict) -> ConflictingDuplicateError:
+    is_whole = len(outcome.digest) == len(fact.digest)
+    original = spelled(outcome.digest) if is_whole else f"sha256:{outcome.digest.hex()}…"
+    return ConflictingDuplicateError(
+        f"message_id {fact.message_id!r} of zone {fact.from_zone!r} stands for other content,"
+        f" at offset {outcome.offset}",
+        remedy="send a correction as a new fact with an id of its own",
+        details={
+            "field": "envelope.message_id",
+            "offset": outcome.offset,
+            "original_digest": original,
+            "digest": spelled(fact.digest),
+        },
+    )
+
+
+def _other_envelope(fact: NewFact, offset: int) -> ConflictingDuplicateError:
+    return ConflictingDuplicateError(
+        f"message_id {fact.message_id!r} of zone {fact.from_zone!r} came before, at offset"
+        f" {offset}, with another envelope, and strict_envelope is on",
+        remedy="repeat a fact with the very same envelope",
+        details={"field": "envelope", "offset": offset, "digest": spelled(fact.digest)},
+    )
+
+
+def _unfounded(outcome: Unfounded) -> ArtifactError:
+    wanted, found = outcome.reference, outcome.found
+    name = f"{wanted.bucket}/{wanted.key}"
+    details = {
+        "bucket": wanted.bucket,
+        "key": wanted.key,
+        "digest": spelled(wanted.digest),
+        "size": wanted.size,
+    }
+    if found is None:
+        return ArtifactError(
+            f"the artifact {name} is not there",
+            remedy="put it first, wait for the answer, then append the fact",
+            details=details,
+        )
+    return ArtifactError(
+        f"the artifact {name} is another one than the fact says",
+        reason="artifact_mismatch",
+        remedy="refer to it with the digest and size that the put answered",
+        details={**details, "found_digest": spelled(found.digest), "found_size": found.size},
+    )
+
+
+class Answering:
+    """The answers of one zone."""
+
+    def __init__(self, zone: str, settings: ZoneSettings, telling: Telling) -> None:
+        self._zone = zone
+        self._settings = settings
+        self._telling = telling
+
+    def many(
+        self, admissions: Sequence[Admission], outcomes: Sequence[Outcome], seconds: float
+    ) -> list[Receipt | BoundaryError]:
+        """The answers to appends that took so many seconds together."""
+        is_watched = is_traced() or has_listeners()
+        return [
+            self.one(admission, outcome, seconds)
+            if is_watched
+            or not isinstance(outcome, Appended)
+            or outcome.is_duplicate
+            or admission.warnings
+            else receipt(admission.new_fact, outcome)  # there is nothing to tell, as nearly always
+            for admission, outcome in zip(admissions, outcomes, strict=True)
+        ]
+
+    def one(
+        self, admission: Admission, outcome: Outcome, seconds: float
+    ) -> Receipt | BoundaryError:
+        """The answer to an append that took so many seconds, counted and told."""
+        new, telling = admission.new_fact, self._telling
+        if isinstance(outcome, Appended):
+            telling.damage_met(OUTBOUND, new.message_id, outcome)
+        told = answer(new, outcome, strict_envelope=self._settings.strict_envelope)
+        tracing.appended(self._zone, new, seconds, told)
+        if isinstance(told, BoundaryError):
+            self.refused(told, new)
+            return told
+        if told.duplicate:
+            telling.count("duplicates")
+            if differs(new, outcome):
+                telling.count("envelope_differences")
+                telling.tell("fact.differed", message_id=new.message_id, offset=told.offset)
+        for warning in admission.warnings:
+            telling.count("warnings")
+            telling.tell("fact.doubted", message_id=new.message_id, why=warning)
+        telling.tell("fact.appended", message_id=new.message_id, offset=told.offset)
+        return told
+
+    def refused(self, error: BoundaryError, fact: NewFact | None = None) -> None:
+        """Count and tell a refusal."""
+        self._telling.count("append_failures", error.reason or error.code)
+        if error.reason == "conflicting_duplicate":
+            self._telling.count("conflicts")
+        message_id = None if fact is None else fact.message_id
+        self._telling.tell("fact.refused", message_id=message_id, code=error.code, why=error.reason)
+
+
+Answer: TypeAlias = Receipt | BoundaryError
+
+ODD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What somebody's own kinds of text and mappings raise when they are read."""
+GOOD_TIME = 0.003
+"""Seconds for checking facts, after which those who were served before are let go in any case."""
+
+
+_PLAIN = frozenset({Envelope, Fact, dict})
+
+
+class Asked:
+    """One producer's fact, and what came of checking it."""
+
+    __slots__ = ("admission", "envelope", "fact")
+
+    def __init__(self, envelope: EnvelopeLike, fact: FactLike) -> None:
+        self.envelope = envelope
+        self.fact = fact
+        self.admission: Admission | None = None
+
+
+class AppendTarget(Protocol):
+    """What appending asks of a zone."""
+
+    @property
+    def store(self) -> FactStore:
+        """Where its facts are."""
+
+    @property
+    def answering(self) -> Answering:
+        """Counts answers, and tells who listens."""
+
+    def admit(self, envelope: EnvelopeLike, fact: FactLike) -> Admission:
+        """Check one fact, without a look into the store."""
+
+    def prepared(self, admission: Admission) -> NewFact:
+        """The fact as the store takes it."""
+
+    def check_bytes(self, fact: NewFact) -> None:
+        """Refuse a fact whose artifacts are not where they should be."""
+
+    def append_all(self, admissions: Sequence[Admission | BoundaryError]) -> list[Answer]:
+        """Append in order in one commit; each has an answer of its own."""
+
+    def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
+        """What a producer is told when the store has failed."""
+
+
+class Crowd:
+    """Appends for a zone. Any thread may call it."""
+
+    def __init__(self, zone: AppendTarget) -> None:
+        self._zone = zone
+        watch_waits = getattr(zone.store, "watch_waits", None)  # one made elsewhere may not know it
+        self.grouping: Grouping[Asked, Answer] = Grouping(
+            self._append,
+            look=self._look,
+            name="ergon-zone",
+            lets_go=watch_waits is not None,
+        )
+        if watch_waits is not None:
+            watch_waits(self.grouping.meanwhile)
+
+    def append(self, envelope: EnvelopeLike, fact: FactLike) -> Answer:
+        """Append one fact, together with those of others when there are any."""
+        return self.grouping.call(Asked(envelope, fact))
+
+    def close(self) -> None:
+        """Take nothing more. Closing twice is fine."""
+        self.grouping.close()
+
+    def _append(self, group: Sequence[Asked]) -> list[Answer]:
+        until = time.perf_counter() + GOOD_TIME
+        admissions = []
+        for asked in group:
+            found = asked.admission or self._checked(asked)
+            if isinstance(found, Admission) and found.new_fact.references:
+                found = self._with_bytes(found)
+            admissions.append(found)
+            if time.perf_counter() > until:  # those who were served have waited long enough
+                self.grouping.let_go()
+        return self._zone.append_all(admissions)
+
+    def _look(self, asked: Asked) -> None:
+        """Check what will be in the next group, while the store is at work on the last one.
+
+        Nothing of somebody else's is called in the middle of that: neither what reads a mapping of
+        their own kind, nor who listens to refusals. That is for the group it belongs to.
+        """
+        if type(asked.envelope) in _PLAIN and type(asked.fact) in _PLAIN:
+            with suppress(Exception):
+                asked.admission = self._zone.admit(asked.envelope, asked.fact)
+
+    def _checked(self, asked: Asked) -> Admission | BoundaryError:
+        """What can be said of a fact without a look into the store."""
+        try:
+            return self._zone.admit(asked.envelope, asked.fact)
+        except StoreError as error:
+            return self._zone.failed(error)
+        except BoundaryError as error:
+            return self._refused(error)
+        except ODD as error:  # of its own making, and no reason to refuse those of others
+            return self._refused(unreadable(error))
+
+    def _with_bytes(self, admission: Admission) -> Admission | BoundaryError:
+        """The same, if the artifacts are where they should be."""
+        zone = self._zone
+        self.grouping.let_go()  # the store will be asked
+        try:
+            zone.check_bytes(zone.prepared(admission))
+        except StoreError as error:
+            return zone.failed(error)
+        except BoundaryError as error:
+            return self._refused(error)
+        return admission
+
+    def _refused(self, error: BoundaryError) -> BoundaryError:
+        self._zone.answering.refused(error)
+        return error

@@ -1,0 +1,12 @@
+"""Clients of a node: producers, consumers, an outbox and an inbox, in both colours.
+
+Start with ``producer`` or ``consumer``. What a client does is written once, as a flow of effects
+(``flow``), and performed by a runner for threads or for tasks.
+
+- ``publish_flow``, ``consume_flow``: the steps of publishing and of consuming, with their retries.
+- ``transport``: how a node is reached; HTTP (``boundary.http``) and the process itself fulfil it.
+- ``artifacts``: blobs to send, and verified downloads. ``options``: what clients can be told.
+- ``outbox``: facts that are written down before they are sent; ``outbox_store`` keeps them in an
+  SQLite file, and ``outbox_drain`` sends them.
+- ``inbox``: effects once, in the consumer's own database.
+"""

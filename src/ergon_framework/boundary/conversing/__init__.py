@@ -1,1 +1,0 @@
-"""Conversations with a node: written once as scripts, held by threads and by event loops."""

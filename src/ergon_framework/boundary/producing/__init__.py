@@ -1,1 +1,0 @@
-"""Telling a node what happened: facts and artifacts, each of them once."""
