@@ -8,20 +8,13 @@ many wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
 
+from ergon_framework.boundary.offloop import InThread
 from ergon_framework.errors import BoundaryError, StoreError
 from ergon_framework.ports.factstore import FactStore, Serving
-
-
-class InThread(Protocol):
-    """Runs something that waits on a disk."""
-
-    def __call__(self, work: Callable[[], Any], /) -> Awaitable[Any]:
-        """Its result."""
 
 
 class Fetch:
@@ -99,6 +92,8 @@ class WaitingFetches:
                 self.wake_all()  # each is told by itself what is wrong
                 continue
             for each in self._fetches:
+                if each.log is None:
+                    continue  # it came while the store was asked
                 through = found.get((each.log, each.to_zone, each.seen), each.seen)
                 if through is None:
                     _wake(each)
