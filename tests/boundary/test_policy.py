@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.serving.policy import GROUPS, OPERATIONS, Policy
-from ergon_framework.boundary.serving.policy_file import PolicyFile, read_policy
+from ergon_framework.boundary.node.policy import GROUPS, OPERATIONS, Policy, PolicyFile, read_policy
 from ergon_framework.errors import ErgonError, SettingsError
 
 pytestmark = pytest.mark.req("BOUNDARY:security")

@@ -16,8 +16,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from ergon_framework.boundary.node.status import status as status_of
 from ergon_framework.boundary.opening import open_fact_store
-from ergon_framework.boundary.serving.status import status as status_of
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.upkeep import backing_up
 from ergon_framework.boundary.upkeep.verifying import Finding, Progress, size_of, verified

@@ -12,10 +12,10 @@ from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.node import Node
+from ergon_framework.boundary.node.app import NodeApplication
+from ergon_framework.boundary.node.inprocess import InProcessTransport
+from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving.application import NodeApplication
-from ergon_framework.boundary.serving.inprocess import InProcessTransport
-from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.connector.boundary import BoundaryConnector

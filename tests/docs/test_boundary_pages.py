@@ -14,9 +14,9 @@ import ergon_framework.boundary as package
 from ergon_framework.boundary import Zone, ZoneSettings
 from ergon_framework.boundary.http.responses import STATUS
 from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.node.policy import GROUPS, OPERATIONS
+from ergon_framework.boundary.node.status import metrics
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving.metrics import metrics
-from ergon_framework.boundary.serving.policy import GROUPS, OPERATIONS
 from ergon_framework.cli.commands import app
 from ergon_framework.ports.notice import CATALOGUE
 from ergon_framework.ports.settings_model import SettingsModel
@@ -104,7 +104,7 @@ def test_the_page_for_operators_has_every_metric() -> None:
 
 def test_the_page_for_operators_has_every_alert() -> None:
     """Whoever is woken finds what to do."""
-    source = (ROOT / "src/ergon_framework/boundary/serving/status.py").read_text(encoding="utf-8")
+    source = (ROOT / "src/ergon_framework/boundary/node/status.py").read_text(encoding="utf-8")
     raised = set(re.findall(r"_alert\(\s*\"(\w+)\"", source))
     table = page("howto/operate-a-zone.md").partition("| alert |")[2].partition("\n\n")[0]
     assert raised == set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))

@@ -49,7 +49,7 @@ def test_one_settings_loader() -> None:
     """Nobody else reads TOML; a zone's policy is a document of its own, read while it runs."""
     assert users("tomllib") == {
         "app/settings/source.py",
-        "boundary/serving/policy_file.py",
+        "boundary/node/policy.py",
     }
 
 

@@ -39,7 +39,7 @@ def status(node: Node, data: DataFolder = None, as_json: JsonFlag = False) -> in
     if data is None:
         shape = node.ask(ADMIN + "GetStatus")
     else:
-        from ergon_framework.boundary.serving.status import status as status_of
+        from ergon_framework.boundary.node.status import status as status_of
         from ergon_framework.boundary.upkeep.local import looked_into
 
         with looked_into(data) as zone:
@@ -65,7 +65,7 @@ def gaps(
     if data is None:
         found = node.ask(ADMIN + "ListGaps")["gaps"]
     else:
-        from ergon_framework.boundary.serving.pages import gap_shape
+        from ergon_framework.boundary.node.wire import gap_shape
         from ergon_framework.boundary.upkeep.local import looked_into
 
         with looked_into(data) as zone:

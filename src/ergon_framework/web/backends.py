@@ -202,13 +202,13 @@ class ZoneSource:
 
     def status(self) -> dict[str, Any]:
         """How the zone stands; ``source`` tells whether its node said so or its folder."""
-        from ergon_framework.boundary.serving.status import status
+        from ergon_framework.boundary.node.status import status
 
         return self._asked("GetStatus", {}, status)
 
     def consumers(self) -> dict[str, Any]:
         """Every consumer with its cursor and its backlog."""
-        from ergon_framework.boundary.serving.pages import consumer_shape
+        from ergon_framework.boundary.node.wire import consumer_shape
 
         def look(zone: Zone) -> dict[str, Any]:
             now = zone.clock()
@@ -218,7 +218,7 @@ class ZoneSource:
 
     def quarantine(self, state: str, consumer: str | None) -> dict[str, Any]:
         """What was set aside; its content stays out."""
-        from ergon_framework.boundary.serving.pages import quarantine_shape
+        from ergon_framework.boundary.node.wire import quarantine_shape
 
         def look(zone: Zone) -> dict[str, Any]:
             found = zone.store.quarantine(consumer, None if state == "all" else state)
@@ -229,7 +229,7 @@ class ZoneSource:
 
     def gaps(self) -> dict[str, Any]:
         """Every recorded loss."""
-        from ergon_framework.boundary.serving.pages import gap_shape
+        from ergon_framework.boundary.node.wire import gap_shape
 
         return self._asked(
             "ListGaps", {}, lambda zone: {"gaps": [gap_shape(each) for each in zone.store.gaps()]}

@@ -13,8 +13,8 @@ from ergon_framework.boundary.client.producer import AsyncProducer, Producer
 from ergon_framework.boundary.facts.admission import admitted, parse_append
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt
-from ergon_framework.boundary.serving import requests
-from ergon_framework.boundary.serving.pages import page_json
+from ergon_framework.boundary.node import operations
+from ergon_framework.boundary.node.wire import page_json
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError, NodeUnavailableError
 from ergon_framework.testing.clock import VirtualClock
@@ -183,7 +183,7 @@ class MemoryNode(ScriptedTransport):
         self.calls.append((self.clock.now(), method, body))
         if self.faults.get(name):
             raise self.faults[name].pop(0)
-        answer: bytes = getattr(self, f"_{requests.snake(name).lower()}")(body)
+        answer: bytes = getattr(self, f"_{operations.snake(name).lower()}")(body)
         if self.lost.get(name):
             self.lost[name] -= 1
             raise NodeUnavailableError("lost", code="deadline_exceeded", reason="timeout")
@@ -197,7 +197,7 @@ class MemoryNode(ScriptedTransport):
         return json.dumps({"offset": receipt.offset, "duplicate": receipt.duplicate}).encode()
 
     def _lookup_fact(self, body: bytes) -> bytes:
-        asked = requests.read(body, requests.LookupFact)
+        asked = operations.read(body, operations.LookupFact)
         found = self.store.find(asked.from_zone, asked.message_id)
         if found is None:
             raise BoundaryNotFoundError("no such fact", reason="fact")
@@ -205,7 +205,7 @@ class MemoryNode(ScriptedTransport):
         return json.dumps({**shape, "log": found.log}).encode()
 
     def _fetch_facts(self, body: bytes) -> bytes:
-        asked = requests.read(body, requests.FetchFacts)
+        asked = operations.read(body, operations.FetchFacts)
         lease = (asked.lease_ms or 0) / 1000
         page = self.store.serve(
             asked.consumer_name, asked.limit, asked.max_bytes or 1, holder=asked.holder, lease=lease
@@ -215,7 +215,7 @@ class MemoryNode(ScriptedTransport):
         return page_json(page, "epoch", "plant-a")
 
     def _confirm_receipt(self, body: bytes) -> bytes:
-        asked = requests.read(body, requests.ConfirmReceipt)
+        asked = operations.read(body, operations.ConfirmReceipt)
         cursor = self.store.confirm(asked.consumer_name, asked.offset, holder=asked.holder)
         if asked.holder is not None:
             with self.store._step() as state:
@@ -223,24 +223,24 @@ class MemoryNode(ScriptedTransport):
         return b'{"cursor":%d}' % cursor
 
     def _create_consumer(self, body: bytes) -> bytes:
-        asked = requests.read(body, requests.CreateConsumer)
+        asked = operations.read(body, operations.CreateConsumer)
         self.store.create_consumer(
             asked.consumer_name, asked.log, from_end=asked.start == "end", to_zone=asked.to_zone
         )
         return b"{}"
 
     def _seek_consumer(self, body: bytes) -> bytes:
-        asked = requests.read(body, requests.SeekConsumer)
+        asked = operations.read(body, operations.SeekConsumer)
         self.store.seek(asked.consumer_name, asked.offset, reason=asked.reason)
         return b"{}"
 
     def _release_lease(self, body: bytes) -> bytes:
-        asked = requests.read(body, requests.ReleaseLease)
+        asked = operations.read(body, operations.ReleaseLease)
         self.store.release_lease(asked.consumer_name, asked.holder)
         return b"{}"
 
     def _quarantine_fact(self, body: bytes) -> bytes:
-        asked = requests.read(body, requests.QuarantineFact)
+        asked = operations.read(body, operations.QuarantineFact)
         self.store.set_aside(
             asked.consumer_name,
             asked.offset,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.serving.metrics import metrics
-from ergon_framework.boundary.serving.status import status
+from ergon_framework.boundary.node.status import metrics, status
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
 from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone

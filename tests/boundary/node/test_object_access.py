@@ -9,8 +9,8 @@ import pytest
 
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.facts.schema import parsed
-from ergon_framework.boundary.serving.inprocess import InProcessTransport
-from ergon_framework.boundary.serving.policy import Policy
+from ergon_framework.boundary.node.inprocess import InProcessTransport
+from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.errors import BoundaryNotFoundError, NotPermittedError
 from ergon_framework.testing import VirtualClock
 from tests.boundary.node.test_reviewed_calls import Site

@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.boundary import Consumer
 from ergon_framework.boundary.model import Delivery, Loss
-from ergon_framework.boundary.serving.metrics import metrics
+from ergon_framework.boundary.node.status import metrics
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
 from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone

@@ -13,11 +13,10 @@ import pytest
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.node.app import NodeApplication
+from ergon_framework.boundary.node.inprocess import InProcessTransport, _Exchange
+from ergon_framework.boundary.node.policy import Policy, read_policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving.application import NodeApplication
-from ergon_framework.boundary.serving.inprocess import InProcessTransport, _Exchange
-from ergon_framework.boundary.serving.policy import Policy
-from ergon_framework.boundary.serving.policy_file import read_policy
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, FactInvalidError, NotPermittedError
 from ergon_framework.testing import VirtualClock

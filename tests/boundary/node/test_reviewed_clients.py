@@ -14,10 +14,10 @@ from ergon_framework.boundary.client.producer import AsyncProducer
 from ergon_framework.boundary.http.codec import error_of_answer
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Loss
+from ergon_framework.boundary.node.app import NodeApplication
+from ergon_framework.boundary.node.inprocess import InProcessTransport
+from ergon_framework.boundary.node.policy import EVERYTHING, Permit, Policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving.application import NodeApplication
-from ergon_framework.boundary.serving.inprocess import InProcessTransport
-from ergon_framework.boundary.serving.policy import EVERYTHING, Permit, Policy
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, BufferFullError
 from ergon_framework.testing import VirtualClock

@@ -15,9 +15,9 @@ import pytest
 
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.node import Node
+from ergon_framework.boundary.node.app import NodeApplication
+from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving.application import NodeApplication
-from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.settings import DAY, RetentionSettings, ZoneSettings
 from ergon_framework.boundary.upkeep.keeping import collect, keep_house
 from ergon_framework.boundary.zone import Zone

@@ -13,10 +13,10 @@ from ergon_framework.boundary.facts.schema import parsed
 from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import ObjectReceipt
+from ergon_framework.boundary.node.app import NodeApplication
+from ergon_framework.boundary.node.inprocess import InProcessTransport, _Exchange
+from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving.application import NodeApplication
-from ergon_framework.boundary.serving.inprocess import InProcessTransport, _Exchange
-from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone

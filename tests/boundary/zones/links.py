@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ergon_framework.boundary.client.transport import AsyncObjectStream
 from ergon_framework.boundary.model import ObjectReceipt
-from ergon_framework.boundary.serving.inprocess import InProcessTransport
+from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.errors import BoundaryError, NodeUnavailableError
 
 FAULTS = ("drop", "lose_reply", "duplicate", "delay", "cut")

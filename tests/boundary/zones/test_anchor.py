@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.anchor import FILE, Anchor
-from ergon_framework.boundary.serving.status import status
+from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.upkeep.local import looked_into
 from ergon_framework.boundary.upkeep.verifying import Finding, verified

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.client.transport import encode
-from ergon_framework.boundary.linking import pulling
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Batch, Loss
-from ergon_framework.boundary.serving.application import NodeApplication
-from ergon_framework.boundary.serving.inprocess import InProcessTransport
-from ergon_framework.boundary.serving.pages import gap_shape
-from ergon_framework.boundary.serving.policy import Policy
+from ergon_framework.boundary.node import replication_plan
+from ergon_framework.boundary.node.app import NodeApplication
+from ergon_framework.boundary.node.inprocess import InProcessTransport
+from ergon_framework.boundary.node.policy import Policy
+from ergon_framework.boundary.node.wire import gap_shape
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.cli.boundary_facts import _show_page
@@ -47,7 +47,7 @@ def told(given: Page) -> list[Any]:
 
 def planned(link: Link, **batch: Any) -> list[tuple[int, int]]:
     """What a page tells of losses, as it is written down."""
-    made = pulling.plan(link, Batch(**batch), LIMITS, 5.0, lambda _zone: True)
+    made = replication_plan.plan(link, Batch(**batch), LIMITS, 5.0, lambda _zone: True)
     return [(gap.first, gap.last) for gap in made.gaps]
 
 
@@ -217,7 +217,7 @@ def test_losses_are_written_down_from_the_frontier_on() -> None:
 def test_the_instant_of_a_loss_is_the_peers() -> None:
     """A peer that does not say when it was gets the instant of the pull."""
     batch = Batch(gaps=(loss(1, 1), loss(2, 2, at=None)), through_offset=2)
-    made = pulling.plan(Link("a"), batch, LIMITS, 5.0, lambda _zone: True)
+    made = replication_plan.plan(Link("a"), batch, LIMITS, 5.0, lambda _zone: True)
     assert [gap.at for gap in made.gaps] == [7.0, 5.0]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.boundary.node import status as object_watch
+from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving import object_watch
-from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.ports.objectstore import Blob

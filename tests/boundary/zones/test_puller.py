@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.facts.schema import parsed
-from ergon_framework.boundary.linking.puller import Puller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.node.app import NodeApplication
+from ergon_framework.boundary.node.inprocess import InProcessTransport
+from ergon_framework.boundary.node.policy import Policy
+from ergon_framework.boundary.node.replication import Puller
+from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving.application import NodeApplication
-from ergon_framework.boundary.serving.inprocess import InProcessTransport
-from ergon_framework.boundary.serving.policy import Policy
-from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.settings import (
     GateSettings,
     LimitSettings,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, StoreFullError

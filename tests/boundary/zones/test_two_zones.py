@@ -17,12 +17,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ergon_framework.boundary.linking.puller import Puller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.node.app import NodeApplication
+from ergon_framework.boundary.node.inprocess import InProcessTransport
+from ergon_framework.boundary.node.policy import Policy
+from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving.application import NodeApplication
-from ergon_framework.boundary.serving.inprocess import InProcessTransport
-from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.settings import PullSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConflictingDuplicateError, NodeUnavailableError

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.linking.holders import holder_of
-from ergon_framework.boundary.linking.puller import Puller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.node.replication import Puller, holder_of
+from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import ConsumerHeldError
@@ -175,7 +174,7 @@ def test_who_comes_late_takes_no_turn() -> None:
 def test_each_process_has_its_name(tmp_path: Path) -> None:
     """As long as it lives; the one node of a folder has the name of its zone, life after life."""
     code = (
-        "from ergon_framework.boundary.linking.holders import holder_of\n"
+        "from ergon_framework.boundary.node.replication import holder_of\n"
         "from ergon_framework.boundary.logs.memory import MemoryFactStore\n"
         "print(holder_of(MemoryFactStore('b')), end='')"
     )

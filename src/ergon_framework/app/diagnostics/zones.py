@@ -19,6 +19,7 @@ from ergon_framework.app.zones import ZoneSetup, check_peer, implicit_store, zon
 from ergon_framework.boundary.http.addresses import check_plaintext, is_loopback, split_address
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.node import certificates_of
+from ergon_framework.boundary.node.policy import read_policy
 from ergon_framework.boundary.opening import (
     check_fact_url,
     check_object_place,
@@ -29,7 +30,6 @@ from ergon_framework.boundary.opening import (
     object_place,
     open_facts,
 )
-from ergon_framework.boundary.serving.policy_file import read_policy
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.moving import mark_of, refuse_unsettled

@@ -13,12 +13,9 @@ from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.exchange import Exchange
 from ergon_framework.boundary.http.server import Server
 from ergon_framework.boundary.http.tls import Certificates
-from ergon_framework.boundary.linking.puller import Puller
-from ergon_framework.boundary.serving import object_operations
-from ergon_framework.boundary.serving.application import NodeApplication
-from ergon_framework.boundary.serving.health import HealthApplication
-from ergon_framework.boundary.serving.policy import Policy
-from ergon_framework.boundary.serving.policy_file import PolicyFile
+from ergon_framework.boundary.node.app import HealthApplication, NodeApplication
+from ergon_framework.boundary.node.policy import Policy, PolicyFile
+from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.settings import DAY, LimitSettings, ZoneSettings
 from ergon_framework.boundary.telling import SUMMED, logger
 from ergon_framework.boundary.upkeep.keeping import keep_house
@@ -26,7 +23,7 @@ from ergon_framework.boundary.zone import ZONE, Zone
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError, WiringError
 
-__all__ = ["Node", "certificates_of", "object_operations", "run_node"]
+__all__ = ["Node", "certificates_of", "run_node"]
 
 GRACE = 5.0
 """Seconds that running requests have to end."""

@@ -2,39 +2,258 @@
 
 The receiver pulls, so a zone needs no way in from its peers to get what they have for it. A pull
 that fails is tried again until it succeeds; nothing is confirmed before it is on disk here.
+Artifacts are fetched before the facts that refer to them become visible.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import secrets
+import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, AsyncTransport, encode
-from ergon_framework.boundary.linking import pulling
-from ergon_framework.boundary.linking.artifacts import Artifacts
-from ergon_framework.boundary.linking.holders import holder_of, is_alone
-from ergon_framework.boundary.model import Batch
-from ergon_framework.boundary.offloop import InThread
-from ergon_framework.boundary.serving.policy import Policy
-from ergon_framework.boundary.serving.requests import CreateConsumer
+from ergon_framework.boundary.facts.admission import admitted, refuse_larger
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.model import Batch, Envelope, Fact
+from ergon_framework.boundary.node import replication_plan
+from ergon_framework.boundary.node.objects_api import too_large
+from ergon_framework.boundary.node.operations import CreateConsumer, InThread
+from ergon_framework.boundary.node.policy import Policy
+from ergon_framework.boundary.node.replication_plan import Plan
 from ergon_framework.boundary.tracing import pulled
-from ergon_framework.boundary.zone import PEER, Zone
+from ergon_framework.boundary.zone import PEER, Zone, apart
 from ergon_framework.core.gate import Gate, Mode
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
     ConsumerHeldError,
+    DataLossError,
     NodeUnavailableError,
     NotPermittedError,
+    ObjectConflictError,
     StoreError,
 )
-from ergon_framework.ports.factstore import INBOUND, OUTBOUND, Appended, Gap, Link, Quarantined
+from ergon_framework.ports.factstore import (
+    INBOUND,
+    OUTBOUND,
+    Appended,
+    FactStore,
+    Gap,
+    Link,
+    NewFact,
+    Quarantined,
+    Reference,
+)
+from ergon_framework.ports.objectstore import Upload
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.telemetry.tracing import is_traced
+
+
+def is_alone(store: FactStore) -> bool:
+    """Whether a zone has one node at most: its folder is locked, a server is shared."""
+    return isinstance(store, SqliteFactStore)
+
+
+def holder_of(store: FactStore) -> str:
+    """Who pulls for a zone.
+
+    Where there is one node, the zone itself: a node that was killed and started again goes on at
+    once. Nodes that share a server have a name each, so that one pulls and the others wait.
+    """
+    return f"{store.info().epoch}" if is_alone(store) else _process(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _process(pid: int) -> str:
+    """A name for this process, the same as long as it lives; a forked one has its own."""
+    host = "".join(c for c in socket.gethostname() if (c.isascii() and c.isalnum()) or c in "-.")
+    return f"{host[:64] or 'host'}:{pid}:{secrets.token_hex(6)}"
+
+
+AT_ONCE = 4
+"""Artifacts fetched side by side."""
+PIECE = 1 << 20
+
+
+class Artifacts:
+    """The artifacts of one peer."""
+
+    def __init__(
+        self, zone: Zone, peer: str, transport: AsyncTransport, in_thread: InThread
+    ) -> None:
+        self._zone = zone
+        self._peer = peer
+        self._transport = transport
+        self._in_thread = in_thread
+        self._refused: Counter[bytes] = Counter()
+        """How often the artifacts of a fact could not be had, by the fact's digest."""
+        self.trouble: BaseException | None = None
+        """Why the last plan had to be cut, if it was."""
+
+    async def fetched(self, made: Plan, link: Link, batch: Batch, now: float) -> Plan:
+        """The plan as far as its artifacts are here: those that are not, wait or are set aside."""
+        self.trouble = None
+        bearing = [fact for fact in made.facts if fact.references]
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(fact: NewFact) -> BaseException | None:
+            async with gate:
+                try:
+                    await self._fetch_all(fact)
+                except (BoundaryError, StoreError, OSError) as error:
+                    return error
+                return None
+
+        for fact, error in zip(bearing, await asyncio.gather(*map(one, bearing)), strict=True):
+            if error is None:
+                continue
+            if self._is_given_up(fact, error):
+                self._refuse(made, batch, fact, error, now)
+                continue
+            self.trouble = error
+            return replication_plan.cut_before(made, link, fact.source_offset or 0)
+        return made
+
+    async def take_back(self, item: Quarantined) -> None:
+        """Let a fact that was set aside, and released, into the inbound log after all.
+
+        One that still cannot enter is set aside again; trouble that may pass is raised, and the
+        fact stays released.
+        """
+        store = self._zone.store
+        try:
+            why = await self._refusal(item)
+        except (BoundaryError, msgspec.MsgspecError) as error:
+            if not replication_plan.is_about_the_fact(error):
+                raise
+            why = str(error)
+        state = "quarantined" if why else "settled"
+        await self._in_thread(lambda: store.settle(item.id, state, reason=why or "taken in"))
+
+    async def _refusal(self, item: Quarantined) -> str:
+        """Take a released fact in; why that cannot be, or nothing."""
+        store = self._zone.store
+        if item.reason == "gap":
+            return ""
+        envelope = msgspec.json.decode(item.envelope, type=Envelope)
+        fact = msgspec.json.decode(item.fact, type=Fact)
+        new = admitted(envelope, fact, self._zone.settings.limits, is_thorough=False).new_fact
+        if store.largest is not None:
+            refuse_larger(new, store.largest)
+        new.source_offset = item.offset
+        await self._fetch_all(new)
+        link = await self._in_thread(lambda: store.link(self._peer))
+        (outcome,) = await self._in_thread(lambda: store.receive(self._peer, [new], link))
+        return "" if isinstance(outcome, Appended) else "it is still refused"
+
+    def _is_given_up(self, fact: NewFact, error: BaseException) -> bool:
+        """Whether a fact is set aside: waiting changes nothing, or has not for long enough."""
+        if not replication_plan.is_about_the_fact(error):
+            return False
+        self._refused[fact.digest] += 1
+        most = (
+            1 if replication_plan.is_certain(error) else self._zone.settings.pull.artifact_attempts
+        )
+        return self._refused[fact.digest] >= most
+
+    def _refuse(
+        self, made: Plan, batch: Batch, fact: NewFact, error: BaseException, now: float
+    ) -> None:
+        delivery = next(each for each in batch.facts if each.offset == fact.source_offset)
+        made.facts.remove(fact)
+        item = replication_plan.set_aside(
+            self._peer,
+            delivery,
+            replication_plan.reason_of(error),
+            str(error),
+            now,
+            (fact.envelope, fact.fact),
+        )
+        made.refused.append(replace(item, attempts=self._refused.pop(fact.digest)))
+
+    async def _fetch_all(self, fact: NewFact) -> None:
+        fact.references = tuple(
+            [await self._fetch(each, fact.source_offset) for each in fact.references]
+        )
+        self._refused.pop(fact.digest, None)
+
+    async def _fetch(self, wanted: Reference, offset: int | None) -> Reference:
+        """Have the artifact here; the reference under the name it has here."""
+        if wanted.size > self._zone.settings.limits.object_bytes:
+            raise too_large(self._zone.settings.limits.object_bytes)
+        here = await self._in_thread(lambda: self._adopted(wanted))
+        if here is not None:
+            return here
+        upload = await self._in_thread(lambda: self._zone.objects.partial(wanted.digest))
+        try:
+            await self._transfer(wanted, offset, upload)
+            named = await self._in_thread(lambda: self._finished(wanted, upload))
+        finally:
+            await self._in_thread(upload.pause)  # the next attempt goes on from here
+        self._zone.telling.tell(
+            "artifact.fetched", peer=self._peer, bucket=wanted.bucket, size=wanted.size
+        )
+        return named
+
+    async def _transfer(self, wanted: Reference, offset: int | None, upload: Upload) -> None:
+        if upload.size == wanted.size:
+            return
+        stream = await self._transport.get_object(
+            wanted.bucket,
+            wanted.key,
+            start=upload.size,
+            digest=wanted.digest,
+            fact_offset=offset,
+        )
+        try:
+            if stream.size != wanted.size:
+                raise DataLossError(
+                    f"{self._peer} has {stream.size} bytes of {wanted.bucket}/{wanted.key},"
+                    f" and its fact says {wanted.size}",
+                    reason="artifact_mismatch",
+                )
+            while piece := await stream.read(PIECE):
+                await self._in_thread(lambda piece=piece: upload.write(piece))  # type: ignore[misc]
+        finally:
+            await stream.close()
+
+    def _adopted(self, wanted: Reference) -> Reference | None:
+        """Name the bytes if they are here already."""
+        with self._zone.blobs.storing():
+            blob = self._zone.objects.stat(wanted.digest)
+            is_here = blob is not None and blob.size == wanted.size
+            return self._bind(wanted) if is_here else None
+
+    def _finished(self, wanted: Reference, upload: Upload) -> Reference:
+        with self._zone.blobs.storing():
+            upload.finish(wanted.digest)
+            return self._bind(wanted)
+
+    def _bind(self, wanted: Reference) -> Reference:
+        store = self._zone.store
+        for bucket in (wanted.bucket, apart(wanted.bucket, self._peer)):
+            try:
+                store.bind(bucket, wanted.key, wanted.digest, wanted.size)
+            except ObjectConflictError:
+                continue  # the name stands for other bytes here
+            return replace(wanted, bucket=bucket)
+        raise ObjectConflictError(
+            f"the name {wanted.bucket}/{wanted.key} stands for other bytes here, and {self._peer}"
+            " has used it for others before",
+            remedy="let the peer put the bytes under another name, and tell a fact about that",
+        )
+
 
 declare("boundary.pull.fetched", "boundary.pull.received", "boundary.pull.confirmed")
 LOOKING = 1.0
@@ -127,12 +346,12 @@ class Puller:
             return
         if batch.zone not in ("", self.peer):
             raise self._other_zone(batch.zone)
-        if pulling.is_other_store(link, batch):
+        if replication_plan.is_other_store(link, batch):
             raise self._other_store(link, batch)
         if batch.cursor < link.offset:
             await self._go_on(link)
             return  # the next page begins where our log ends, and shows the chain there
-        if batch.cursor > pulling.explained(link, batch):
+        if batch.cursor > replication_plan.explained(link, batch):
             await self._ask_back(link)
             return
         after = await self._receive(link, batch)
@@ -157,7 +376,9 @@ class Puller:
             "lease_ms": round(self._lease * 1000),
         }
         try:
-            return pulling.read_page(await self._call(f"{BOUNDARY}FetchFacts", asked, wait))
+            return replication_plan.read_page(
+                await self._call(f"{BOUNDARY}FetchFacts", asked, wait)
+            )
         except BoundaryNotFoundError:
             new = {
                 "consumer_name": self._consumer,
@@ -166,7 +387,9 @@ class Puller:
                 "to_zone": self.zone.name,
             }
             await self._call(f"{ADMIN}{CreateConsumer.__name__}", new)
-            return pulling.read_page(await self._call(f"{BOUNDARY}FetchFacts", asked, wait))
+            return replication_plan.read_page(
+                await self._call(f"{BOUNDARY}FetchFacts", asked, wait)
+            )
 
     async def _ask_back(self, link: Link) -> None:
         """Our log ends before what the peer believes we have: we were restored from a backup."""
@@ -201,7 +424,7 @@ class Puller:
 
     async def _pass(self, link: Link, error: BoundaryError) -> int:
         """The peer dropped facts before this zone had them: where it goes on, written down."""
-        after, gaps = pulling.dropped(link, error.details, self.zone.clock())
+        after, gaps = replication_plan.dropped(link, error.details, self.zone.clock())
         if not gaps:
             raise error  # it does not say what it dropped
         await self._in_thread(lambda: self.zone.store.receive(self.peer, [], after, gaps=gaps))
@@ -227,11 +450,11 @@ class Puller:
         may_assert = self._may_assert()
         largest = zone.store.largest
         made = await self._in_thread(
-            lambda: pulling.plan(link, batch, limits, now, may_assert, largest)
+            lambda: replication_plan.plan(link, batch, limits, now, may_assert, largest)
         )
         with zone.blobs.pulling():  # what was fetched stays until its fact refers to it
             made = await self._artifacts.fetched(made, link, batch, now)
-            after = pulling.moved(link, made, batch)
+            after = replication_plan.moved(link, made, batch)
             if after != link:
                 outcomes = await self._in_thread(
                     lambda: zone.store.receive(
@@ -254,7 +477,7 @@ class Puller:
             raise self._artifacts.trouble
         return after
 
-    def _trace(self, batch: Batch, made: pulling.Plan, seconds: float) -> None:
+    def _trace(self, batch: Batch, made: replication_plan.Plan, seconds: float) -> None:
         if not is_traced():
             return
         taken = {fact.source_offset for fact in made.facts}
@@ -295,7 +518,7 @@ class Puller:
 
     async def _take_back(self) -> None:
         """Facts that were set aside on their way in, and that an operator released."""
-        name = f"{pulling.PULL}{self.peer}"
+        name = f"{replication_plan.PULL}{self.peer}"
         items = await self._in_thread(lambda: self.zone.store.quarantine(name, "released"))
         for item in items:
             try:

@@ -20,8 +20,8 @@ from ergon_framework.boundary.http.codec import error_of_answer
 from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.http.responses import STATUS, Headers
 from ergon_framework.boundary.model import ObjectReceipt
-from ergon_framework.boundary.serving.application import NodeApplication
-from ergon_framework.boundary.serving.object_names import PREFIX
+from ergon_framework.boundary.node.app import NodeApplication
+from ergon_framework.boundary.node.objects_api import PREFIX
 from ergon_framework.errors import BoundaryError, NodeUnavailableError, StoreError
 
 

@@ -11,21 +11,27 @@ import msgspec
 
 from ergon_framework.boundary.http.responses import STATUS
 from ergon_framework.boundary.model import Batch, ObjectReceipt, Receipt
-from ergon_framework.boundary.serving import requests
+from ergon_framework.boundary.node.operations import (
+    ADMIN,
+    CORE,
+    OPERATIONS,
+    FetchFacts,
+    Request,
+)
 
 OPENAPI, PROTO = "/openapi.json", "/bsfg/v1/boundary.proto"
 DOCUMENTS = frozenset({OPENAPI, PROTO})
 _REF = "#/components/schemas/{name}"
 
 
-class AppendFact(requests.Request):
+class AppendFact(Request):
     """One fact in its envelope."""
 
     envelope: EnvelopeFields
     fact: FactFields
 
 
-class EnvelopeFields(requests.Request):
+class EnvelopeFields(Request):
     """The system's part of a message."""
 
     message_id: str
@@ -39,7 +45,7 @@ class EnvelopeFields(requests.Request):
     object_schema: str | None = None
 
 
-class FactFields(requests.Request):
+class FactFields(Request):
     """The domain's part: what happened."""
 
     subject: str
@@ -47,7 +53,7 @@ class FactFields(requests.Request):
     object_json: Any
 
 
-class AppendFacts(requests.Request):
+class AppendFacts(Request):
     """Facts in order, appended in one commit."""
 
     items: list[AppendFact]
@@ -120,11 +126,9 @@ def _openapi() -> bytes:
 
 def openapi() -> dict[str, Any]:
     """The description of every operation."""
-    from ergon_framework.boundary.serving.operations import ADMIN, CORE, OPERATIONS
-
     shapes: dict[str, tuple[type, str]] = {
         f"{CORE}/AppendFact": (AppendFact, "Append one fact; the answer means it is on disk."),
-        f"{CORE}/FetchFacts": (requests.FetchFacts, "A page of facts for a consumer."),
+        f"{CORE}/FetchFacts": (FetchFacts, "A page of facts for a consumer."),
         f"{ADMIN}/AppendFacts": (AppendFacts, "Append facts in order, in one commit."),
     }
     for path, operation in OPERATIONS.items():

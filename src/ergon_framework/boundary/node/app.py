@@ -1,0 +1,620 @@
+"""The zone behind HTTP: which request is which operation.
+
+Appends take the short way: they are checked on the event loop, queued for the store's writer, and
+answered when the group they went into is on disk. What else touches a disk runs in a few threads.
+
+A fetch may wait for facts. A commit says that some log has grown. One look tells which, and one
+more for each view that somebody waits for whether it has anything: a fetch of another log or view
+is left alone, however many wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeAlias, TypeVar
+
+from ergon_framework.boundary.facts.admission import Admission, parse_append, parse_batch
+from ergon_framework.boundary.http.exchange import Caller, Exchange
+from ergon_framework.boundary.http.responses import Refusal
+from ergon_framework.boundary.model import Receipt
+from ergon_framework.boundary.node import contract, operations
+from ergon_framework.boundary.node.objects_api import PREFIX, ObjectRoutes
+from ergon_framework.boundary.node.operations import (
+    ADMIN,
+    CORE,
+    OPERATIONS,
+    InThread,
+    Operation,
+    at_least,
+    check_use,
+    consumer_name,
+    demand,
+    holder_name,
+    lease_seconds,
+)
+from ergon_framework.boundary.node.policy import Permit, Policy
+from ergon_framework.boundary.node.status import metrics
+from ergon_framework.boundary.node.wire import page_json
+from ergon_framework.boundary.zone import PEER, Zone
+from ergon_framework.errors import (
+    BoundaryError,
+    BoundaryNotFoundError,
+    NotPermittedError,
+    StoreError,
+)
+from ergon_framework.ports.factstore import OUTBOUND, FactStore, Outcome, Serving
+
+LIVES = ("/healthz", "/livez")
+READY = "/readyz"
+
+
+def lives(exchange: Exchange) -> None:
+    """The process answers, so it lives."""
+    exchange.reply(200, b'{"status":"ok"}')
+
+
+async def ready(exchange: Exchange, is_ready: Callable[[], Awaitable[bool]]) -> None:
+    """Whether it takes facts."""
+    is_good = await is_ready()
+    exchange.reply(200 if is_good else 503, b'{"ready":%b}' % str(is_good).lower().encode())
+
+
+class HealthApplication:
+    """Answers probes that have no certificate, and has nothing else to tell anybody."""
+
+    def __init__(self, is_ready: Callable[[], Awaitable[bool]]) -> None:
+        self._is_ready = is_ready
+
+    def is_streamed(self, method: str, path: str) -> bool:
+        """Nothing is taken in."""
+        return False
+
+    def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        """Answer, now or when the store has."""
+        is_read = exchange.method in ("GET", "HEAD")
+        if is_read and exchange.path in LIVES:
+            lives(exchange)
+            return None
+        if is_read and exchange.path == READY:
+            return ready(exchange, self._is_ready)
+        raise BoundaryNotFoundError(
+            f"there is nothing at {exchange.path[:200]}",
+            code="unimplemented",
+            reason="unknown_path",
+            remedy="get /healthz or /readyz here; facts are served where the zone listens",
+        )
+
+
+class Fetch:
+    """One fetch that waits, or is about to."""
+
+    __slots__ = ("log", "news", "seen", "to_zone")
+
+    def __init__(self, news: asyncio.Future[None]) -> None:
+        self.news = news
+        self.log: str | None = None
+        self.to_zone: str | None = None
+        self.seen = 0
+
+    def has_seen(self, serving: Serving) -> None:
+        """There was nothing for it up to here."""
+        self.log, self.to_zone = serving.consumer.log, serving.consumer.to_zone
+        self.seen = serving.page.through
+
+
+class WaitingFetches:
+    """All fetches of a node that wait. Lives on one event loop."""
+
+    def __init__(self, store: FactStore, in_thread: InThread) -> None:
+        self._store = store
+        self._in_thread = in_thread
+        self._loop = asyncio.get_running_loop()
+        self._fetches: set[Fetch] = set()
+        self._is_due = False
+        self._looking: asyncio.Task[None] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._fetches)
+
+    @contextmanager
+    def fetch(self) -> Iterator[Fetch]:
+        """A fetch that is woken for anything until it says what it waits for."""
+        fetch = Fetch(self._loop.create_future())
+        self._fetches.add(fetch)
+        try:
+            yield fetch
+        finally:
+            self._fetches.discard(fetch)
+
+    def wake_all(self) -> None:
+        """Let every one look again."""
+        for each in self._fetches:
+            _wake(each)
+
+    def look(self) -> None:
+        """Some log has grown: wake whom it concerns."""
+        self._is_due = True
+        if self._looking is None or self._looking.done():
+            self._looking = self._loop.create_task(self._look(), name="wake fetches")
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _look(self) -> None:
+        while self._is_due and self._fetches:
+            self._is_due = False
+            for each in self._fetches:
+                if each.log is None:  # it is just looking, maybe too early
+                    _wake(each)
+            waiting = {
+                (each.log, each.to_zone, each.seen)
+                for each in self._fetches
+                if each.log is not None and not each.news.done()
+            }
+            try:
+                found = await self._in_thread(partial(_news, self._store, waiting))
+            except (StoreError, BoundaryError):
+                self.wake_all()  # each is told by itself what is wrong
+                continue
+            for each in self._fetches:
+                if each.log is None:
+                    continue  # it came while the store was asked
+                through = found.get((each.log, each.to_zone, each.seen), each.seen)
+                if through is None:
+                    _wake(each)
+                else:
+                    each.seen = through
+
+
+View = tuple[str, str | None, int]
+
+
+def _news(store: FactStore, waiting: set[View]) -> dict[View, int | None]:
+    """Of each view whose log has grown: up to where there is nothing in it, or None: look."""
+    heads = {each.name: each.head for each in store.logs()}
+    found: dict[View, int | None] = {}
+    for log, to_zone, seen in waiting:
+        if heads.get(log, 0) <= seen:
+            continue
+        page = None if to_zone is None else store.page(log, seen, 1, 1, to_zone)
+        is_empty = page is not None and not page.facts and not page.gaps
+        found[log, to_zone, seen] = page.through if page is not None and is_empty else None
+    return found
+
+
+def _wake(fetch: Fetch) -> None:
+    if not fetch.news.done():
+        fetch.news.set_result(None)
+
+
+T = TypeVar("T")
+Pending: TypeAlias = tuple[Exchange, Admission, float]
+"""An append on its way to disk, and when it came."""
+
+
+class AppendRoutes:
+    """What stands behind ``AppendFact`` and ``AppendFacts``. Lives on an event loop."""
+
+    def __init__(
+        self,
+        zone: Zone,
+        in_thread: InThread,
+        permitted: Callable[[Caller, str], Permit],
+        denied: Callable[[Caller, str], None],
+    ) -> None:
+        self._zone = zone
+        self._in_thread = in_thread
+        self._permitted = permitted
+        self._denied = denied
+        self._loop = asyncio.get_running_loop()
+        self._gathered: list[Pending] = []
+
+    def append(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        """One fact; it is answered when the group it goes into is on disk."""
+        began = perf_counter()
+        zone = self._zone
+        zone.telling.count("appends")
+        permit = self._permitted(exchange.caller, "AppendFact")
+        try:
+            admission = zone.admit(*parse_append(exchange.body, zone.settings.limits))
+            if not permit.is_free:
+                self._check_zones(permit, exchange.caller, admission)
+        except BoundaryError as error:
+            zone.answering.refused(error)
+            raise
+        new = zone.prepared(admission)
+        if new.references:
+            return self._append_founded(exchange, admission, began)
+        self._gathered.append((exchange, admission, began))
+        if len(self._gathered) == 1:
+            self._loop.call_soon(self._submit)
+        return None
+
+    def _submit(self) -> None:
+        """What the sockets brought in one turn of the loop goes to the writer together."""
+        gathered, self._gathered = self._gathered, []
+        facts = [admission.new_fact for _exchange, admission, _began in gathered]
+        done = partial(self._appended, gathered)
+        try:
+            self._zone.store.append_soon(OUTBOUND, facts, done, capacity=self._zone.capacity)
+        except StoreError as error:
+            self._answer(gathered, error)
+
+    async def _append_founded(self, exchange: Exchange, admission: Admission, began: float) -> None:
+        """An append whose artifacts must be on disk, where they have to be looked for first."""
+        zone, loop = self._zone, self._loop
+        new = admission.new_fact
+        try:
+            await self._in_thread(lambda: zone.check_bytes(new))
+        except BoundaryError as error:
+            zone.answering.refused(error, new)
+            raise
+        told: asyncio.Future[list[Outcome] | BaseException] = loop.create_future()
+        zone.store.append_soon(
+            OUTBOUND,
+            [new],
+            lambda outcomes: _crossed(loop, told, outcomes),
+            capacity=zone.capacity,
+        )
+        outcomes = await told
+        outcome = outcomes[0] if isinstance(outcomes, list) else outcomes
+        seconds = perf_counter() - began
+        self._reply(exchange, admission, outcome, seconds)
+        zone.telling.append_seconds.add(seconds)
+
+    def _appended(self, gathered: list[Pending], told: list[Outcome] | BaseException) -> None:
+        """In the writer's thread, once per group."""
+        self._loop.call_soon_threadsafe(self._answer, gathered, told)
+
+    def _answer(self, gathered: list[Pending], told: list[Outcome] | BaseException) -> None:
+        outcomes = told if isinstance(told, list) else [told] * len(gathered)
+        now, seen = perf_counter(), self._zone.telling.append_seconds
+        for (exchange, admission, began), outcome in zip(gathered, outcomes, strict=True):
+            self._reply(exchange, admission, outcome, now - began)
+            seen.add(now - began)
+
+    def _reply(
+        self,
+        exchange: Exchange,
+        admission: Admission,
+        told: Outcome | BaseException,
+        seconds: float,
+    ) -> None:
+        if isinstance(told, BaseException):
+            error = (
+                self._zone.failed(told, is_append=True) if isinstance(told, StoreError) else told
+            )
+            exchange.fail(error)
+            return
+        answer = self._zone.answering.one(admission, told, seconds)
+        if isinstance(answer, BoundaryError):
+            exchange.fail(answer)
+            return
+        exchange.reply(200, _shown(answer))
+
+    def _check_zones(self, permit: Permit, caller: Caller, admission: Admission) -> None:
+        fact = admission.new_fact
+        is_allowed = permit.may_assert(fact.from_zone)
+        if not is_allowed or not permit.may_target(fact.to_zone):
+            self._zone.telling.count("denied", "zone")
+            self._denied(caller, "AppendFact")
+        demand(
+            is_allowed,
+            permit,
+            f"speak for zone {fact.from_zone!r}",
+            field="envelope.from_zone",
+        )
+        demand(
+            permit.may_target(fact.to_zone),
+            permit,
+            f"address zone {fact.to_zone!r}",
+            field="envelope.to_zone",
+        )
+        for bucket in {each.bucket for each in fact.references}:
+            demand(permit.may_use_bucket(bucket), permit, f"use the bucket {bucket}", bucket=bucket)
+
+    async def append_all(self, exchange: Exchange) -> None:
+        """Facts in order in one commit, each with an outcome of its own."""
+        began = perf_counter()
+        permit = self._permitted(exchange.caller, "AppendFacts")
+        count, answer = await self._in_thread(
+            lambda: self._append_batch(permit, exchange.caller, exchange.body)
+        )
+        exchange.reply(200, answer)
+        self._zone.telling.append_seconds.add(perf_counter() - began, count)
+
+    def _append_batch(self, permit: Permit, caller: Caller, body: bytes) -> tuple[int, bytes]:
+        """How many were asked for, and the answer."""
+        zone = self._zone
+        items = parse_batch(body, zone.settings.limits)
+        zone.telling.count("appends", times=len(items))
+        admissions: list[Admission | BoundaryError] = []
+        for item in items:
+            try:
+                if isinstance(item, BoundaryError):
+                    raise item
+                admission = zone.admit(*item)
+                self._check_zones(permit, caller, admission)
+                zone.check_bytes(zone.prepared(admission))
+                admissions.append(admission)
+            except BoundaryError as error:
+                zone.answering.refused(error)
+                admissions.append(error)
+        told = zone.append_all(admissions)
+        return len(told), b'{"results":[%b]}' % b",".join(map(_shown, told))
+
+
+def _shown(told: Receipt | BoundaryError) -> bytes:
+    """One answer as JSON."""
+    if isinstance(told, BoundaryError):
+        return json.dumps({"error": told.to_dict()}).encode()
+    duplicate = b"true" if told.duplicate else b"false"
+    return b'{"offset":%d,"duplicate":%b,"digest":"%b"}' % (
+        told.offset,
+        duplicate,
+        told.digest.encode(),
+    )
+
+
+def _crossed(loop: asyncio.AbstractEventLoop, to: asyncio.Future[T], value: T) -> None:
+    """Hand a value over from another thread."""
+    loop.call_soon_threadsafe(lambda: None if to.done() else to.set_result(value))
+
+
+APPEND, APPENDS, FETCH = f"/{CORE}/AppendFact", f"/{ADMIN}/AppendFacts", f"/{CORE}/FetchFacts"
+LOOKING = 1.0
+"""Seconds between two looks whether a client that waits for facts is still there."""
+SOONEST = 0.1
+"""Seconds between two renewals of a lease at least, however short it is."""
+THREADS = 8
+"""For what waits on a disk, appends aside."""
+_PROBED = 2.0  # seconds for the store to answer a probe
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class NodeApplication:
+    """Serves one zone. Lives on the event loop it was made on; ``close`` when it is done."""
+
+    def __init__(
+        self,
+        zone: Zone,
+        policy: Callable[[], Policy],
+        *,
+        heard: Callable[[str], None] = lambda _peer: None,
+        threads: int = THREADS,
+    ) -> None:
+        self.zone = zone
+        self.is_ready = True
+        self._policy = policy
+        self._heard = heard
+        self._loop = asyncio.get_running_loop()
+        self._threads = (
+            ThreadPoolExecutor(threads, thread_name_prefix="ergon-boundary") if threads else None
+        )
+        self._objects = ObjectRoutes(zone, self.in_thread, self.permitted)
+        self._appends = AppendRoutes(zone, self.in_thread, self.permitted, self.denied)
+        self._waiting = WaitingFetches(zone.store, self.in_thread)
+        zone.store.subscribe(self._news)
+
+    async def close(self) -> None:
+        """Let the threads end."""
+        self.zone.store.unsubscribe(self._news)
+        await self._waiting.close()
+        if self._threads is not None:
+            await self._loop.run_in_executor(None, self._threads.shutdown)
+
+    def release(self) -> None:
+        """Let every fetch that waits for facts answer at once."""
+        self._waiting.wake_all()
+
+    # ---- what the server calls ----
+
+    def is_streamed(self, method: str, path: str) -> bool:
+        """Blobs are streamed."""
+        return method == "PUT" and path.startswith(PREFIX)
+
+    def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        """Answer, now or later."""
+        if exchange.path == APPEND and exchange.method == "POST":
+            work = self._appends.append(exchange)
+            return None if work is None else self._guarded(lambda: work)
+        return self._guarded(lambda: self._begun(exchange))
+
+    async def _guarded(self, begin: Callable[[], Coroutine[Any, Any, None] | None]) -> None:
+        """Trouble of a store is answered as such."""
+        try:
+            work = begin()  # only now: one that is cancelled before it starts leaves nothing behind
+            if work is not None:
+                await work
+        except StoreError as error:
+            raise self.zone.failed(error) from error
+
+    def _begun(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        path = exchange.path
+        if path.startswith(PREFIX):
+            return self._objects.handle(exchange)
+        if exchange.method in ("GET", "HEAD"):
+            return self._get(exchange)
+        if exchange.method != "POST":
+            raise _no_such(exchange)
+        if path == FETCH:
+            return self._fetch(exchange)
+        if path == APPENDS:
+            return self._appends.append_all(exchange)
+        operation = OPERATIONS.get(path[1:])
+        if operation is None:
+            raise _no_such(exchange)
+        return self._operate(operation, exchange)
+
+    def permitted(self, caller: Caller, operation: str) -> Permit:
+        """What the caller may do, when it includes this operation."""
+        permit = self._policy().permit(caller.identity)
+        if permit is None:
+            code = "permission_denied" if caller.identity else "unauthenticated"
+            self.zone.telling.count("denied", code)
+            self.denied(caller, operation)
+            raise NotPermittedError(
+                f"the policy of zone {self.zone.name} does not know"
+                f" {caller.identity or 'anonymous callers'}",
+                code=code,
+                reason="unknown_identity",
+                remedy="an operator of this zone may add it to the policy file",
+            )
+        if not permit.allows_operation(operation):
+            self.zone.telling.count("denied", "operation")
+            self.denied(caller, operation)
+            demand(False, permit, f"call {operation}", operation=operation)
+        return permit
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run something that waits on a disk; without threads, right here."""
+        if self._threads is None:
+            return work()
+        running = self._loop.run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])  # what it works on may be closed next
+            raise
+
+    def denied(self, caller: Caller, operation: str) -> None:
+        """Tell who was refused what."""
+        self.zone.telling.warn_in_sums(
+            f"{caller.identity} {operation}",
+            "call.denied",
+            f"{caller.identity or 'an anonymous caller'} at {caller.address} may not {operation}",
+            identity=caller.identity,
+            operation=operation,
+            address=caller.address,
+        )
+
+    # ---- fetches ----
+
+    async def _fetch(self, exchange: Exchange) -> None:
+        permit = self.permitted(exchange.caller, "FetchFacts")
+        asked = operations.read(exchange.body, operations.FetchFacts)
+        name = consumer_name(asked.consumer_name)
+        if permit.logs.is_all:
+            check_use(self.zone, permit, name)  # which looks nothing up, then
+        else:
+            await self.in_thread(lambda: check_use(self.zone, permit, name))
+        if name.startswith(PEER):
+            self._heard(name.removeprefix(PEER))
+        limits = self.zone.settings.limits
+        wait = min(at_least("wait_ms", asked.wait_ms, 0) / 1000, limits.wait_seconds)
+        holder = holder_name(asked.holder)
+        lease = None if asked.lease_ms is None else lease_seconds(asked.lease_ms)
+        serve = partial(
+            self.zone.serve,
+            name,
+            at_least("limit", asked.limit, 1),
+            None if asked.max_bytes is None else at_least("max_bytes", asked.max_bytes, 1),
+            holder,
+            lease,
+        )
+        renewal = math.inf if holder is None else _renewal(lease or self.zone.settings.lease)
+        serving = await self._serve(exchange, serve, wait, renewal)
+        epoch = await self.in_thread(lambda: self.zone.store.info().epoch)
+        exchange.reply(200, page_json(serving, epoch, self.zone.name))
+
+    async def _serve(
+        self, exchange: Exchange, serve: Callable[[], Serving], wait: float, renewal: float
+    ) -> Serving:
+        """A page, waited for if there is none yet.
+
+        Each look renews the lease of the holder that waits: it would lose its name otherwise to
+        whoever asks, and be answered as if it still held it.
+        """
+        until = self._loop.time() + wait
+        while True:
+            with self._waiting.fetch() as fetch:  # before looking: what comes meanwhile is noticed
+                serving = await self.in_thread(serve)
+                if serving.page.facts or serving.page.gaps:
+                    return serving
+                fetch.has_seen(serving)
+                await self._wait(exchange, fetch.news, min(until, self._loop.time() + renewal))
+                if not (fetch.news.done() or self._loop.time() < until) or self._is_over(exchange):
+                    return serving
+
+    async def _wait(self, exchange: Exchange, news: asyncio.Future[None], until: float) -> None:
+        """Wait for facts; not for longer than the client does."""
+        while not news.done() and not self._is_over(exchange):
+            left = until - self._loop.time()
+            if left <= 0:
+                return
+            await asyncio.wait([news], timeout=min(left, LOOKING))
+
+    def _is_over(self, exchange: Exchange) -> bool:
+        """Whether nobody waits any more: the node stops, or the client has gone."""
+        return not self.is_ready or exchange.is_gone
+
+    def _news(self) -> None:
+        """In the writer's thread, after a commit that added facts."""
+        if self._waiting:
+            self._loop.call_soon_threadsafe(self._waiting.look)
+
+    # ---- the rest ----
+
+    async def _operate(self, operation: Operation, exchange: Exchange) -> None:
+        permit = self.permitted(exchange.caller, operation.name)
+        asked = operations.read(exchange.body, operation.shape)
+        shape = await self.in_thread(lambda: operation.run(self.zone, permit, asked))
+        exchange.reply(200, json.dumps(shape).encode())
+        if operation.name in ("Open", "AcceptEpoch", "ReleaseQuarantine", "Seal", "SeekConsumer"):
+            self._heard("")
+            self._waiting.wake_all()
+
+    def _get(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        if exchange.path in LIVES:
+            lives(exchange)
+        elif exchange.path == READY:
+            return ready(exchange, self.takes_facts)
+        elif exchange.path == "/metrics":
+            return self._metrics(exchange)
+        elif exchange.path in contract.DOCUMENTS:
+            kind, text = contract.document(exchange.path)
+            exchange.reply(200, text, content_type=kind)
+        else:
+            raise _no_such(exchange)
+        return None
+
+    async def takes_facts(self) -> bool:
+        """Whether an append would be taken, as far as can be told without one."""
+        if not self.is_ready:
+            return False
+        try:  # soon enough for a probe
+            return await asyncio.wait_for(self.in_thread(self.zone.takes_facts), _PROBED)
+        except (StoreError, BoundaryError, TimeoutError):
+            return False
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        self.permitted(exchange.caller, "GetMetrics")
+        text = await self.in_thread(lambda: metrics(self.zone))
+        exchange.reply(200, text.encode(), content_type=_TEXT)
+
+
+def _renewal(lease: float) -> float:
+    """Seconds after which a lease is renewed while its holder waits for facts."""
+    return max(lease / 3, SOONEST)
+
+
+def _no_such(exchange: Exchange) -> BoundaryError:
+    if exchange.path[1:] in OPERATIONS or exchange.path in (APPEND, APPENDS, FETCH):
+        told = f"{exchange.path} is called with POST, not with {exchange.method}"
+        return Refusal(405, "unimplemented", "method", told, remedy="use POST")
+    return BoundaryNotFoundError(
+        f"there is nothing at {exchange.path[:200]}",
+        code="unimplemented",
+        reason="unknown_path",
+        remedy="see /openapi.json for what there is",
+    )

@@ -1,1 +1,0 @@
-"""A zone behind HTTP: who may ask, what can be asked, and how it is answered."""
