@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ergon_framework.boundary.upkeep.local import looked_into
+from ergon_framework.boundary.backup import looked_into
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import Job, Search

@@ -12,7 +12,7 @@ from ergon_framework.app.diagnostics.check import check
 from ergon_framework.app.parts import startable
 from ergon_framework.app.settings import loader
 from ergon_framework.app.zones import ZoneSetup, known_zone, zone_setup
-from ergon_framework.boundary.opening import (
+from ergon_framework.boundary.store_urls import (
     fact_file,
     folders_of,
     object_place,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.telling import MOST, REPEATED, Telling
+from ergon_framework.boundary.telemetry import MOST, REPEATED, Telling
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, StoreUnavailableError
 from ergon_framework.ports.notice import Notice

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from ergon_framework.app.signals import REPEATED
+from ergon_framework.boundary.backup import back_up, looked_into
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.upkeep.backing_up import back_up
-from ergon_framework.boundary.upkeep.local import looked_into
-from ergon_framework.boundary.upkeep.verifying import Finding, verified
+from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.cli import invoke
 from tests.cli.boundary_desk import message

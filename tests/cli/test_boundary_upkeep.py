@@ -16,11 +16,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from ergon_framework.boundary import backup
 from ergon_framework.boundary.node.status import status as status_of
-from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.upkeep import backing_up
-from ergon_framework.boundary.upkeep.verifying import Finding, Progress, size_of, verified
+from ergon_framework.boundary.store_urls import open_fact_store
+from ergon_framework.boundary.verification import Finding, Progress, size_of, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.moving import Archive, Mark
@@ -242,7 +242,7 @@ def test_backup_refuses(desk: Desk, zone: Zone, monkeypatch: pytest.MonkeyPatch)
     def full(_path: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(backing_up, "sync_folder", full)
+    monkeypatch.setattr(backup, "sync_folder", full)
     failed = desk("backup", "other", "--data", desk.data)
     assert (failed.code, "No space left on device" in failed.err) == (1, True)
     assert not list(desk.place.glob("other*"))

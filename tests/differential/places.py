@@ -30,6 +30,6 @@ def open_jobs(place: Place, clock: Clock | None = None) -> FullJobStore:
 
 def open_facts(place: Place, clock: Clock | None = None) -> FactStore:
     """The fact store there."""
-    from ergon_framework.boundary.opening import open_fact_store
+    from ergon_framework.boundary.store_urls import open_fact_store
 
     return open_fact_store(place.url, zone=place.zone, clock=clock)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.app.settings import Settings, load_settings
-from ergon_framework.boundary.folder import FILE
+from ergon_framework.boundary.data_folder import FILE
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.ports.facts import NewFact

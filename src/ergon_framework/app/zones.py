@@ -17,11 +17,11 @@ from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.sections import Section, Settings
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import base_of, resolve_url
+from ergon_framework.boundary.data_folder import FILE
 from ergon_framework.boundary.facts.schema import ZONE
-from ergon_framework.boundary.folder import FILE
 from ergon_framework.boundary.http.endpoint import Endpoint
-from ergon_framework.boundary.opening import is_folder, is_server, open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.store_urls import is_folder, is_server, open_fact_store
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
 from ergon_framework.ports.moving import mark_of
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel

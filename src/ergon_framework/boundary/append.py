@@ -13,13 +13,13 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from ergon_framework.boundary import tracing
+from ergon_framework.boundary import telemetry
 from ergon_framework.boundary.facts.admission import Admission, unreadable
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.logs.grouping import Grouping
 from ergon_framework.boundary.model import Envelope, EnvelopeLike, Fact, FactLike, Receipt
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.telling import Telling
+from ergon_framework.boundary.telemetry import Telling
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
@@ -183,7 +183,7 @@ class Answering:
         if isinstance(outcome, Appended):
             telling.damage_met(OUTBOUND, new.message_id, outcome)
         told = answer(new, outcome, strict_envelope=self._settings.strict_envelope)
-        tracing.appended(self._zone, new, seconds, told)
+        telemetry.appended(self._zone, new, seconds, told)
         if isinstance(told, BoundaryError):
             self.refused(told, new)
             return told

@@ -18,9 +18,9 @@ from typing import Any, Self, TypeVar
 from ergon_framework.boundary.anchor import Anchor
 from ergon_framework.boundary.append import Answering, Crowd, answer, store_trouble
 from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
+from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.facts.admission import Admission, admitted, refuse_larger
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.referring import (
     are_recorded,
@@ -37,9 +37,9 @@ from ergon_framework.boundary.model import (
 )
 from ergon_framework.boundary.objectstore.blob_io import SharedObjects
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.opening import clock_of, folders_of, open_stores
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.telling import Telling
+from ergon_framework.boundary.store_urls import clock_of, folders_of, open_stores
+from ergon_framework.boundary.telemetry import Telling
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,

@@ -157,7 +157,7 @@ def lookup(
     if data is None:
         found = node.ask(ADMIN + "LookupFact", from_zone=from_zone, message_id=message_id, log=log)
     else:
-        from ergon_framework.boundary.upkeep.local import looked_into
+        from ergon_framework.boundary.backup import looked_into
 
         with looked_into(data) as zone:
             found = zone.lookup(from_zone, message_id, log)

@@ -68,8 +68,8 @@ def _items(
         answer = node.ask(ADMIN + "ListQuarantine", consumer_name=consumer, state=state.value)
         items: list[dict[str, Any]] = answer["items"]
         return items
+    from ergon_framework.boundary.backup import looked_into
     from ergon_framework.boundary.node.wire import quarantine_shape
-    from ergon_framework.boundary.upkeep.local import looked_into
 
     chosen = None if state is State.ALL else state.value
     with looked_into(data) as zone:

@@ -39,8 +39,8 @@ def status(node: Node, data: DataFolder = None, as_json: JsonFlag = False) -> in
     if data is None:
         shape = node.ask(ADMIN + "GetStatus")
     else:
+        from ergon_framework.boundary.backup import looked_into
         from ergon_framework.boundary.node.status import status as status_of
-        from ergon_framework.boundary.upkeep.local import looked_into
 
         with looked_into(data) as zone:
             shape = status_of(zone)
@@ -65,8 +65,8 @@ def gaps(
     if data is None:
         found = node.ask(ADMIN + "ListGaps")["gaps"]
     else:
+        from ergon_framework.boundary.backup import looked_into
         from ergon_framework.boundary.node.wire import gap_shape
-        from ergon_framework.boundary.upkeep.local import looked_into
 
         with looked_into(data) as zone:
             found = [gap_shape(gap) for gap in zone.store.gaps()]

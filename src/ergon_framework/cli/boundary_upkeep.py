@@ -31,7 +31,7 @@ def verify(
 
     Nothing is changed, and the node may run meanwhile. JSON is the list of what is wrong.
     """
-    from ergon_framework.boundary.upkeep.verifying import Finding, Progress, size_of, verified
+    from ergon_framework.boundary.verification import Finding, Progress, size_of, verified
 
     found: list[dict[str, Any]] = []
     done = Progress(0, 0)
@@ -69,7 +69,7 @@ def backup(
     begins a new epoch, so that peers notice that it went back in time. Exit code 1 when an object
     is damaged where it was, and so could not be copied.
     """
-    from ergon_framework.boundary.upkeep.backing_up import backed_up
+    from ergon_framework.boundary.backup import backed_up
 
     with _looked_at(data, config, zone) as looked, progress("objects") as move:
         made = backed_up(looked, folder, shares=not copy, report=move)
@@ -106,7 +106,7 @@ def restore(
     The backup stays as it is. The zone begins a new epoch with the next start of its node, so that
     peers notice that it went back in time; what remains to be done is printed.
     """
-    from ergon_framework.boundary.upkeep.restoring import restored
+    from ergon_framework.boundary.restore import restored
 
     folder, objects = (data, None) if data is not None else _places_of(config, zone)
     with progress("objects") as move:
@@ -119,8 +119,8 @@ def restore(
 def _places_of(config: Path | None, zone: str | None) -> tuple[Path, str | None]:
     """The folder of the zone's facts, and where its objects are, if that is elsewhere."""
     from ergon_framework.app.node import zone_meant
-    from ergon_framework.boundary.folder import FILE, OBJECTS
-    from ergon_framework.boundary.opening import fact_file, object_place
+    from ergon_framework.boundary.data_folder import FILE, OBJECTS
+    from ergon_framework.boundary.store_urls import fact_file, object_place
     from ergon_framework.errors import ConfigurationError
 
     setup = zone_meant(config, zone)
@@ -154,7 +154,7 @@ def _next_steps(zone: str, last_at: float | None) -> str:
 def _looked_at(data: Path | None, config: Path | None, zone: str | None) -> Iterator[Zone]:
     """The zone in a folder, or the one of the settings wherever its stores are."""
     from ergon_framework.app.node import zone_meant
-    from ergon_framework.boundary.upkeep.local import looked_at, looked_into
+    from ergon_framework.boundary.backup import looked_at, looked_into
 
     if data is not None:
         with looked_into(data) as found:

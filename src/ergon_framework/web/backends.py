@@ -258,7 +258,7 @@ class ZoneSource:
     def _by_folder(
         self, look: Callable[[Zone], dict[str, Any]], refusal: ErgonError
     ) -> dict[str, Any]:
-        from ergon_framework.boundary.upkeep.local import looked_at
+        from ergon_framework.boundary.backup import looked_at
 
         try:
             with looked_at(self.name, self.settings) as zone:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, Outcome, run
 from ergon_framework.app.move.transfer import summed
-from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.claim import Ask
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.opening import open_fact_store, open_object_store
 from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
 from ergon_framework.ports.moving import Mark, encode_mark

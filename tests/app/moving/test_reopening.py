@@ -12,8 +12,8 @@ import pytest
 from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, reopen
 from ergon_framework.app.move.transfer import shut
-from ergon_framework.boundary.folder import DataFolder
-from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.boundary.data_folder import DataFolder
+from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import WorkerRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.testing.suites.factstore import moving as fact_checks

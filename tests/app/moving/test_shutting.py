@@ -11,8 +11,8 @@ from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, Outcome, reopen, run
 from ergon_framework.app.move.transfer import Tell, Told
 from ergon_framework.boundary.logs.nats import ground
-from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.cli import invoke
 from ergon_framework.errors import ConfigurationError, StoreError, StoreReadOnlyError

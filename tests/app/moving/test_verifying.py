@@ -15,8 +15,8 @@ from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, Outcome, run
 from ergon_framework.app.move.transfer import Part, Told
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.schema import zones_there
-from ergon_framework.boundary.folder import DataFolder
-from ergon_framework.boundary.opening import open_fact_store, open_object_store
+from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, ErgonError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from ergon_framework.boundary.opening import clock_of, open_fact_store
+from ergon_framework.boundary.store_urls import clock_of, open_fact_store
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.testing.suites.factstore.subject import new

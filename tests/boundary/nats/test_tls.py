@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from ergon_framework.boundary.opening import is_server, open_fact_store
+from ergon_framework.boundary.store_urls import is_server, open_fact_store
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.nats import Line, address_of, connect

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.maintenance import keep_house
 from ergon_framework.boundary.node.status import metrics, status
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
-from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryNotFoundError, ConsumerHeldError
 from tests.boundary.node.processes import fact

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary import Consumer
+from ergon_framework.boundary.maintenance import keep_house
 from ergon_framework.boundary.model import Delivery, Loss
 from ergon_framework.boundary.node.status import metrics
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
-from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, ConflictingDuplicateError
 from tests.boundary.node.processes import ADMIN, CORE, NodeProcess, fact, running

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.maintenance import collect, keep_house
 from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import DAY, RetentionSettings, ZoneSettings
-from ergon_framework.boundary.upkeep.keeping import collect, keep_house
 from ergon_framework.boundary.zone import Zone
 from tests.boundary.http.workbench import run, serving
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, fact, running

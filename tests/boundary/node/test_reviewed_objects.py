@@ -12,13 +12,13 @@ from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.facts.schema import parsed
 from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.maintenance import keep_house
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport, _Exchange
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import DAY
-from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import (
     ArtifactError,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ergon_framework.boundary.data_folder import FILE, OBJECTS
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.boundary.folder import FILE, OBJECTS
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.errors import ErgonError

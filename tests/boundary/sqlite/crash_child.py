@@ -12,7 +12,7 @@ import os
 import sys
 
 from ergon_framework.boundary.logs.sqlite import sealing
-from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,

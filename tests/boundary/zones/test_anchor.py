@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.anchor import FILE, Anchor
+from ergon_framework.boundary.backup import looked_into
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.upkeep.local import looked_into
-from ergon_framework.boundary.upkeep.verifying import Finding, verified
+from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
 from tests.boundary.node.processes import ADMIN, NodeProcess

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.maintenance import keep_house
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.upkeep.keeping import keep_house
-from ergon_framework.boundary.upkeep.verifying import Finding, verified
+from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import OUTBOUND, NewFact

@@ -12,13 +12,13 @@ import pytest
 
 from ergon_framework.boundary.client.transport import AsyncObjectStream
 from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.maintenance import keep_house
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import DAY, ZoneSettings
-from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
 from ergon_framework.testing import VirtualClock

@@ -11,21 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.folder import LOCK
+from ergon_framework.boundary.backup import backed_up, looked_at, looked_into
+from ergon_framework.boundary.data_folder import LOCK
 from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.maintenance import keep_house
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
-from ergon_framework.boundary.opening import (
+from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
+from ergon_framework.boundary.store_urls import (
     check_fact_url,
     check_object_place,
     open_fact_store,
     open_object_store,
 )
-from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
-from ergon_framework.boundary.upkeep.backing_up import backed_up
-from ergon_framework.boundary.upkeep.keeping import keep_house
-from ergon_framework.boundary.upkeep.local import looked_at, looked_into
-from ergon_framework.boundary.upkeep.verifying import Finding, verified
+from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, MissingExtraError
 from tests.cli.boundary_desk import message

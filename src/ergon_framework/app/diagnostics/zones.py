@@ -20,7 +20,8 @@ from ergon_framework.boundary.http.addresses import check_plaintext, is_loopback
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.node import certificates_of
 from ergon_framework.boundary.node.policy import read_policy
-from ergon_framework.boundary.opening import (
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.store_urls import (
     check_fact_url,
     check_object_place,
     check_stores,
@@ -30,7 +31,6 @@ from ergon_framework.boundary.opening import (
     object_place,
     open_facts,
 )
-from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.moving import mark_of, refuse_unsettled
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from ergon_framework.app.explain.explanation import Explanation, Question, sentences
 from ergon_framework.app.node import node_address
 from ergon_framework.app.zones import zones_of
+from ergon_framework.boundary.backup import looked_at
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.node.wire import gap_shape, quarantine_shape
-from ergon_framework.boundary.opening import fact_file
-from ergon_framework.boundary.upkeep.local import looked_at
+from ergon_framework.boundary.store_urls import fact_file
 from ergon_framework.boundary.zone import PEER, Zone
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, failure_text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from ergon_framework.boundary.folder import FILE, OBJECTS
+from ergon_framework.boundary.data_folder import FILE, OBJECTS
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.urls import SQLITE, file_of, is_cut_short
 

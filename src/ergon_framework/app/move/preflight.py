@@ -15,7 +15,7 @@ from ergon_framework.app.move.transfer import (
     summed,
     title,
 )
-from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.copies import FactCopy, JobCopy
 from ergon_framework.ports.factstore import ConsumerDesk

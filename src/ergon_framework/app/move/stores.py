@@ -21,10 +21,10 @@ from ergon_framework.app.move.transfer import Part
 from ergon_framework.app.schema import tables_in, zones_there
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import file_has_table
-from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.objectstore.s3_client import bucket_of
-from ergon_framework.boundary.opening import (
+from ergon_framework.boundary.store_urls import (
     check_object_place,
     clock_of,
     is_folder,

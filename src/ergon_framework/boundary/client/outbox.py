@@ -66,7 +66,7 @@ from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.settings import LimitSettings
-from ergon_framework.boundary.tracing import publishing
+from ergon_framework.boundary.telemetry import publishing
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
-from ergon_framework.boundary import tracing
+from ergon_framework.boundary import telemetry
 from ergon_framework.boundary.arguments import TRANSPORT
 from ergon_framework.boundary.client.artifacts import Artifact, Blob
 from ergon_framework.boundary.client.flow import Script, TaskHands, ThreadHands
@@ -65,7 +65,7 @@ class Producer(Telling):
 
     def append_fact(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; when this returns, the node has it on disk at ``offset``."""
-        with tracing.publishing(envelope) as on_its_way:
+        with telemetry.publishing(envelope) as on_its_way:
             strict_ids = self.habits.strict_ids
             message = message_json(on_its_way.envelope, fact, strict_ids=strict_ids)
             return on_its_way.told(self._run(appending(message, self.habits)))
@@ -77,7 +77,7 @@ class Producer(Telling):
 
         Raises when the node cannot be reached; repeating all of it is harmless.
         """
-        with tracing.publishing_many() as span:
+        with telemetry.publishing_many() as span:
             told = self._run(appending_many(items, self.habits))
             span.set_attribute("ergon.facts", len(told))
         return told
@@ -106,7 +106,7 @@ class Producer(Telling):
         One file and no ``object_json``: the object is the reference to it. Otherwise references
         are added as ``attachments``. A file that cannot be put means that no fact is appended.
         """
-        with tracing.publishing(self.envelope_of(envelope, fields)) as on_its_way:
+        with telemetry.publishing(self.envelope_of(envelope, fields)) as on_its_way:
             wrapping, habits = on_its_way.envelope, self.habits
             script = publishing(fact_of(fact), wrapping, files, habits, progress)
             return on_its_way.told(self._run(script))
@@ -156,7 +156,7 @@ class AsyncProducer(Telling):
 
     async def append_fact(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; when this returns, the node has it on disk at ``offset``."""
-        with tracing.publishing(envelope) as on_its_way:
+        with telemetry.publishing(envelope) as on_its_way:
             strict_ids = self.habits.strict_ids
             message = message_json(on_its_way.envelope, fact, strict_ids=strict_ids)
             return on_its_way.told(await self._run(appending(message, self.habits)))
@@ -168,7 +168,7 @@ class AsyncProducer(Telling):
 
         Raises when the node cannot be reached; repeating all of it is harmless.
         """
-        with tracing.publishing_many() as span:
+        with telemetry.publishing_many() as span:
             told = await self._run(appending_many(items, self.habits))
             span.set_attribute("ergon.facts", len(told))
         return told
@@ -197,7 +197,7 @@ class AsyncProducer(Telling):
         One file and no ``object_json``: the object is the reference to it. Otherwise references
         are added as ``attachments``. A file that cannot be put means that no fact is appended.
         """
-        with tracing.publishing(self.envelope_of(envelope, fields)) as on_its_way:
+        with telemetry.publishing(self.envelope_of(envelope, fields)) as on_its_way:
             wrapping, habits = on_its_way.envelope, self.habits
             script = publishing(fact_of(fact), wrapping, files, habits, progress)
             return on_its_way.told(await self._run(script))

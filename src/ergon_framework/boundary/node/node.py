@@ -13,12 +13,12 @@ from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.exchange import Exchange
 from ergon_framework.boundary.http.server import Server
 from ergon_framework.boundary.http.tls import Certificates
+from ergon_framework.boundary.maintenance import keep_house
 from ergon_framework.boundary.node.app import HealthApplication, NodeApplication
 from ergon_framework.boundary.node.policy import Policy, PolicyFile
 from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.settings import DAY, LimitSettings, ZoneSettings
-from ergon_framework.boundary.telling import SUMMED, logger
-from ergon_framework.boundary.upkeep.keeping import keep_house
+from ergon_framework.boundary.telemetry import SUMMED, logger
 from ergon_framework.boundary.zone import ZONE, Zone
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError, WiringError

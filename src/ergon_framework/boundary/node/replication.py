@@ -30,7 +30,7 @@ from ergon_framework.boundary.node.objects_api import too_large
 from ergon_framework.boundary.node.operations import CreateConsumer, InThread
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.replication_plan import Plan
-from ergon_framework.boundary.tracing import pulled
+from ergon_framework.boundary.telemetry import pulled
 from ergon_framework.boundary.zone import PEER, Zone, apart
 from ergon_framework.core.gate import Gate, Mode
 from ergon_framework.engine.clocks import AsyncSignal

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.wire import consumer_shape, link_shape, milliseconds
 from ergon_framework.boundary.settings import DAY
-from ergon_framework.boundary.telling import Histogram
+from ergon_framework.boundary.telemetry import Histogram
 from ergon_framework.core.gate import Mode
 from ergon_framework.errors import BoundaryError, StoreError
 from ergon_framework.ports.factstore import NEW_EPOCH, OUTBOUND, ConsumerInfo, LogInfo

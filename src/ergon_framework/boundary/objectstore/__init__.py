@@ -1,7 +1,7 @@
 """Blobs of a zone, named by the SHA-256 of their content: in a folder, a bucket, or memory.
 
 Each store fulfils ``ergon_framework.ports.objectstore``, and a URL says which one a zone has
-(``ergon_framework.boundary.opening``). Start with ``filesystem``.
+(``ergon_framework.boundary.store_urls``). Start with ``filesystem``.
 
 - ``filesystem``: blobs as files of a folder, uploads that a client resumes, and whose folder it is.
 - ``s3``: blobs in a bucket of S3, Google Cloud Storage or Azure, uploads staged on disk before.

@@ -19,7 +19,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from ergon_framework.boundary.opening import open_object_store
+from ergon_framework.boundary.store_urls import open_object_store
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.objectstore import ObjectStore
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergon_framework.boundary.folder import FILE, OBJECTS
+from ergon_framework.boundary.data_folder import FILE, OBJECTS
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore

@@ -1,4 +1,4 @@
-"""The mark of a restore that has not ended, beside the folder that is restored.
+"""The folder that a zone lives in: its lock, and the mark of a restore that has not ended.
 
 Between the moment in which the old folder is moved aside and the one in which the restored one gets
 its name, there is nothing in its place. A node that was started then would begin an empty log, and
@@ -9,6 +9,7 @@ killed, and tells the next restore what was left behind.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from pathlib import Path
 import msgspec
 
 from ergon_framework.boundary.objectstore.disk import is_at, is_locked, sync_file, sync_folder
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.storage.secure_files import open_file
+from ergon_framework.storage.secure_files import UnsafeFileError, make_folder, open_file
 
 SUFFIX = ".restoring"
 
@@ -116,3 +118,70 @@ def _read(text: bytes) -> Unfinished:
         return msgspec.json.decode(text, type=Unfinished) if text else Unfinished()
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return Unfinished(is_armed=True)  # it was torn when it was written
+
+
+FILE, OBJECTS, LOCK = "facts.db", "objects", "node.lock"
+
+
+class DataFolder:
+    """A zone's folder, locked for this process."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        renew_after_fork(self)
+
+    @classmethod
+    def lock(cls, path: str | Path, *, is_restored: bool = False) -> DataFolder:
+        """Take the folder for this process, or say who has it.
+
+        A restore that was cut off is refused to everybody but the one who restores it again.
+        """
+        folder = Path(path).absolute()
+        if not is_restored:
+            refuse_half_restored(folder, FILE)
+        try:
+            _make(folder)
+            descriptor = open_file(folder / LOCK, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            where = error.filename if isinstance(error, UnsafeFileError) else folder
+            raise ConfigurationError(
+                f"{where} cannot be used: {error.strerror}",
+                remedy="name a folder that this user may write to, and nobody else",
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise ConfigurationError(
+                f"{folder} is in use by another node"
+                + (f", process {holder}" if holder.isdigit() else ""),
+                remedy="stop that one first, or name another folder",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        return cls(folder, descriptor)
+
+    def renew(self) -> None:
+        """In a process that was just forked: the lock is the parent's, and ends with it."""
+        self._leave()
+
+    def close(self) -> None:
+        """Let go of it. Closing twice is fine."""
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for children that have it too
+        self._leave()
+
+    def _leave(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _make(folder: Path) -> None:
+    """Create the folder so that its name survives a power cut, like everything in it."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    make_folder(folder, parents=True)
+    for each in missing:
+        sync_folder(each.parent)

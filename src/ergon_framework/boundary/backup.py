@@ -1,10 +1,10 @@
-"""A copy of a zone, taken while its node runs.
+"""A zone opened without its node, to look at it or to copy it while the node runs.
 
-The objects come first, then the log in one consistent copy, then the objects that came meanwhile:
-so everything the copied log names is in the copy, even what is collected while it is made. The copy
-is made beside its place and gets its name when it is whole and synced: a crash leaves nothing that
-looks like a backup and is none. Objects never change, so on the same disk they are shared by a hard
-link.
+A backup copies the objects first, then the log in one consistent copy, then the objects that came
+meanwhile: so everything the copied log names is in the copy, even what is collected while it is
+made. The copy is made beside its place and gets its name when it is whole and synced: a crash
+leaves nothing that looks like a backup and is none. Objects never change, so on the same disk they
+are shared by a hard link.
 """
 
 from __future__ import annotations
@@ -13,22 +13,71 @@ import contextlib
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ergon_framework.boundary.folder import OBJECTS
+from ergon_framework.boundary.data_folder import FILE, OBJECTS
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.logs.sqlite.ground import SCHEMA, SQL
 from ergon_framework.boundary.objectstore.disk import sync_folder
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.opening import folders_of
-from ergon_framework.boundary.upkeep.local import looked_into
-from ergon_framework.boundary.upkeep.verifying import named_objects
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.store_urls import clock_of, fact_file, folders_of, open_stores
+from ergon_framework.boundary.verification import named_objects
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
 from ergon_framework.ports.objectstore import ObjectStore
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.secure_files import make_folder
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.database import Database
+
+_SQL = load(SQL, "store.sql")
+
+
+@contextmanager
+def looked_into(data: str | Path, *, clock: Callable[[], float] = time.time) -> Iterator[Zone]:
+    """The zone that lives in a folder, for reading only."""
+    folder = Path(data).absolute()
+    file = folder / FILE
+    if not file.is_file():
+        raise ConfigurationError(
+            f"no zone lives in {folder}: there is no {FILE}",
+            remedy="name the folder that `ergon boundary serve --data` was given, or a backup",
+        )
+    with looked_at(_owner(file), ZoneSettings(data=str(folder)), clock=clock) as zone:
+        yield zone
+
+
+@contextmanager
+def looked_at(
+    name: str, settings: ZoneSettings, *, clock: Callable[[], float] | None = None
+) -> Iterator[Zone]:
+    """The zone that settings describe, wherever its stores are, for reading only."""
+    file = fact_file(settings)
+    if file is not None and not file.is_file():
+        raise ConfigurationError(
+            f"zone {name!r} has no facts yet: there is no {file}",
+            remedy="start its node once, or name the folder of another zone with --data",
+        )
+    store, objects = open_stores(name, settings, clock=clock, read_only=True)
+    with closing(objects), closing(store):
+        yield Zone(name, store, objects, settings, clock=clock or clock_of(store))
+
+
+def _owner(file: Path) -> str:
+    """Whose store it is: a folder says it itself, so that nobody has to."""
+    with Database(file, schema=SCHEMA, read_only=True) as database:
+        found = database.read(lambda connection: connection.execute(_SQL["store"]).fetchone())
+    if found is None:
+        raise ConfigurationError(
+            f"{file} has no zone yet", remedy="start the node once, or name another folder"
+        )
+    return str(found[0])
+
 
 declare(
     "boundary.backup_log.before",

@@ -20,16 +20,21 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ergon_framework.boundary import restore_mark
+from ergon_framework.boundary import data_folder
 from ergon_framework.boundary.anchor import FILE as ANCHOR
-from ergon_framework.boundary.folder import FILE, LOCK, OBJECTS, DataFolder
+from ergon_framework.boundary.backup import BackedUp, backed_up, looked_into
+from ergon_framework.boundary.data_folder import (
+    FILE,
+    LOCK,
+    OBJECTS,
+    DataFolder,
+    RestoreMark,
+    Unfinished,
+)
 from ergon_framework.boundary.objectstore.blob_io import copy_blobs
 from ergon_framework.boundary.objectstore.disk import sync_folder
-from ergon_framework.boundary.opening import open_object_store
-from ergon_framework.boundary.restore_mark import RestoreMark, Unfinished
-from ergon_framework.boundary.upkeep.backing_up import BackedUp, backed_up
-from ergon_framework.boundary.upkeep.local import looked_into
-from ergon_framework.boundary.upkeep.verifying import Finding, named_objects, verified
+from ergon_framework.boundary.store_urls import open_object_store
+from ergon_framework.boundary.verification import Finding, named_objects, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -87,7 +92,7 @@ def restored(
             # No node runs there.
             held.callback(DataFolder.lock(place, is_restored=True).close)
         _make_parent(place)
-        mark = held.enter_context(restore_mark.held(place))
+        mark = held.enter_context(data_folder.held(place))
         made, aside = _restored(zone, place, mark, objects, report, is_there=is_there)
         last = max((log.last_at or 0.0 for log in zone.store.logs()), default=0.0)
     return Restored(
@@ -109,7 +114,7 @@ def _restored(
     In a place without a zone nobody begins one meanwhile; one that is there stays as it is until
     the copy is whole.
     """
-    draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}{restore_mark.SUFFIX}")
+    draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}{data_folder.SUFFIX}")
     earlier = mark.earlier
     _remove_drafts(earlier.draft)
     said = Unfinished(str(draft), earlier.aside, is_armed=not is_there)
@@ -187,7 +192,7 @@ def _make_parent(place: Path) -> None:
 
 def _remove_drafts(draft: str) -> None:
     """Remove the copy of a restore that did not end, and what that was made of."""
-    if draft.endswith(restore_mark.SUFFIX):
+    if draft.endswith(data_folder.SUFFIX):
         path = Path(draft)
         for each in path.parent.glob(f"{glob.escape(path.name)}*"):
             shutil.rmtree(each, ignore_errors=True)

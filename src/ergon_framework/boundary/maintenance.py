@@ -1,7 +1,7 @@
-"""What a zone lets go of: old payloads, orphaned objects, the remains of broken uploads.
+"""Retention: old payloads, orphaned objects and the remains of broken uploads are removed.
 
-Each round decides from the settings and does it in small steps; a round that is cut short is
-finished by the next one.
+Each round decides from the settings and works in small steps; a round that is cut short is finished
+by the next one.
 """
 
 from __future__ import annotations

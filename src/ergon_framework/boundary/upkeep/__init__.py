@@ -1,1 +1,0 @@
-"""Looking after a zone: what it lets go of, whether all is sound, and copies of it."""
