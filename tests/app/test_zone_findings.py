@@ -13,7 +13,7 @@ from psycopg import sql
 from ergon_framework.app.diagnostics.findings import Finding, Status
 from ergon_framework.app.diagnostics.zones import examine_zones
 from ergon_framework.app.settings import load_settings
-from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import Zone

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ergon_framework.boundary.logs.grouping import Grouping
+from ergon_framework.boundary.factstore.group_commit import Grouping
 from ergon_framework.errors import (
     ErgonError,
     NodeUnavailableError,

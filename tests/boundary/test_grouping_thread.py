@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from ergon_framework.boundary.logs import grouping as module
-from ergon_framework.boundary.logs.grouping import Grouping
-from ergon_framework.boundary.logs.in_line import Waiting
+from ergon_framework.boundary.factstore import group_commit as module
+from ergon_framework.boundary.factstore.group_commit import Grouping, Waiting
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from tests.boundary.test_grouping import WAIT, Caller, Kitchen, crowd, in_line
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, parsed, spelled
-from ergon_framework.boundary.logs.records import key_of
+from ergon_framework.boundary.factstore.hashchain import key_of
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.errors import FactInvalidError
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from ergon_framework.boundary.logs import grouping as module
-from ergon_framework.boundary.logs.grouping import IN_VAIN, Grouping
-from ergon_framework.boundary.logs.in_line import Waiting
+from ergon_framework.boundary.factstore import group_commit as module
+from ergon_framework.boundary.factstore.group_commit import IN_VAIN, Grouping, Waiting
 from ergon_framework.errors import StoreUnavailableError
 from tests.boundary.test_grouping import WAIT, Caller
 

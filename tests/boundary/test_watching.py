@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.logs.nats import NatsFactStore
-from ergon_framework.boundary.logs.postgres import PostgresFactStore
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.ports.factstore import OUTBOUND, Appended
 from ergon_framework.testing.suites.factstore.subject import new
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.zone import Zone

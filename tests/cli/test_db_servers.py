@@ -9,7 +9,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.cli import invoke
 from ergon_framework.jobs.stores.postgres.store import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.transactions import SCHEMA

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from ergon_framework.boundary.facts.admission import admitted
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.node.app import NodeApplication

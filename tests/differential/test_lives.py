@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.factstore import Found, NewFact, Outcome
 from ergon_framework.ports.jobstore import Hold

@@ -12,8 +12,8 @@ import typer
 
 import ergon_framework.boundary as package
 from ergon_framework.boundary import Zone, ZoneSettings
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.responses import STATUS
-from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.node.policy import GROUPS, OPERATIONS
 from ergon_framework.boundary.node.status import metrics
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore

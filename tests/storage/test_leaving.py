@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.grouping import Grouping
+from ergon_framework.boundary.factstore.group_commit import Grouping
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.group_commit import Turns
 from tests.storage.conftest import WAIT, add, items

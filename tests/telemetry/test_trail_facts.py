@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.boundary.facts.admission import admitted
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone

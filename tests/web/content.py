@@ -11,7 +11,7 @@ from typing import Any
 
 from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.boundary.data_folder import FILE
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.ports.facts import NewFact
 from ergon_framework.ports.jobstore import NewJob, Schedule, WorkerRecord

@@ -226,7 +226,7 @@ def _job_tables(url: str, *, is_wanted: bool, is_offline: bool = False) -> Itera
 
 def _zone_tables(url: str, names: Sequence[str]) -> Iterator[Tables]:
     address_of(url)
-    from ergon_framework.boundary.logs.postgres.ground import SCHEMA, namespace_of
+    from ergon_framework.boundary.factstore.postgres.database import SCHEMA, namespace_of
 
     for name in names:
         yield ServerTables(f"zone {name}", url, SCHEMA, namespace_of(name))
@@ -235,7 +235,7 @@ def _zone_tables(url: str, names: Sequence[str]) -> Iterator[Tables]:
 def zones_there(url: str) -> list[str]:
     """The zones whose facts a database on a server holds."""
     address_of(url)
-    from ergon_framework.boundary.logs.postgres.ground import zones_in
+    from ergon_framework.boundary.factstore.postgres.database import zones_in
     from ergon_framework.storage.postgres.migrations import connected
 
     with connected(url) as (connection, _):

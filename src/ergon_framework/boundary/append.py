@@ -16,7 +16,7 @@ import msgspec
 from ergon_framework.boundary import telemetry
 from ergon_framework.boundary.facts.admission import Admission, unreadable
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.boundary.logs.grouping import Grouping
+from ergon_framework.boundary.factstore.group_commit import Grouping
 from ergon_framework.boundary.model import Envelope, EnvelopeLike, Fact, FactLike, Receipt
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telemetry import Telling

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ergon_framework.boundary.data_folder import FILE, OBJECTS
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.logs.sqlite.ground import SCHEMA, SQL
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite.session import SCHEMA, SQL
 from ergon_framework.boundary.objectstore.disk import sync_folder
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.settings import ZoneSettings

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ergon_framework.boundary.logs.settling import OPEN
+from ergon_framework.boundary.factstore.consumers import OPEN
 from ergon_framework.boundary.objectstore.blob_io import SharedObjects
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.zone import Zone

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.boundary.data_folder import FILE, OBJECTS
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
 from ergon_framework.boundary.objectstore.s3_client import KINDS as BUCKETS
@@ -46,15 +46,15 @@ def open_fact_store(
     """
     kind, rest = _fact_parts(url)
     if kind == "memory":
-        from ergon_framework.boundary.logs.memory import MemoryFactStore
+        from ergon_framework.boundary.factstore.memory import MemoryFactStore
 
         return MemoryFactStore(zone, clock=clock or time.time)
     if kind == "postgresql":
-        from ergon_framework.boundary.logs.postgres import PostgresFactStore
+        from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 
         return PostgresFactStore(url, zone=zone, clock=clock, read_only=read_only)
     if kind == "nats":
-        from ergon_framework.boundary.logs.nats import NatsFactStore
+        from ergon_framework.boundary.factstore.nats import NatsFactStore
 
         return NatsFactStore(url, zone=zone, clock=clock, read_only=read_only)
     return _open_file(path_in(rest), zone, clock, read_only)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ergon_framework.boundary.anchor import anchored
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.boundary.logs.referring import references_of, stored_facts
+from ergon_framework.boundary.factstore.references import references_of, stored_facts
 from ergon_framework.boundary.store_urls import folders_of
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryNotFoundError

@@ -21,14 +21,14 @@ from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.facts.admission import Admission, admitted, refuse_larger
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.logs.referring import (
+from ergon_framework.boundary.factstore.consumers import no_fact, no_object
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.references import (
     are_recorded,
     left_to_read,
     record_references,
 )
-from ergon_framework.boundary.logs.refusing import no_fact, no_object
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.model import (
     EnvelopeLike,
     FactLike,

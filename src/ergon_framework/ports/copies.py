@@ -139,7 +139,7 @@ class ScheduleCopy(Copy, frozen=True):
 class LogCopy(Copy, frozen=True):
     """A log and all that its kept facts do not tell, by its number: ``outbound`` is 1.
 
-    The number is part of the hash chain (see ``boundary/logs/records.py``), so it is kept.
+    The number is part of the hash chain (see ``boundary/factstore/hashchain.py``), so it is kept.
     Loading: a log that is there and has been cut further since is cut as well, whoever reads it
     and without a gap. A log without facts of its own becomes what the copy says.
     """
@@ -200,9 +200,9 @@ class FactCopy(Copy, frozen=True):
 class IdCopy(Copy, frozen=True):
     """An id that was ever appended, in the order of keys. All of them, kept facts' included.
 
-    The key is ``key_of(log, from_zone, message_id)`` of ``boundary/logs/records.py``: a store need
-    not know more of an id whose fact was dropped, not even its log. They are loaded after the
-    facts, most of them are there by then.
+    The key is ``key_of(log, from_zone, message_id)`` of ``boundary/factstore/hashchain.py``: a
+    store need not know more of an id whose fact was dropped, not even its log. They are loaded
+    after the facts, most of them are there by then.
     """
 
     key: bytes

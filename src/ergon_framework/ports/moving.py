@@ -20,7 +20,7 @@ in many ways, or be given to another one, a seventh, ``birth`` (:class:`Born`).
 
 Copies carry instants as they are: a lease that ran out on the way is rescued in the new store.
 What is the same in every store is done once: ``jobs/stores/records.py``,
-``boundary/logs/moving.py`` and, for stores on tables, ``boundary/logs/tables/moving.py``.
+``boundary/factstore/archive.py`` and, for stores on tables, ``boundary/factstore/sql/archive.py``.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import pytest
 from ergon_framework.app.move import preflight, transfer
 from ergon_framework.app.move.preflight import refuse_readers
 from ergon_framework.app.move.transfer import PAGE, Part, Told, summed, tell_now_and_then
-from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.core.job import CancelAsked, Refused, RunAsked
 from ergon_framework.errors import ErgonError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore

@@ -12,7 +12,7 @@ import pytest
 from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, reopen
 from ergon_framework.app.schema import zones_there
-from ergon_framework.boundary.logs.nats.opening import zones_in_space
+from ergon_framework.boundary.factstore.nats.setup import zones_in_space
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.stores.opening import open_store
 from tests.app.moving.stock import ZONE, copied, moved, with_facts, with_jobs

@@ -10,7 +10,7 @@ import pytest
 from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, Outcome, reopen, run
 from ergon_framework.app.move.transfer import Tell, Told
-from ergon_framework.boundary.logs.nats import ground
+from ergon_framework.boundary.factstore.nats import database
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import Zone
@@ -204,7 +204,7 @@ def test_a_confirmation_on_its_way_is_not_taken_by_a_store_that_was_shut(
     with closing(open_fact_store(nats_url, zone=ZONE)) as store:
         store.create_consumer("c", OUTBOUND)
         store.serve("c", 10, 1 << 20)
-        monkeypatch.setattr(ground, "failpoint", shut_first)
+        monkeypatch.setattr(database, "failpoint", shut_first)
         with pytest.raises(StoreReadOnlyError):
             store.confirm("c", 3)
         assert outcomes[0].is_shut

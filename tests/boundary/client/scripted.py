@@ -11,7 +11,7 @@ from ergon_framework.boundary.append import answer
 from ergon_framework.boundary.client.consumer import AsyncConsumer, Consumer
 from ergon_framework.boundary.client.producer import AsyncProducer, Producer
 from ergon_framework.boundary.facts.admission import admitted, parse_append
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt
 from ergon_framework.boundary.node import operations
 from ergon_framework.boundary.node.wire import page_json

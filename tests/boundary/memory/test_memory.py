@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.errors import StoreError, StoreUnavailableError, WiringError
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, Found, Page
 from ergon_framework.testing.suites.drivers import HandClock

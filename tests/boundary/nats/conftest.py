@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
 
 ZONE = "plant-a"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.ports.factstore import OUTBOUND
 from tests.boundary.sqlite.crash_child import append, objects, read, receive, say
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.nats import NatsFactStore
-from ergon_framework.boundary.logs.nats.pages import entry_at
+from ergon_framework.boundary.factstore.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats.pages import entry_at
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.storage.nats import Stored, stream
 from ergon_framework.storage.nats.client import Reply

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.copies import ConsumerCopy, ItemCopy
 from ergon_framework.ports.factstore import OUTBOUND, Quarantined

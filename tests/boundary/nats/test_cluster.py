@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, FactStore, Flaw
 from ergon_framework.storage.nats import Reply

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.failpoints import NAMES
 from tests.boundary.nats import crash_child

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.logs.nats import names
-from ergon_framework.boundary.logs.nats.coding import Name, encode
-from ergon_framework.boundary.logs.nats.names import Place, stretch
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.nats import registry
+from ergon_framework.boundary.factstore.nats.registry import Place, stretch
+from ergon_framework.boundary.factstore.nats.schema import Name, encode
 from ergon_framework.ports.copies import NameCopy
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, StoredObject
 from ergon_framework.storage.nats import NatsStream, Stored
@@ -47,7 +47,7 @@ def test_a_stretch_is_what_sorting_everything_gives(
         (size, subject) for subject, size in newest.items() if (size, subject) > (start,)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(names, "KEPT", most)
+        patch.setattr(registry, "KEPT", most)
         found = stretch(lambda: messages, by_size, (start,), limit)
     places = [(name.size, name.key) for name in found.names]
     assert places == every[: len(places)]
@@ -57,16 +57,16 @@ def test_a_stretch_is_what_sorting_everything_gives(
 
 def test_no_more_is_kept_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred thousand names come by, and a few are in memory."""
-    monkeypatch.setattr(names, "KEPT", 50)
+    monkeypatch.setattr(registry, "KEPT", 50)
     most = 0
 
-    class Watched(names._Sieve):
+    class Watched(registry._Sieve):
         def take(self, message: Stored) -> None:
             nonlocal most
             super().take(message)
             most = max(most, len(self._kept))
 
-    monkeypatch.setattr(names, "_Sieve", Watched)
+    monkeypatch.setattr(registry, "_Sieve", Watched)
 
     def read() -> Iterator[Stored]:
         for n in range(100_000):
@@ -107,7 +107,7 @@ def test_thousands_of_names_in_pages(
     open_store: Open, monkeypatch: pytest.MonkeyPatch, walks: list[str]
 ) -> None:
     """The same as the model says, and the stream is read once for several pages."""
-    monkeypatch.setattr(names, "KEPT", 600)
+    monkeypatch.setattr(registry, "KEPT", 600)
     store, model = open_store(), MemoryFactStore("plant-a", clock=lambda: 1.0)
     kinds = ("key-{}", "Schlüssel {}", "x" * 80 + "{}", "a/b/{}.bin")
     copies = [

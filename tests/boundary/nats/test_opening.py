@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.nats import NatsFactStore
-from ergon_framework.boundary.logs.nats.opening import Opening
+from ergon_framework.boundary.factstore.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats.setup import Opening
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,

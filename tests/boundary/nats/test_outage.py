@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
 from ergon_framework.storage.nats import Message, client, connect

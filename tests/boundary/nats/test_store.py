@@ -13,14 +13,14 @@ import pytest
 from pydantic import SecretStr
 
 from ergon_framework.app.move.transfer import reopen, shut
-from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.logs.nats import NatsFactStore
-from ergon_framework.boundary.logs.nats.books import MOST_YOUNG, Books
-from ergon_framework.boundary.logs.nats.coding import Note
-from ergon_framework.boundary.logs.nats.desk import MOST_SETTLED
-from ergon_framework.boundary.logs.nats.entering import Entering
-from ergon_framework.boundary.logs.nats.moving import _ids as ids_in
-from ergon_framework.boundary.logs.records import prepare
+from ergon_framework.boundary.factstore.hashchain import prepare
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats.append import Entering
+from ergon_framework.boundary.factstore.nats.archive import _ids as ids_in
+from ergon_framework.boundary.factstore.nats.consumers import MOST_SETTLED
+from ergon_framework.boundary.factstore.nats.schema import Note
+from ergon_framework.boundary.factstore.nats.session import MOST_YOUNG, Books
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone

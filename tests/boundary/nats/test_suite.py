@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.testing.suites.factstore import FACT_STORE_CHECKS, exercise_fact_store
 from tests.boundary.nats.damage import Disk

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.factstore import OUTBOUND

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node import node as node_module
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.storage.failpoints import NAMES

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.exchange import Caller
-from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport, _Exchange
 from ergon_framework.boundary.node.policy import Policy, read_policy

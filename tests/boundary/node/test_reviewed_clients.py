@@ -11,8 +11,8 @@ import pytest
 
 from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.boundary.client.producer import AsyncProducer
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.codec import error_of_answer
-from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Loss
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport

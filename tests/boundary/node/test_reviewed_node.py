@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.maintenance import collect, keep_house
 from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.node.app import NodeApplication

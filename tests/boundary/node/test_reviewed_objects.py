@@ -10,8 +10,8 @@ import pytest
 
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.facts.schema import parsed
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.exchange import Caller
-from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.maintenance import keep_house
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.node.app import NodeApplication

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.http.addresses import split_address
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings

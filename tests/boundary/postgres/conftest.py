@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from tests.servers.postgres import PostgresServer
 
 Open = Callable[..., PostgresFactStore]

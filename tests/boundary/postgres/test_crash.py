@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore, logs
-from ergon_framework.boundary.logs.postgres.straight import Straight
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore
+from ergon_framework.boundary.factstore.postgres import store as logs
+from ergon_framework.boundary.factstore.postgres.append import Straight
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
 from ergon_framework.storage.failpoints import NAMES

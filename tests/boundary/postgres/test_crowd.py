@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.facts.admission import Admission
-from ergon_framework.boundary.logs.postgres import PostgresFactStore
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.zone import Zone
 from tests.boundary.test_zone_crowd import EACH, PRODUCERS, produce_in_a_crowd

@@ -14,7 +14,7 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, text
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore, ground
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore, database
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
@@ -281,7 +281,7 @@ def test_a_name_that_is_bound_while_its_fact_comes_in_is_kept(
             if name == "boundary.bind.before":
                 assert rival.append(OUTBOUND, [refers]) == [Appended(1)]
 
-        monkeypatch.setattr(ground, "failpoint", meanwhile)
+        monkeypatch.setattr(database, "failpoint", meanwhile)
         store.bind("files", "k", bytes(32), 3)
     kept = store.object("files", "k")
     assert kept is not None

@@ -9,8 +9,8 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from ergon_framework.boundary.logs.postgres import ground
-from ergon_framework.boundary.logs.tables.ground import logger
+from ergon_framework.boundary.factstore.postgres import database
+from ergon_framework.boundary.factstore.sql.session import logger
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.postgres import pool
 from ergon_framework.testing.suites.factstore.subject import new
@@ -46,7 +46,7 @@ def test_a_certificate_that_is_wrong_for_a_while(
 ) -> None:
     """The thread that looks for new facts outlives it, and wakes who waits once it is mended."""
     monkeypatch.setattr(pool, "REST", 0.0)
-    monkeypatch.setattr(ground, "LOOK", 0.1)
+    monkeypatch.setattr(database, "LOOK", 0.1)
     caplog.set_level(logging.INFO, logger=logger.name)
     heard, rung = _Heard("another name"), threading.Event()
     behind = str(postgres_server.folder / ".s.PGSQL.5432")

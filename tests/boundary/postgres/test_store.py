@@ -11,10 +11,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore, ground, logs, straight
-from ergon_framework.boundary.logs.postgres.ground import SCHEMA, namespace_of, zones_in
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.logs.tables import quarantine
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore, append, database
+from ergon_framework.boundary.factstore.postgres import store as logs
+from ergon_framework.boundary.factstore.postgres.database import SCHEMA, namespace_of, zones_in
+from ergon_framework.boundary.factstore.sql import consumers
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,
@@ -237,7 +238,7 @@ def test_what_was_confirmed_meanwhile_is_not_put_back(
     store.settle(item.id, "released")
     store.serve("c", 5, 1 << 20, holder="h")
     confirming = threading.Thread(target=rival.confirm, args=("c", 1), kwargs={"holder": "h"})
-    looked, seen = quarantine._numbered, list[str]()
+    looked, seen = consumers._numbered, list[str]()
 
     def slow(*given: Any) -> Any:
         found = looked(*given)
@@ -247,7 +248,7 @@ def test_what_was_confirmed_meanwhile_is_not_put_back(
             seen.extend(each.state for each in rival.quarantine(state=None))
         return found
 
-    monkeypatch.setattr(quarantine, "_numbered", slow)
+    monkeypatch.setattr(consumers, "_numbered", slow)
     assert store.settle(item.id, "quarantined").state == "quarantined"
     confirming.join(WAIT)
     assert seen == ["released"]
@@ -478,7 +479,7 @@ def test_an_interrupt_is_not_taken_for_a_lost_connection(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(straight, "_answers", interrupted)
+        patch.setattr(append, "_answers", interrupted)
         with pytest.raises(KeyboardInterrupt):
             put(store, "c")
     assert put(store, "c")[0] in (Appended(3), Appended(3, True, new("c").envelope))
@@ -546,7 +547,7 @@ def test_who_waits_is_woken_without_a_bell(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pooler may keep announcements to itself: new facts are looked for as well."""
-    monkeypatch.setattr(ground, "LOOK", 0.01)
+    monkeypatch.setattr(database, "LOOK", 0.01)
     store, rival = open_store(), open_store()
     monkeypatch.setattr(store, "_channel", "elsewhere")
     woken = threading.Event()

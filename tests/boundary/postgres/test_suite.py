@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore
-from ergon_framework.boundary.logs.records import OFFSET_BITS
+from ergon_framework.boundary.factstore.hashchain import OFFSET_BITS
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.testing.suites.factstore import FACT_STORE_CHECKS, exercise_fact_store
 from tests.boundary.postgres.conftest import change

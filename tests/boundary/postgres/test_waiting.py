@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND
 from tests.boundary.postgres.test_store import ids, put

@@ -11,7 +11,7 @@ from typing import Any
 
 from ergon_framework.boundary.data_folder import FILE, OBJECTS
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.factstore import OUTBOUND, Flaw

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore, parts, sealing
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore, ledger
 
 ZONE = "plant-a"
 Open = Callable[..., SqliteFactStore]
@@ -43,8 +43,8 @@ def store(open_store: Open) -> SqliteFactStore:
 @pytest.fixture
 def small_generations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ledger write down and merge a few ids at a time."""
-    monkeypatch.setattr(sealing, "YOUNG", 16)
-    monkeypatch.setattr(sealing, "FAN", 4)
-    monkeypatch.setattr(sealing, "PACE", 1)
-    monkeypatch.setattr(sealing, "SWEPT", 50)
-    monkeypatch.setattr(parts, "PART", 4)
+    monkeypatch.setattr(ledger, "YOUNG", 16)
+    monkeypatch.setattr(ledger, "FAN", 4)
+    monkeypatch.setattr(ledger, "PACE", 1)
+    monkeypatch.setattr(ledger, "SWEPT", 50)
+    monkeypatch.setattr(ledger, "PART", 4)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 
-from ergon_framework.boundary.logs.sqlite import sealing
+from ergon_framework.boundary.factstore.sqlite import ledger
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.ports.factstore import (
     OUTBOUND,
@@ -92,7 +92,7 @@ def read(store: FactStore) -> None:
 
 def main(url: str) -> None:
     """Everything, several times."""
-    sealing.YOUNG, sealing.FAN, sealing.PACE = 8, 3, 2
+    ledger.YOUNG, ledger.FAN, ledger.PACE = 8, 3, 2
     store = open_fact_store(url, zone="plant-a")
     store.create_consumer("reader", OUTBOUND)
     for number in range(ROUNDS):

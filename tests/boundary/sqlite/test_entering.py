@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.logs.sqlite.entering import MOST_ROWS
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite.append import MOST_ROWS
 from ergon_framework.ports.factstore import OUTBOUND, Appended, NewFact
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.sqlite.conftest import ZONE

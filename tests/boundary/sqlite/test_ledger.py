@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore, parts, sealing
-from ergon_framework.boundary.logs.sqlite.ledger import Ledger
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore, ledger
+from ergon_framework.boundary.factstore.sqlite.ledger import Ledger
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import INBOUND, OUTBOUND, Appended, Conflict, Link, NewFact
 from ergon_framework.storage.failpoints import armed
@@ -51,7 +51,7 @@ def ids_in(path: Path) -> int:
     """How many ids are written down."""
     with closing(sqlite3.connect(path)) as connection:
         statement = "SELECT coalesce(sum(length(ids)), 0) FROM ergon_boundary_ledger"
-        return int(connection.execute(statement).fetchone()[0]) // parts.ID
+        return int(connection.execute(statement).fetchone()[0]) // ledger.ID
 
 
 def put(store: SqliteFactStore, first: int, last: int, log: str = OUTBOUND) -> None:
@@ -65,26 +65,26 @@ def put(store: SqliteFactStore, first: int, last: int, log: str = OUTBOUND) -> N
 def test_a_part_knows_what_it_has(count: int) -> None:
     """Every key is found in its part with what it stands for, and few others seem to be there."""
     there, others = keys(count), keys(2000, seed=1)
-    bits = parts.bits_for(count)
+    bits = ledger.bits_for(count)
     ids = [
         b"".join(
-            key + parts.packed(key[::-1] + b"more", n)
+            key + ledger.packed(key[::-1] + b"more", n)
             for n, key in enumerate(there)
-            if parts.part_of(key, bits) == part
+            if ledger.part_of(key, bits) == part
         )
         for part in range(1 << bits)
     ]
-    found = parts.Filter(bits, ((part, parts.bloom_of(each)) for part, each in enumerate(ids)))
+    found = ledger.Filter(bits, ((part, ledger.bloom_of(each)) for part, each in enumerate(ids)))
     for n, key in enumerate(there):
-        assert parts.candidates({7: found}, key) == [7]
-        assert parts.find(ids[parts.part_of(key, bits)], key) == (key[::-1], n)
-    assert sum(bool(parts.candidates({7: found}, key)) for key in others) < 60
-    assert not any(parts.find(ids[parts.part_of(key, bits)], key) for key in others)
+        assert ledger.candidates({7: found}, key) == [7]
+        assert ledger.find(ids[ledger.part_of(key, bits)], key) == (key[::-1], n)
+    assert sum(bool(ledger.candidates({7: found}, key)) for key in others) < 60
+    assert not any(ledger.find(ids[ledger.part_of(key, bits)], key) for key in others)
 
 
 def test_a_filter_that_is_not_there_excludes_nothing() -> None:
     """A lost filter costs time, not correctness."""
-    assert parts.candidates({1: parts.Filter(0)}, bytes(16)) == [1]
+    assert ledger.candidates({1: ledger.Filter(0)}, bytes(16)) == [1]
 
 
 def test_ids_move_into_generations_and_stay_known(store: SqliteFactStore, path: Path) -> None:
@@ -316,4 +316,4 @@ def test_forgetting_everything_changes_nothing(store: SqliteFactStore) -> None:
     store._ledger.forget()
     assert store._ledger == Ledger(loaded=store._ledger.loaded, log_changes=0)
     put(store, 31, 60)
-    assert sealing.YOUNG == 16
+    assert ledger.YOUNG == 16

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.logs.sqlite.ground import SQL
-from ergon_framework.boundary.logs.tables import retention, serving
+from ergon_framework.boundary.factstore.sql import consumers, log
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite.session import SQL
 from ergon_framework.errors import (
     ConfigurationError,
     DataLossError,
@@ -385,7 +385,7 @@ def test_many_corrupted_facts_take_several_calls(
     open_store: Open, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call passes a bounded number of them."""
-    monkeypatch.setattr(serving, "ROUNDS", 2)
+    monkeypatch.setattr(consumers, "ROUNDS", 2)
     store = open_store()
     put(store, *"abcdef")
     store.create_consumer("c", OUTBOUND)
@@ -404,7 +404,7 @@ def test_a_long_truncation_is_done_in_slices(
     store: SqliteFactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its gap is one, and everything behind it is as before."""
-    monkeypatch.setattr(retention, "SLICE", 7)
+    monkeypatch.setattr(log, "SLICE", 7)
     put(store, *(f"id-{n}" for n in range(50)))
     assert store.truncate(OUTBOUND, 40, loss_reason="no room") == 40
     [gap] = store.gaps()
@@ -417,7 +417,7 @@ def test_a_long_truncation_is_done_in_slices(
 
 def test_ageing_looks_at_each_fact_once(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over stretches, and with a clock that went back."""
-    monkeypatch.setattr(retention, "STRETCH", 3)
+    monkeypatch.setattr(log, "STRETCH", 3)
     now = [100.0]
     store = open_store(clock=lambda: now[0])
     for number, at in enumerate([100, 101, 102, 103, 90, 91, 200, 104, 105]):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.logs.records import OFFSET_BITS
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.hashchain import OFFSET_BITS
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.testing.suites.factstore import FACT_STORE_CHECKS, exercise_fact_store
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.logs.sqlite.ground import SCHEMA
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite.session import SCHEMA
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.ports.factstore import OUTBOUND, Gap, Link
 from ergon_framework.storage.sql_files import statements_of

@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace as altered
 
-from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.logs.memory.shelf import Shelf
-from ergon_framework.boundary.logs.records import key_of
+from ergon_framework.boundary.factstore.hashchain import key_of
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory.state import Shelf
 from ergon_framework.errors import ObjectConflictError
 from ergon_framework.ports.factstore import (
     Appended,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.boundary.logs.records import key_of
+from ergon_framework.boundary.factstore.hashchain import key_of
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import (
     INBOUND,

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import (
     OUTBOUND,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.client.transport import encode
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Batch, Loss
 from ergon_framework.boundary.node import replication_plan
 from ergon_framework.boundary.node.app import NodeApplication

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.facts.schema import parsed
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy

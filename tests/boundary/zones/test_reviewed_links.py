@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.client.transport import AsyncObjectStream
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.maintenance import keep_house
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.replication import Puller, holder_of
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
@@ -175,7 +175,7 @@ def test_each_process_has_its_name(tmp_path: Path) -> None:
     """As long as it lives; the one node of a folder has the name of its zone, life after life."""
     code = (
         "from ergon_framework.boundary.node.replication import holder_of\n"
-        "from ergon_framework.boundary.logs.memory import MemoryFactStore\n"
+        "from ergon_framework.boundary.factstore.memory import MemoryFactStore\n"
         "print(holder_of(MemoryFactStore('b')), end='')"
     )
     words = [sys.executable, "-c", code]

@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.boundary.backup import backed_up, looked_at, looked_into
 from ergon_framework.boundary.data_folder import LOCK
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.maintenance import keep_house
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore

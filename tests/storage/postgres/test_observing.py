@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.storage.postgres import diagnostics

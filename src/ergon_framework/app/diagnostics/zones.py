@@ -16,8 +16,8 @@ from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import base_of
 from ergon_framework.app.settings.tokens import parsed
 from ergon_framework.app.zones import ZoneSetup, check_peer, implicit_store, zones_of
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.addresses import check_plaintext, is_loopback, split_address
-from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.node import certificates_of
 from ergon_framework.boundary.node.policy import read_policy
 from ergon_framework.boundary.settings import ZoneSettings

@@ -22,7 +22,7 @@ from ergon_framework.app.schema import tables_in, zones_there
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import file_has_table
 from ergon_framework.boundary.data_folder import DataFolder
-from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.objectstore.s3_client import bucket_of
 from ergon_framework.boundary.store_urls import (
     check_object_place,
@@ -98,7 +98,7 @@ def _refuse_unknown_stream(zone: str, place: Place) -> None:
     try:
         open_fact_store(place.url, zone=zone, read_only=True).close()
     except StoreSchemaError as error:
-        from ergon_framework.boundary.logs.nats.opening import zones_in_space
+        from ergon_framework.boundary.factstore.nats.setup import zones_in_space
 
         try:
             there = zones_in_space(place.url)

@@ -23,7 +23,7 @@ import msgspec
 
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, AsyncTransport, encode
 from ergon_framework.boundary.facts.admission import admitted, refuse_larger
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.model import Batch, Envelope, Fact
 from ergon_framework.boundary.node import replication_plan
 from ergon_framework.boundary.node.objects_api import too_large

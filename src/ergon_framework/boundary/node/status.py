@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.wire import consumer_shape, link_shape, milliseconds
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.boundary.telemetry import Histogram

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from ergon_framework.boundary.logs.memory.store import MemoryFactStore
+from ergon_framework.boundary.factstore.memory.store import MemoryFactStore
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.copies import (
     FACT_KINDS,

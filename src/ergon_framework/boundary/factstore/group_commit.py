@@ -1,0 +1,459 @@
+"""Group commit: callers that come together are served together.
+
+Whoever finds nobody at work serves itself. Those who come meanwhile, and those who do not want to
+wait, stand in line for a thread, which serves all of them at once, again and again, until nobody
+comes any more. One thread for all knows the way better than callers who take turns at it: what it
+works on stays with one processor, and nobody has to be woken for the next group to begin.
+
+Everything here is written for an interrupt between any two steps. Those who watch a store are
+called beside an append, and whatever they raise does not reach it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import copy
+from queue import Empty, SimpleQueue
+from threading import get_ident
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.errors import BoundaryError, StoreError, StoreUnavailableError
+from ergon_framework.ports.factstore import Appended, Outcome
+from ergon_framework.storage.sqlite.group_commit import Caller, Turns, nested
+
+logger = logging.getLogger("ergon_framework.boundary")
+
+
+def tell_head(seen: Callable[[str, int], None], log: str, outcomes: Sequence[Outcome]) -> None:
+    """Tell up to where a log has grown, if it has."""
+    new = [each.offset for each in outcomes if isinstance(each, Appended) and not each.is_duplicate]
+    if new:
+        seen(log, new[-1])
+
+
+class Watching:
+    """Somebody who is told. What is raised there is logged, once: it would be raised each time."""
+
+    def __init__(self, seen: Callable[..., object], what: str) -> None:
+        self._seen = seen
+        self._what = what
+        self._was_logged = False
+
+    def __call__(self, *told: Any) -> None:
+        """Tell."""
+        try:
+            self._seen(*told)
+        except Exception:
+            if not self._was_logged:
+                self._was_logged = True
+                text = "%r, which watches the %s of a store, failed; this is logged once"
+                logger.exception(text, self._seen, self._what)
+
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+
+class Waiting(Generic[Request, Answer]):
+    """A caller that waits in line."""
+
+    __slots__ = ("answer", "error", "is_gone", "request", "wake")
+
+    answer: Answer
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.error: BaseException | None = None
+        self.is_gone = False
+        self.wake = wake = threading.Lock()
+        wake.acquire()
+
+    def tell(self, answer: Answer) -> None:
+        """What it will find when it is woken."""
+        self.answer = answer
+
+    def fail(self, error: BaseException) -> None:
+        """What it will raise."""
+        self.error = error
+
+
+class Left(Generic[Request, Answer]):
+    """A request whose caller has gone on, and wants to be called back."""
+
+    __slots__ = ("done", "group_done", "outcome", "request")
+
+    is_gone = False
+
+    def __init__(
+        self,
+        request: Request,
+        done: Callable[[Answer | BaseException], None],
+        group_done: Callable[[], None] | None,
+    ) -> None:
+        self.request = request
+        self.done = done
+        self.group_done = group_done
+        self.outcome: Answer | BaseException | None = None
+
+    def tell(self, answer: Answer | BaseException) -> None:
+        """What it will be told."""
+        self.outcome = answer
+
+    fail = tell
+
+
+InLine: TypeAlias = Waiting[Request, Answer] | Left[Request, Answer]
+
+
+MOST = 512
+"""Callers served at once."""
+HEAVY = 4096
+"""The weight at which no more requests are taken into a group."""
+LINGER = 0.005
+"""Seconds for which the thread waits for the next ones of a crowd before it lets callers serve
+themselves again."""
+IDLE = 10.0
+"""Seconds after which a thread ends that nobody needed; it would keep all that it serves alive."""
+ENDING = 1.0
+"""Seconds for which closing waits to see the thread end."""
+IN_VAIN = 8
+"""Looks for the next one in line during a wait, after which nobody is expected before its end."""
+
+
+class Grouping(Generic[Request, Answer]):
+    """Gathers requests of many threads. ``serve`` answers all of a group, or raises for all.
+
+    With ``lets_go``, ``serve`` calls ``meanwhile`` as soon as it has to wait for anything, and who
+    was served before is woken then. Woken earlier, they would only stand in its way: in one
+    interpreter one thread runs at a time. ``look`` does for a request what needs no turn; who comes
+    soon during such a wait is looked at before it ends.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[Sequence[Request]], Sequence[Answer]],
+        *,
+        weigh: Callable[[Request], int] = lambda _: 1,
+        look: Callable[[Request], None] | None = None,
+        name: str = "ergon-grouping",
+        lets_go: bool = False,
+    ) -> None:
+        self._serve = serve
+        self._weigh = weigh
+        self._look = look
+        self._name = name
+        self._lets_go = lets_go
+        self._is_closed = False
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a forked process: the thread and those in line are the parent's."""
+        self._turns = Turns()
+        self._lock = threading.RLock()  # a signal's handler may close at any step of its thread
+        self._changed = threading.Condition(self._lock)
+        self._line: SimpleQueue[InLine[Request, Answer] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._left = 0
+        """How many have yet to be called back."""
+        self._served: deque[Waiting[Request, Answer]] = deque()
+        """Those who have their answer and sleep."""
+        self._seen: deque[InLine[Request, Answer]] = deque()
+        """Those at the head of the line who were looked at."""
+        self._server: int | None = None
+        """The thread, while it serves."""
+
+    def call(self, request: Request, before_waiting: Callable[[], None] | None = None) -> Answer:
+        """Answer one request, together with those of others when there are any.
+
+        ``before_waiting`` is called when others have to be waited for.
+        """
+        turns, me = self._turns, get_ident()
+        leader = turns.leader
+        if leader == me:
+            raise nested()
+        if leader is None:  # asked without the lock first: most who come find somebody at work
+            try:
+                if turns.try_enter(me):
+                    return self._serve((request,))[0]
+            finally:
+                try:
+                    if turns.leader == me:  # asked, not remembered: an interrupt comes anywhere
+                        turns.leave()
+                except BaseException:  # an interrupt at the first step of leaving
+                    if turns.leader == me:
+                        turns.leave()
+                    raise
+        if before_waiting is not None:
+            before_waiting()
+        waiting: Waiting[Request, Answer] = Waiting(request)
+        if not self._stands_in_line(waiting):
+            return self._alone(request)
+        try:
+            waiting.wake.acquire()
+        except BaseException:  # an interrupt: nobody waits for the answer any more
+            waiting.is_gone = True
+            raise
+        if waiting.error is not None:
+            raise waiting.error
+        return waiting.answer
+
+    def call_soon(
+        self,
+        request: Request,
+        done: Callable[[Answer | BaseException], None],
+        group_done: Callable[[], None] | None = None,
+    ) -> None:
+        """Leave a request to the thread, which calls ``done`` with the answer or the error.
+
+        When all of a group have been told, each ``group_done`` among them is called once.
+        """
+        if not self._stands_in_line(Left(request, done, group_done)):
+            if self._is_closed:
+                raise StoreUnavailableError("the store is closed", remedy="open it again")
+            raise StoreUnavailableError(
+                "no thread can be begun to write to the store",
+                remedy="let the process have more threads, or fewer of its own, and try again",
+            )
+
+    def let_go(self) -> None:
+        """Wake those who were served; to be called by ``serve``, or by any thread on its behalf.
+
+        Each is woken before it is forgotten: after an interrupt it is woken again, and none sleeps
+        on.
+        """
+        served = self._served
+        while served:
+            try:
+                first = served[0]
+            except IndexError:  # another thread was faster
+                return
+            try:  # noqa: SIM105 - suppress() would take longer than all the rest
+                first.wake.release()
+            except RuntimeError:  # woken before, and not up yet
+                pass
+            try:  # noqa: SIM105
+                served.remove(first)
+            except ValueError:
+                pass
+
+    def meanwhile(self, is_over: Callable[[], bool] | None = None) -> None:
+        """Wake those who were served; to be called by ``serve`` before it waits.
+
+        With ``is_over``, which lets other threads run and says whether there is nothing to wait for
+        any more, those who come are looked at until then, or until nobody comes.
+        """
+        self.let_go()
+        look = self._look
+        if is_over is None or look is None or self._server != get_ident():
+            return
+        in_vain = 0
+        while in_vain < IN_VAIN and len(self._seen) < MOST and not is_over():
+            try:
+                asked = self._kept(self._line.get_nowait())
+            except Empty:
+                in_vain += 1
+                continue
+            if asked is None:
+                return
+            in_vain = 0
+            self._seen.append(asked)
+            with suppress(BaseException):  # serving it meets it again, in the group it belongs to
+                look(asked.request)
+
+    def close(self) -> None:
+        """Take nothing more, and return when all who left something have been called back.
+
+        Callers in line are not waited for, they wait themselves. Closing twice is fine.
+        """
+        with self._lock:
+            thread = self._thread
+            if not self._is_closed:
+                self._is_closed = True
+                self._line.put(None)
+            if self._turns.leader == get_ident() or thread is threading.current_thread():
+                return  # within a call, which would wait for itself
+            self._changed.wait_for(lambda: self._left <= 0)
+        if thread is not None:
+            thread.join(ENDING)
+
+    def _stands_in_line(self, asked: InLine[Request, Answer]) -> bool:
+        is_left = isinstance(asked, Left)
+        with self._lock:
+            has_thread = self._thread is not None or self._begin()
+            if self._is_closed or not has_thread:
+                return False
+            self._left += is_left  # a signal's handler cannot close between the look and these two
+            self._line.put(asked)
+        return True
+
+    def _begin(self) -> bool:
+        """Start the thread; whether there is one now."""
+        if self._is_closed:
+            return False
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many, or the interpreter is on its way out
+            return False
+        self._thread = thread  # unless there is an interrupt: then it says so itself
+        return True
+
+    def _alone(self, request: Request) -> Answer:
+        """Wait for a turn of one's own, where there is no thread."""
+        turns, me = self._turns, get_ident()
+        try:
+            turns.wait(Caller(None, 0.0), 1)
+            return self._serve((request,))[0]
+        finally:
+            try:
+                if turns.leader == me:
+                    turns.leave()
+            except BaseException:  # an interrupt at the first step of leaving
+                if turns.leader == me:
+                    turns.leave()
+                raise
+
+    # ---- in the thread ----
+
+    def _run(self) -> None:
+        with self._lock:  # which whoever began it lets go of when it is known, or was interrupted
+            me = threading.current_thread()
+            if self._thread not in {None, me}:
+                return  # another one was begun meanwhile: two would take from one line
+            self._thread = me
+        while (first := self._awaited()) is not None:
+            try:
+                self._serve_crowd(first)
+            except BaseException:  # an error of our own: whoever comes next is served
+                logger.exception("the thread %s stumbled", self._name)
+            del first  # nothing of it stays here while nobody comes
+
+    def _awaited(self) -> InLine[Request, Answer] | None:
+        """The first of a crowd; nobody at the end, or when nobody has come for a while."""
+        while True:
+            with suppress(Empty):
+                return self._taken() if self._seen else self._kept(self._line.get(timeout=IDLE))
+            with self._lock:
+                if self._line.empty() and not self._seen:
+                    if self._thread is threading.current_thread():
+                        self._thread = None
+                    return None
+
+    def _serve_crowd(self, first: InLine[Request, Answer]) -> None:
+        """Serve group after group until nobody comes any more."""
+        turns, me = self._turns, get_ident()
+        asked: InLine[Request, Answer] | None = first
+        try:
+            while asked is not None:
+                if turns.leader != me:
+                    turns.wait(Caller(None, 0.0), 1)  # whoever serves itself ends first
+                self._server = me
+                group = self._gathered(asked)
+                self._serve_group(group)
+                self._call_back([each for each in group if isinstance(each, Left)])
+                asked = self._next(is_crowded=len(group) > 1)
+        finally:
+            self._server = None
+            self.let_go()
+            if turns.leader == me:
+                turns.leave()
+
+    def _gathered(self, first: InLine[Request, Answer]) -> list[InLine[Request, Answer]]:
+        """The first and all behind it who can be served together."""
+        group, weigh = [first], self._weigh
+        weight = weigh(first.request)
+        with suppress(Empty):
+            while len(group) < MOST and weight < HEAVY:
+                asked = self._taken()
+                if asked is None:
+                    break
+                group.append(asked)
+                weight += weigh(asked.request)
+        return [each for each in group if not each.is_gone]
+
+    def _next(self, *, is_crowded: bool) -> InLine[Request, Answer] | None:
+        """Whoever comes next; nobody when callers may serve themselves again."""
+        with suppress(Empty):
+            return self._taken()
+        self.let_go()
+        with suppress(Empty):
+            if is_crowded:
+                return self._kept(self._line.get(timeout=LINGER))
+        return None
+
+    def _taken(self) -> InLine[Request, Answer] | None:
+        """The first in line; raises Empty."""
+        if self._seen:
+            with suppress(IndexError):  # another thread was faster
+                return self._seen.popleft()
+        return self._kept(self._line.get_nowait())
+
+    def _kept(self, asked: InLine[Request, Answer] | None) -> InLine[Request, Answer] | None:
+        """What came out of the line. The end of it goes back: it is what the thread looks for."""
+        if asked is None:
+            self._line.put(None)
+        return asked
+
+    def _serve_group(self, group: Sequence[InLine[Request, Answer]]) -> None:
+        waiting = [each for each in group if isinstance(each, Waiting)]
+        try:
+            answers = self._serve([each.request for each in group]) if group else ()
+            pairs = list(zip(group, answers, strict=True))
+        except BaseException as error:
+            for each in group:
+                each.fail(_retold(error))
+        else:
+            for each, answer in pairs:
+                each.tell(answer)
+        self.let_go()  # where nothing had to be waited for
+        self._served.extend(waiting)
+        if not self._lets_go:
+            self.let_go()
+
+    def _call_back(self, left: Sequence[Left[Request, Answer]]) -> None:
+        """Tell those who have gone on; out of turn, for they may want to call again."""
+        if not left:
+            return
+        self._turns.leave()
+        try:
+            for each in left:
+                _tell(each.done, each.outcome)
+            for group_done in {each.group_done: None for each in left if each.group_done}:
+                _tell(group_done)
+        finally:
+            with self._lock:
+                self._left -= len(left)
+                self._changed.notify_all()
+
+
+def nothing(_is_over: Callable[[], bool] | None = None, /) -> None:
+    """What most have to do before they wait."""
+
+
+def _tell(tell: Callable[..., None], *answer: object) -> None:
+    try:
+        tell(*answer)
+    except BaseException:  # whatever it is, it is not the thread's
+        logger.exception("a callback that was told about a commit failed")
+
+
+def _retold(error: BaseException) -> BaseException:
+    """The error for one of several callers: each gets an instance of its own to raise."""
+    told: Exception
+    if isinstance(error, StoreError | BoundaryError):
+        with suppress(Exception):  # one whose kind cannot be copied is told as doubt
+            told = copy(error)  # with its code, its reason and what else it says
+            told.__cause__ = error.__cause__
+            return told
+    told = StoreUnavailableError(
+        "a commit was given up, and whether it was made is not known",
+        remedy="do the same again: nothing is stored twice",
+    )
+    told.__cause__ = error
+    return told

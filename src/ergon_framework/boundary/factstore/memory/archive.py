@@ -1,0 +1,257 @@
+"""Copies of a zone, out of memory and into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ergon_framework.boundary.factstore.archive import (
+    bounded,
+    corrupted,
+    dump_books,
+    refuse_hole,
+    refuse_other_chain,
+    refuse_other_log,
+)
+from ergon_framework.boundary.factstore.hashchain import NOBODY, new_of
+from ergon_framework.boundary.factstore.memory.consumers import MemoryDesk, MemoryQuarantine
+from ergon_framework.boundary.factstore.memory.log import MemoryLogs
+from ergon_framework.boundary.factstore.memory.registry import MemoryLinks, MemoryObjects
+from ergon_framework.boundary.factstore.memory.state import Shelf, State
+from ergon_framework.ports.copies import (
+    AwaitedCopy,
+    ConsumerCopy,
+    Copy,
+    FactCopy,
+    GapCopy,
+    IdCopy,
+    ItemCopy,
+    LinkCopy,
+    LogCopy,
+    NameCopy,
+    NoteCopy,
+    ZoneCopy,
+)
+from ergon_framework.ports.moving import C
+
+
+class MemoryMoving(MemoryLogs, MemoryDesk, MemoryQuarantine, MemoryObjects, MemoryLinks):
+    """What a move needs."""
+
+    _mark: bytes | None = None
+
+    def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
+        """The copies of a kind after a place, in order."""
+        read = _DUMPS.get(kind)
+        if read is None:
+            return dump_books(self, kind, after, limit)
+        with self._step() as state:
+            copies = (copy for copy in read(state) if after is None or copy.place > after)
+            return list(bounded(copies, limit))
+
+    def load(self, copies: Sequence[Copy]) -> None:
+        """Put copies of one kind in, in order."""
+        with self._step() as state:
+            for copy in copies:
+                _LOADS[type(copy)](state, copy)
+
+    def discard(self, copies: Sequence[Copy]) -> None:
+        """Take copies of one kind out; those that are not there are fine."""
+        with self._step() as state:
+            for copy in copies:
+                _DISCARDS[type(copy)](state, copy)
+
+    def mark(self) -> bytes | None:
+        """What was written down about a move into this store."""
+        with self._step():
+            return self._mark
+
+    def set_mark(self, mark: bytes | None) -> None:
+        """Write something down about a move into this store, or forget it."""
+        with self._step():
+            self._mark = mark
+
+
+# ---- out ----------------------------------------------------------------------------------------
+
+
+def _logs(state: State) -> Iterator[LogCopy]:
+    for shelf in sorted(state.logs.values(), key=lambda each: each.number):
+        yield LogCopy(
+            shelf.number,
+            shelf.name,
+            shelf.first,
+            shelf.chain,
+            shelf.base,
+            None if shelf.rows else shelf.last_at,
+            _latest_below(shelf),
+        )
+
+
+def _latest_below(shelf: Shelf) -> dict[str, int]:
+    """The last fact to each zone below the first row."""
+    latest = dict(shelf.latest)
+    for row in reversed(shelf.rows):
+        latest[row.fact.to_zone] = row.previous_alike
+    return {zone: offset for zone, offset in latest.items() if offset and zone != NOBODY}
+
+
+def _facts(state: State) -> Iterator[FactCopy]:
+    for shelf in sorted(state.logs.values(), key=lambda each: each.number):
+        for row in shelf.rows:
+            if not shelf.is_sound(row):
+                raise corrupted(shelf.name, row.fact.offset, "memory")
+            yield FactCopy(shelf.number, shelf.name, row.seen(None), row.chain)
+
+
+def _ids(state: State) -> Iterator[IdCopy]:
+    for key in sorted(state.ledger):
+        offset, digest = state.ledger[key]
+        yield IdCopy(key, digest[:16], offset)
+
+
+def _items(state: State) -> Iterator[ItemCopy]:
+    for number in sorted(state.items):
+        yield ItemCopy(state.items[number], number in state.served)
+
+
+def _awaited(state: State) -> Iterator[AwaitedCopy]:
+    for name in sorted(state.referenced - set(state.objects)):
+        yield AwaitedCopy(*name)
+
+
+def _notes(state: State) -> Iterator[NoteCopy]:
+    for position, note in enumerate(state.journal, 1):
+        yield NoteCopy(position, *note)
+
+
+_DUMPS: dict[type[Copy], Callable[[State], Iterator[Any]]] = {
+    LogCopy: _logs,
+    FactCopy: _facts,
+    IdCopy: _ids,
+    ItemCopy: _items,
+    AwaitedCopy: _awaited,
+    NoteCopy: _notes,
+}
+
+
+# ---- in -----------------------------------------------------------------------------------------
+
+
+def _put_log(state: State, copy: LogCopy) -> None:
+    shelf = state.logs.get(copy.log)
+    if shelf is None:
+        shelf = state.logs[copy.log] = Shelf(copy.log, copy.number, ledger=state.ledger)
+    refuse_other_log(copy, shelf.number, shelf.first)
+    shelf.drop(copy.first - 1)
+    if not shelf.rows:
+        shelf.first, shelf.chain, shelf.base = copy.first, copy.chain, copy.total
+        shelf.last_at, shelf.latest = copy.last_at, dict(copy.latest)
+
+
+def _put_fact(state: State, copy: FactCopy) -> None:
+    shelf = state.logs[copy.log]
+    if copy.fact.offset > shelf.head:
+        refuse_hole(copy, shelf.head)
+        refuse_other_chain(copy, shelf.link(copy.fact))
+        shelf.add(new_of(copy.fact), copy.fact.recorded_at)
+
+
+def _put_id(state: State, copy: IdCopy) -> None:
+    state.ledger.setdefault(copy.key, (copy.offset, copy.digest))
+
+
+def _put_gap(state: State, copy: GapCopy) -> None:
+    gaps = state.shelf(copy.gap.log).gaps
+    if copy.gap not in gaps:
+        gaps.append(copy.gap)
+        gaps.sort(key=lambda gap: gap.first)
+
+
+def _put_consumer(state: State, copy: ConsumerCopy) -> None:
+    state.consumers[copy.consumer.name] = replace(copy.consumer)
+
+
+def _put_item(state: State, copy: ItemCopy) -> None:
+    state.items[copy.item.id] = copy.item
+    state.items_made = max(state.items_made, copy.item.id)
+    (state.served.add if copy.is_served else state.served.discard)(copy.item.id)
+
+
+def _put_name(state: State, copy: NameCopy) -> None:
+    state.objects[copy.place] = replace(copy.object, is_referenced=False)
+    (state.referenced.add if copy.object.is_referenced else state.referenced.discard)(copy.place)
+
+
+def _put_awaited(state: State, copy: AwaitedCopy) -> None:
+    state.referenced.add(copy.place)
+
+
+def _put_link(state: State, copy: LinkCopy) -> None:
+    state.links[copy.link.peer] = copy.link
+
+
+def _put_note(state: State, copy: NoteCopy) -> None:
+    if copy.position > len(state.journal):
+        state.journal.append((copy.at, copy.action, copy.details))
+
+
+def _put_zone(state: State, copy: ZoneCopy) -> None:
+    state.info = copy.info
+
+
+_LOADS: dict[type[Copy], Callable[[State, Any], None]] = {
+    LogCopy: _put_log,
+    FactCopy: _put_fact,
+    IdCopy: _put_id,
+    GapCopy: _put_gap,
+    ConsumerCopy: _put_consumer,
+    ItemCopy: _put_item,
+    NameCopy: _put_name,
+    AwaitedCopy: _put_awaited,
+    LinkCopy: _put_link,
+    NoteCopy: _put_note,
+    ZoneCopy: _put_zone,
+}
+
+
+# ---- away ---------------------------------------------------------------------------------------
+
+
+def _drop_gap(state: State, copy: GapCopy) -> None:
+    shelf = state.shelf(copy.gap.log)
+    shelf.gaps = [gap for gap in shelf.gaps if gap != copy.gap]
+
+
+def _drop_consumer(state: State, copy: ConsumerCopy) -> None:
+    state.consumers.pop(copy.consumer.name, None)
+
+
+def _drop_item(state: State, copy: ItemCopy) -> None:
+    state.items.pop(copy.item.id, None)
+    state.served.discard(copy.item.id)
+
+
+def _drop_name(state: State, copy: NameCopy) -> None:
+    state.objects.pop(copy.place, None)
+    state.referenced.discard(copy.place)
+
+
+def _drop_awaited(state: State, copy: AwaitedCopy) -> None:
+    if copy.place not in state.objects:
+        state.referenced.discard(copy.place)
+
+
+def _drop_link(state: State, copy: LinkCopy) -> None:
+    state.links.pop(copy.link.peer, None)
+
+
+_DISCARDS: dict[type[Copy], Callable[[State, Any], None]] = {
+    GapCopy: _drop_gap,
+    ConsumerCopy: _drop_consumer,
+    ItemCopy: _drop_item,
+    NameCopy: _drop_name,
+    AwaitedCopy: _drop_awaited,
+    LinkCopy: _drop_link,
+}

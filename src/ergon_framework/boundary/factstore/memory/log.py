@@ -1,0 +1,222 @@
+"""Logs and their ledger, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from ergon_framework.boundary.factstore.archive import corrupted
+from ergon_framework.boundary.factstore.consumers import conflicting
+from ergon_framework.boundary.factstore.hashchain import in_order
+from ergon_framework.boundary.factstore.memory.state import Shelf, State, Steps
+from ergon_framework.core.frontier import leads_to
+from ergon_framework.ports.factstore import (
+    INBOUND,
+    OUTBOUND,
+    Appended,
+    Conflict,
+    Flaw,
+    Found,
+    Full,
+    Gap,
+    Link,
+    LogInfo,
+    NewFact,
+    Outcome,
+    Page,
+    Quarantined,
+    Reference,
+    Unfounded,
+)
+
+
+class MemoryLogs(Steps):
+    """The part of the store that keeps facts."""
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        """Append in order in one step, each with an outcome of its own."""
+        with self._step() as state:
+            now = self._clock()
+            outcomes: list[Outcome] = []
+            for fact in facts:
+                outcomes.append(_append(state, log, fact, capacity, now))
+                if isinstance(outcomes[-1], Full):
+                    capacity = 0  # a smaller one behind it would change the order
+            return outcomes
+
+    def append_soon(
+        self,
+        log: str,
+        facts: Sequence[NewFact],
+        done: Callable[[list[Outcome] | BaseException], None],
+        *,
+        capacity: int | None = None,
+    ) -> None:
+        """The same, and ``done`` is called at once: there is nothing to wait for."""
+        answer: list[Outcome] | BaseException
+        try:
+            answer = self.append(log, facts, capacity=capacity)
+        except Exception as error:
+            answer = error
+        done(answer)
+
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+        """Look an id up in one log, or in all: ``outbound`` first."""
+        with self._step() as state:
+            for shelf in _in_order(state):
+                found = shelf.find(from_zone, message_id)
+                if found is not None and log in {None, shelf.name}:
+                    return found
+        return None
+
+    def page(
+        self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
+    ) -> Page:
+        """Read what is kept, without a consumer; a log that is not there is empty."""
+        with self._step() as state:
+            shelf = state.logs.get(log) or Shelf(log)
+            page = shelf.page(after, limit, max_bytes, to_zone)
+            if not page.facts and page.through < page.head:
+                raise corrupted(log, page.through + 1, "memory")
+            return page
+
+    def logs(self) -> list[LogInfo]:
+        """Every log, ``outbound`` first and always."""
+        with self._step() as state:
+            return [shelf.info() for shelf in _in_order(state)]
+
+    def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
+        """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids."""
+        with self._step() as state:
+            shelf = state.logs.get(log)
+            if shelf is None:
+                return 0
+            if loss_reason is None:
+                return shelf.drop(min(through, _settled_by_all(state, log)))
+            first = shelf.first
+            dropped = shelf.drop(through)
+            lost = max(first, _confirmed_by_all(state, log) + 1)
+            if lost < shelf.first:
+                now = self._clock()
+                shelf.lose(lost, loss_reason, now)
+                text = f"{log} lost {lost} to {shelf.first - 1}: {loss_reason}"
+                state.journal.append((now, "truncate", text))
+            return dropped
+
+    def aged(self, log: str, before: float) -> int:
+        """The highest offset such that it and all below it were recorded before an instant."""
+        with self._step() as state:
+            return (state.logs.get(log) or Shelf(log)).aged(before)
+
+    def gaps(self, log: str | None = None) -> list[Gap]:
+        """Every recorded loss."""
+        with self._step() as state:
+            shelves = [each for each in _in_order(state) if log in {None, each.name}]
+            return [gap for shelf in shelves for gap in shelf.gaps]
+
+    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+        """Walk the hash chain as it was when the walk began."""
+        with self._step() as state:
+            shelf = state.logs.get(log) or Shelf(log)
+            rows = shelf.rows[max(0, after + 1 - shelf.first) :]
+            flaws = {row.fact.offset for row in rows if not shelf.is_sound(row)}
+        for row in rows:
+            if row.fact.offset in flaws:
+                yield Flaw(log, row.fact.offset, "it is not what was stored there")
+            yield row.fact.offset
+
+    def receive(
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
+    ) -> list[Outcome]:
+        """Insert what a peer sent and lost where it is absent, and move the link: one step."""
+        with self._step() as state:
+            now = self._clock()
+            log = INBOUND + peer
+            outcomes: list[Outcome] = []
+            for entry in in_order(facts, gaps):
+                if isinstance(entry, NewFact):
+                    outcomes.append(_receive(state, log, entry, now))
+                elif state.shelf(log).lose_at_peer(entry, now):
+                    state.is_longer = True
+            conflicts = [
+                conflicting(peer, log, fact, now)
+                for fact, outcome in zip(facts, outcomes, strict=True)
+                if isinstance(outcome, Conflict)
+            ]
+            for item in (*conflicts, *refused):
+                state.set_aside_whole(replace(item, consumer=f"pull:{peer}"))
+            kept = state.links.get(peer, Link(peer))
+            if leads_to(kept, link):
+                state.links[peer] = replace(
+                    link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason
+                )
+            return outcomes
+
+
+def _in_order(state: State) -> list[Shelf]:
+    return sorted(state.logs.values(), key=lambda shelf: (shelf.name != OUTBOUND, shelf.name))
+
+
+def _append(state: State, log: str, new: NewFact, capacity: int | None, now: float) -> Outcome:
+    shelf = state.logs.get(log) or Shelf(log)
+    known = _known(shelf, new)
+    if known is not None:
+        return known
+    for reference in new.references if new.needs_artifacts else ():
+        there = _bound(state, reference)
+        if there != reference:
+            return Unfounded(reference, there)
+    if capacity is not None and shelf.size + len(new.envelope) + len(new.fact) > capacity:
+        return Full(shelf.size)
+    return _add(state, log, new, now)
+
+
+def _receive(state: State, log: str, new: NewFact, now: float) -> Outcome:
+    return _known(state.shelf(log), new) or _add(state, log, new, now)
+
+
+def _add(state: State, log: str, new: NewFact, now: float) -> Appended:
+    state.referenced.update((each.bucket, each.key) for each in new.references)
+    state.is_longer = True
+    return Appended(state.shelf(log).add(new, now))
+
+
+def _known(shelf: Shelf, new: NewFact) -> Appended | Conflict | None:
+    found = shelf.find(new.from_zone, new.message_id)
+    if found is None:
+        return None
+    if found.digest != new.digest[: len(found.digest)]:
+        return Conflict(found.offset, found.digest)
+    row = shelf.row(found.offset)
+    if row is None:
+        return Appended(found.offset, True)
+    if shelf.is_sound(row):
+        return Appended(found.offset, True, row.fact.envelope)
+    if shelf.is_repaired(row, new):
+        return Appended(found.offset, True, row.fact.envelope, is_repaired=True)
+    return Appended(found.offset, True, is_damaged=True)
+
+
+def _bound(state: State, reference: Reference) -> Reference | None:
+    """What the name that a fact mentions stands for."""
+    kept = state.objects.get((reference.bucket, reference.key))
+    return None if kept is None else Reference(kept.bucket, kept.key, kept.digest, kept.size)
+
+
+def _settled_by_all(state: State, log: str) -> int:
+    """Up to where no required consumer needs anything, nor anybody what was set aside for it."""
+    required = [one for one in state.consumers.values() if one.log == log and one.is_required]
+    aside = [item.offset - 1 for one in required for item in state.open_items(one.name)]
+    return min([*(one.cursor for one in required), *aside], default=0)
+
+
+def _confirmed_by_all(state: State, log: str) -> int:
+    """Up to where every consumer has confirmed; where there is none, nobody has anything."""
+    return min((one.cursor for one in state.consumers.values() if one.log == log), default=0)

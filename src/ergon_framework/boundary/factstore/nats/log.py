@@ -1,0 +1,487 @@
+"""Logs and their ledger, in a stream: appending, receiving, pages, retention, verification.
+
+To drop payloads the log begins higher, in one commit, and then the messages go. Ids stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from time import perf_counter
+from typing import TypeAlias
+
+from ergon_framework.boundary.factstore import hashchain
+from ergon_framework.boundary.factstore.archive import corrupted
+from ergon_framework.boundary.factstore.consumers import conflicting
+from ergon_framework.boundary.factstore.group_commit import Grouping, Watching, nothing, tell_head
+from ergon_framework.boundary.factstore.hashchain import Prepared, key_of, prepare
+from ergon_framework.boundary.factstore.nats import pages
+from ergon_framework.boundary.factstore.nats.append import Entering
+from ergon_framework.boundary.factstore.nats.consumers import keep_whole, open_items
+from ergon_framework.boundary.factstore.nats.database import MANY, Ground
+from ergon_framework.boundary.factstore.nats.schema import Item, Place, Reader, Shelf
+from ergon_framework.boundary.factstore.nats.session import Books
+from ergon_framework.core.frontier import leads_to
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.factstore import (
+    INBOUND,
+    Appended,
+    Conflict,
+    Flaw,
+    Found,
+    Full,
+    Gap,
+    Link,
+    LogInfo,
+    Meanwhile,
+    NewFact,
+    Outcome,
+    Page,
+    Quarantined,
+)
+from ergon_framework.storage.nats.errors import too_large
+
+MOST_MESSAGES = 600
+"""Of the entries of one commit: each may bring a gap, an item and names of objects along."""
+MOST_ITEMS = 150
+"""Of one commit."""
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """An entry of a peer's page."""
+
+    entry: hashchain.Entry
+    fact: Prepared
+
+
+class NatsReceiving(Ground):
+    """The part of the store that takes in what peers have."""
+
+    def receive(
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
+    ) -> list[Outcome]:
+        """Insert what a peer sent and lost where it is absent, and move the link.
+
+        A page that is too large for one commit is taken in by several, in order; the link moves
+        with the last one, so that all of the page comes again if that is never made.
+        """
+        log, arrived = INBOUND + peer, list[_Arrival]()
+        for each in hashchain.in_order(facts, gaps):
+            new = hashchain.marker(each) if isinstance(each, Gap) else each
+            arrived.append(_Arrival(each, prepare(log, new)))
+        self._refer_ahead((each.fact for each in arrived), "receive", is_awaited=True)
+        outcomes: list[Outcome] = []
+        *parts, last = _arriving_parts(arrived)
+        for part in parts:
+            outcomes += self._take_in(peer, part, None, ())
+        while len(refused) > MOST_ITEMS:
+            self._take_in(peer, (), None, refused[:MOST_ITEMS])
+            refused = refused[MOST_ITEMS:]
+        outcomes += self._take_in(peer, last, link, refused)
+        if self._heads_seen is not None:
+            tell_head(self._heads_seen, log, outcomes)
+        return outcomes
+
+    def _take_in(
+        self,
+        peer: str,
+        arrived: Sequence[_Arrival],
+        link: Link | None,
+        refused: Sequence[Quarantined],
+    ) -> list[Outcome]:
+        def work(books: Books) -> list[Outcome]:
+            now, log = self._clock(), INBOUND + peer
+            known = books.known([each.fact.key for each in arrived], [log])
+            entering = Entering(books, now, known)
+            outcomes: list[Outcome] = []
+            for each in arrived:
+                outcome = entering.receive(log, each.fact)
+                if isinstance(each.entry, Gap):
+                    _record(books, log, each.entry, outcome)
+                    continue
+                outcomes.append(outcome)
+                if isinstance(outcome, Conflict):
+                    _keep(books, peer, conflicting(peer, log, each.entry, now))
+            for item in refused:
+                _keep(books, peer, item)
+            if link is not None:
+                _move(books, peer, link)
+            return outcomes
+
+        return self._step(work, "receive")
+
+
+def _arriving_parts(arrived: Sequence[_Arrival]) -> list[list[_Arrival]]:
+    """Entries in order, in parts that fit into one commit."""
+    parts, size = [list[_Arrival]()], 0
+    for each in arrived:
+        weight = 5 + min(len(each.fact.new.references), MANY)
+        if parts[-1] and size + weight > MOST_MESSAGES:
+            parts.append([])
+            size = 0
+        parts[-1].append(each)
+        size += weight
+    return parts
+
+
+def _record(books: Books, log: str, gap: Gap, outcome: Outcome) -> None:
+    """A loss of the peer that is new becomes a gap of the inbound log."""
+    if not isinstance(outcome, Appended) or outcome.is_duplicate:
+        return
+    books.shelf_or_new(log).gaps += 1
+    subject = books.subjects.gap(log, outcome.offset, is_ours=False)
+    books.put(subject, hashchain.recorded(gap, log, outcome.offset))
+
+
+def _keep(books: Books, peer: str, item: Quarantined) -> None:
+    values = {each.name: getattr(item, each.name) for each in fields(Quarantined)}
+    keep_whole(books, Item(**{**values, "id": 0, "consumer": f"pull:{peer}"}))
+
+
+def _move(books: Books, peer: str, link: Link) -> None:
+    subject = books.subjects.link(peer)
+    kept = books.get(Link, subject) or Link(peer)
+    moved = replace(link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason)
+    if leads_to(kept, link) and moved != books.get(Link, subject):
+        books.put(subject, moved)
+
+
+Bound: TypeAlias = Callable[[Books], int]
+"""Up to where a log may be dropped, by what is written when that is asked."""
+
+
+class NatsRetention(Ground):
+    """The part of the store that lets facts go."""
+
+    def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
+        """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids."""
+        if loss_reason is None:
+            return self._drop(log, lambda books: min(through, _settled_by_all(books, log)))
+        return self._drop(log, lambda _: through, loss_reason)
+
+    def _drop(self, log: str, bound: Bound, loss_reason: str | None = None) -> int:
+        end = partial(_dropped, log, bound, loss_reason, self._clock())
+        dropped, below = self._step(end, "truncate")
+        if dropped:
+            self._clear(below, self._subjects.entries(log))
+            self._clear_repairs(below, log)
+        return dropped
+
+    def _clear_repairs(self, below: int, log: str) -> None:
+        """Remove what stood in the place of damaged entries that are gone."""
+        with suppress(StoreError):  # what was committed counts, whether they go or not
+            for each in self._stream.latest([self._subjects.repairs(log)]):
+                if int(each.subject.rpartition(".")[2]) < below:
+                    self._stream.delete(each.seq)
+
+
+def _dropped(
+    log: str, bound: Bound, reason: str | None, now: float, books: Books
+) -> tuple[int, int]:
+    """Let the log begin higher; how many are gone, and below which sequence."""
+    shelf = books.shelf(log)
+    last = 0 if shelf is None else min(bound(books), shelf.head)
+    if shelf is None or last < shelf.first:
+        return 0, 0
+    first, place = shelf.first, Place(max(0, shelf.first_seq - 1), b"")
+    # Looked for, and not remembered: what lies below this place will be gone.
+    edge = pages.search(books, shelf, lambda entry: entry.offset <= last)
+    if edge is not None:
+        shelf.cut_total, shelf.cut_at = edge.total, edge.recorded_at
+        shelf.cut_risen_at = edge.risen_at
+        place = Place(edge.seq, edge.chain if edge.offset == last else b"")
+    shelf.cut_latest = _latest_below(books, shelf, last, place)
+    shelf.first, shelf.first_seq, shelf.cut_chain = last + 1, place.seq + 1, place.chain
+    shelf.head_seq = 0 if shelf.head == last else shelf.head_seq
+    lost = max(first, _confirmed_by_all(books, log) + 1)
+    if reason is not None and lost <= last:
+        _lose(books, shelf, lost, reason, now)
+        books.note(now, "truncate", f"{log} lost {lost} to {last}: {reason}")
+    return last - first + 1, shelf.first_seq
+
+
+def _latest_below(books: Books, shelf: Shelf, last: int, place: Place) -> dict[str, int]:
+    """For each zone, the last offset up to one of a fact to it."""
+    found: dict[str, int] = {}
+    for zone, offset in shelf.latest.items():
+        if offset > last:
+            subject = books.subjects.facts(shelf.name, zone)
+            following = books.stream.next(subject, place.seq + 1)
+            entry = None if following is None else books.entry(shelf, following)
+            offset = shelf.cut_latest.get(zone, 0) if entry is None else entry.alike  # noqa: PLW2901
+        if offset:
+            found[zone] = offset
+    return found
+
+
+def _lose(books: Books, shelf: Shelf, first: int, reason: str, now: float) -> None:
+    """Record that what was dropped from an offset on is lost; a loss that goes on is one."""
+    for gap in pages.gaps_of(books, shelf):
+        if gap.source_first is None and (gap.last + 1, gap.reason) == (first, reason):
+            first = gap.first
+            break
+    shelf.gaps += 1
+    gap = Gap(shelf.name, first, shelf.first - 1, reason, now)
+    books.put(books.subjects.gap(shelf.name, first, is_ours=True), gap)
+
+
+def _settled_by_all(books: Books, log: str) -> int:
+    """Up to where no required consumer needs anything, nor anybody what was set aside for it."""
+    required = [each for each in _readers(books, log) if each.is_required]
+    aside: list[Item] = [item for one in required for item in open_items(books, one.name)]
+    return min([*(one.cursor for one in required), *(item.offset - 1 for item in aside)], default=0)
+
+
+def _confirmed_by_all(books: Books, log: str) -> int:
+    """Up to where every consumer has confirmed; where there is none, nobody has anything."""
+    return min((one.cursor for one in _readers(books, log)), default=0)
+
+
+def _readers(books: Books, log: str) -> list[Reader]:
+    found = books.all(Reader, books.subjects.consumers).values()
+    return [each for each in found if each.log == log and not each.is_gone]
+
+
+MOST_FACTS = 300
+"""Facts of one commit: each has an id and may have an object's name, and a batch has an end."""
+MOST_BYTES = 8 << 20
+OVERHEAD = 4096
+"""Bytes that a message has beside the fact, at most."""
+
+
+@dataclass(slots=True)
+class Append:
+    """One caller's facts on their way in."""
+
+    log: str
+    facts: list[Prepared]
+    capacity: int | None
+
+
+class NatsLogs(Ground):
+    """The part of the store that keeps facts."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        zone: str,
+        clock: Callable[[], float] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self._watch: Callable[[int, float], None] | None = None
+        self._before_waiting: Meanwhile = nothing
+        self._appends: Grouping[Append, list[Outcome]] = Grouping(
+            self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
+        )
+        super().__init__(url, zone=zone, clock=clock, read_only=read_only)
+
+    @property
+    def largest(self) -> int | None:
+        """Bytes that envelope and fact may take together, as the server says."""
+        return self._line.max_payload - OVERHEAD
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        """Append in order, each with an outcome of its own; many in several commits."""
+        if not facts:
+            return []
+        asked = self._prepared(log, facts, capacity)
+        self._before_waiting()
+        return self._appends.call(asked)
+
+    def append_soon(
+        self,
+        log: str,
+        facts: Sequence[NewFact],
+        done: Callable[[list[Outcome] | BaseException], None],
+        *,
+        capacity: int | None = None,
+        group_done: Callable[[], None] | None = None,
+    ) -> None:
+        """The same without waiting: ``done`` is called, by another thread, after the commit."""
+        try:
+            asked = self._prepared(log, facts, capacity)
+        except StoreError as error:
+            done(error)
+        else:
+            self._appends.call_soon(asked, done, group_done)
+
+    def _prepared(self, log: str, facts: Sequence[NewFact], capacity: int | None) -> Append:
+        """Work out what can be, and refuse what would make all fail that share its commit."""
+        prepared = [prepare(log, each) for each in facts]
+        if any(each.size > (self.largest or 0) for each in prepared):
+            raise too_large(self.url)
+        return Append(log, prepared, capacity)
+
+    def watch_waits(self, seen: Meanwhile) -> None:
+        """Tell when an append is about to wait."""
+        self._before_waiting = Watching(seen, "waits")
+
+    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
+        """Tell up to which offset a log has grown."""
+        self._heads_seen = Watching(seen, "heads")
+
+    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
+        """Tell of each group of appends: how many facts, and the seconds it took."""
+        self._watch = Watching(seen, "commits")
+
+    def close(self) -> None:
+        """Let go of everything, after what was left to be appended. Closing twice is fine."""
+        self._appends.close()
+        super().close()
+
+    def _append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+        """Append for several callers, in as few commits as can hold it."""
+        began, outcomes = perf_counter(), [list[Outcome]() for _ in asked]
+        for each in asked:
+            self._refer_ahead(each.facts, "append", is_awaited=False)
+        for part in _parts(asked):
+            for index, found in zip(part, self._enter(list(part.values())), strict=True):
+                outcomes[index] += found
+                if any(isinstance(each, Full) for each in found):
+                    asked[index].capacity = 0  # nothing enters behind it in a later commit either
+        if self._heads_seen is not None:
+            for each, found in zip(asked, outcomes, strict=True):
+                tell_head(self._heads_seen, each.log, found)
+        if self._watch is not None:
+            self._watch(sum(len(each.facts) for each in asked), perf_counter() - began)
+        return outcomes
+
+    def _enter(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+        keys = [fact.key for each in asked for fact in each.facts]
+
+        def work(books: Books) -> list[list[Outcome]]:
+            known = books.known(keys, {each.log for each in asked})
+            entering = Entering(books, self._clock(), known)
+            return [entering.append(each.log, each.facts, each.capacity) for each in asked]
+
+        return self._step(work, "append")
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+        """Look an id up in one log, or in all: ``outbound`` first."""
+
+        def work(books: Books) -> Found | None:
+            found = [each for each in books.shelves() if log in {None, each.name}]
+            keys = {each.name: key_of(each.name, from_zone, message_id) for each in found}
+            known = books.known(keys.values(), keys)
+            for shelf in found:
+                one = known.get(keys[shelf.name])
+                if one is not None:
+                    is_kept = one.offset >= shelf.first
+                    return Found(shelf.name, one.offset, one.digest, is_retained=is_kept)
+            return None
+
+        return self._look(work)
+
+    def page(
+        self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
+    ) -> Page:
+        """Read what is kept, without a consumer; a log that is not there is empty."""
+
+        def work(books: Books) -> Page:
+            shelf = books.shelf(log)
+            if shelf is None:
+                return pages.empty(after)
+            stretch = pages.read(books, shelf, after, limit, max_bytes, to_zone)
+            if stretch.corrupted is not None and not stretch.page.facts:
+                raise corrupted(log, stretch.corrupted, self.url)
+            return stretch.page
+
+        return self._look(work)
+
+    def logs(self) -> list[LogInfo]:
+        """Every log, ``outbound`` first and always."""
+        return self._look(lambda books: [each.info() for each in books.shelves()])
+
+    def gaps(self, log: str | None = None) -> list[Gap]:
+        """Every recorded loss."""
+
+        def work(books: Books) -> list[Gap]:
+            found = [each for each in books.shelves() if log in {None, each.name}]
+            return [gap for shelf in found for gap in pages.gaps_of(books, shelf)]
+
+        return self._look(work)
+
+    def aged(self, log: str, before: float) -> int:
+        """The highest offset such that it and all below it were recorded before an instant."""
+
+        def work(books: Books) -> int:
+            shelf = books.shelf(log)
+            if shelf is None:
+                return 0
+            if shelf.cut_risen_at >= before:  # the clock has gone back since: look at each
+                return _aged_one_by_one(books, shelf, before)
+            last = pages.search(books, shelf, lambda entry: entry.risen_at < before)
+            return shelf.first - 1 if last is None else last.offset
+
+        return self._look(work)
+
+    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+        """Walk the hash chain as it was when the walk began."""
+        shelf = self._look(lambda books: books.shelf(log))
+        at = after if shelf is None else max(after, shelf.first - 1)
+        while shelf is not None and at < shelf.head:
+            found, at = self._look(_leg(shelf, at))
+            yield from found
+
+
+def _leg(shelf: Shelf, at: int) -> Callable[[Books], tuple[list[Flaw | int], int]]:
+    """Some steps of the walk along a log, and where they ended."""
+
+    def work(books: Books) -> tuple[list[Flaw | int], int]:
+        found: list[Flaw | int] = []
+        chain, seen = pages.place_of(books, shelf, at).chain, at
+        for each in pages.all_after(books, shelf, at):
+            if isinstance(each, pages.Hole):
+                found.append(Flaw(shelf.name, each.offset, "it is not what was stored there"))
+                chain = b""
+            elif chain and not each.follows(chain):
+                found.append(Flaw(shelf.name, each.offset, "it does not follow the one before it"))
+                chain = each.chain
+            else:
+                chain = each.chain
+            seen = each.offset
+            found.append(seen)
+            if len(found) >= pages.CHUNK:
+                break
+        return found, seen if found else shelf.head
+
+    return work
+
+
+def _aged_one_by_one(books: Books, shelf: Shelf, before: float) -> int:
+    last = shelf.first - 1
+    for each in pages.all_after(books, shelf, last):
+        if isinstance(each, pages.Hole) or each.recorded_at >= before:
+            break
+        last = each.offset
+    return last
+
+
+def _parts(asked: Sequence[Append]) -> Iterator[dict[int, Append]]:
+    """What callers want appended, in order, in parts that fit into one commit."""
+    part: dict[int, Append] = {}
+    count = size = 0
+    for index, each in enumerate(asked):
+        for fact in each.facts:
+            weight = 1 + len(fact.new.references)
+            if part and (count + weight > MOST_FACTS or size + fact.size > MOST_BYTES):
+                yield part
+                part, count, size = {}, 0, 0
+            mine = part.setdefault(index, Append(each.log, [], each.capacity))
+            mine.facts.append(fact)
+            count, size = count + weight, size + fact.size
+    if part:
+        yield part

@@ -1,0 +1,194 @@
+"""Stretches of a log: finding where one begins, and reading it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ergon_framework.boundary.factstore.nats.schema import NO_CHAIN, Entry, Place, Shelf
+from ergon_framework.boundary.factstore.nats.session import Books
+from ergon_framework.ports.factstore import Gap, Page
+
+CHUNK = 256
+"""Entries of one answer."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A page and, when a corrupted fact ended it, which one."""
+
+    page: Page
+    corrupted: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """An entry that is not there, or not what was put there."""
+
+    offset: int
+
+
+def search(books: Books, shelf: Shelf, is_low: Callable[[Entry], bool]) -> Entry | None:
+    """The last kept entry of those that are low, which all lie before those that are not."""
+    subject, found = books.subjects.entries(shelf.name), None
+    low, high = max(1, shelf.first_seq), shelf.head_seq + 1
+    while low < high:
+        middle = (low + high) // 2
+        there = books.stream.next(subject, middle)
+        entry = None if there is None else books.entry(shelf, there)
+        if entry is not None and entry.seq < high and is_low(entry):
+            found, low = entry, entry.seq + 1
+        elif there is not None and entry is None and there.seq < high:
+            low = there.seq + 1  # it cannot be read: those around it tell
+        else:
+            high = middle
+    return found
+
+
+def place_of(books: Books, shelf: Shelf, offset: int) -> Place:
+    """Where an offset of the log is; without a chain when it is not there itself."""
+    if offset < shelf.first - 1:
+        return Place(max(0, shelf.first_seq - 1), b"")
+    if offset > shelf.head:
+        return Place(shelf.head_seq, b"")
+    found = shelf.edge(offset) or books.remembered(shelf, offset)
+    if found is not None:
+        return found
+    entry = search(books, shelf, lambda each: each.offset <= offset)
+    if entry is None:
+        return Place(max(0, shelf.first_seq - 1), b"")
+    return Place(entry.seq, entry.chain if entry.offset == offset else b"")
+
+
+def entry_at(books: Books, shelf: Shelf, offset: int) -> Entry | None:
+    """The entry of an offset, if it is kept and sound."""
+    if not shelf.first <= offset <= shelf.head:
+        return None
+    there = books.stream.next(
+        books.subjects.entries(shelf.name), place_of(books, shelf, offset - 1).seq + 1
+    )
+    entry = None if there is None else books.entry(shelf, there)
+    return entry if entry and entry.offset == offset and entry.seal is not None else None
+
+
+def entries_after(
+    books: Books,
+    shelf: Shelf,
+    after: int,
+    to_zone: str | None = None,
+    *,
+    chunk: int = CHUNK,
+    max_bytes: int = 1 << 22,
+    with_markers: bool = False,
+) -> Iterator[Entry | Hole]:
+    """The facts above an offset in a view, and what should be there but is not."""
+    seen = max(after, shelf.first - 1)
+    everything = books.subjects.entries(shelf.name)
+    subject = everything if to_zone is None else books.subjects.facts(shelf.name, to_zone)
+    seq = place_of(books, shelf, seen).seq + 1
+    while seen < shelf.head:
+        found = books.stream.following(subject, seq, chunk, max_bytes)
+        for each in found:
+            seq = each.seq + 1
+            entry = books.entry(shelf, each)
+            if entry is None:
+                continue  # the next one shows what is missing
+            if entry.offset > shelf.head:
+                return
+            before = entry.offset - 1 if to_zone is None else entry.alike
+            for missing in range(max(seen + 1, shelf.first), before + 1):
+                if to_zone is None or missing == before:
+                    books.is_doubtful = True
+                    yield Hole(missing)
+            seen = entry.offset
+            if with_markers or not entry.is_marker:
+                yield Hole(entry.offset) if entry.seal is None else entry
+        if not found:
+            if to_zone is None:
+                books.is_doubtful = True
+                yield from (Hole(missing) for missing in range(seen + 1, shelf.head + 1))
+            return
+
+
+def all_after(books: Books, shelf: Shelf, after: int) -> Iterator[Entry | Hole]:
+    """Everything above an offset, markers included."""
+    return entries_after(books, shelf, after, with_markers=True)
+
+
+def empty(after: int) -> Page:
+    """A page of a log that is not there."""
+    return Page([], 0, 0, NO_CHAIN if after == 0 else b"", NO_CHAIN)
+
+
+def read(
+    books: Books,
+    shelf: Shelf,
+    after: int,
+    limit: int,
+    max_bytes: int,
+    to_zone: str | None,
+) -> Stretch:
+    """A stretch that ends at a limit, before a corrupted fact, or at the head."""
+    given: list[Entry] = []
+    size, through, corrupted = 0, shelf.head, None
+    # One more than is asked for tells whether there are any behind.
+    wanted = min(CHUNK, limit + 1)
+    for each in entries_after(
+        books, shelf, after, to_zone, chunk=wanted, max_bytes=max_bytes + (1 << 16)
+    ):
+        if isinstance(each, Hole):
+            corrupted = each.offset
+            through = given[-1].offset if given else each.offset - 1
+            break
+        size += each.size
+        if given and (len(given) >= limit or size > max_bytes):
+            through = given[-1].offset
+            break
+        given.append(each)
+    chain = place_of(books, shelf, after).chain
+    end = place_of(books, shelf, through).chain
+    facts = [each.seen(to_zone) for each in given]
+    gaps = gaps_within(books, shelf, after, through)
+    return Stretch(Page(facts, through, shelf.head, chain, end, gaps), corrupted)
+
+
+def waiting(
+    books: Books, shelf: Shelf, cursor: int, to_zone: str | None
+) -> tuple[int, float | None]:
+    """How many facts of a view lie above a cursor, and since when the first of them does."""
+    if cursor >= shelf.head:
+        return 0, None
+    seq = place_of(books, shelf, max(cursor, shelf.first - 1)).seq + 1
+    found = books.stream.following(books.subjects.facts(shelf.name, to_zone), seq, 1)
+    if not found:
+        return 0, None
+    entry = books.entry(shelf, found[0])
+    return found[0].pending + 1, None if entry is None else entry.recorded_at
+
+
+def gaps_of(books: Books, shelf: Shelf) -> list[Gap]:
+    """Recorded losses, in order of their beginning."""
+    if not shelf.gaps:
+        return []
+    found = books.all(Gap, books.subjects.gaps(shelf.name))
+    return sorted(found.values(), key=lambda gap: (gap.first, gap.source_first is None))
+
+
+def gaps_within(books: Books, shelf: Shelf, after: int, through: int) -> list[Gap]:
+    """Recorded losses that reach into a stretch."""
+    return [gap for gap in gaps_of(books, shelf) if gap.last > after and gap.first <= through]
+
+
+def unexplained(books: Books, shelf: Shelf, cursor: int) -> tuple[int, int] | None:
+    """The first and the last offset above a cursor that are gone and that no gap explains."""
+    if cursor + 1 >= shelf.first:
+        return None
+    lost = [(cursor + 1, shelf.first - 1)]
+    for gap in gaps_of(books, shelf):
+        lost = [
+            part
+            for first, last in lost
+            for part in ((first, min(last, gap.first - 1)), (max(first, gap.last + 1), last))
+            if part[0] <= part[1]
+        ]
+    return (lost[0][0], lost[-1][1]) if lost else None

@@ -1,0 +1,374 @@
+"""Names of objects, the zone's own standing and that of its links, in a stream.
+
+A stream gives its messages in the order in which they were written, and an older message of a name
+comes before the newer one that replaces it. All of them are read in passing; only so many are kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from ergon_framework.boundary.factstore.nats.append import refer
+from ergon_framework.boundary.factstore.nats.database import MANY, Ground
+from ergon_framework.boundary.factstore.nats.schema import Attribute, Name, Note, ZoneRecord, decode
+from ergon_framework.boundary.factstore.nats.session import GONE, Books
+from ergon_framework.boundary.factstore.nats.setup import renew
+from ergon_framework.errors import BoundaryError, ObjectConflictError
+from ergon_framework.ports.factstore import Link, StoredObject, StoreInfo
+from ergon_framework.storage.nats import Stored
+
+KEPT = 5_000
+"""Names in memory at once, or as many as are asked for; twice as many for a moment."""
+
+Place: TypeAlias = tuple[Any, ...]
+"""Where a name is in the order; no two are at the same."""
+Order: TypeAlias = Callable[[Name], Place | None]
+"""Says where a name is; None when it does not belong into the order at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the order, without any gap."""
+
+    names: list[Name]
+    is_last: bool
+    """Whether nothing comes after it."""
+
+
+def stretch(
+    read: Callable[[], Iterable[Stored]], order: Order, after: Place, limit: int
+) -> Stretch:
+    """At least so many names after a place, if there are so many.
+
+    ``read`` goes through all messages of the names, in the order of the stream: once, unless very
+    many names are taken away meanwhile.
+    """
+    names: list[Name] = []
+    start, is_after = after, True
+    while True:
+        sieve = _Sieve(order, start, is_after=is_after, most=max(limit, KEPT))
+        for message in read():
+            sieve.take(message)
+        names += sieve.names()
+        if sieve.end is None or len(names) >= limit:
+            return Stretch(names, sieve.end is None)
+        start, is_after = sieve.end, False
+
+
+class _Sieve:
+    """Keeps the first names in an order, of those that came by so far."""
+
+    def __init__(self, order: Order, start: Place, *, is_after: bool, most: int) -> None:
+        self._order = order
+        self._start = start
+        self._is_after = is_after
+        self._most = most
+        self._kept: dict[str, tuple[Place, Name]] = {}
+        self.end: Place | None = None
+        """From here on some were left out; None while none was."""
+
+    def take(self, message: Stored) -> None:
+        """One message of a name; what an earlier one said of it counts no more."""
+        self._kept.pop(message.subject, None)
+        if message.data == GONE:
+            return
+        name = decode(Name, message.data)
+        place = self._order(name)
+        if place is not None and self._is_wanted(place):
+            self._kept[message.subject] = place, name
+            if len(self._kept) >= 2 * self._most:
+                self._cut()
+
+    def names(self) -> list[Name]:
+        """Those that are left, in order."""
+        self._cut()
+        return [name for _, name in sorted(self._kept.values(), key=lambda kept: kept[0])]
+
+    def _is_wanted(self, place: Place) -> bool:
+        if place < self._start or (self._is_after and place == self._start):
+            return False
+        return self.end is None or place < self.end
+
+    def _cut(self) -> None:
+        """Leave out all but the first ones, and from now on whatever comes after them.
+
+        Should one of the first ones be taken away later, fewer are left: a name that was left out
+        might belong before one that comes by then.
+        """
+        if len(self._kept) > self._most:
+            ordered = sorted(self._kept.items(), key=lambda item: item[1][0])
+            self.end = ordered[self._most][1][0]
+            self._kept = dict(ordered[: self._most])
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was last read of the names, for whoever goes through them page by page."""
+
+    bucket: str | None
+    version: tuple[int, ...]
+    start: tuple[str, str]
+    stretch: Stretch
+
+    def is_of(self, bucket: str | None, version: tuple[int, ...]) -> bool:
+        """Whether these are names of that bucket, and still what they were."""
+        return (self.bucket, self.version) == (bucket, version)
+
+    def after(self, place: tuple[str, str], limit: int) -> list[Name] | None:
+        """The names after a place; None when not all of them are here."""
+        names = self.stretch.names
+        first = bisect_right(names, place, key=lambda name: (name.bucket, name.key))
+        is_whole = self.stretch.is_last or len(names) - first >= limit
+        return names[first : first + limit] if is_whole and place >= self.start else None
+
+
+class NatsObjects(Ground):
+    """The part of the store that knows which name stands for which bytes."""
+
+    _seen: _Seen | None = None
+
+    def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
+        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
+
+        def work(books: Books) -> StoredObject:
+            kept = books.get(Name, books.subjects.object(bucket, key)) or Name(bucket, key)
+            if kept.digest and (kept.digest, kept.size) != (digest, size):
+                raise ObjectConflictError(
+                    f"{bucket}/{key} stands for other bytes already",
+                    remedy="put them under another key",
+                    details={"bucket": bucket, "key": key, "digest": f"sha256:{kept.digest.hex()}"},
+                )
+            is_new = not kept.digest
+            if is_new or not kept.is_referenced:
+                kept.digest, kept.size, kept.at = digest, size, self._clock()
+                put_name(books, kept, is_new=is_new)
+            return stored_object(kept)
+
+        return self._step(work, "bind")
+
+    def object(self, bucket: str, key: str) -> StoredObject | None:
+        """What a name stands for."""
+
+        def work(books: Books) -> StoredObject | None:
+            kept = books.get(Name, books.subjects.object(bucket, key))
+            return None if kept is None or not kept.digest else stored_object(kept)
+
+        return self._look(work)
+
+    def objects(
+        self, bucket: str | None = None, *, after: tuple[str, str] = ("", ""), limit: int = 1000
+    ) -> list[StoredObject]:
+        """Names in order of bucket and key."""
+        version = self._version_of_names()
+        seen = self._seen
+        found = seen.after(after, limit) if seen and seen.is_of(bucket, version) else None
+        if found is None:
+            read = self._look(lambda books: stretch(_reader(books, bucket), _by_name, after, limit))
+            found = read.names[:limit]
+            self._seen = _Seen(bucket, version, after, read)
+        return [stored_object(each) for each in found]
+
+    def _version_of_names(self) -> tuple[int, ...]:
+        """Changes with every change of a name: a new one and one that goes are counted, and any
+        other writes a message.
+        """
+        counted, written = (
+            self._stream.last(each) for each in (self._subjects.tally, self._subjects.objects)
+        )
+        seqs = (0 if each is None else each.seq for each in (counted, written))
+        return (self._stream.line.connections, *seqs)
+
+    def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
+        """Names given before an instant to which no fact has ever referred, the oldest first."""
+
+        def by_age(name: Name) -> Place | None:
+            is_orphan = name.digest and name.at < before and not name.is_referenced
+            return (name.at, name.bucket, name.key) if is_orphan else None
+
+        found = self._look(lambda books: stretch(_reader(books), by_age, (), limit))
+        return [stored_object(each) for each in found.names[:limit]]
+
+    def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
+        """Take the name away; the object, when no other name stands for its bytes."""
+
+        def work(books: Books) -> tuple[StoredObject, bool] | None:
+            kept = books.get(Name, books.subjects.object(bucket, key))
+            if kept is None or not kept.digest or (before is not None and kept.at >= before):
+                return None
+            if kept.is_referenced:
+                raise BoundaryError(
+                    f"a fact refers to {bucket}/{key}",
+                    code="failed_precondition",
+                    reason="referenced",
+                    remedy="keep it: what a fact refers to is never deleted",
+                    details={"bucket": bucket, "key": key},
+                )
+            drop_name(books, kept)
+            return stored_object(kept), _is_bound(books, kept.digest)
+
+        gone, below = self._placed(work, "bind")
+        if gone is None:
+            return None
+        found, is_bound = gone
+        names = (
+            self._subjects.object(bucket, key),
+            self._subjects.content(found.digest, bucket, key),
+        )
+        self._clear(below, *names)  # the tally lies behind them, and stays
+        return None if is_bound else found
+
+    def refer(self, names: Sequence[tuple[str, str]]) -> None:
+        """Mark names as referenced, also those that stand for nothing yet."""
+        for start in range(0, len(names), MANY):
+            self._step(partial(refer, names[start : start + MANY]), "bind")
+
+    def object_totals(self) -> tuple[int, int]:
+        """How many names there are, and how many bytes they stand for."""
+
+        def work(books: Books) -> tuple[int, int]:
+            tally = books.tally
+            return tally.objects, tally.object_bytes
+
+        return self._look(work)
+
+    def is_bound(self, digest: bytes) -> bool:
+        """Whether any name stands for these bytes."""
+        return self._look(lambda books: _is_bound(books, digest))
+
+
+def stored_object(kept: Name) -> StoredObject:
+    """A name as everybody sees it."""
+    return StoredObject(kept.bucket, kept.key, kept.digest, kept.size, kept.at, kept.is_referenced)
+
+
+def put_name(books: Books, name: Name, *, is_new: bool) -> None:
+    """Write a name; a new one is counted."""
+    books.put(books.subjects.object(name.bucket, name.key), name)
+    if is_new:
+        books.put(books.subjects.content(name.digest, name.bucket, name.key), name)
+        tally = books.tally
+        tally.objects, tally.object_bytes = tally.objects + 1, tally.object_bytes + name.size
+        books.put(books.subjects.tally, tally)
+
+
+def drop_name(books: Books, name: Name) -> None:
+    """Take a name away."""
+    books.put(books.subjects.object(name.bucket, name.key), None)
+    books.put(books.subjects.content(name.digest, name.bucket, name.key), None)
+    tally = books.tally
+    tally.objects, tally.object_bytes = tally.objects - 1, tally.object_bytes - name.size
+    books.put(books.subjects.tally, tally)
+
+
+def _reader(books: Books, bucket: str | None = None) -> Callable[[], Iterable[Stored]]:
+    subjects = books.subjects
+    wanted = subjects.objects if bucket is None else subjects.objects_in(bucket)
+    return lambda: books.stream.walk(wanted)
+
+
+def _by_name(name: Name) -> Place | None:
+    return (name.bucket, name.key) if name.digest else None
+
+
+def _is_bound(books: Books, digest: bytes) -> bool:
+    return bool(books.all(Name, books.subjects.names_of(digest)))
+
+
+class NatsLinks(Ground):
+    """The part of the store that knows its peers."""
+
+    def links(self) -> list[Link]:
+        """Every link ever used or sealed, by peer; ``""`` is the seal of the whole zone."""
+
+        def work(books: Books) -> list[Link]:
+            found = books.all(Link, books.subjects.links).values()
+            return sorted(found, key=lambda link: link.peer)
+
+        return self._look(work)
+
+    def link(self, peer: str) -> Link:
+        """One of them, or a fresh one."""
+        return self._look(lambda books: _link(books, peer))
+
+    def seal(self, peer: str, reason: str) -> Link:
+        """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
+        return self._change(
+            peer,
+            "seal",
+            f"{peer or 'all links'}: {reason}",
+            lambda link: replace(link, is_sealed=True, reason=reason, at=self._clock()),
+        )
+
+    def open(self, peer: str) -> Link:
+        """Open it again."""
+
+        def opened(link: Link) -> Link:
+            if not link.is_sealed:
+                return link
+            return replace(link, is_sealed=False, reason="", at=self._clock())
+
+        return self._change(peer, "open", peer or "all links", opened)
+
+    def accept_epoch(self, peer: str, epoch: str | None) -> Link:
+        """Trust the peer's store from now on, although it changed."""
+        return self._change(
+            peer,
+            "accept_epoch",
+            f"{peer}: {epoch}",
+            lambda link: replace(link, epoch=epoch, offset=0, chain=b"", at=self._clock()),
+        )
+
+    def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
+        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+
+        def work(books: Books) -> None:
+            found = books.get(ZoneRecord, books.subjects.zone)
+            if found is not None and found.epoch == epoch:
+                renew(books, found, self._clock(), why)
+
+        self._step(work, "desk")
+        return self.info()
+
+    def attribute(self, name: str) -> str | None:
+        """A text that was written down about this store; None when there is none."""
+        found = self._look(lambda books: books.get(Attribute, books.subjects.attribute(name)))
+        return None if found is None else found.value
+
+    def set_attribute(self, name: str, value: str) -> None:
+        """Write a text down about this very store, for whoever opens it next."""
+        self._step(
+            lambda books: books.put(books.subjects.attribute(name), Attribute(value)), "desk"
+        )
+
+    def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
+        """What operators did, newest first: instant, action, details as text."""
+
+        def work(books: Books) -> list[tuple[float, str, str]]:
+            last = books.tally.notes
+            wanted = range(last, max(0, last - limit), -1)
+            books.fetch([books.subjects.note(number) for number in wanted])
+            found = (books.get(Note, books.subjects.note(number)) for number in wanted)
+            return [(each.at, each.action, each.details) for each in found if each is not None]
+
+        return self._look(work)
+
+    def _change(
+        self, peer: str, action: str, details: str, changed: Callable[[Link], Link]
+    ) -> Link:
+        def work(books: Books) -> Link:
+            books.note(self._clock(), action, details)
+            link = _link(books, peer)
+            new = changed(link)
+            if new != link or action != "open":
+                books.put(books.subjects.link(peer), new)
+            return new
+
+        return self._step(work, "desk")
+
+
+def _link(books: Books, peer: str) -> Link:
+    return books.get(Link, books.subjects.link(peer)) or Link(peer)

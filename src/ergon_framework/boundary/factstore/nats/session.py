@@ -1,0 +1,404 @@
+"""What one transaction sees of the stream, and what it wants written.
+
+A transaction reads records, decides, and says what is to be written. It is written if the stream
+still ends where it ended when the transaction began; otherwise it begins anew with what is there
+then. What was read is remembered for later transactions as long as nobody else writes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ergon_framework.boundary.factstore.hashchain import Prepared
+from ergon_framework.boundary.factstore.nats import schema
+from ergon_framework.boundary.factstore.nats.schema import (
+    Entry,
+    Known,
+    Note,
+    Place,
+    Shelf,
+    Subjects,
+    Tally,
+    decode,
+    encode,
+)
+from ergon_framework.errors import StoreBrokenError
+from ergon_framework.ports.factstore import OUTBOUND
+from ergon_framework.storage.nats import Message, NatsStream, Stored
+
+MOST = 5_000
+"""Records, and places of entries."""
+WORN = 50
+"""Writes after which earlier messages of a record are removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record as it lies in the stream."""
+
+    data: bytes
+    seq: int
+    """0 when there is none."""
+
+
+class Memory:
+    """Records that are known to be the newest as long as the stream ends at ``last``."""
+
+    def __init__(self) -> None:
+        self.highest = 0
+        """Where the stream has ever ended."""
+        self._last = -1
+        self.records: dict[str, Record] = {}
+        self.lists: dict[str, set[str]] = {}
+        self.shelves: dict[str, Shelf] = {}
+        """Logs with their young entries."""
+        self.places: dict[tuple[str, int], Place] = {}
+        """Of entries, which stay where they are whoever writes, unless the server loses some."""
+        self._written: Counter[str] = Counter()
+        """How often records were written by this process since they were last worn."""
+
+    @property
+    def last(self) -> int:
+        """Where the stream ends; -1 when that is not known."""
+        return self._last
+
+    @last.setter
+    def last(self, last: int) -> None:
+        self._last = last
+        self.highest = max(self.highest, last)
+
+    def forget(self, last: int) -> None:
+        """Somebody else has written."""
+        self.last = last
+        self.records.clear()
+        self.lists.clear()
+        self.shelves.clear()
+
+    def begin_anew(self, last: int) -> None:
+        """The server may have lost what it had: nothing that was known counts."""
+        self.highest, self.places = 0, {}  # those who still read keep the old ones
+        self.forget(last)
+
+    def add(self, records: Mapping[str, Record]) -> None:
+        """Records that were just written."""
+        self.records |= records
+        self._written.update(list(records))
+        for subjects, listed in self.lists.items():
+            listed.update(each for each in records if matches(subjects, each))
+        if len(self.records) > MOST:
+            self.records.clear()
+            self.lists.clear()
+        if len(self.places) > MOST:
+            self.places.clear()
+
+    def worn(self) -> list[str]:
+        """Records that were written often, once each time."""
+        found = [each for each, count in self._written.items() if count >= WORN]
+        for each in found:
+            del self._written[each]
+        if len(self._written) > MOST:
+            self._written.clear()
+        return found
+
+    def follow(self, subject: str, record: Record) -> None:
+        """A record was written, whatever else was written before it."""
+        if record.seq == self.last + 1:
+            self.last = record.seq
+            self.add({subject: record})
+        else:
+            self.forget(-1)
+
+    def view(self) -> Memory:
+        """The same, for somebody who reads while others go on."""
+        seen = Memory()
+        seen.last, seen.places = self.last, self.places
+        seen.records, seen.shelves = dict(self.records), dict(self.shelves)
+        seen.lists = {subjects: set(listed) for subjects, listed in self.lists.items()}
+        return seen
+
+    def learn(self, seen: Memory) -> None:
+        """Take over what somebody has read, unless things have moved on."""
+        if seen.last == self.last:
+            self.records |= seen.records
+            self.lists |= seen.lists
+            self.shelves |= seen.shelves
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a subject is one of those that a pattern with ``*`` means."""
+    wanted, words = pattern.split("."), subject.split(".")
+    return len(wanted) == len(words) and all(
+        one in {"*", word} for one, word in zip(wanted, words, strict=True)
+    )
+
+
+T = TypeVar("T")
+
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+MOST_YOUNG = 32
+"""Entries of a log whose ids are not written yet: whoever opens it reads them."""
+GONE = b""
+"""The content of a record that was taken away."""
+
+
+class Books:
+    """The records of a zone, for one step."""
+
+    def __init__(
+        self, stream: NatsStream, subjects: Subjects, memory: Memory, *, is_sure: bool
+    ) -> None:
+        self.stream = stream
+        self.subjects = subjects
+        self.is_sure = is_sure
+        self.is_moving = False
+        """Facts of another store are put here, whose ids may be there already."""
+        """Whether the stream was seen to end where the memory says."""
+        self.is_longer = 0
+        """How many entries this step adds."""
+        self.is_doubtful = False
+        """Whether something was missing: that is damage, unless somebody was just cutting."""
+        self.memory = memory
+        self._puts: dict[str, bytes] = {}
+        self._entries: list[Message] = []
+        self._others: list[Message] = []
+        self._shelves: dict[str, Shelf] = {}
+        self._asked: dict[int, Stored] = {}
+        """Entries of ids that were asked for, by their sequences."""
+
+    # ---- records --------------------------------------------------------------------------------
+
+    def get(self, kind: type[T], subject: str) -> T | None:
+        """One record."""
+        data = self._puts.get(subject)
+        if data is None:
+            self.fetch([subject])
+            data = self.memory.records[subject].data
+        return decode(kind, data) if data else None
+
+    def all(self, kind: type[T], subjects: str) -> dict[str, T]:
+        """Every record that matches."""
+        listed = self.memory.lists.get(subjects)
+        if listed is None:
+            listed = self.memory.lists[subjects] = set(self._read([subjects]))
+        new = {each for each in self._puts if matches(subjects, each)}
+        every = {each: self._data(each) for each in sorted(listed | new)}
+        return {subject: decode(kind, data) for subject, data in every.items() if data}
+
+    def fetch(self, subjects: Sequence[str]) -> None:
+        """Read records at once that will be asked for one by one."""
+        missing = [each for each in subjects if each not in self.memory.records]
+        if missing:
+            absent = set(missing) - set(self._read(missing))
+            self.memory.records |= dict.fromkeys(absent, Record(GONE, 0))
+
+    def _read(self, subjects: Sequence[str]) -> list[str]:
+        found = self.stream.latest(subjects)
+        self.memory.records |= {each.subject: Record(each.data, each.seq) for each in found}
+        return [each.subject for each in found]
+
+    def put(self, subject: str, record: object | None) -> None:
+        """Write a record, or take it away."""
+        self._puts[subject] = GONE if record is None else encode(record)
+
+    def _data(self, subject: str) -> bytes:
+        data = self._puts.get(subject)
+        return self.memory.records[subject].data if data is None else data
+
+    @property
+    def tally(self) -> Tally:
+        """What is counted."""
+        return self.get(Tally, self.subjects.tally) or Tally()
+
+    def note(self, now: float, action: str, details: str) -> None:
+        """Write down what an operator did."""
+        tally = self.tally
+        tally.notes += 1
+        self.put(self.subjects.tally, tally)
+        self.put(self.subjects.note(tally.notes), Note(now, action, details))
+
+    # ---- logs -----------------------------------------------------------------------------------
+
+    def shelf(self, log: str) -> Shelf | None:
+        """A log, whose changes are written at the end of the step; None when there is none."""
+        found = self._shelves.get(log)
+        if found is None:
+            kept = self.memory.shelves.get(log) or self._load(log)
+            if kept is None:
+                return None
+            self.memory.shelves[log] = kept
+            found = self._shelves[log] = kept.copy()
+        return found
+
+    def _load(self, log: str) -> Shelf | None:
+        """A log by its record and the entries that were added since."""
+        shelf = self.get(Shelf, self.subjects.shelf(log))
+        if shelf is None:
+            return None
+        start = max(shelf.head_seq + 1, shelf.first_seq)
+        for found in self.stream.walk(self.subjects.entries(log), start):
+            entry = schema.read(shelf.number, found.seq, found.data)
+            if entry is None:
+                raise StoreBrokenError(
+                    f"one of the last facts of {log} cannot be read, so nobody knows its offset",
+                    remedy="restore the stream from a backup",
+                    details={"log": log, "sequence": found.seq},
+                )
+            if entry.offset > shelf.head:
+                shelf.grow(entry)
+        return shelf
+
+    def shelf_or_new(self, log: str) -> Shelf:
+        """A log, which comes into being when it is not there."""
+        found = self.shelf(log)
+        if found is None:
+            tally = self.tally
+            tally.logs += 1
+            self.put(self.subjects.tally, tally)
+            found = self._shelves[log] = Shelf(log, tally.logs)
+        return found
+
+    def shelves(self) -> list[Shelf]:
+        """Every log, ``outbound`` first."""
+        names = [each.name for each in self.all(Shelf, self.subjects.shelves).values()]
+        found = (self.shelf(name) for name in {*names, *self._shelves})
+        logs = [each for each in found if each is not None]
+        return sorted(logs, key=lambda shelf: (shelf.name != OUTBOUND, shelf.name))
+
+    def replace_shelf(self, shelf: Shelf) -> None:
+        """Let a log stand elsewhere."""
+        self._shelves[shelf.name] = shelf
+
+    @property
+    def next_seq(self) -> int:
+        """Where the next entry will be: entries are the first that a step writes."""
+        return self.memory.last + len(self._entries) + 1
+
+    def add(self, shelf: Shelf, entry: Message, key: bytes, known: Known) -> None:
+        """Write an entry; its id is written with others, soon."""
+        self._entries.append(entry)
+        shelf.young[key] = known
+        self.is_longer += 1
+
+    def add_id(self, key: bytes, known: Known) -> None:
+        """Write an id alone, which must not be there yet."""
+        data = schema.id_record(known)
+        self._others.append(Message(self.subjects.id(key), data, {EXPECTED: "0"}))
+
+    def entry(self, shelf: Shelf, found: Stored) -> Entry | None:
+        """An entry out of its message."""
+        entry = schema.read(shelf.number, found.seq, found.data)
+        if entry is None or entry.seal is None:
+            entry = self._repaired(shelf, found.seq) or entry
+        if entry is not None:
+            self.remember(shelf, entry)
+        return entry
+
+    def _repaired(self, shelf: Shelf, seq: int) -> Entry | None:
+        """What was written down in the place of a damaged entry."""
+        found = self.stream.last(self.subjects.repair(shelf.name, seq))
+        return None if found is None else schema.read(shelf.number, seq, found.data)
+
+    def known_entry(self, shelf: Shelf, known: Known) -> Entry | None:
+        """The entry of an id that was asked for in this step, as far as it can be read."""
+        stored = self._asked.get(known.seq)
+        return None if stored is None else self.entry(shelf, stored)
+
+    def repair(self, shelf: Shelf, known: Known, told: Prepared) -> Entry | None:
+        """Write down what a damaged entry was, by a duplicate of its fact; None if not known."""
+        stored = self._asked.get(known.seq)
+        data = None if stored is None else schema.repaired(shelf.number, stored.data, told)
+        if data is None:
+            return None
+        self._others.append(Message(self.subjects.repair(shelf.name, known.seq), data))
+        return schema.read(shelf.number, known.seq, data)
+
+    def remember(self, shelf: Shelf, entry: Entry) -> None:
+        """Keep in mind where an entry is."""
+        self.memory.places[shelf.name, entry.offset] = Place(entry.seq, entry.chain)
+
+    def remembered(self, shelf: Shelf, offset: int) -> Place | None:
+        """Where an entry is, if that is known."""
+        return self.memory.places.get((shelf.name, offset))
+
+    # ---- the ledger -----------------------------------------------------------------------------
+
+    def known(self, keys: Collection[bytes], logs: Iterable[str]) -> dict[bytes, Known]:
+        """What these logs and the ledger say about ids; unknown ones are left out."""
+        shelves = [each for each in map(self.shelf, logs) if each is not None]
+        young = {key: known for shelf in shelves for key, known in shelf.young.items()}
+        self._ask([young[key] for key in keys if key in young])
+        return {**self._sealed([key for key in keys if key not in young]), **young}
+
+    def _ask(self, known: Iterable[Known]) -> None:
+        """Read the entries of ids."""
+        found = self.stream.at_each([each.seq for each in known])
+        self._asked |= {each.seq: each for each in found if each is not None}
+
+    def _sealed(self, keys: Sequence[bytes]) -> dict[bytes, Known]:
+        found: dict[bytes, Known] = {}
+        for each in self.stream.latest([self.subjects.id(key) for key in keys]):
+            key = bytes.fromhex("".join(each.subject.split(".")[-3:]))
+            found[key] = schema.read_id(each.data)
+        self._ask(found.values())
+        for key, known in list(found.items()):
+            stored = self._asked.get(known.seq)
+            entry = None if stored is None else schema.read(0, stored.seq, stored.data)
+            if entry is not None and entry.proof.digest.startswith(known.digest):
+                found[key] = replace(known, envelope=entry.envelope)
+        return found
+
+    # ---- the end of the step --------------------------------------------------------------------
+
+    def finish(self) -> bool:
+        """Work out what is to be written for logs that were changed; whether there is anything.
+
+        A step that adds one entry writes nothing else, as long as few are young. Any other writes
+        down the ids of all young entries, and how the logs stand.
+        """
+        for shelf in self._shelves.values():
+            kept = self.memory.shelves.get(shelf.name)
+            if kept is not None and encode(kept) == encode(shelf):
+                continue
+            if self._is_plain():
+                continue
+            # Somebody who died between two batches may have left ids of entries that are there.
+            is_sure = self.is_sure or self.is_moving
+            there = self._sealed(list(shelf.young)) if is_sure else {}
+            for key, known in shelf.young.items():
+                if key not in there:
+                    self.add_id(key, known)
+                elif not there[key].seq:  # it came here before its fact
+                    self._others.append(Message(self.subjects.id(key), schema.id_record(known)))
+            shelf.young.clear()
+            self._puts[self.subjects.shelf(shelf.name)] = encode(shelf)
+        return bool(self._entries or self._others or self._puts)
+
+    def _is_plain(self) -> bool:
+        """Whether this step adds one entry and need not change anything else."""
+        if self.is_moving or self._puts or self._others:
+            return False
+        is_young = all(len(shelf.young) <= MOST_YOUNG for shelf in self._shelves.values())
+        return is_young and len(self._entries) == 1
+
+    def messages(self) -> list[Message]:
+        """All that is to be written: what others depend on comes last."""
+        records = (Message(*each) for each in self._puts.items())
+        return [*self._entries, *self._others, *records]
+
+    def only(self, subject: str) -> Message | None:
+        """The message of a step that writes this one record, where it is still what was read."""
+        if self._entries or self._others or self._puts.keys() != {subject}:
+            return None
+        expected = {EXPECTED: str(self.memory.records[subject].seq)}
+        return Message(subject, self._puts[subject], expected)
+
+    def was_written(self, last: int) -> None:
+        """Remember what is in the stream now, which ends there."""
+        first = last - len(self.messages()) + 1
+        seqs = {message.subject: first + n for n, message in enumerate(self.messages())}
+        self.memory.shelves |= self._shelves
+        self.memory.add({each: Record(data, seqs[each]) for each, data in self._puts.items()})
+        self.memory.last = last

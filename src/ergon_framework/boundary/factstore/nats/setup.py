@@ -1,0 +1,243 @@
+"""Opening a zone's stream: making it, or seeing that it is the right one and whole."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from typing import Any
+
+from ergon_framework.boundary.factstore.nats.schema import (
+    Attribute,
+    Shelf,
+    Subjects,
+    Tally,
+    ZoneRecord,
+)
+from ergon_framework.boundary.factstore.nats.session import Books, Memory
+from ergon_framework.errors import ConfigurationError, StoreSchemaError, StoreUnavailableError
+from ergon_framework.ports.factstore import NEW_EPOCH, OUTBOUND, StoreInfo
+from ergon_framework.storage.nats import Line, NatsStream, OvertakenError, address_of
+from ergon_framework.storage.nats.diagnostics import (
+    Account,
+    Durability,
+    durability_of,
+    refuse_unsynced,
+)
+from ergon_framework.storage.nats.stream import Standing
+
+logger = logging.getLogger("ergon_framework.boundary")
+
+SCHEMA = 1
+_ZONE, _SCHEMA, _MOVED_TO = "ergon.zone", "ergon.schema", "ergon.moved_to"
+_ROUNDS = 50
+_CONFIG: dict[str, Any] = {
+    "storage": "file",
+    "retention": "limits",
+    "discard": "new",
+    "max_msgs_per_subject": -1,  # facts to one zone have one subject
+    "allow_direct": True,
+    "allow_atomic": True,
+}
+_UNLIMITED = {"max_age": 0, "max_msgs": -1}
+
+
+def zones_in_space(url: str) -> list[str]:
+    """The zones whose facts are kept under a URL."""
+    with closing(Line(address_of(url))) as line:
+        said = [each["config"].get("metadata") or {} for each in Account(line).streams()]
+    return sorted(each[_ZONE] for each in said if _ZONE in each)
+
+
+class Opening:
+    """Whose stream it is, and how it stands."""
+
+    def __init__(self, url: str, zone: str, *, read_only: bool) -> None:
+        address = address_of(url)
+        self.subjects = Subjects(address.space, zone)
+        self.stream = NatsStream(Line(address), self.subjects.stream, self.subjects.zone)
+        self.durability = Durability(1, None)
+        self.moved_to = ""
+        """Where the zone went, as far as the stream was asked; empty while it is here."""
+        self._zone = zone
+        self._is_read_only = read_only
+
+    @property
+    def name(self) -> str:
+        """Where it is, without a password."""
+        return self.stream.line.address.name
+
+    def meet(self) -> None:
+        """See that the server can serve and that the stream is ours; make it when there is none."""
+        Account(self.stream.line).refuse_unfit()
+        standing = self.stream.standing()
+        if not self._is_read_only:
+            self._refuse_unsynced(standing)
+        if standing is None:
+            if self._is_read_only:
+                raise StoreSchemaError(
+                    f"{self.name} has no stream of the zone {self._zone!r} yet",
+                    remedy="open it once for writing",
+                )
+            self._create()
+            standing = self.standing()
+        self._check(standing.config)
+        monitor = self.stream.line.address.monitor
+        self.durability = durability_of(standing.config, monitor)
+
+    def _refuse_unsynced(self, standing: Standing | None) -> None:
+        """Before anything is made: a stream that is there has as many replicas as it has."""
+        address = self.stream.line.address
+        config = {"num_replicas": address.replicas} if standing is None else standing.config
+        if not address.accepts_unsynced:
+            refuse_unsynced(durability_of(config, address.monitor), self.name)
+
+    def standing(self) -> Standing:
+        """How the stream stands; it must be there."""
+        standing = self.stream.standing()
+        if standing is None:
+            raise StoreUnavailableError(
+                f"{self.name} no longer has the stream {self.stream.name}",
+                remedy="restore it, or restart to begin with an empty one",
+            )
+        self.moved_to = (standing.config.get("metadata") or {}).get(_MOVED_TO, "")
+        return standing
+
+    def bar(self, place: str | None) -> None:
+        """Say in the stream itself that the zone went elsewhere, or that it is here again.
+
+        Whoever writes asks how the stream stands when somebody else has written, and sees it.
+        """
+        config = self.standing().config
+        said = {key: value for key, value in config["metadata"].items() if key != _MOVED_TO}
+        self.stream.change({**config, "metadata": said | ({_MOVED_TO: place} if place else {})})
+        self.moved_to = place or ""
+
+    def server_time(self) -> float:
+        """What time it is at the server."""
+        return self.standing().now
+
+    def _create(self) -> None:
+        self.stream.create(
+            {
+                **_CONFIG,
+                "subjects": [self.subjects.everything],
+                "num_replicas": self.stream.line.address.replicas,
+                "metadata": {_ZONE: self._zone, _SCHEMA: str(SCHEMA)},
+            }
+        )
+
+    def _check(self, config: Mapping[str, Any]) -> None:
+        """Refuse a stream that is not ours, or that would not keep what it is given."""
+        said = config.get("metadata") or {}
+        stream = f"the stream {self.stream.name} of {self.name}"
+        if not str(said.get(_SCHEMA, "")).isdigit():
+            raise StoreSchemaError(
+                f"{stream} is not one of ours", remedy="choose another name at the end of the URL"
+            )
+        if int(said[_SCHEMA]) > SCHEMA:
+            raise StoreSchemaError(
+                f"{stream} was made by a newer version of Ergon",
+                remedy="upgrade Ergon here, too",
+                details={"schema": int(said[_SCHEMA]), "known": SCHEMA},
+            )
+        if said.get(_ZONE) != self._zone:
+            raise ConfigurationError(
+                f"{stream} belongs to the zone {said.get(_ZONE)!r}, not to {self._zone!r}",
+                remedy="name that zone, or another name at the end of the URL",
+            )
+        wrong = [k for k, v in {**_CONFIG, **_UNLIMITED}.items() if config.get(k) != v]
+        if wrong:
+            wanted = {**_CONFIG, **_UNLIMITED}[wrong[0]]
+            raise ConfigurationError(
+                f"{stream} has {wrong[0]} = {config.get(wrong[0])!r} and would not keep what it is"
+                " given",
+                remedy=f"set it back to {wanted!r}: nats stream edit {self.stream.name}",
+            )
+
+    # ---- moving in ------------------------------------------------------------------------------
+
+    def move_in(self, clock: Callable[[], float]) -> StoreInfo:
+        """Found the store, or look whose it is."""
+        if self._is_read_only:
+            return self.read_info(self._books(self.standing().last))
+        for _ in range(_ROUNDS):
+            self.mend(0, clock)
+            last = self.standing().last
+            books = self._books(last)
+            found = books.get(ZoneRecord, self.subjects.zone)
+            if found is not None:
+                return _info(found)
+            _found(books, self._zone, clock())
+            with suppress(OvertakenError):
+                self.stream.commit(books.messages(), last)
+        raise StoreUnavailableError(
+            f"others wrote to {self.name} all the time", remedy="try again when less is going on"
+        )
+
+    def read_info(self, books: Books) -> StoreInfo:
+        """Which store it is."""
+        found = books.get(ZoneRecord, self.subjects.zone)
+        if found is None:
+            raise StoreSchemaError(f"{self.name} has no zone yet", remedy="open it for writing")
+        return _info(found)
+
+    def mend(self, last_known: int, clock: Callable[[], float]) -> None:
+        """After a new connection: undo what a server left in part, and see what it has lost.
+
+        A server that comes back with less than it had acknowledged has gone back in time: the store
+        begins a new epoch, so that everybody who reads from it notices.
+        """
+        if self._is_read_only:
+            return
+        has_lost_its_end = self._has_lost_its_end(self.standing().last)
+        self._undo()
+        last = self.standing().last
+        if last < last_known or has_lost_its_end:
+            books = self._books(last)
+            found = books.get(ZoneRecord, self.subjects.zone)
+            if found is None:
+                _found(books, self._zone, clock())
+            else:
+                renew(books, found, clock(), "the server has lost what it acknowledged last")
+            with suppress(OvertakenError):  # another process has noticed, too
+                self.stream.commit(books.messages(), last)
+
+    def _has_lost_its_end(self, last: int) -> bool:
+        """Whether the newest message is gone: nobody ever removes that one."""
+        return last > 0 and self.stream.at(last) is None and self.standing().last == last
+
+    def _undo(self) -> None:
+        for _ in range(_ROUNDS):
+            with suppress(OvertakenError):
+                undone = self.stream.undo_torn(self.subjects.everything, self.subjects.fence)
+                if undone:
+                    logger.warning(
+                        "%s had left a commit half done, which nobody was told of: undone",
+                        self.name,
+                    )
+                return
+
+    def _books(self, last: int) -> Books:
+        memory = Memory()
+        memory.last = last
+        return Books(self.stream, self.subjects, memory, is_sure=True)
+
+
+def _info(found: ZoneRecord) -> StoreInfo:
+    return StoreInfo(found.zone, found.epoch, found.created_at)
+
+
+def _found(books: Books, zone: str, now: float) -> None:
+    books.put(books.subjects.tally, Tally(logs=1))
+    books.put(books.subjects.shelf(OUTBOUND), Shelf(OUTBOUND, 1))
+    books.put(books.subjects.zone, ZoneRecord(zone, secrets.token_hex(8), now))
+
+
+def renew(books: Books, found: ZoneRecord, now: float, why: str) -> None:
+    """Begin a new epoch, and write down why."""
+    books.note(now, "new_epoch", f"{why}; its epoch was {found.epoch}")
+    record = ZoneRecord(found.zone, secrets.token_hex(8), found.created_at)
+    books.put(books.subjects.zone, record)
+    books.put(books.subjects.attribute(NEW_EPOCH), Attribute(f"{now} {why}"))

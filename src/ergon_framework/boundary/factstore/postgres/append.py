@@ -1,0 +1,416 @@
+"""Facts on their way into logs, within one transaction and few round trips.
+
+Who appends holds the rows of the logs, so it is alone there until it commits. What it found and
+what it wrote is remembered for the next time, and holds as long as the log's row says the same.
+
+A group of appends is small when few producers come together, and then what the driver does around
+each statement costs more than the facts do. So these are sent by the driver's lowest layer, in one
+round trip.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.errors import error_from_result
+from psycopg.pq import DiagnosticField, ExecStatus, Format
+from psycopg.pq.abc import PGconn, PGresult
+
+from ergon_framework.boundary.factstore.hashchain import Prepared
+from ergon_framework.boundary.factstore.postgres.session import PostgresBooks
+from ergon_framework.boundary.factstore.sql.append import Entry, Identity, View
+from ergon_framework.boundary.factstore.sql.rows import (
+    LAST,
+    LogRow,
+    Run,
+    last_run,
+    log_or_new,
+    view_of,
+)
+from ergon_framework.boundary.factstore.sql.session import Row
+from ergon_framework.ports.factstore import Meanwhile, Outcome, Reference
+from ergon_framework.storage.postgres.pipeline import Bigints, Bytes, Floats, Integers, Packed
+from ergon_framework.storage.postgres.pool import Connection
+
+_ANNOUNCE = "logs.announce"
+_BIGINT, _BYTEA, _FLOAT = 20, 17, 701
+_NOT_PREPARED, _PREPARED_BEFORE = b"26000", b"42P05"
+_TYPES = {int: _BIGINT, bytes: _BYTEA, float: _FLOAT}
+
+Value: TypeAlias = int | bytes | float | Packed
+Values: TypeAlias = tuple[Value, ...]
+Statement: TypeAlias = tuple[str, Values]
+"""The name of a statement, and what it is given."""
+
+
+class Straight:
+    """Statements on the connections of one store."""
+
+    def __init__(self, wordings: Mapping[str, bytes], told: Sequence[str]) -> None:
+        self._wordings = wordings
+        self._told = [each.encode() for each in told]
+        self._prepared: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
+
+    def run(
+        self,
+        connection: Connection,
+        statements: Sequence[Statement],
+        *,
+        is_planned: bool,
+        meanwhile: Meanwhile,
+    ) -> None:
+        """Execute these as one transaction, commit and announce, in one round trip.
+
+        Raises what the server refuses. What lies between two syncs of a pipeline is a transaction
+        by itself, so nobody has to say BEGIN. ``is_planned``: the tables that are searched may have
+        grown since a plan was made. ``meanwhile`` is called before the server is waited for.
+        """
+        answers = self._sent(connection, statements, meanwhile, is_planned=is_planned)
+        if any(map(_is_forgotten, answers)):
+            answers = self._sent(connection, statements, meanwhile, is_planned=is_planned)
+        for answer in answers:
+            _check(answer)
+
+    def _sent(
+        self,
+        connection: Connection,
+        statements: Sequence[Statement],
+        meanwhile: Meanwhile,
+        *,
+        is_planned: bool,
+    ) -> list[PGresult]:
+        """One attempt at it; the answers to the transaction."""
+        line = connection.pgconn
+        self._prepare(connection, [] if is_planned else statements, meanwhile)
+        line.enter_pipeline_mode()
+        try:
+            for name, values in statements:
+                data, forms = [_data(each) for each in values], [Format.BINARY] * len(values)
+                if is_planned:
+                    types = [_type(each) for each in values]
+                    line.send_query_params(self._wordings[name], data, types, forms)
+                else:
+                    line.send_query_prepared(_called(name), data, forms)
+            line.pipeline_sync()
+            line.send_query_prepared(_called(_ANNOUNCE), self._told)
+            line.pipeline_sync()
+            answers, announced = _answers(line, meanwhile)
+            line.exit_pipeline_mode()
+        except BaseException:
+            connection.close()  # it may be in the middle of anything
+            raise
+        if any(map(_is_forgotten, (*answers, *announced))):
+            self._prepared.pop(connection, None)
+        return answers
+
+    def _prepare(
+        self,
+        connection: Connection,
+        statements: Sequence[Statement],
+        meanwhile: Meanwhile,
+    ) -> None:
+        known = self._prepared.setdefault(connection, set())
+        for name, values in (*statements, (_ANNOUNCE, ())):
+            if name in known:
+                continue
+            meanwhile()
+            types = [_type(each) for each in values]
+            answer = connection.pgconn.prepare(_called(name), self._wordings[name], types)
+            if _state(answer) != _PREPARED_BEFORE:
+                _check(answer)
+            known.add(name)
+
+
+def _called(name: str) -> bytes:
+    """What a statement is called at the server."""
+    return f"ergon.{name}".encode()
+
+
+def _answers(line: PGconn, meanwhile: Meanwhile) -> tuple[list[PGresult], list[PGresult]]:
+    """What came before the first sync, and what came before the second.
+
+    An error at the commit itself comes behind the answers to all statements.
+    """
+    found: list[list[PGresult]] = [[]]
+    wait = select.poll()
+    wait.register(line.socket, select.POLLIN | select.POLLOUT)
+    while line.flush():
+        meanwhile()
+        wait.poll()
+        line.consume_input()
+    wait.modify(line.socket, select.POLLIN)
+    while len(found) < 3:
+        # Asked for too early, an answer would be waited for while no other thread can run.
+        while line.is_busy():
+            meanwhile(lambda: bool(wait.poll(0)))
+            wait.poll()
+            line.consume_input()
+        answer = line.get_result()
+        if answer is None:
+            continue
+        if answer.status == ExecStatus.PIPELINE_SYNC:
+            found.append([])
+        else:
+            found[-1].append(answer)
+    return found[0], found[1]
+
+
+def _is_forgotten(answer: PGresult) -> bool:
+    """Whether a statement is not prepared any more: the driver lets go of all after a rollback."""
+    return _state(answer) == _NOT_PREPARED
+
+
+def _state(answer: PGresult) -> bytes | None:
+    return answer.error_field(DiagnosticField.SQLSTATE)
+
+
+def _check(answer: PGresult) -> None:
+    if answer.status not in {ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK}:
+        raise error_from_result(answer)
+
+
+def _type(value: Value) -> int:
+    return value.array if isinstance(value, Packed) else _TYPES[type(value)]
+
+
+def _data(value: Value) -> bytes:
+    if isinstance(value, Packed):
+        return value.data
+    if isinstance(value, int):
+        return struct.pack(">q", value)
+    return value if isinstance(value, bytes) else struct.pack(">d", value)
+
+
+@dataclass(slots=True)
+class Memory:
+    """The logs as they were after the last commit, and the newest runs of their views."""
+
+    logs: dict[str, LogRow] = field(default_factory=dict)
+    cuts: dict[str, int] = field(default_factory=dict)
+    runs: dict[int, View] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Read everything anew at the next use."""
+        self.logs, self.cuts, self.runs = {}, {}, {}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What has to be looked up before anything can be decided."""
+
+    logs: Collection[str]
+    keys: list[bytes]
+    zones: Collection[str] = ()
+    names: Collection[Reference] = ()
+
+
+class PostgresEntry(Entry):
+    """Works on what is remembered of the logs."""
+
+    def __init__(self, now: float, memory: Memory) -> None:
+        super().__init__(now)
+        self._memory = memory
+        self._runs = memory.runs
+        self._ids: dict[bytes, Identity] = {}
+        self._names: dict[tuple[str, str], Reference] = {}
+        self._ended: list[tuple[int, int, int]] = []
+        self._referred: set[tuple[str, str]] = set()
+
+    @property
+    def added(self) -> int:
+        """How many facts are new."""
+        return len(self._rows)
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """Where the logs end that have new facts."""
+        return {log.name: log.head for log in self._touched()}
+
+    def _columns(self) -> tuple[Packed, ...]:
+        number, view, total, at, proof, envelope, fact = zip(*self._rows, strict=True)
+        figures = Bigints(number), Integers(view), Bigints(total), Floats(at)
+        return *figures, *map(Bytes, (list(self._fresh), proof, envelope, fact))
+
+    def _changes_of_runs(self) -> list[Statement]:
+        """What has to be written about runs: in most groups nothing."""
+        made: list[Statement] = []
+        if self._ended:
+            last, view, first = zip(*self._ended, strict=True)
+            made.append(("logs.end_runs", (Bigints(last), Integers(view), Bigints(first))))
+        runs = self._runs_to_write()
+        if runs:
+            view, first, last, rank, previous = zip(*runs, strict=True)
+            ends = Bigints([each or 0 for each in last])
+            values = Integers(view), Bigints(first), ends, Bigints(rank), Bigints(previous)
+            made.append(("logs.new_runs", values))
+        return made
+
+    def _touched(self) -> list[LogRow]:
+        bases = {row[0] & ~LAST for row in self._rows}
+        return [log for log in self._memory.logs.values() if log.base in bases]
+
+    def _log(self, name: str) -> LogRow:
+        return self._memory.logs[name]
+
+    def _known(self, log: LogRow, key: bytes) -> Identity | None:
+        return self._ids.get(key)
+
+    def _object(self, wanted: Reference) -> Reference | None:
+        return self._names.get((wanted.bucket, wanted.key))
+
+    def _refer(self, references: Sequence[Reference]) -> None:
+        self._referred.update((each.bucket, each.key) for each in references)
+
+    def _write_end(self, view: View, run: Run) -> None:
+        self._ended.append((run.last or 0, view.id, run.first))
+
+
+class CarefulEntry(PostgresEntry):
+    """Locks the logs, and looks everything up at once, before anything is decided."""
+
+    def __init__(self, books: PostgresBooks, now: float, memory: Memory, wanted: Wanted) -> None:
+        super().__init__(now, memory)
+        self._books = books
+        self.epoch = ""
+        """Of the store that the logs are in."""
+        self._look_up(wanted)
+
+    def finish(self) -> None:
+        """Send all that is to be written, without waiting for answers."""
+        if not self._rows:
+            return
+        books = self._books
+        books.send("logs.enter", *self._columns(), is_prepared=True)
+        for log in self._touched():
+            state = (log.head, log.total, log.chain, log.last_at, log.view)
+            books.send("logs.reach", log.id, *state, is_prepared=True)
+        for statement, values in self._changes_of_runs():
+            books.send(statement, *values)
+        if self._referred:
+            names = [*map(list, zip(*sorted(self._referred), strict=True))]
+            books.send("objects.refer_all", *names)
+            books.send("objects.await_all", *names)
+
+    def _view(self, log: LogRow, to_zone: str) -> int:
+        view = view_of(self._books, log, to_zone)
+        return self._books.add("logs.new_view", log.id, to_zone) if view is None else view
+
+    def _last_run(self, view: int) -> Run | None:
+        return last_run(self._books, view)
+
+    def _stored(self, number: int) -> Row | None:
+        return self._books.one("logs.fact", number)
+
+    def _zone_of(self, view: int) -> str | None:
+        row = self._books.one("logs.zone_of", view)
+        return None if row is None else row[0]
+
+    def _write_back(self, row: Row) -> None:
+        number, *columns = row
+        self._books.send("logs.write_back", *columns, number)
+
+    def _look_up(self, wanted: Wanted) -> None:
+        books, names = self._books, sorted(wanted.logs)
+        held = books.send("logs.hold", names, is_prepared=True)
+        known = books.send("logs.known_rows", Bytes(wanted.keys))
+        pairs = sorted({(each.bucket, each.key) for each in wanted.names})
+        named = books.send("objects.named", *map(list, zip(*pairs, strict=True))) if pairs else None
+        rows = held.fetchall()
+        if len(rows) < len(names):
+            for name in names:
+                books.send("logs.new_log", name)
+            rows = books.all("logs.hold", names)
+        for name, head, chain, cuts, epoch, _ in rows:
+            self.epoch = epoch
+            self._meet(name, (head, chain, cuts))
+        self._ids = {
+            key: (number & LAST, digest, None if columns[0] is None else (number, *columns))
+            for key, number, digest, *columns in known.fetchall()
+        }
+        found = [] if named is None else named.fetchall()
+        self._names = {(row[0], row[1]): Reference(*row) for row in found}
+
+    def _meet(self, name: str, state: tuple[int, bytes, int]) -> None:
+        """Remember a log as it stands; when somebody else has touched it, read it anew."""
+        memory = self._memory
+        log = memory.logs.get(name)
+        if log is not None and (log.head, log.chain, memory.cuts[name]) == state:
+            return
+        if log is not None:
+            memory.runs.clear()
+        memory.logs[name] = log_or_new(self._books, name)
+        memory.cuts[name] = state[2]
+
+
+class TooHopefulError(Exception):
+    """What is to be done cannot be decided without looking ids up."""
+
+
+class HopefulEntry(PostgresEntry):
+    """Believes that nobody else has touched the log, and that no id was there before.
+
+    Nothing is looked up, so one statement is enough. Where it was wrong the server refuses, and all
+    has to be done again with care.
+    """
+
+    REFUSALS = (
+        TooHopefulError,
+        psycopg.errors.DivisionByZero,  # the log stands elsewhere, or an id is an old one
+        psycopg.errors.UniqueViolation,
+        psycopg.errors.InvalidSqlStatementName,  # a pooler gave us another server connection
+    )
+
+    def __init__(self, now: float, memory: Memory, log: str) -> None:
+        super().__init__(now, memory)
+        self._one = memory.logs[log]
+        self._before = self._one.head, self._one.chain, memory.cuts[log]
+
+    @staticmethod
+    def may(memory: Memory, wanted: Wanted) -> bool:
+        """Whether all is remembered that will be needed."""
+        [name, *others] = wanted.logs
+        log = memory.logs.get(name)
+        if log is None or others or wanted.names:
+            return False
+        views = {log.views.get(zone) for zone in wanted.zones}
+        return views == {log.view} or (views | {log.view} <= memory.runs.keys())
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether old ids have to be looked through."""
+        return self._one.first > 1
+
+    def statements(self) -> list[Statement]:
+        """What appends, and what else belongs to the same transaction."""
+        log = self._one
+        if not self._rows or log.last_at is None or log.view is None:
+            raise TooHopefulError
+        after: Values = (log.id, log.head, log.total, log.chain, log.last_at, log.view)
+        append: Statement = ("logs.append", (*after, *self._before, *self._columns()))
+        return [append, *self._changes_of_runs()]
+
+    def _refused(self, log: LogRow, fact: Prepared, capacity: int | None) -> Outcome | None:
+        if super()._refused(log, fact, capacity) is not None:
+            raise TooHopefulError  # were it a duplicate, it would not be refused
+        return None
+
+    def _stored(self, number: int) -> Row | None:
+        raise TooHopefulError
+
+    def _zone_of(self, view: int) -> str | None:
+        raise TooHopefulError
+
+    def _write_back(self, row: Row) -> None:
+        raise TooHopefulError
+
+    def _view(self, log: LogRow, to_zone: str) -> int:
+        raise TooHopefulError
+
+    def _last_run(self, view: int) -> Run | None:
+        raise TooHopefulError

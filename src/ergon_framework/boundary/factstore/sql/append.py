@@ -1,0 +1,327 @@
+"""Facts on their way into logs: what becomes of each, decided within one transaction.
+
+Also here: what a peer sent, and what it lost, on the way into its inbound log.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ergon_framework.boundary.factstore import hashchain
+from ergon_framework.boundary.factstore.archive import refuse_hole, refuse_other_chain
+from ergon_framework.boundary.factstore.consumers import conflicting
+from ergon_framework.boundary.factstore.hashchain import (
+    Prepared,
+    linked,
+    mended,
+    next_chain,
+    prepare,
+    proof_chain,
+    relinked,
+)
+from ergon_framework.boundary.factstore.sql import consumers
+from ergon_framework.boundary.factstore.sql.registry import link_to
+from ergon_framework.boundary.factstore.sql.rows import LAST, LogRow, Run, log_or_new, seal_in
+from ergon_framework.boundary.factstore.sql.session import Books, Row
+from ergon_framework.core.frontier import leads_to
+from ergon_framework.ports.copies import FactCopy
+from ergon_framework.ports.factstore import (
+    INBOUND,
+    Appended,
+    Conflict,
+    Full,
+    Gap,
+    Link,
+    NewFact,
+    Outcome,
+    Quarantined,
+    Reference,
+    Unfounded,
+)
+
+HALF = 16
+"""Bytes of a digest that are kept of a fact whose payload is gone."""
+Identity: TypeAlias = tuple[int, bytes, Row | None]
+"""Where a fact lies, its digest or the half that is known, and its row when it is kept."""
+
+
+@dataclass(slots=True)
+class View:
+    """The facts of a log to one zone, and their newest run."""
+
+    id: int
+    run: Run | None
+    is_new: bool = False
+    """The run is not in the database yet."""
+
+
+class Entry(ABC):
+    """Decides fact by fact, and remembers what is to be written. A store looks up and writes."""
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+        self._fresh: dict[bytes, tuple[int, NewFact]] = {}
+        """Of each row in ``_rows``, in the same order: its key, and what it is."""
+        self._runs: dict[int, View] = {}
+        self._new_runs: list[Row] = []
+        self._rows: list[Row] = []
+
+    def append(self, log: str, facts: Sequence[Prepared], capacity: int | None) -> list[Outcome]:
+        """Take in what is new, founded and fits."""
+        found = self._log(log)
+        outcomes: list[Outcome] = []
+        for fact in facts:
+            outcome = self._seen(found, fact)
+            if outcome is None and (capacity is not None or fact.new.references):
+                outcome = self._refused(found, fact, capacity)
+                if isinstance(outcome, Full):
+                    capacity = 0  # a smaller one behind it would change the order
+            outcomes.append(outcome or self._add(found, fact))
+        return outcomes
+
+    def receive(self, log: str, facts: Sequence[Prepared]) -> list[Outcome]:
+        """Take in what is new."""
+        found = self._log(log)
+        return [self._seen(found, fact) or self._add(found, fact) for fact in facts]
+
+    def load(self, copy: FactCopy, fact: Prepared) -> None:
+        """Take in a fact of another store where it lay there, unless it is here."""
+        log = self._log(copy.log)
+        if copy.fact.offset <= log.head:
+            return
+        refuse_hole(copy, log.head)
+        self._now = copy.fact.recorded_at
+        self._add(log, fact)
+        refuse_other_chain(copy, log.chain)
+
+    @abstractmethod
+    def _log(self, name: str) -> LogRow:
+        """A log as it is after what was taken in so far."""
+
+    @abstractmethod
+    def _known(self, log: LogRow, key: bytes) -> Identity | None:
+        """What the ledger has to say about an id, if anything."""
+
+    @abstractmethod
+    def _stored(self, number: int) -> Row | None:
+        """A row as it is in the database."""
+
+    @abstractmethod
+    def _zone_of(self, view: int) -> str | None:
+        """Where the facts of a view go."""
+
+    @abstractmethod
+    def _write_back(self, row: Row) -> None:
+        """Put a row in the place of the one with its number."""
+
+    @abstractmethod
+    def _object(self, wanted: Reference) -> Reference | None:
+        """What a name stands for."""
+
+    @abstractmethod
+    def _refer(self, references: Sequence[Reference]) -> None:
+        """A fact refers to these from now on."""
+
+    @abstractmethod
+    def _view(self, log: LogRow, to_zone: str) -> int:
+        """The number of a view that this log has not been asked for yet."""
+
+    @abstractmethod
+    def _last_run(self, view: int) -> Run | None:
+        """The newest run of a view as it is written down."""
+
+    @abstractmethod
+    def _write_end(self, view: View, run: Run) -> None:
+        """A run that is written down has ended."""
+
+    def _seen(self, log: LogRow, fact: Prepared) -> Outcome | None:
+        fresh = self._fresh.get(fact.key)
+        if fresh is not None:
+            offset, first = fresh
+            if fact.new.digest != first.digest:
+                return Conflict(offset, first.digest)
+            return Appended(offset, True, first.envelope)
+        known = self._known(log, fact.key)
+        if known is None:
+            return None
+        offset, digest, row = known
+        is_damaged = row is not None and not self._is_sound(log, row, fact)
+        if row is not None and is_damaged:
+            repaired = self._repaired(log, row, fact)
+            if repaired is not None:
+                self._write_back(repaired)
+                return Appended(offset, True, repaired[5], is_repaired=True)
+        if len(digest) < HALF or fact.new.digest[: len(digest)] != digest:
+            return Conflict(offset, digest)  # also when the row no longer tells what it was
+        if row is None or is_damaged:
+            return Appended(offset, True, is_damaged=is_damaged)
+        return Appended(offset, True, row[5])
+
+    def _is_sound(self, log: LogRow, row: Row, fact: Prepared) -> bool:
+        """Whether a row is what was put there, if it is the fact that is told again."""
+        zone = fact.new.to_zone
+        return seal_in(row, zone) is not None and row[1] == self._view_to(log, zone)
+
+    def _repaired(self, log: LogRow, row: Row, fact: Prepared) -> Row | None:
+        """A damaged row as it was, when its mark or the hash chain shows that it was so."""
+        number, _, total, at, proof, *stored = row[:7]
+        zone, content = fact.new.to_zone, (stored[0], stored[1])
+        pair = mended(number, total, at, proof, content, fact)
+        if pair is None:
+            before = self._place_before(log, number)
+            if before is None:
+                return None
+            found = relinked(
+                number, at, before, lambda chain: self._leads_on(log, row, chain), content, fact
+            )
+            if found is None:
+                return None
+            total, proof, pair = found
+        return number, self._view_to(log, zone), total, at, proof, *pair
+
+    def _place_before(self, log: LogRow, number: int) -> tuple[bytes, int] | None:
+        """The hash chain and the log's bytes before a row; None when they are not known."""
+        if number & LAST == log.first:
+            return log.base_chain, log.base_total
+        row = self._stored(number - 1)
+        if row is None or not isinstance(row[2], int):
+            return None
+        return proof_chain(row[4]), row[2]
+
+    def _leads_on(self, log: LogRow, row: Row, chain: bytes) -> bool:
+        """Whether the chain after a row is the one that was there, by the row or what follows."""
+        number = row[0]
+        if chain == proof_chain(row[4]) or (number & LAST, chain) == (log.head, log.chain):
+            return True
+        following = self._stored(number + 1)
+        zone = None if following is None else self._zone_of(following[1])
+        seal = None if following is None or zone is None else seal_in(following, zone)
+        if following is None or seal is None:
+            return False
+        return next_chain(chain, seal) == proof_chain(following[4])
+
+    def _view_to(self, log: LogRow, zone: str) -> int:
+        view = log.views.get(zone)
+        if view is None:
+            view = log.views[zone] = self._view(log, zone)
+        return view
+
+    def _refused(self, log: LogRow, fact: Prepared, capacity: int | None) -> Outcome | None:
+        for reference in fact.new.references if fact.new.needs_artifacts else ():
+            found = self._object(reference)
+            if found != reference:
+                return Unfounded(reference, found)
+        if capacity is not None and log.size + fact.size > capacity:
+            return Full(log.size)
+        return None
+
+    def _add(self, log: LogRow, fact: Prepared) -> Appended:
+        new = fact.new
+        if new.references:
+            self._refer(new.references)
+        view = self._view_to(log, new.to_zone)
+        if view != log.view:
+            self._turn(log, view)
+        offset = log.head + 1
+        number, total = log.base + offset, log.total + fact.size
+        proof, log.chain = linked(number, total, self._now, fact, log.chain)
+        self._rows.append((number, view, total, self._now, proof, new.envelope, new.fact))
+        self._fresh[fact.key] = offset, new
+        log.head, log.total, log.last_at = offset, total, self._now
+        return Appended(offset)
+
+    def _turn(self, log: LogRow, number: int) -> None:
+        """The facts to one zone end here, and those to another begin."""
+        if log.view is not None:
+            self._end_run(self._newest(log.view), log.head)
+        view = self._newest(number)
+        last, count = 0, 0
+        if view.run is not None and view.run.last is not None:
+            last, count = view.run.last, view.run.rank + view.run.last - view.run.first
+        view.run, view.is_new = Run(log.head + 1, None, count + 1, last), True
+        log.view = number
+
+    def _end_run(self, view: View, last: int) -> None:
+        if view.run is None:
+            return
+        view.run.last = last
+        if view.is_new:
+            self._new_runs.append(_run_row(view.id, view.run))
+            view.is_new = False
+        else:
+            self._write_end(view, view.run)
+
+    def _newest(self, number: int) -> View:
+        view = self._runs.get(number)
+        if view is None:
+            view = self._runs[number] = View(number, self._last_run(number))
+        return view
+
+    def _runs_to_write(self) -> list[Row]:
+        """Every run that is not in the database yet."""
+        for view in self._runs.values():
+            if view.is_new and view.run is not None:
+                self._new_runs.append(_run_row(view.id, view.run))
+                view.is_new = False
+        return self._new_runs
+
+
+def _run_row(view: int, run: Run) -> Row:
+    return (view, run.first, run.last, run.rank, run.previous)
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A page of a peer and all that can be worked out before a transaction begins."""
+
+    link: Link
+    log: str
+    entries: list[hashchain.Entry]
+    prepared: list[Prepared]
+    refused: Sequence[Quarantined]
+
+
+def arrival(
+    peer: str,
+    facts: Sequence[NewFact],
+    link: Link,
+    refused: Sequence[Quarantined],
+    gaps: Sequence[Gap],
+) -> Arrival:
+    """Put facts and losses in order, and prepare them."""
+    log = INBOUND + peer
+    entries = hashchain.in_order(facts, gaps)
+    new = [hashchain.marker(each) if isinstance(each, Gap) else each for each in entries]
+    return Arrival(link, log, entries, [prepare(log, each) for each in new], refused)
+
+
+def take_in(books: Books, entry: Entry, peer: str, arrived: Arrival, now: float) -> list[Outcome]:
+    """Insert what is absent, set the rest aside, move the link; the outcomes of the facts."""
+    outcomes: list[Outcome] = []
+    found = entry.receive(arrived.log, arrived.prepared) if arrived.prepared else []
+    for each, outcome in zip(arrived.entries, found, strict=True):
+        if isinstance(each, Gap):
+            _record(books, arrived.log, each, outcome)
+            continue
+        outcomes.append(outcome)
+        if isinstance(outcome, Conflict):
+            consumers.keep(books, conflicting(peer, arrived.log, each, now))
+    for item in arrived.refused:
+        consumers.keep(books, item, consumer=f"pull:{peer}")
+    link = arrived.link
+    if leads_to(link_to(books, peer), link):
+        books.run("store.move", peer, link.epoch, link.offset, link.chain, link.at)
+    return outcomes
+
+
+def _record(books: Books, log: str, gap: Gap, outcome: Outcome) -> None:
+    """Write a loss down where its marker lies, unless it is there already."""
+    if not isinstance(outcome, Appended) or outcome.is_duplicate:
+        return
+    kept = hashchain.recorded(gap, log, outcome.offset)
+    place = (log_or_new(books, log).id, kept.first, kept.last)
+    about = (kept.reason, kept.at, kept.source_first, kept.source_last)
+    books.run("logs.add_peer_gap", *place, *about)

@@ -1,0 +1,318 @@
+"""Copies of a zone, out of tables and into them. What a store's ledger does is its own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+from ergon_framework.boundary.factstore.archive import (
+    bounded,
+    corrupted,
+    dump_books,
+    refuse_other_log,
+)
+from ergon_framework.boundary.factstore.hashchain import NOBODY, OFFSET_BITS, read_proof
+from ergon_framework.boundary.factstore.sql.rows import (
+    LAST,
+    LogRow,
+    Run,
+    Zones,
+    all_logs,
+    fact_of,
+    last_run,
+    log_named,
+    log_or_new,
+    view_of,
+)
+from ergon_framework.boundary.factstore.sql.session import Books, Ground
+from ergon_framework.ports.copies import (
+    AwaitedCopy,
+    ConsumerCopy,
+    Copy,
+    FactCopy,
+    GapCopy,
+    IdCopy,
+    ItemCopy,
+    LinkCopy,
+    LogCopy,
+    NameCopy,
+    NoteCopy,
+    ZoneCopy,
+)
+from ergon_framework.ports.factstore import Quarantined
+from ergon_framework.ports.moving import C
+
+
+def copy_of(books: Books, log: LogRow) -> LogCopy:
+    """All that the kept facts of a log do not tell."""
+    return LogCopy(
+        log.id,
+        log.name,
+        log.first,
+        log.base_chain,
+        log.base_total,
+        log.last_at if log.head < log.first else None,
+        _latest_below(books, log),
+    )
+
+
+def place(books: Books, copy: LogCopy) -> None:
+    """Let a log begin where the copy does; one that has facts from there on does so already."""
+    log = log_named(books, copy.log)
+    if log is None:
+        books.run("moving.new_log", copy.number, copy.log)
+        log = log_named(books, copy.log)
+        assert log is not None  # noqa: S101 - it was just made
+    refuse_other_log(copy, log.id, log.first)
+    if log.head >= copy.first or copy_of(books, log) == copy:
+        return
+    for view, _ in books.all("moving.views", log.id):
+        newest = last_run(books, view)
+        if newest is not None and newest.last is None:
+            books.run("logs.end_run", log.head, view, newest.first)
+    for to_zone, offset in sorted(copy.latest.items()):
+        _note_latest(books, log, to_zone, offset)
+    base = (copy.first, copy.chain, copy.total, max(log.sealed, copy.first - 1), copy.last_at)
+    books.run("moving.rebase", *base, log.id)
+
+
+def _latest_below(books: Books, log: LogRow) -> dict[str, int]:
+    """The last fact to each zone below the first that is kept."""
+    found: dict[str, int] = {}
+    for view, to_zone in books.all("moving.views", log.id):
+        row = books.one("moving.first_run", view, log.first)
+        run = last_run(books, view) if row is None else Run(*row)
+        if run is not None and to_zone != NOBODY:
+            end = log.head if run.last is None else run.last
+            found[to_zone] = end if end < log.first else run.before(log.first)
+    return {to_zone: offset for to_zone, offset in found.items() if offset}
+
+
+def _note_latest(books: Books, log: LogRow, to_zone: str, offset: int) -> None:
+    """The facts of a view that are gone count as a run of one: what follows hangs on it."""
+    view = view_of(books, log, to_zone)
+    if view is None:
+        view = books.add("logs.new_view", log.id, to_zone)
+    newest = last_run(books, view)
+    last, count = 0, 0
+    if newest is not None:
+        last = log.head if newest.last is None else newest.last
+        count = newest.rank + last - newest.first
+    if last < offset:
+        books.run("logs.new_run", view, offset, offset, count + 1, last)
+
+
+class TableMoving(Ground):
+    """What a move needs."""
+
+    @abstractmethod
+    def _dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
+        """Ids after a key, in order, those of kept facts included."""
+
+    @abstractmethod
+    def _load_ids(self, ids: Sequence[IdCopy]) -> None:
+        """Write ids down that are not known yet, in one commit."""
+
+    @abstractmethod
+    def _load_facts(self, facts: Sequence[FactCopy]) -> None:
+        """Put facts at the ends of their logs, those left out that are there, in one commit."""
+
+    @abstractmethod
+    def _cut_log(self, log: str, through: int) -> None:
+        """Drop payloads up to an offset, whoever reads them; without a gap."""
+
+    @abstractmethod
+    def _log_was_placed(self, books: Any) -> None:
+        """Note, in the transaction, that a log goes on elsewhere."""
+
+    def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
+        """The copies of a kind after a place, in order."""
+        if kind is IdCopy:
+            return cast("list[C]", self._dump_ids(after or b"", limit))
+        read = partial(_facts, self._place) if kind is FactCopy else _DUMPS.get(kind)
+        if read is None:
+            return dump_books(cast("Any", self), kind, after, limit)
+        return self._read(lambda books: list(bounded(read(books, after, limit), limit)))
+
+    def load(self, copies: Sequence[Copy]) -> None:
+        """Put copies of one kind in, in order."""
+        if isinstance(copies[0], FactCopy):
+            self._load_facts(cast("Sequence[FactCopy]", copies))
+        elif isinstance(copies[0], IdCopy):
+            self._load_ids(cast("Sequence[IdCopy]", copies))
+        else:
+            self._load_books(copies)
+
+    def discard(self, copies: Sequence[Copy]) -> None:
+        """Take copies of one kind out; those that are not there are fine."""
+
+        def work(books: Books) -> None:
+            for copy in copies:
+                _DISCARDS[type(copy)](books, copy)
+
+        self._write(work, "move")
+
+    def mark(self) -> bytes | None:
+        """What was written down about a move into this store."""
+        row = self._read(lambda books: books.one("moving.mark"))
+        return None if row is None else bytes(row[0])
+
+    def set_mark(self, mark: bytes | None) -> None:
+        """Write something down about a move into this store, or forget it."""
+
+        def work(books: Books) -> None:
+            if mark is None:
+                books.run("moving.unmark")
+            else:
+                books.run("moving.set_mark", mark)
+
+        self._write(work, "move")
+
+    def _load_books(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            if isinstance(copy, LogCopy):
+                self._cut_log(copy.log, copy.first - 1)
+
+        def work(books: Books) -> None:
+            for copy in copies:
+                _LOADS[type(copy)](books, copy)
+            if isinstance(copies[0], LogCopy):
+                self._log_was_placed(books)
+
+        self._write(work, "move")
+        for copy in copies:
+            if isinstance(copy, ZoneCopy):
+                self._info = copy.info
+
+
+# ---- out ----------------------------------------------------------------------------------------
+
+
+def _logs(books: Books, after: int | None, _limit: int) -> Iterator[LogCopy]:
+    logs = sorted(all_logs(books), key=lambda log: log.id)
+    return (copy_of(books, log) for log in logs if log.id > (after or 0))
+
+
+def _facts(
+    place: str, books: Books, after: tuple[int, int] | None, limit: int
+) -> Iterator[FactCopy]:
+    number, offset = after or (0, 0)
+    names = {log.id: log.name for log in all_logs(books)}
+    zones = Zones(books)
+    for row in books.each("moving.facts", (number << OFFSET_BITS) + offset, limit):
+        number, offset = row[0] >> OFFSET_BITS, row[0] & LAST
+        fact, proof = fact_of(row, zones[row[1]], offset - 1), read_proof(row[4])
+        if fact is None or proof is None:
+            raise corrupted(names[number], offset, place)
+        yield FactCopy(number, names[number], fact, proof.chain)
+
+
+def _items(books: Books, after: int | None, limit: int) -> Iterator[ItemCopy]:
+    for row in books.each("moving.items", after or 0, limit):
+        yield ItemCopy(Quarantined(*row[:-1]), bool(row[-1]))
+
+
+def _awaited(books: Books, after: tuple[str, str] | None, limit: int) -> Iterator[AwaitedCopy]:
+    for row in books.all("moving.awaited", *(after or ("", "")), limit):
+        yield AwaitedCopy(*row)
+
+
+def _notes(books: Books, after: int | None, limit: int) -> Iterator[NoteCopy]:
+    start = after or 0
+    for position, row in enumerate(books.all("moving.notes", limit, start), start + 1):
+        yield NoteCopy(position, *row)
+
+
+_DUMPS: dict[type[Copy], Callable[[Books, Any, int], Iterator[Any]]] = {
+    LogCopy: _logs,
+    ItemCopy: _items,
+    AwaitedCopy: _awaited,
+    NoteCopy: _notes,
+}
+
+
+# ---- in -----------------------------------------------------------------------------------------
+
+
+def _put_gap(books: Books, copy: GapCopy) -> None:
+    gap = copy.gap
+    place = (log_or_new(books, gap.log).id, gap.first, gap.last, gap.reason, gap.at)
+    books.run("moving.put_gap", *place, gap.source_first, gap.source_last)
+
+
+def _put_consumer(books: Books, copy: ConsumerCopy) -> None:
+    one = copy.consumer
+    books.run(
+        "moving.put_consumer",
+        *(one.name, log_or_new(books, one.log).id, one.cursor, one.to_zone, one.is_required),
+        *(one.served, one.deliveries, one.holder, one.held_until, one.lease, one.created_at),
+    )
+
+
+def _put_item(books: Books, copy: ItemCopy) -> None:
+    item = copy.item
+    books.run(
+        "moving.put_item",
+        *(item.id, item.consumer, item.log, item.offset, item.reason, item.message),
+        *(item.attempts, item.at, item.state, item.envelope, item.fact, copy.is_served),
+    )
+
+
+def _put_name(books: Books, copy: NameCopy) -> None:
+    kept = copy.object
+    books.run("objects.arrived", kept.bucket, kept.key)
+    about = (kept.digest, kept.size, kept.at, kept.is_referenced)
+    books.run("moving.put_name", kept.bucket, kept.key, *about)
+
+
+def _put_awaited(books: Books, copy: AwaitedCopy) -> None:
+    books.run("objects.await", copy.bucket, copy.key)
+
+
+def _put_link(books: Books, copy: LinkCopy) -> None:
+    link = copy.link
+    about = (link.offset, link.chain, link.is_sealed, link.reason, link.at)
+    books.run("moving.put_link", link.peer, link.epoch, *about)
+
+
+def _put_note(books: Books, copy: NoteCopy) -> None:
+    if copy.position > books.only("moving.note_count")[0]:
+        books.run("store.note", copy.at, copy.action, copy.details)
+
+
+def _put_zone(books: Books, copy: ZoneCopy) -> None:
+    books.run("moving.put_zone", copy.info.epoch, copy.info.created_at)
+
+
+_LOADS: dict[type[Copy], Callable[[Books, Any], None]] = {
+    LogCopy: place,
+    GapCopy: _put_gap,
+    ConsumerCopy: _put_consumer,
+    ItemCopy: _put_item,
+    NameCopy: _put_name,
+    AwaitedCopy: _put_awaited,
+    LinkCopy: _put_link,
+    NoteCopy: _put_note,
+    ZoneCopy: _put_zone,
+}
+
+
+# ---- away ---------------------------------------------------------------------------------------
+
+
+def _drop_gap(books: Books, copy: GapCopy) -> None:
+    gap = copy.gap
+    log = log_or_new(books, gap.log).id
+    books.run("moving.drop_gap", log, gap.first, gap.last, gap.reason, gap.at)
+
+
+_DISCARDS: dict[type[Copy], Callable[[Books, Any], Any]] = {
+    GapCopy: _drop_gap,
+    ConsumerCopy: lambda books, copy: books.run("consumers.delete", copy.place),
+    ItemCopy: lambda books, copy: books.run("moving.drop_item", copy.place),
+    NameCopy: lambda books, copy: books.run("objects.unbind", *copy.place),
+    AwaitedCopy: lambda books, copy: books.run("objects.arrived", *copy.place),
+    LinkCopy: lambda books, copy: books.run("moving.drop_link", copy.place),
+}

@@ -1,0 +1,399 @@
+"""Consumers: cursors, leases, quarantine, and giving out pages.
+
+A page is read while appends go on; what is noted about it is a small transaction of its own, which
+finds out whether the consumer has moved meanwhile. Then the page is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ergon_framework.boundary.factstore.consumers import (
+    ACTIONS,
+    deleted,
+    not_next,
+    not_there,
+    refuse_held,
+    refuse_late,
+    refuse_other,
+    refuse_outside,
+    refuse_truncated,
+    refuse_unserved,
+    refuse_wrong_state,
+    said_of,
+    sought,
+)
+from ergon_framework.boundary.factstore.sql import pages
+from ergon_framework.boundary.factstore.sql.rows import (
+    LogRow,
+    Zones,
+    fact_of,
+    log_or_new,
+    next_after,
+    reader_named,
+    reader_of,
+    run_at,
+    with_lag,
+)
+from ergon_framework.boundary.factstore.sql.session import Books, Ground, Row, note
+from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
+
+
+class TableQuarantine(Ground):
+    """The part of the store where facts lie that somebody has to look at."""
+
+    def quarantine(
+        self, consumer: str | None = None, state: str | None = "quarantined"
+    ) -> list[Quarantined]:
+        """What was set aside, oldest first; ``state=None`` for all."""
+        rows = self._read(lambda books: books.all("quarantine.items", consumer, state))
+        return [_item(row) for row in rows]
+
+    def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
+        """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
+
+        def work(books: Books) -> Quarantined:
+            item = _numbered(books, quarantine_id)
+            if item.state == state:
+                return item
+            refuse_wrong_state(item.id, item.state, state)
+            books.run("quarantine.settle", state, item.id)
+            note(books, self._clock(), ACTIONS[state], said_of(item, reason))
+            return _numbered(books, item.id)
+
+        return self._write(work, "quarantine")
+
+
+def keep(books: Books, item: Quarantined, consumer: str = "") -> Quarantined:
+    """Set something aside. A fact that could not enter a log is kept once, however often it is."""
+    owner = consumer or item.consumer
+    place = (owner, item.log, item.offset)
+    if item.fact and books.one("quarantine.same", *place, item.envelope, item.fact):
+        return item
+    values = (*place, item.reason, item.message, item.attempts, item.at, item.envelope, item.fact)
+    return _numbered(books, books.add("quarantine.add", *values))
+
+
+def set_aside(books: Books, item: Quarantined) -> Quarantined:
+    """Set a fact of a log aside; one that is, or was released, is the same item still."""
+    found = books.one("quarantine.open_at", item.consumer, item.offset)
+    if found is None:
+        return keep(books, item)
+    books.run("quarantine.again", item.reason, item.message, item.attempts, found[0])
+    return _numbered(books, found[0])
+
+
+def state_at(books: Books, consumer: str, offset: int) -> str | None:
+    """Whether a fact is set aside for a consumer, or released to it."""
+    found = books.one("quarantine.open_at", consumer, offset)
+    return None if found is None else str(found[1])
+
+
+def _numbered(books: Books, number: int) -> Quarantined:
+    row = books.one("quarantine.item", number)
+    if row is None:
+        raise not_there(number)
+    return _item(row)
+
+
+def _item(row: Row) -> Quarantined:
+    return Quarantined(*row)
+
+
+class TableDesk(TableQuarantine):
+    """The part of the store that knows who reads, and how far."""
+
+    def create_consumer(
+        self,
+        name: str,
+        log: str,
+        *,
+        from_end: bool = False,
+        to_zone: str | None = None,
+        is_required: bool = True,
+    ) -> ConsumerInfo:
+        """Create one at the start (the first kept fact) or the end of its log."""
+
+        def work(books: Books) -> ConsumerInfo:
+            row = books.one("consumers.consumer", name)
+            if row is None:
+                found = log_or_new(books, log)
+                start = found.head if from_end else found.first - 1
+                values = (name, found.id, start, to_zone, is_required, self._clock())
+                books.run("consumers.create", *values)
+                row = books.only("consumers.consumer", name)
+            info = with_lag(books, *reader_of(books, row))
+            refuse_other(info, log, to_zone)
+            return info
+
+        return self._write(work, "desk")
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """Every consumer, by name."""
+
+        def work(books: Books) -> list[ConsumerInfo]:
+            rows = books.all("consumers.consumers")
+            return [with_lag(books, *reader_of(books, row)) for row in rows]
+
+        return self._read(work)
+
+    def consumer(self, name: str) -> ConsumerInfo:
+        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        return self._read(lambda books: with_lag(books, *reader_named(books, name)))
+
+    def delete_consumer(self, name: str) -> None:
+        """Forget it and its quarantine; retention no longer waits for it."""
+
+        def work(books: Books) -> None:
+            info, _ = reader_named(books, name)
+            books.run("consumers.delete", name)
+            books.run("quarantine.forget", name)
+            note(books, self._clock(), "delete_consumer", deleted(info))
+
+        self._write(work, "desk")
+
+    def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
+        """Move the cursor up to ``offset``, never down; the cursor then."""
+
+        def work(books: Books) -> int:
+            info, _ = reader_named(books, name)
+            now = self._clock()
+            refuse_late(info, holder, now)
+            refuse_unserved(info, offset)
+            books.run("quarantine.delivered", name, offset)
+            if offset > info.cursor:
+                books.run("consumers.move", name, offset)
+            if holder is not None:
+                books.run("consumers.renew", now, name, holder)
+            return max(offset, info.cursor)
+
+        return self._write(work, "confirm")
+
+    def release_lease(self, name: str, holder: str) -> None:
+        """The holder lets go of the name; nothing happens when it does not hold it."""
+
+        def work(books: Books) -> None:
+            books.run("consumers.drop_lease", name, holder)
+
+        self._write(work, "desk", is_synced=False)
+
+    def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
+        """Set the cursor, also backwards, and write down that it was done and why."""
+
+        def work(books: Books) -> ConsumerInfo:
+            info, log = reader_named(books, name)
+            refuse_outside(info, offset, log.first, log.head)
+            books.run("consumers.seek", offset, name)
+            note(books, self._clock(), "seek", sought(info, offset, reason))
+            return with_lag(books, *reader_named(books, name))
+
+        return self._write(work, "desk")
+
+    def set_aside(
+        self,
+        name: str,
+        offset: int,
+        *,
+        reason: str,
+        message: str,
+        attempts: int,
+        holder: str | None = None,
+    ) -> Quarantined:
+        """Quarantine the next fact of the view and move the cursor past it, in one commit."""
+
+        def work(books: Books) -> Quarantined:
+            info, log = reader_named(books, name)
+            now = self._clock()
+            refuse_late(info, holder, now)
+            ahead = next_after(books, log, info.cursor, info.to_zone)
+            if ahead is not None and ahead.offset == offset:
+                books.run("consumers.move", name, offset)
+            elif state_at(books, name, offset) != "released":
+                raise not_next(info, offset, None if ahead is None else ahead.offset)
+            item = Quarantined(0, name, log.name, offset, reason, message, attempts, now)
+            return set_aside(books, item)
+
+        return self._write(work, "quarantine")
+
+
+ROUNDS = 100
+"""Corrupted facts that one call passes at most."""
+
+
+@dataclass(slots=True)
+class _Offer:
+    """A page that was read for a consumer."""
+
+    info: ConsumerInfo
+    page: Page
+    corrupted: int | None = None
+    """The fact that ended it."""
+    released: Sequence[int] = ()
+    """Items out of quarantine that are in the page."""
+    is_released: bool = False
+    """The page consists of nothing else."""
+    spoilt: Sequence[int] = ()
+    """Items that were released and can no longer be delivered."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether something must be set aside before the consumer can go on."""
+        has_more = self.page.facts or self.page.gaps  # which comes before what is corrupted
+        return bool(self.spoilt) or (self.corrupted is not None and not has_more)
+
+
+class TableServing(TableDesk):
+    """The part of the store that gives facts out."""
+
+    def serve(
+        self,
+        name: str,
+        limit: int,
+        max_bytes: int,
+        *,
+        holder: str | None = None,
+        lease: float = 30.0,
+    ) -> Serving:
+        """The page after the cursor; the same one until it is confirmed."""
+        offer = self._offer(name, limit, max_bytes, holder)
+        passed: list[int] = []
+        for _ in range(ROUNDS):
+            if offer.is_stuck:
+                self._pass(offer, holder)
+                passed += [offer.corrupted] if offer.corrupted and not offer.spoilt else []
+            elif self._note(offer, holder, lease):
+                offer.page.gaps[:0] = self._told(offer, passed)
+                return Serving(offer.info, offer.page, offer.is_released)
+            offer = self._offer(name, limit, max_bytes, holder)
+        at, head = offer.info.cursor, offer.page.head
+        gaps = self._told(offer, passed)
+        return Serving(offer.info, Page([], at, head, gaps=gaps))  # the rest is for the next call
+
+    def _told(self, offer: _Offer, passed: Sequence[int]) -> list[Gap]:
+        """What a consumer hears of the corrupted facts that were passed."""
+        now = self._clock()
+        return [Gap(offer.info.log, at, at, "corrupted", now) for at in passed]
+
+    def _offer(self, name: str, limit: int, max_bytes: int, holder: str | None) -> _Offer:
+        now = self._clock()
+
+        def work(books: Books) -> _Offer | ConsumerInfo:
+            info, log = reader_named(books, name)
+            if info.is_held(now) and info.holder != holder:
+                return info  # refused before anything else can be wrong
+            return _offer(books, info, log, limit, max_bytes)
+
+        found = self._read(work)
+        info = found.info if isinstance(found, _Offer) else found
+        if info.is_overlong(now):  # or it is our idea of the time that has fallen behind
+            now = self._asked_now()
+        if info.is_overlong(now):
+            info.held_until = now + info.lease
+            self._shorten(name, info.held_until)
+        refuse_held(info, holder, now)
+        return found if isinstance(found, _Offer) else self._offer(name, limit, max_bytes, holder)
+
+    def _shorten(self, name: str, until: float) -> None:
+        """End a lease that the clock made too long."""
+
+        def work(books: Books) -> None:
+            books.run("consumers.shorten", until, name, until)
+
+        self._write(work, "desk", is_synced=False)
+
+    def _pass(self, offer: _Offer, holder: str | None) -> None:
+        """Set the corrupted fact after the cursor aside, unless somebody was faster."""
+
+        def work(books: Books) -> None:
+            now, at = self._clock(), offer.corrupted
+            info, _ = reader_named(books, offer.info.name)
+            refuse_held(info, holder, now)
+            if offer.spoilt:
+                books.run_all("quarantine.spoilt", [(item,) for item in offer.spoilt])
+            elif at is not None and info.cursor == offer.info.cursor:
+                message = f"the fact at {at} of {info.log} is not what was stored there"
+                item = Quarantined(0, info.name, info.log, at, "corrupted", message, 0, now)
+                set_aside(books, item)
+                books.run("consumers.move", info.name, at)
+
+        self._write(work, "quarantine")
+
+    def _note(self, offer: _Offer, holder: str | None, lease: float) -> bool:
+        """Write down what is given out and to whom; False when the consumer has moved."""
+        through = 0 if offer.is_released else offer.page.through
+        if holder is None and not offer.released and through <= offer.info.served:
+            return True
+
+        def work(books: Books) -> ConsumerInfo | None:
+            info, _ = reader_named(books, offer.info.name)
+            now = self._clock()
+            refuse_held(info, holder, now)
+            if info.cursor != offer.info.cursor:
+                return None
+            books.run_all("quarantine.mark_served", [(item,) for item in offer.released])
+            info.served = max(info.served, through)
+            if holder is not None:
+                is_next = holder != info.holder or not info.deliveries
+                info.deliveries += bool(offer.page.facts) and not offer.is_released and is_next
+                info.holder, info.lease, info.held_until = holder, lease, now + lease
+            held = (info.holder, info.held_until, info.lease)
+            books.run("consumers.served", info.served, info.deliveries, *held, info.name)
+            return info
+
+        # A promise to nobody: after a power cut the same page is given out again.
+        noted = self._write(work, "desk", is_synced=False)
+        if noted is None:
+            return False
+        noted.lag, noted.waiting_since = offer.info.lag, offer.info.waiting_since
+        offer.info = noted
+        return True
+
+
+def _offer(books: Books, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int) -> _Offer:
+    with_lag(books, info, log)
+    released = _released(books, info, log, limit, max_bytes)
+    if released is not None:
+        return released
+    refuse_truncated(info, pages.unexplained(books, log, info.cursor))
+    stretch = pages.read(books, log, info.cursor, limit, max_bytes, info.to_zone)
+    # What was released and lies above the cursor, after a seek, comes along with its neighbours:
+    # confirmed on its own, it would take the cursor past them.
+    page = stretch.page
+    bounds = (info.name, info.cursor, page.through, max(0, page.through - info.cursor))
+    given = {fact.offset for fact in page.facts}
+    items = [item for item, at in books.all("quarantine.released", *bounds) if at in given]
+    return _Offer(info, page, stretch.corrupted, items)
+
+
+def _before(books: Books, info: ConsumerInfo, view: int, offset: int) -> int:
+    """The fact before one of the consumer's view."""
+    run = None if info.to_zone is None else run_at(books, view, offset)
+    return offset - 1 if run is None else run.before(offset)
+
+
+def _released(
+    books: Books, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int
+) -> _Offer | None:
+    """A page of facts out of quarantine, if there are any below the cursor."""
+    bounds = (info.name, 0, info.cursor, limit)
+    offer = _Offer(info, Page([], 0, log.head), is_released=True)
+    given: list[int] = []
+    spoilt: list[int] = []
+    size, zones = 0, Zones(books)
+    for item, offset in books.all("quarantine.released", *bounds):
+        row = books.one("logs.fact", log.base + offset)
+        fact = None
+        if row is not None:
+            fact = fact_of(row, zones[row[1]], _before(books, info, row[1], offset))
+        if fact is None:
+            spoilt.append(item)
+            continue
+        size += len(fact.envelope) + len(fact.fact)
+        if given and size > max_bytes:
+            break
+        given.append(item)
+        offer.page.facts.append(fact)
+        offer.page.through = offset
+    offer.released, offer.spoilt = given, spoilt
+    return offer if given or spoilt else None

@@ -1,0 +1,372 @@
+"""The logs: pages, retention, and the walk along the hash chain, wherever their tables are.
+
+Payloads are dropped a bounded number per commit; the ledger keeps the ids.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeAlias
+
+from ergon_framework.boundary.factstore.archive import corrupted
+from ergon_framework.boundary.factstore.group_commit import Grouping, Watching, nothing, tell_head
+from ergon_framework.boundary.factstore.hashchain import (
+    Prepared,
+    key_of,
+    next_chain,
+    prepare,
+    read_proof,
+)
+from ergon_framework.boundary.factstore.sql import pages
+from ergon_framework.boundary.factstore.sql.append import Arrival, arrival
+from ergon_framework.boundary.factstore.sql.pages import chain_at
+from ergon_framework.boundary.factstore.sql.rows import (
+    LAST,
+    LogRow,
+    Run,
+    Zones,
+    all_logs,
+    gaps_of,
+    log_named,
+    run_at,
+    seal_in,
+)
+from ergon_framework.boundary.factstore.sql.session import Books, Ground, Row, note
+from ergon_framework.ports.factstore import (
+    Flaw,
+    Gap,
+    Link,
+    LogInfo,
+    Meanwhile,
+    NewFact,
+    Outcome,
+    Page,
+    Quarantined,
+)
+
+SLICE = 2000
+"""Facts dropped by one commit."""
+STRETCH = 10_000
+"""Facts looked at by one read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What one commit dropped."""
+
+    dropped: int
+    is_last: bool
+
+
+def last_to_drop(books: Books, log: LogRow, through: int, loss_reason: str | None) -> int:
+    """Up to where payloads may go."""
+    last = min(through, log.head)
+    return last if loss_reason is not None else min(last, _settled_by_all(books, log))
+
+
+def cut(books: Books, log: LogRow, last: int, loss_reason: str | None, now: float) -> Cut:
+    """Drop the oldest payloads, up to an offset and no more than a slice."""
+    end = min(last, log.first - 1 + SLICE)
+    if end < log.first:
+        return Cut(0, True)
+    chain, total, at, view = books.one("logs.chain", log.base + end) or (
+        *(log.base_chain, log.base_total, log.last_at, log.view),
+    )
+    stretch = (log.base + log.first, log.base + end)
+    dropped = books.run("logs.drop", *stretch)
+    books.run("logs.shortened", end + 1, chain, total, at, view, log.id)
+    books.run("logs.drop_runs", log.id, end + 1)
+    if loss_reason is not None:
+        _write_down(books, log, end, loss_reason, now)
+    return Cut(dropped, end == last)
+
+
+def aged(books: Books, log: LogRow, start: int, before: float) -> tuple[int, bool]:
+    """Up to where all after ``start`` were recorded before an instant, and whether that is all.
+
+    Clocks go back: an older fact may bear a later instant, so each one is looked at.
+    """
+    start = max(start, log.first - 1)
+    end = min(log.head, start + STRETCH)
+    bounds = (log.base + start, log.base + end, before)
+    row = books.one("logs.younger", *bounds)
+    return (end, end == log.head) if row is None else ((row[0] & LAST) - 1, True)
+
+
+def _settled_by_all(books: Books, log: LogRow) -> int:
+    """Up to where no required consumer needs anything, nor what was set aside for it."""
+    confirmed, aside = books.only("logs.needed", log.id)
+    if aside is not None:
+        return min(int(confirmed), int(aside) - 1)
+    return 0 if confirmed is None else int(confirmed)
+
+
+def _write_down(books: Books, log: LogRow, end: int, reason: str, now: float) -> None:
+    """Record what somebody had not confirmed; where nobody reads, nobody has anything."""
+    [confirmed] = books.only("logs.slowest", log.id)
+    first = max(log.first, (confirmed or 0) + 1)
+    if first > end:
+        return
+    if not books.run("logs.widen_gap", end, now, log.id, first - 1, reason):
+        books.run("logs.add_gap", log.id, first, end, reason, now)
+    note(books, now, "truncate", f"{log.name} lost {first} to {end}: {reason}")
+
+
+STRIDE = 200
+"""Facts looked at between two words about how far it is."""
+
+
+Known: TypeAlias = tuple[bytes, int]
+"""The first 16 bytes of the identity digest, and the offset."""
+Knows = Callable[[LogRow, Sequence[bytes]], Mapping[bytes, Known]]
+"""What the ledger of a log says about keys."""
+Look = Callable[[Callable[[Books, Knows], "Leg"]], "Leg"]
+"""Runs something on what was committed last, and on the ledger."""
+
+
+@dataclass(slots=True)
+class Leg:
+    """One stretch of the way: what was found, and where it ended."""
+
+    reached: int
+    chain: bytes
+    flaws: list[Flaw] = field(default_factory=list)
+    is_end: bool = False
+
+
+def walk(look: Look, log: str, after: int) -> Iterator[Flaw | int]:
+    """Flaws as they are found, and the offset reached; between two stretches nothing is held."""
+    leg = Leg(after, b"")
+    while not leg.is_end:
+        start, chain = leg.reached, leg.chain
+
+        def work(books: Books, knows: Knows, start: int = start, chain: bytes = chain) -> Leg:
+            return _stride(books, knows, log, start, chain)
+
+        leg = look(work)
+        yield from leg.flaws
+        if leg.reached > start:
+            yield leg.reached
+
+
+def _stride(books: Books, knows: Knows, name: str, start: int, chain: bytes) -> Leg:
+    log = log_named(books, name)
+    if log is None:
+        return Leg(start, chain, is_end=True)
+    if not chain or start < log.first:  # the first stride, or payloads were dropped meanwhile
+        start = max(start, log.first - 1)
+        chain = chain_at(books, log, start)
+    leg = Leg(start, chain)
+    bounds = (log.base + start, log.base + log.head, STRIDE)
+    rows = books.all("logs.facts", *bounds)
+    zones = Zones(books)
+    for row in rows:
+        _check(log, row, zones[row[1]], leg)
+    _check_ledger(knows, log, rows, leg.flaws)
+    _check_views(books, log, rows, leg.flaws)
+    if len(rows) < STRIDE:
+        _check_end(log, leg)
+        leg.is_end = True
+    return leg
+
+
+def _check(log: LogRow, row: Row, to_zone: str | None, leg: Leg) -> None:
+    offset = row[0] & LAST
+    if offset != leg.reached + 1:
+        leg.flaws.append(_missing(log, leg.reached + 1, offset - 1))
+        leg.chain = b""
+    seal = None if to_zone is None else seal_in(row, to_zone)
+    proof = read_proof(row[4])
+    chain = b"" if proof is None else proof.chain
+    if seal is None:
+        leg.flaws.append(Flaw(log.name, offset, "it is not what was stored there"))
+    elif leg.chain and next_chain(leg.chain, seal) != chain:
+        leg.flaws.append(Flaw(log.name, offset, "it does not fit the hash chain"))
+    # From here on the stored chain counts: what comes after a flaw is judged by itself.
+    leg.reached, leg.chain = offset, chain
+
+
+def _check_ledger(knows: Knows, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
+    """A fact must be known by its id, or it could be appended twice."""
+    wanted: dict[bytes, Known] = {}
+    for row in rows:
+        proof = read_proof(row[4])
+        if proof is not None:  # otherwise the row itself is reported
+            key = key_of(log.name, proof.from_zone, proof.message_id)
+            wanted[key] = proof.digest[:16], row[0] & LAST
+    known = knows(log, list(wanted))
+    for key, fact in wanted.items():
+        if known.get(key) != fact:
+            flaws.append(Flaw(log.name, fact[1], "the ledger does not know it as it is"))
+
+
+def _check_views(books: Books, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
+    """A fact must be found in its view."""
+    runs: dict[int, Run] = {}
+    for row in rows:
+        offset, view = row[0] & LAST, row[1]
+        if read_proof(row[4]) is None or _reaches(runs.get(view), offset, log):
+            continue
+        run = run_at(books, view, offset)
+        if run is not None and _reaches(run, offset, log):
+            runs[view] = run
+        else:
+            flaws.append(Flaw(log.name, offset, "its zone cannot see it"))
+
+
+def _reaches(run: Run | None, offset: int, log: LogRow) -> bool:
+    return run is not None and run.first <= offset <= (run.last or log.head)
+
+
+def _check_end(log: LogRow, leg: Leg) -> None:
+    if leg.reached < log.head:
+        leg.flaws.append(_missing(log, leg.reached + 1, log.head))
+        leg.reached = log.head
+
+
+def _missing(log: LogRow, first: int, last: int) -> Flaw:
+    what = "it is missing" if first == last else f"it and all up to {last} are missing"
+    return Flaw(log.name, first, what)
+
+
+@dataclass(slots=True)
+class Append:
+    """One caller's facts on their way in."""
+
+    log: str
+    facts: Sequence[Prepared]
+    capacity: int | None
+
+
+class TableLogs(Ground):
+    """The part of the store that keeps facts."""
+
+    def __init__(self, *place: Any, **settings: Any) -> None:
+        super().__init__(*place, **settings)
+        self._watch: Callable[[int, float], None] | None = None
+        self._heads_seen: Callable[[str, int], None] | None = None
+        self._before_waiting: Meanwhile = nothing
+        self._aged: dict[str, tuple[float, int]] = {}
+        self._appends: Grouping[Append, list[Outcome]] = Grouping(
+            self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
+        )
+
+    @abstractmethod
+    def _enter(self, asked: Sequence[Append]) -> tuple[list[list[Outcome]], int]:
+        """Append for several callers in one commit; the outcomes, and how many facts are new."""
+
+    @abstractmethod
+    def _take_in(self, peer: str, arrived: Arrival) -> tuple[list[Outcome], int]:
+        """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        """Append in order in one commit, each with an outcome of its own."""
+        if not facts:
+            return []
+        asked = Append(log, [prepare(log, each) for each in facts], capacity)
+        return self._appends.call(asked, self._before_waiting)
+
+    def append_soon(
+        self,
+        log: str,
+        facts: Sequence[NewFact],
+        done: Callable[[list[Outcome] | BaseException], None],
+        capacity: int | None = None,
+        group_done: Callable[[], None] | None = None,
+    ) -> None:
+        """Append without waiting: ``done`` is called, by another thread, after the commit.
+
+        It is given the outcomes or the error. Callers that share a commit are told one after the
+        other, and then each ``group_done`` among theirs is called once.
+        """
+        asked = Append(log, [prepare(log, each) for each in facts], capacity)
+        self._appends.call_soon(asked, done, group_done)
+
+    def page(
+        self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
+    ) -> Page:
+        """Read what is kept, without a consumer; a log that is not there is empty."""
+
+        def work(books: Books) -> pages.Stretch:
+            found = log_named(books, log)
+            if found is None:
+                return pages.Stretch(Page([], 0, 0))
+            return pages.read(books, found, after, limit, max_bytes, to_zone)
+
+        stretch = self._read(work)
+        if stretch.corrupted is not None and not stretch.page.facts:
+            raise corrupted(log, stretch.corrupted, self._place)
+        return stretch.page
+
+    def logs(self) -> list[LogInfo]:
+        """Every log, ``outbound`` first and always."""
+        return [log.info() for log in self._read(all_logs)]
+
+    def aged(self, log: str, before: float) -> int:
+        """The highest offset such that it and all below it were recorded before an instant."""
+        since, reached = self._aged.get(log, (before, 0))
+        reached, is_all = reached if since <= before else 0, False
+        while not is_all:
+
+            def work(books: Books, start: int = reached) -> tuple[int, bool]:
+                found = log_named(books, log)
+                return (0, True) if found is None else aged(books, found, start, before)
+
+            reached, is_all = self._read(work)
+        self._aged[log] = before, reached  # what is old stays old: no fact is looked at twice
+        return reached
+
+    def gaps(self, log: str | None = None) -> list[Gap]:
+        """Every recorded loss."""
+
+        def work(books: Books) -> list[Gap]:
+            wanted = [each for each in all_logs(books) if log in {None, each.name}]
+            return [gap for each in wanted for gap in gaps_of(books, each)]
+
+        return self._read(work)
+
+    def receive(
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
+    ) -> list[Outcome]:
+        """Insert what a peer sent and lost where it is absent, and move the link: one commit."""
+        arrived = arrival(peer, facts, link, refused, gaps)
+        outcomes, added = self._take_in(peer, arrived)
+        if added:
+            if self._heads_seen is not None:
+                tell_head(self._heads_seen, arrived.log, outcomes)
+            self._wake()
+        return outcomes
+
+    def watch_waits(self, seen: Meanwhile) -> None:
+        """Tell when an append is about to wait."""
+        self._before_waiting = Watching(seen, "waits")
+
+    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
+        """Tell up to which offset a log has grown."""
+        self._heads_seen = Watching(seen, "heads")
+
+    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
+        """Tell of each group of appends: how many facts, and the seconds it took."""
+        self._watch = Watching(seen, "commits")
+
+    def _append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+        began = perf_counter()
+        outcomes, added = self._enter(asked)
+        if added:
+            if self._heads_seen is not None:
+                for each, found in zip(asked, outcomes, strict=True):
+                    tell_head(self._heads_seen, each.log, found)
+            self._wake()
+            if self._watch is not None:
+                self._watch(added, perf_counter() - began)
+        return outcomes

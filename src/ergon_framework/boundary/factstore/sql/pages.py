@@ -1,0 +1,142 @@
+"""Reading a log: pages that are bounded, checked, and that leave nothing out unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ergon_framework.boundary.factstore.hashchain import NOBODY
+from ergon_framework.boundary.factstore.sql.rows import (
+    LAST,
+    LogRow,
+    Zones,
+    fact_of,
+    gaps_of,
+    last_run,
+    view_of,
+)
+from ergon_framework.boundary.factstore.sql.session import Books, Row
+from ergon_framework.ports.factstore import Gap, Page, StoredFact
+
+ALL = -1
+"""As many rows as there are."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A page, and the offset of the corrupted fact that ended it, if one did."""
+
+    page: Page
+    corrupted: int | None = None
+
+
+@dataclass(slots=True)
+class _Step:
+    """One fact of a view, or the offset where there should be one."""
+
+    offset: int
+    fact: StoredFact | None
+
+
+def read(
+    books: Books,
+    log: LogRow,
+    after: int,
+    limit: int,
+    max_bytes: int,
+    to_zone: str | None = None,
+) -> Stretch:
+    """The facts after an offset, up to a limit, the head or a corrupted one."""
+    facts: list[StoredFact] = []
+    through, size, corrupted = log.head, 0, None
+    for step in _steps(books, log, after, to_zone):
+        if step.fact is None:
+            corrupted = step.offset
+            through = facts[-1].offset if facts else corrupted - 1
+            break
+        size += len(step.fact.envelope) + len(step.fact.fact)
+        if facts and (len(facts) >= limit or size > max_bytes):
+            through = facts[-1].offset
+            break
+        facts.append(step.fact)
+    is_whole = after >= log.first and not log.has_markers
+    gaps = [] if is_whole else gaps_of(books, log, after, through)
+    page = Page(
+        facts,
+        through,
+        log.head,
+        chain=chain_at(books, log, after),
+        end_chain=chain_at(books, log, through),
+        gaps=gaps,
+    )
+    return Stretch(page, corrupted)
+
+
+def chain_at(books: Books, log: LogRow, offset: int) -> bytes:
+    """The hash chain after an offset; empty when it is no longer known, or not yet."""
+    if offset == log.head:
+        return log.chain
+    if offset == log.first - 1:
+        return log.base_chain
+    if not log.first <= offset < log.head:
+        return b""
+    row = books.one("logs.chain", log.base + offset)
+    return row[0] if row is not None and isinstance(row[0], bytes) else b""
+
+
+def unexplained(books: Books, log: LogRow, after: int) -> tuple[int, int] | None:
+    """The first and the last offset after a place that are gone and that no gap explains."""
+    if after + 1 >= log.first:
+        return None
+    lost = list(_uncovered(after + 1, log.first - 1, gaps_of(books, log, after)))
+    return (lost[0][0], lost[-1][1]) if lost else None
+
+
+def _uncovered(first: int, last: int, gaps: list[Gap]) -> Iterator[tuple[int, int]]:
+    """What gaps, ordered by their beginning, leave of a stretch."""
+    for gap in gaps:
+        if gap.first > first:
+            yield first, min(gap.first - 1, last)
+        first = max(first, gap.last + 1)
+        if first > last:
+            return
+    yield first, last
+
+
+def _steps(books: Books, log: LogRow, after: int, to_zone: str | None) -> Iterator[_Step]:
+    """The facts of a view in order; the first that is missing or has changed is the last step.
+
+    Rows are read as steps are taken: who has enough just stops.
+    """
+    start = max(after, log.first - 1)
+    rows, end = _rows(books, log, start, to_zone)
+    zones, last, count = Zones(books), start, 0
+    for row in rows:
+        offset, count = row[0] & LAST, count + 1
+        first, before = (0, 0) if to_zone is None else row[7:]
+        previous = offset - 1 if offset > first else before
+        if previous > last or (count > 1 and previous != last):
+            yield _Step(max(last + 1, first) if first < offset else previous, None)
+            return
+        zone = zones[row[1]]
+        if zone != NOBODY:
+            fact = fact_of(row, zone, previous)
+            yield _Step(offset, fact)
+            if fact is None:
+                return
+        last = offset
+    if last < end:
+        yield _Step(last + 1 if to_zone is None else end, None)
+
+
+def _rows(books: Books, log: LogRow, start: int, to_zone: str | None) -> tuple[Iterable[Row], int]:
+    """Rows of a view after a place, and the offset that the last one there must have."""
+    if to_zone is None:
+        bounds = (log.base + start, log.base + log.head, ALL)
+        return books.each("logs.facts", *bounds), log.head
+    view = view_of(books, log, to_zone)
+    newest = None if view is None else last_run(books, view)
+    if newest is None:
+        return (), 0
+    end = log.head if newest.last is None else newest.last
+    return books.each("logs.facts_of_view", view, log.base, start, log.head, ALL), end

@@ -1,0 +1,182 @@
+"""Names of objects and the facts that refer to them; links to peers; what operators did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ergon_framework.boundary.factstore.sql.session import Books, Ground, Row, note
+from ergon_framework.errors import BoundaryError, ObjectConflictError
+from ergon_framework.ports.factstore import Link, StoredObject, StoreInfo
+
+
+class TableObjects(Ground):
+    """The part of the store that knows which name stands for which bytes."""
+
+    def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
+        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
+
+        def work(books: Books) -> StoredObject:
+            found = _named(books, bucket, key)
+            if found is not None:
+                if found.digest == digest and not found.is_referenced:
+                    books.run("objects.renew", self._clock(), bucket, key)
+                return found
+            is_awaited = bool(books.run("objects.arrived", bucket, key))
+            new = StoredObject(bucket, key, digest, size, self._clock(), is_awaited)
+            books.run("objects.bind", bucket, key, digest, size, new.at, is_awaited)
+            return new
+
+        found = self._write(work, "bind")
+        if (found.digest, found.size) != (digest, size):
+            raise ObjectConflictError(
+                f"{bucket}/{key} stands for other bytes already",
+                remedy="put them under another key",
+                details={"bucket": bucket, "key": key, "digest": f"sha256:{found.digest.hex()}"},
+            )
+        return found
+
+    def object(self, bucket: str, key: str) -> StoredObject | None:
+        """What a name stands for."""
+        return self._read(lambda books: _named(books, bucket, key))
+
+    def objects(
+        self, bucket: str | None = None, *, after: tuple[str, str] = ("", ""), limit: int = 1000
+    ) -> list[StoredObject]:
+        """Names in order of bucket and key."""
+        statement = "objects.objects" if bucket is None else "objects.objects_in"
+        values = (*(() if bucket is None else (bucket,)), *after, limit)
+        rows = self._read(lambda books: books.all(statement, *values))
+        return [_object(row) for row in rows]
+
+    def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
+        """Names given before an instant to which no fact has ever referred, the oldest first."""
+        rows = self._read(lambda books: books.all("objects.orphans", before, limit))
+        return [_object(row) for row in rows]
+
+    def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
+        """Take the name away; the object, when no other name stands for its bytes."""
+
+        def work(books: Books) -> StoredObject | None:
+            found = _named(books, bucket, key)
+            if found is None or (before is not None and found.at >= before):
+                return None
+            if found.is_referenced:
+                raise BoundaryError(
+                    f"a fact refers to {bucket}/{key}",
+                    code="failed_precondition",
+                    reason="referenced",
+                    remedy="keep it: what a fact refers to is never deleted",
+                    details={"bucket": bucket, "key": key},
+                )
+            books.run("objects.unbind", bucket, key)
+            return None if _is_bound(books, found.digest) else found
+
+        return self._write(work, "bind")
+
+    def refer(self, names: Sequence[tuple[str, str]]) -> None:
+        """Mark names as referenced, also those that stand for nothing yet."""
+
+        def work(books: Books) -> None:
+            for bucket, key in names:
+                if not books.run("objects.refer", bucket, key):
+                    books.run("objects.await", bucket, key)
+
+        self._write(work, "bind")
+
+    def object_totals(self) -> tuple[int, int]:
+        """How many names there are, and how many bytes they stand for."""
+        count, size = self._read(lambda books: books.only("objects.totals"))
+        return count, size
+
+    def is_bound(self, digest: bytes) -> bool:
+        """Whether any name stands for these bytes."""
+        return self._read(lambda books: _is_bound(books, digest))
+
+
+def _named(books: Books, bucket: str, key: str) -> StoredObject | None:
+    row = books.one("objects.object", bucket, key)
+    return None if row is None else _object(row)
+
+
+def _object(row: Row) -> StoredObject:
+    bucket, key, digest, size, at, is_referenced = row
+    return StoredObject(bucket, key, digest, size, at, bool(is_referenced))
+
+
+def _is_bound(books: Books, digest: bytes) -> bool:
+    return books.one("objects.is_bound", digest) is not None
+
+
+class TableLinks(Ground):
+    """The part of the store that knows its peers."""
+
+    def info(self) -> StoreInfo:
+        """Which store this is."""
+        return self._info
+
+    def links(self) -> list[Link]:
+        """Every link ever used or sealed, by peer; ``""`` is the seal of the whole zone."""
+        rows = self._read(lambda books: books.all("store.links"))
+        return [_link(row) for row in rows]
+
+    def link(self, peer: str) -> Link:
+        """One of them, or a fresh one."""
+        return self._read(lambda books: link_to(books, peer))
+
+    def seal(self, peer: str, reason: str) -> Link:
+        """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
+
+        def work(books: Books) -> Link:
+            now = self._clock()
+            books.run("store.seal", peer, True, reason, now)
+            note(books, now, "seal", f"{peer or 'all links'}: {reason}")
+            return link_to(books, peer)
+
+        return self._write(work, "desk")
+
+    def open(self, peer: str) -> Link:
+        """Open it again."""
+
+        def work(books: Books) -> Link:
+            now = self._clock()
+            if link_to(books, peer).is_sealed:
+                books.run("store.seal", peer, False, "", now)
+            note(books, now, "open", peer or "all links")
+            return link_to(books, peer)
+
+        return self._write(work, "desk")
+
+    def accept_epoch(self, peer: str, epoch: str | None) -> Link:
+        """Trust the peer's store from now on, although it changed: its frontier starts anew."""
+
+        def work(books: Books) -> Link:
+            now = self._clock()
+            books.run("store.move", peer, epoch, 0, b"", now)
+            note(books, now, "accept_epoch", f"{peer}: {epoch}")
+            return link_to(books, peer)
+
+        return self._write(work, "desk")
+
+    def attribute(self, name: str) -> str | None:
+        """A text that was written down about this store; None when there is none."""
+        row = self._read(lambda books: books.one("store.attribute", name))
+        return None if row is None else str(row[0])
+
+    def set_attribute(self, name: str, value: str) -> None:
+        """Write a text down about this very store, for whoever opens it next."""
+        self._write(lambda books: books.run("store.set_attribute", name, value), "desk")
+
+    def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
+        """What operators did, newest first: instant, action, details as text."""
+        return self._read(lambda books: books.all("store.journal", limit))
+
+
+def link_to(books: Books, peer: str) -> Link:
+    """The link to a peer, or a fresh one."""
+    row = books.one("store.link", peer)
+    return Link(peer) if row is None else _link(row)
+
+
+def _link(row: Row) -> Link:
+    peer, epoch, offset, chain, is_sealed, reason, at = row
+    return Link(peer, epoch, offset, chain, bool(is_sealed), reason, at)

@@ -1,0 +1,259 @@
+"""Rows as the rest of the store reads them: logs, facts, views and consumers.
+
+A view is the facts of a log to one zone; it is kept as runs of offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ergon_framework.boundary.factstore.consumers import unknown
+from ergon_framework.boundary.factstore.hashchain import OFFSET_BITS, checked_seal, read_proof
+from ergon_framework.boundary.factstore.sql.session import Books, Row
+from ergon_framework.ports.factstore import INBOUND, ConsumerInfo, Gap, LogInfo, StoredFact
+
+LAST = (1 << OFFSET_BITS) - 1
+"""The highest offset there can be."""
+
+
+@dataclass(slots=True)
+class LogRow:
+    """One log."""
+
+    id: int
+    name: str
+    first: int
+    base_chain: bytes
+    base_total: int
+    sealed: int
+    head: int
+    total: int
+    """Bytes of all facts there have been."""
+    chain: bytes
+    last_at: float | None
+    view: int | None
+    """Where the last fact went."""
+    base: int
+    """What is added to an offset to get a fact's number."""
+    views: dict[str, int] = field(default_factory=dict)
+    """The views that were asked for so far, by zone."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the facts that are kept."""
+        return self.total - self.base_total
+
+    @property
+    def has_markers(self) -> bool:
+        """Whether losses of a peer may lie among its facts."""
+        return self.name.startswith(INBOUND)
+
+    def info(self) -> LogInfo:
+        """The log in figures."""
+        return LogInfo(self.name, self.head, self.first, self.size, self.last_at)
+
+
+def log_named(books: Books, name: str) -> LogRow | None:
+    """A log, if it is there."""
+    row = books.one("logs.log", name)
+    return None if row is None else _log(row)
+
+
+def log_or_new(books: Books, name: str) -> LogRow:
+    """A log, which comes into being when it is not there."""
+    row = books.one("logs.log", name)
+    if row is None:
+        books.run("logs.new_log", name)
+        row = books.only("logs.log", name)
+    return _log(row)
+
+
+def log_numbered(books: Books, number: int) -> LogRow:
+    """A log that is known to be there."""
+    return _log(books.only("logs.log_of", number))
+
+
+def all_logs(books: Books) -> list[LogRow]:
+    """Every log, ``outbound`` first."""
+    names = books.all("logs.logs")
+    return [log_or_new(books, name) for (name,) in names]
+
+
+def _log(row: Row) -> LogRow:
+    number, name, first, base_chain, base_total, sealed, last_at, last_view, last, *rest = row
+    head, total, chain, at, view = first - 1, base_total, base_chain, last_at, last_view
+    if last is not None:
+        head, (total, chain, at, view) = last & LAST, rest
+        # A row that was damaged must not stop the log; whoever verifies it is told.
+        total = total if isinstance(total, int) else base_total
+        chain = chain if isinstance(chain, bytes) else bytes(32)
+    base = number << OFFSET_BITS
+    return LogRow(
+        *(number, name, first, base_chain, base_total, sealed),
+        *(head, total, chain, at, view, base),
+    )
+
+
+def gaps_of(books: Books, log: LogRow, after: int = 0, through: int = LAST) -> list[Gap]:
+    """Recorded losses that reach into a stretch of a log."""
+    rows = books.all("logs.gaps", log.id, after, through)
+    return [Gap(log.name, *row) for row in rows]
+
+
+class Zones:
+    """Where the facts of a view go, looked up once each."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._known: dict[int, str | None] = {}
+
+    def __getitem__(self, view: int) -> str | None:
+        if view not in self._known:
+            row = self._books.one("logs.zone_of", view)
+            self._known[view] = None if row is None else row[0]
+        return self._known[view]
+
+
+def fact_of(row: Row, to_zone: str | None, previous: int) -> StoredFact | None:
+    """The fact in a row, after another one in the reader's view; None when the row has changed."""
+    number, _, _, recorded_at, proof, envelope, fact = row[:7]
+    if to_zone is None or seal_in(row, to_zone) is None:
+        return None
+    found = read_proof(proof)
+    if found is None:
+        return None
+    return StoredFact(
+        number & LAST,
+        previous,
+        found.from_zone,
+        found.message_id,
+        to_zone,
+        found.digest,
+        envelope,
+        fact,
+        recorded_at,
+        found.source_offset,
+    )
+
+
+def seal_in(row: Row, to_zone: str) -> bytes | None:
+    """The seal of a row; None when the row is not what was put there."""
+    number, _, total, recorded_at, proof, envelope, fact = row[:7]
+    return checked_seal(number, total, recorded_at, proof, to_zone, envelope, fact)
+
+
+@dataclass(slots=True)
+class Run:
+    """A stretch of a log with facts to one zone only."""
+
+    first: int
+    last: int | None
+    rank: int
+    previous: int
+
+    def before(self, offset: int) -> int:
+        """The fact of the view before one of the run."""
+        return offset - 1 if offset > self.first else self.previous
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """The next fact of a view, and how many there are with it."""
+
+    offset: int
+    lag: int
+    recorded_at: float | None
+
+
+def view_of(books: Books, log: LogRow, to_zone: str) -> int | None:
+    """The number of a view, if there has been a fact to that zone."""
+    row = books.one("logs.view", log.id, to_zone)
+    return None if row is None else int(row[0])
+
+
+def last_run(books: Books, view: int) -> Run | None:
+    """The newest run of a view."""
+    row = books.one("logs.last_run", view)
+    return None if row is None else Run(*row)
+
+
+def run_at(books: Books, view: int, offset: int) -> Run | None:
+    """The run that an offset of a view lies in."""
+    row = books.one("logs.run_at", view, offset)
+    return None if row is None else Run(*row)
+
+
+def next_after(books: Books, log: LogRow, after: int, to_zone: str | None) -> Ahead | None:
+    """The next fact of a view, as the log has it written down."""
+    after = max(after, log.first - 1)
+    if to_zone is None:
+        found = _next_of_all(books, log, after)
+    else:
+        found = _next_of(books, log, after, to_zone)
+    if found is None:
+        return None
+    offset, lag = found
+    row = books.one("logs.recorded_at", log.base + offset)
+    return Ahead(offset, lag, None if row is None else row[0])
+
+
+def _next_of_all(books: Books, log: LogRow, after: int) -> tuple[int, int] | None:
+    markers: list[int] = []
+    if log.has_markers:
+        rows = books.all("logs.markers", log.id, after)
+        markers = [offset for (offset,) in rows]
+    lag, offset = log.head - after - len(markers), after + 1
+    for each in markers:
+        offset += each == offset
+    return (offset, lag) if lag > 0 else None
+
+
+def _next_of(books: Books, log: LogRow, after: int, to_zone: str) -> tuple[int, int] | None:
+    view = view_of(books, log, to_zone)
+    if view is None:
+        return None
+    row = books.one("logs.run_after", view, after, log.head)
+    newest = last_run(books, view)
+    if row is None or newest is None:
+        return None
+    run = Run(*row)
+    offset = max(run.first, after + 1)
+    end = log.head if newest.last is None else newest.last
+    return offset, newest.rank + end - newest.first - (run.rank + offset - run.first) + 1
+
+
+def reader_named(books: Books, name: str) -> tuple[ConsumerInfo, LogRow]:
+    """A consumer that must be there, without its lag, and the log it reads."""
+    row = books.one("consumers.consumer", name)
+    if row is None:
+        raise unknown(name)
+    return reader_of(books, row)
+
+
+def reader_of(books: Books, row: Row) -> tuple[ConsumerInfo, LogRow]:
+    """The consumer in a row, without its lag, and the log it reads."""
+    name, log_id, at, to_zone, is_required, served, deliveries, holder, held_until, *rest = row
+    lease, created_at = rest
+    log = log_numbered(books, log_id)
+    info = ConsumerInfo(
+        name=name,
+        log=log.name,
+        cursor=at,
+        to_zone=to_zone,
+        is_required=bool(is_required),
+        served=served,
+        deliveries=deliveries,
+        holder=holder,
+        held_until=held_until,
+        lease=lease,
+        created_at=created_at,
+    )
+    return info, log
+
+
+def with_lag(books: Books, info: ConsumerInfo, log: LogRow) -> ConsumerInfo:
+    """The consumer, told how much of its view lies above its cursor, and since when."""
+    ahead = next_after(books, log, info.cursor, info.to_zone)
+    if ahead is not None:
+        info.lag, info.waiting_since = ahead.lag, ahead.recorded_at
+    return info

@@ -1,0 +1,166 @@
+"""Transactions, the clock and subscribers of a store on tables, and its statements by name."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from ergon_framework.errors import ConfigurationError, StoreSchemaError
+from ergon_framework.ports.factstore import NEW_EPOCH, StoreInfo
+from ergon_framework.storage.failpoints import declare
+
+T = TypeVar("T")
+Row: TypeAlias = tuple[Any, ...]
+
+logger = logging.getLogger("ergon_framework.boundary")
+
+_CALLS = ("append", "receive", "confirm", "truncate", "bind", "quarantine", "desk", "move")
+BEFORE = {call: f"boundary.{call}.before" for call in _CALLS}
+AFTER = {call: f"boundary.{call}.after" for call in _CALLS}
+declare(*BEFORE.values(), *AFTER.values())
+
+
+class Books(Protocol):
+    """The tables of one zone within one transaction. Statements go by ``file.name``."""
+
+    def one(self, statement: str, *values: Any) -> Row | None:
+        """The first row, if there is one."""
+
+    def only(self, statement: str, *values: Any) -> Row:
+        """The row of something that is known to be there."""
+
+    def all(self, statement: str, *values: Any) -> list[Row]:
+        """Every row."""
+
+    def each(self, statement: str, *values: Any) -> Iterator[Row]:
+        """Rows with an envelope and a fact, as they are asked for; other statements may be run in
+        between.
+        """
+
+    def run(self, statement: str, *values: Any) -> int:
+        """Change something; how many rows it was."""
+
+    def run_all(self, statement: str, rows: Iterable[Row]) -> None:
+        """The same statement with many values."""
+
+    def add(self, statement: str, *values: Any) -> int:
+        """Insert one row that gets a number; the number."""
+
+
+class Ground(ABC):
+    """Runs transactions, and wakes who waits for facts when they are committed."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._wakes: list[Callable[[], None]] = []
+        self._waking = threading.Lock()
+
+    _info: StoreInfo
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What time it is where the facts are."""
+        return self._clock
+
+    def subscribe(self, wake: Callable[[], None]) -> None:
+        """Call ``wake()``, from any thread, after each commit of this object that added facts."""
+        with self._waking:
+            self._wakes = [*self._wakes, wake]
+
+    def unsubscribe(self, wake: Callable[[], None]) -> None:
+        """No longer; one who never subscribed is fine."""
+        with self._waking:
+            left = list(self._wakes)
+            if wake in left:
+                left.remove(wake)
+            self._wakes = left
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything. Closing twice is fine."""
+
+    def _asked_now(self) -> float:
+        """What time it is where the facts are, from there and not counted on."""
+        return self._clock()
+
+    @property
+    @abstractmethod
+    def _place(self) -> str:
+        """Where the store is, in words for a reader of errors."""
+
+    @abstractmethod
+    def _write(self, work: Callable[[Any], T], call: str, *, is_synced: bool = True) -> T:
+        """Run one transaction."""
+
+    @abstractmethod
+    def _read(self, work: Callable[[Any], T]) -> T:
+        """Run something on what was committed last."""
+
+    def _wake(self) -> None:
+        for wake in self._wakes:
+            try:
+                wake()
+            except Exception:
+                logger.exception("a callback that waits for facts failed")
+
+    def _meet(self, zone: str) -> StoreInfo:
+        """Look whose store it is."""
+        found = self._read(lambda books: books.one("store.store"))
+        if found is None:
+            raise StoreSchemaError(
+                f"{self._place} has no zone yet", remedy="open it once for writing"
+            )
+        return self._check(found, zone)
+
+    def _move_in(self, zone: str) -> StoreInfo:
+        """Found the store, or look whose it is and write down that it was opened."""
+
+        def work(books: Books) -> StoreInfo:
+            now, found = self._clock(), books.one("store.store")
+            if found is None:
+                info = StoreInfo(zone, secrets.token_hex(8), now)
+                books.run("store.found", zone, info.epoch, now)
+                return info
+            info = self._check(found, zone)
+            if found[3]:
+                # It may have gone back in time: who read from it before must notice.
+                return self._renewed(books, info, "a copy was opened")
+            books.run("store.opened", info.epoch, now)
+            return info
+
+        return self._write(work, "desk")
+
+    def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
+        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+
+        def work(books: Books) -> StoreInfo:
+            info = StoreInfo(*books.only("store.store")[:3])
+            return info if info.epoch != epoch else self._renewed(books, info, why)
+
+        self._info = self._write(work, "desk")
+        return self._info
+
+    def _renewed(self, books: Books, info: StoreInfo, why: str) -> StoreInfo:
+        now = self._clock()
+        note(books, now, "new_epoch", f"{why}; its epoch was {info.epoch}")
+        books.run("store.set_attribute", NEW_EPOCH, f"{now} {why}")
+        renewed = StoreInfo(info.zone, secrets.token_hex(8), info.created_at)
+        books.run("store.opened", renewed.epoch, now)
+        return renewed
+
+    def _check(self, found: Row, zone: str) -> StoreInfo:
+        if found[0] != zone:
+            raise ConfigurationError(
+                f"{self._place} belongs to the zone {found[0]!r}, not to {zone!r}",
+                remedy="name that zone, or another place",
+            )
+        return StoreInfo(found[0], found[1], found[2])
+
+
+def note(books: Books, now: float, action: str, details: str) -> None:
+    """Write down what an operator did."""
+    books.run("store.note", now, action, details)

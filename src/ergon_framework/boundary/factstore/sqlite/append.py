@@ -1,0 +1,288 @@
+"""Appending to logs in a file: one transaction, the ledger, and what both need."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+from ergon_framework.boundary.factstore.hashchain import key_of, read_proof
+from ergon_framework.boundary.factstore.sql import append
+from ergon_framework.boundary.factstore.sql.append import Entry, Identity, View
+from ergon_framework.boundary.factstore.sql.log import (
+    Append,
+    Cut,
+    Knows,
+    Leg,
+    TableLogs,
+    cut,
+    last_to_drop,
+    walk,
+)
+from ergon_framework.boundary.factstore.sql.rows import (
+    LogRow,
+    Run,
+    all_logs,
+    last_run,
+    log_named,
+    view_of,
+)
+from ergon_framework.boundary.factstore.sql.session import Row
+from ergon_framework.boundary.factstore.sqlite.ledger import Known, Ledger, Upkeep
+from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteBooks, SqliteGround
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.factstore import Flaw, Found, Outcome, Reference
+from ergon_framework.storage.sql_files import load
+
+_SQL = load(SQL, "logs.sql")
+
+MOST_ROWS = 64
+"""Rows of one statement: a power of two, with fewer values than any SQLite takes."""
+
+
+class SqliteEntry(Entry):
+    """Looks things up as they are needed, and writes all at the end."""
+
+    def __init__(self, books: SqliteBooks, now: float, ledger: Ledger) -> None:
+        super().__init__(now)
+        self._books = books
+        self._ledger = ledger
+        self._logs: dict[str, LogRow] = {}
+
+    def finish(self) -> int:
+        """Write it all; how many facts that was."""
+        if not self._rows:
+            return 0
+        _insert(self._books, self._rows)
+        runs = self._runs_to_write()
+        if runs:
+            self._books.run_all("logs.new_run", runs)
+        # Only now: had one of these statements failed, nobody would notice what was remembered.
+        self._ledger.add_all(self._fresh)
+        for log in self._logs.values():
+            self._ledger.reach(log)
+        return len(self._rows)
+
+    def _log(self, name: str) -> LogRow:
+        log = self._logs.get(name)
+        if log is None:
+            log = self._logs[name] = self._ledger.log(self._books, name)
+        return log
+
+    def _known(self, log: LogRow, key: bytes) -> Identity | None:
+        known = self._ledger.known(self._books, key)
+        if known is None:
+            return None
+        digest, offset = known
+        row = self._books.one("logs.fact", log.base + offset)
+        found = None if row is None else read_proof(row[4])
+        if found is not None and found.digest.startswith(digest):
+            digest = found.digest  # all of it, and not the half that the ledger keeps
+        return offset, digest, row
+
+    def _stored(self, number: int) -> Row | None:
+        return self._books.one("logs.fact", number)
+
+    def _zone_of(self, view: int) -> str | None:
+        row = self._books.one("logs.zone_of", view)
+        return None if row is None else row[0]
+
+    def _write_back(self, row: Row) -> None:
+        number, *columns = row
+        self._books.run("logs.write_back", *columns, number)
+
+    def _object(self, wanted: Reference) -> Reference | None:
+        row = self._books.one("objects.object", wanted.bucket, wanted.key)
+        return None if row is None else Reference(*row[:4])
+
+    def _refer(self, references: Sequence[Reference]) -> None:
+        for each in references:
+            if not self._books.run("objects.refer", each.bucket, each.key):
+                self._books.run("objects.await", each.bucket, each.key)
+
+    def _view(self, log: LogRow, to_zone: str) -> int:
+        view = view_of(self._books, log, to_zone)
+        return self._books.add("logs.new_view", log.id, to_zone) if view is None else view
+
+    def _last_run(self, view: int) -> Run | None:
+        return last_run(self._books, view)
+
+    def _write_end(self, view: View, run: Run) -> None:
+        self._books.run("logs.end_run", run.last, view.id, run.first)
+
+
+def _insert(cursor: sqlite3.Cursor, rows: Sequence[Row]) -> None:
+    """Write rows with few statements: after each, threads that wait would be let in between."""
+    at = 0
+    while left := len(rows) - at:
+        count = min(1 << left.bit_length() - 1, MOST_ROWS)
+        cursor.execute(_insert_of(count), [*chain.from_iterable(rows[at : at + count])])
+        at += count
+
+
+@cache
+def _insert_of(count: int) -> str:
+    """The statement for so many rows."""
+    one = _SQL["insert_fact"]
+    return one + f", {one[one.rindex('(') :]}" * (count - 1)
+
+
+T = TypeVar("T")
+
+
+class SqliteLogs(TableLogs, SqliteGround):
+    """The part of the store that keeps facts."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        zone: str,
+        clock: Callable[[], float] = time.time,
+        read_only: bool = False,
+        busy_timeout: float = 5.0,
+    ) -> None:
+        super().__init__(
+            path, zone=zone, clock=clock, read_only=read_only, busy_timeout=busy_timeout
+        )
+        self._ledger = Ledger()
+        """Used by who has the writing connection, and nobody else."""
+        self._upkeep = Upkeep(self._ledger)
+        self._spare = Ledger()
+        """Used to look things up when nothing can be written."""
+        self._looking = threading.Lock()
+
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+        """Look an id up in one log, or in all: ``outbound`` first."""
+
+        def work(books: SqliteBooks, ledger: Ledger) -> Found | None:
+            for each in all_logs(books):
+                if log in {None, each.name}:
+                    ledger.follow(books, each)
+                    known = ledger.known(books, key_of(each.name, from_zone, message_id))
+                    if known is not None:
+                        return _found(books, each, known)
+            return None
+
+        return self._look(work)
+
+    def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
+        """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids.
+
+        Many are dropped in several commits, so that appends pass in between.
+        """
+
+        def last(books: SqliteBooks, found: LogRow) -> int:
+            return last_to_drop(books, found, through, loss_reason)
+
+        return self._drop(log, last, loss_reason)
+
+    def _drop(
+        self, log: str, last_of: Callable[[SqliteBooks, LogRow], int], loss_reason: str | None
+    ) -> int:
+        """Drop payloads up to where something says; how many were dropped."""
+
+        def work(books: SqliteBooks) -> Cut:
+            self._ledger.refresh(books)
+            found = log_named(books, log)
+            if found is None:
+                return Cut(0, True)
+            last = last_of(books, found)
+            if found.first <= last and found.sealed < last:
+                # The ids are in the rows that are to go: first they are written down elsewhere.
+                self._ledger.follow(books, found)
+                self._upkeep.press(books)
+                return Cut(0, False)
+            done = cut(books, found, last, loss_reason, self._clock())
+            books.run("logs.was_shortened")
+            return done
+
+        dropped = 0
+        while True:
+            done = self._write(work, "truncate")
+            dropped += done.dropped
+            if done.is_last:
+                return dropped
+
+    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+        """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
+
+        def look(work: Callable[[SqliteBooks, Knows], Leg]) -> Leg:
+            return self._look(lambda books, ledger: work(books, _knows(books, ledger)))
+
+        return walk(look, log, after)
+
+    def close(self) -> None:
+        """Let go of everything, after what was left to be appended. Closing twice is fine."""
+        self._appends.close()
+        super().close()
+
+    def _enter(self, asked: Sequence[Append]) -> tuple[list[list[Outcome]], int]:
+        def work(books: SqliteBooks) -> tuple[list[list[Outcome]], int]:
+            entry = SqliteEntry(books, self._clock(), self._ledger)
+            outcomes = [entry.append(each.log, each.facts, each.capacity) for each in asked]
+            added = entry.finish()
+            self._upkeep.pay(books, added)
+            self._before_waiting()  # for the disk
+            return outcomes, added
+
+        return self._write(self._careful(work), "append", before_waiting=self._before_waiting)
+
+    def _take_in(self, peer: str, arrived: append.Arrival) -> tuple[list[Outcome], int]:
+        def work(books: SqliteBooks) -> tuple[list[Outcome], int]:
+            now = self._clock()
+            entry = SqliteEntry(books, now, self._ledger)
+            outcomes = append.take_in(books, entry, peer, arrived, now)
+            added = entry.finish()
+            self._upkeep.pay(books, added)
+            return outcomes, added
+
+        return self._write(self._careful(work), "receive")
+
+    def _careful(self, work: Callable[[SqliteBooks], T]) -> Callable[[SqliteBooks], T]:
+        """Work that changes logs in memory as well."""
+
+        def careful(books: SqliteBooks) -> T:
+            try:
+                return work(books)
+            except BaseException:
+                self._ledger.logs.clear()  # they may have names of what is now undone
+                raise
+
+        return careful
+
+    def _look(self, work: Callable[[SqliteBooks, Ledger], T]) -> T:
+        """Look into the ledger in the writer's turn or, where nothing can be written, beside it."""
+
+        def within(connection: sqlite3.Connection, ledger: Ledger) -> T:
+            self._refuse_other()
+            with closing(connection.cursor(SqliteBooks)) as books:
+                ledger.refresh(books)
+                return work(books, ledger)
+
+        if not self._is_read_only:
+            with suppress(StoreError):
+                return self._database.write(lambda connection: within(connection, self._ledger))
+        with self._looking:
+            return self._database.read(lambda connection: within(connection, self._spare))
+
+
+def _knows(books: SqliteBooks, ledger: Ledger) -> Knows:
+    def knows(log: LogRow, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
+        ledger.follow(books, log)
+        found = ((key, ledger.known(books, key)) for key in keys)
+        return {key: known for key, known in found if known is not None}
+
+    return knows
+
+
+def _found(books: SqliteBooks, log: LogRow, known: Known) -> Found:
+    digest, offset = known
+    row = books.one("logs.identity", log.base + offset)
+    return Found(log.name, offset, row[0] if row else digest, is_retained=row is not None)

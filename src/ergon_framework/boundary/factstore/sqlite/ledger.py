@@ -1,0 +1,496 @@
+"""Every id that was ever appended, with the first half of its digest and its offset: an LSM tree.
+
+Random keys in one tree would cost a page of the disk per append. So the youngest ids are kept in
+memory, where they came from the rows of their facts and can be had from there again. When they are
+many they are written down in the order of their keys as a generation, a slice at a time, by whoever
+appends; until that is done the rows stay what counts. Generations of a kind are merged into a
+larger one in the same way. What is in memory changes within a transaction; when that fails, all of
+it is forgotten and read again.
+
+A generation is cut into parts of about five hundred ids by the first bits of the key, each with a
+Bloom filter: keys are hashes, so they are spread evenly over their space. An id is written as its
+key, half of its digest and its offset.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TypeAlias
+
+from ergon_framework.boundary.factstore.hashchain import OFFSET_BITS, key_of, read_proof
+from ergon_framework.boundary.factstore.sql.rows import LAST, LogRow, log_numbered, log_or_new
+from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteBooks
+from ergon_framework.ports.factstore import NewFact
+from ergon_framework.storage.sql_files import load
+
+Known: TypeAlias = tuple[bytes, int]
+"""The first 16 bytes of the identity digest, and the offset."""
+
+PART = 512
+"""Ids of a part at most, on average."""
+KEY, DIGEST, OFFSET = 16, 16, 5
+ID = KEY + DIGEST + OFFSET
+BLOOM = 1024
+"""Bytes of a filter: of 200 keys that are not in a full part, one seems to be."""
+
+_MASK = BLOOM * 8 - 1
+_PROBES = struct.Struct(">8xHHHxx")
+_ALL_PROBES = struct.Struct(f">8xHHHxx{ID - KEY}x")
+_BIT = tuple(1 << n for n in range(8))
+_ANY = b"\xff" * BLOOM
+
+
+def packed(digest: bytes, offset: int) -> bytes:
+    """What an id stands for, as it is written behind its key."""
+    return digest[:DIGEST] + offset.to_bytes(OFFSET)
+
+
+def unpacked(known: bytes) -> Known:
+    """What an id stands for."""
+    return known[:DIGEST], int.from_bytes(known[DIGEST:])
+
+
+def bits_for(count: int) -> int:
+    """Into how many parts so many ids are cut: the power of two."""
+    return max(0, (count - 1) // PART).bit_length()
+
+
+def part_of(key: bytes, bits: int) -> int:
+    """The part that a key lies in."""
+    return int.from_bytes(key[:4]) >> (32 - bits)
+
+
+def lowest(part: int, bits: int) -> bytes:
+    """What no key of a part is below, and none of the part before is above."""
+    return (part << (32 - bits)).to_bytes(5)[1:] if part < 1 << bits else b"\xff" * (KEY + 1)
+
+
+def split(ids: bytes) -> list[bytes]:
+    """The single ids of a part."""
+    return [ids[at : at + ID] for at in range(0, len(ids), ID)]
+
+
+def find(ids: bytes, key: bytes) -> Known | None:
+    """What a key stands for in a part."""
+    count = len(ids) // ID
+    at = bisect_left(range(count), key, key=lambda n: ids[n * ID : n * ID + KEY])
+    found = ids[at * ID : (at + 1) * ID]
+    return unpacked(found[KEY:]) if found[:KEY] == key else None
+
+
+def bloom_of(ids: bytes) -> bytes:
+    """The filter of a part."""
+    bloom = bytearray(BLOOM)
+    for one, two, three in _ALL_PROBES.iter_unpack(ids):
+        bloom[(one & _MASK) >> 3] |= _BIT[one & 7]
+        bloom[(two & _MASK) >> 3] |= _BIT[two & 7]
+        bloom[(three & _MASK) >> 3] |= _BIT[three & 7]
+    return bytes(bloom)
+
+
+class Filter:
+    """The filters of a generation, held in memory."""
+
+    __slots__ = ("blooms", "shift")
+
+    def __init__(self, bits: int, blooms: Iterable[tuple[int, bytes]] = ()) -> None:
+        self.shift = 32 - bits
+        self.blooms = [_ANY] * (1 << bits)  # a filter that is not there excludes nothing
+        for part, bloom in blooms:
+            self.blooms[part] = bloom
+
+
+def candidates(filters: dict[int, Filter], key: bytes) -> list[int]:
+    """The generations that may have a key."""
+    prefix = int.from_bytes(key[:4])
+    one, two, three = _PROBES.unpack(key)
+    byte, bit = (one & _MASK) >> 3, _BIT[one & 7]
+    found = []
+    for generation, each in filters.items():
+        bloom = each.blooms[prefix >> each.shift]
+        if (
+            bloom[byte] & bit
+            and bloom[(two & _MASK) >> 3] & _BIT[two & 7]
+            and bloom[(three & _MASK) >> 3] & _BIT[three & 7]
+        ):
+            found.append(generation)
+    return found
+
+
+Buckets: TypeAlias = list[dict[bytes, bytes]]
+"""What keys stand for, by the first byte of the key."""
+
+PART_BITS = 24
+"""Bits of a part's number that are its place; the others are its generation."""
+
+_SQL = load(SQL, "ledger.sql")
+_LOGS = load(SQL, "logs.sql")
+
+
+@dataclass(slots=True)
+class Generation:
+    """Ids that were written down together."""
+
+    id: int
+    level: int
+    bits: int
+    count: int
+    state: str = "growing"
+
+
+@dataclass(slots=True)
+class Place:
+    """Up to where a log's ids are known here, and what the chain was there."""
+
+    head: int
+    chain: bytes
+
+
+@dataclass(slots=True)
+class Batch:
+    """Ids that are being written down: those of each log up to an offset."""
+
+    buckets: Buckets
+    count: int
+    heads: dict[int, Place]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What one process remembers of the ledger. Used within one transaction at a time."""
+
+    young: Buckets = field(default_factory=lambda: [{} for _ in range(256)])
+    young_count: int = 0
+    batch: Batch | None = None
+    generations: dict[int, Generation] = field(default_factory=dict)
+    filters: dict[int, Filter] = field(default_factory=dict)
+    """Of the live generations."""
+    changes: int = -1
+    """How often the set of live generations had changed when it was read; -1 before that."""
+    loaded: int = 0
+    """How often it was read."""
+    logs: dict[str, LogRow] = field(default_factory=dict)
+    """As they were after the last transaction that used them."""
+    log_changes: int = -1
+    """How often logs had been shortened when they were read."""
+    _reached: dict[int, Place] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Read everything anew at the next use."""
+        fresh = Ledger()
+        self.young, self.young_count, self.batch = fresh.young, 0, None
+        self.generations, self.filters, self.changes = {}, {}, -1
+        self._reached, self.logs = {}, {}
+
+    def refresh(self, cursor: SqliteBooks) -> None:
+        """Notice what other processes did to the generations. Call it first in a transaction."""
+        [changes] = cursor.execute(_SQL["changes"]).fetchone()
+        if changes != self.changes:
+            self.forget()
+            self._load(cursor)
+            self.changes = changes
+
+    def log(self, cursor: SqliteBooks, name: str) -> LogRow:
+        """A log whose ids are all known: from memory, when nobody else has touched it.
+
+        It may be changed to what it will be after this transaction. Should that fail, it is not
+        what the next one finds, and is read again.
+        """
+        log = self.logs.get(name)
+        if log is None or not self._is_current(cursor, log):
+            self.refresh(cursor)
+            log = self.logs[name] = log_or_new(cursor, name)
+            self.follow(cursor, log)
+        return log
+
+    def _is_current(self, cursor: SqliteBooks, log: LogRow) -> bool:
+        bounds = (log.base, log.base + LAST)
+        changes, log_changes, last, chain = cursor.execute(_LOGS["state"], bounds).fetchone()
+        if log_changes != self.log_changes:
+            self.logs, self.log_changes = {}, log_changes
+            return False
+        return bool(changes == self.changes and last == log.base + log.head and chain == log.chain)
+
+    def follow(self, cursor: SqliteBooks, log: LogRow) -> None:
+        """Know every id of a log, also those that other processes have added."""
+        reached = self._reached.get(log.id)
+        if reached is None:
+            reached = self._reached[log.id] = Place(log.sealed, b"")
+        elif reached.head == log.head and reached.chain == log.chain:
+            return
+        elif reached.head >= log.head:  # the file is another one, or an older one
+            self.forget()
+            self.refresh(cursor)
+            reached = self._reached[log.id] = Place(log.sealed, b"")
+        bounds = (log.base + reached.head, log.base + log.head)
+        for number, proof in cursor.execute(_LOGS["ids"], bounds):
+            found = read_proof(proof)
+            if found is not None:  # otherwise verification reports the row
+                key = key_of(log.name, found.from_zone, found.message_id)
+                self.add(key, found.digest, number & LAST)
+        reached.head, reached.chain = log.head, log.chain
+
+    def known(self, cursor: SqliteBooks, key: bytes) -> Known | None:
+        """What an id stands for, if it was ever appended."""
+        found = self.young[key[0]].get(key)
+        if found is None and self.batch is not None:
+            found = self.batch.buckets[key[0]].get(key)
+        if found is not None:
+            return unpacked(found)
+        if not self.filters:
+            return None
+        for number in candidates(self.filters, key):
+            generation = self.generations[number]
+            known = find(ids_in(cursor, generation, part_of(key, generation.bits)), key)
+            if known is not None:
+                return known
+        return None
+
+    def add(self, key: bytes, digest: bytes, offset: int) -> None:
+        """Remember an id whose fact is, or is about to be, in its log."""
+        self.young[key[0]][key] = packed(digest, offset)
+        self.young_count += 1
+
+    def add_all(self, facts: Mapping[bytes, tuple[int, NewFact]]) -> None:
+        """Remember many ids, with the offsets of their facts."""
+        young = self.young
+        for key, (offset, fact) in facts.items():
+            young[key[0]][key] = packed(fact.digest, offset)
+        self.young_count += len(facts)
+
+    def reach(self, log: LogRow) -> None:
+        """All ids of a log up to its head were added."""
+        self._reached[log.id] = Place(log.head, log.chain)
+
+    def set_apart(self) -> Batch:
+        """Take the young ids apart, to be written down."""
+        self.batch = Batch(self.young, self.young_count, self._reached)
+        self._reached = {log: replace(place) for log, place in self._reached.items()}
+        self.young, self.young_count = [{} for _ in range(256)], 0
+        return self.batch
+
+    def _load(self, cursor: SqliteBooks) -> None:
+        self.loaded += 1
+        for row in cursor.execute(_SQL["generations"]).fetchall():
+            generation = Generation(*row)
+            self.generations[generation.id] = generation
+            if generation.state == "live":
+                self.filters[generation.id] = _filter(cursor, generation)
+
+
+def ids_in(cursor: SqliteBooks, generation: Generation, part: int) -> bytes:
+    """The ids of one part of a generation."""
+    row = cursor.execute(_SQL["ids"], ((generation.id << PART_BITS) + part,)).fetchone()
+    return b"" if row is None else row[0]
+
+
+def _filter(cursor: SqliteBooks, generation: Generation) -> Filter:
+    base = generation.id << PART_BITS
+    bounds = (base, base + (1 << generation.bits) - 1)
+    rows = cursor.execute(_SQL["blooms"], bounds)
+    return Filter(generation.bits, ((number - base, bloom) for number, bloom in rows))
+
+
+YOUNG = 1 << 15
+"""Ids in memory that are enough for a generation."""
+FAN = 16
+"""Generations of a level that are merged into one of the next."""
+PACE = 64
+"""Appends per slice of upkeep. A slice is a part of a generation, about five hundred ids; an id is
+written down once, and merged once per level: few times even among many millions."""
+SWEPT = 4
+"""Parts removed by one slice."""
+_BUCKET_BITS = 8  # of a key's first byte
+
+
+@dataclass(slots=True)
+class _Growth:
+    """A generation that is being written, part by part, from a batch or from others."""
+
+    target: Generation
+    filter: Filter
+    source: Batch | list[Generation]
+    part: int = 0
+    ahead: dict[int, bytes] = field(default_factory=dict)
+    """Ids of the next parts that were read together."""
+
+
+class Upkeep:
+    """Does what is to be done, and remembers what it was doing."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._loaded = -1
+        self._credit = 0
+        self._growth: _Growth | None = None
+
+    def pay(self, cursor: SqliteBooks, appended: int) -> None:
+        """Do as much as so many appends call for."""
+        self._look(cursor)
+        if self._ledger.young_count >= YOUNG and self._ledger.batch is None:
+            self._ledger.set_apart()
+        self._credit += appended
+        while self._credit >= PACE:
+            self._credit -= PACE
+            if not self._slice(cursor):
+                self._credit = 0
+
+    def press(self, cursor: SqliteBooks) -> None:
+        """Write down some of the ids that are in memory, however few they are."""
+        self._look(cursor)
+        if self._ledger.batch is None:
+            self._ledger.set_apart()
+        self._slice(cursor)
+
+    def write_down(self, cursor: SqliteBooks, ids: Mapping[bytes, bytes]) -> None:
+        """Write ids down that no row has, as a generation of their own."""
+        self._look(cursor)
+        growth = self._new(cursor, Generation(0, 0, bits_for(len(ids)), len(ids)), [])
+        entries = [key + ids[key] for key in sorted(ids)]
+        bits = growth.target.bits
+        edges = [bisect_left(entries, lowest(part, bits)) for part in range((1 << bits) + 1)]
+        growth.ahead = {
+            part: b"".join(entries[start:end]) for part, (start, end) in enumerate(pairwise(edges))
+        }
+        for _ in growth.ahead:
+            self._grow(cursor, growth)
+
+    def _look(self, cursor: SqliteBooks) -> None:
+        """When the ledger was read anew, what somebody had begun is not continued."""
+        if self._loaded == self._ledger.loaded:
+            return
+        self._loaded, self._growth = self._ledger.loaded, None
+        for each in self._ledger.generations.values():
+            if each.state == "growing":
+                _let_die(cursor, each)
+
+    def _slice(self, cursor: SqliteBooks) -> bool:
+        """Go on with what was begun, or begin something; False when there is nothing to do.
+
+        Ids in memory come first, then what is no longer needed, then what can be merged.
+        """
+        ledger = self._ledger
+        if self._growth is None and ledger.batch is not None:
+            bits = min(bits_for(ledger.batch.count), _BUCKET_BITS)
+            target = Generation(0, 0, bits, ledger.batch.count)
+            self._growth = self._new(cursor, target, ledger.batch)
+        if self._growth is None:
+            dying = [each for each in ledger.generations.values() if each.state == "dying"]
+            if dying:
+                self._sweep(cursor, dying[0])
+                return True
+            self._growth = self._next_merge(cursor)
+        if self._growth is not None:
+            self._grow(cursor, self._growth)
+            return True
+        return False
+
+    def _next_merge(self, cursor: SqliteBooks) -> _Growth | None:
+        live = [each for each in self._ledger.generations.values() if each.state == "live"]
+        for level in sorted({each.level for each in live}):
+            alike = [each for each in live if each.level == level][:FAN]
+            if len(alike) == FAN:
+                count = sum(each.count for each in alike)
+                bits = max(bits_for(count), *(each.bits for each in alike))
+                return self._new(cursor, Generation(0, level + 1, bits, count), alike)
+        return None
+
+    def _new(
+        self, cursor: SqliteBooks, target: Generation, source: Batch | list[Generation]
+    ) -> _Growth:
+        cursor.execute(_SQL["grow"], (target.level, target.bits, target.count))
+        target.id = cursor.lastrowid or 0
+        self._ledger.generations[target.id] = target
+        return _Growth(target, Filter(target.bits), source)
+
+    def _grow(self, cursor: SqliteBooks, growth: _Growth) -> None:
+        """Write one part; after the last one the generation counts."""
+        target, part = growth.target, growth.part
+        if not cursor.execute(_SQL["grown"], (target.id, part)).rowcount:
+            self._growth = None
+            self._ledger.forget()  # a commit failed, or another process decided otherwise
+            return
+        if isinstance(growth.source, Batch):
+            ids = _ids_in_memory(growth.source, target.bits, part)
+        else:
+            ids = _ids_of_others(cursor, growth, growth.source)
+        bloom = growth.filter.blooms[part] = bloom_of(ids)
+        cursor.execute(_SQL["add"], ((target.id << PART_BITS) + part, bloom, ids))
+        growth.part += 1
+        if growth.part == 1 << target.bits:
+            if self._growth is growth:
+                self._growth = None
+            self._finish(cursor, growth)
+
+    def _finish(self, cursor: SqliteBooks, growth: _Growth) -> None:
+        ledger, target = self._ledger, growth.target
+        if isinstance(growth.source, Batch):
+            if not _is_founded(cursor, growth.source):
+                ledger.forget()
+                return
+            sealed = [(place.head, log) for log, place in growth.source.heads.items()]
+            cursor.executemany(_SQL["sealed"], sealed)
+            ledger.batch = None
+        else:
+            for each in growth.source:
+                del ledger.filters[each.id]
+                _let_die(cursor, each)
+        cursor.execute(_SQL["live"], (target.id,))
+        target.state = "live"
+        ledger.filters[target.id] = growth.filter
+        cursor.execute(_SQL["changed"])
+        ledger.changes += 1
+
+    def _sweep(self, cursor: SqliteBooks, dying: Generation) -> None:
+        """Remove some parts of a generation; after the last ones, its name."""
+        first = dying.id << PART_BITS
+        bounds = (first, first + (1 << dying.bits) - 1, SWEPT)
+        if cursor.execute(_SQL["drop"], bounds).rowcount < SWEPT:
+            cursor.execute(_SQL["gone"], (dying.id,))
+            del self._ledger.generations[dying.id]
+
+
+def _let_die(cursor: SqliteBooks, generation: Generation) -> None:
+    cursor.execute(_SQL["die"], (generation.id,))
+    generation.state = "dying"
+
+
+def _is_founded(cursor: SqliteBooks, batch: Batch) -> bool:
+    """Whether the logs are what they were: the commit that set the batch apart may have failed."""
+    for log, place in batch.heads.items():
+        number = (log << OFFSET_BITS) + place.head
+        row = cursor.execute(_LOGS["chain"], (number,)).fetchone()
+        if row is not None and row[0] != place.chain:
+            return False
+        if row is None and log_numbered(cursor, log).first <= place.head:
+            return False
+    return True
+
+
+def _ids_in_memory(batch: Batch, bits: int, part: int) -> bytes:
+    width = 1 << (_BUCKET_BITS - bits)
+    buckets = batch.buckets[part * width : (part + 1) * width]
+    return b"".join(key + bucket[key] for bucket in buckets for key in sorted(bucket))
+
+
+def _ids_of_others(cursor: SqliteBooks, growth: _Growth, sources: list[Generation]) -> bytes:
+    """The ids of a part; those that lie beside them in the sources are kept for the next slices."""
+    if growth.part not in growth.ahead:
+        bits = max(each.bits for each in sources)
+        fine = growth.target.bits - bits
+        first, wanted = growth.part, growth.part >> fine
+        ids = [ids_in(cursor, each, wanted >> (bits - each.bits)) for each in sources]
+        entries = sorted({entry for each in ids for entry in split(each)})
+        edges = [
+            bisect_left(entries, lowest(part, growth.target.bits))
+            for part in range(first, first + (1 << fine) + 1)
+        ]
+        growth.ahead = {
+            first + n: b"".join(entries[start:end])
+            for n, (start, end) in enumerate(pairwise(edges))
+        }
+    return growth.ahead[growth.part]

@@ -1,0 +1,140 @@
+"""An SQLite file as the store uses it: transactions, and statements that are run in them."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, Ground, Row
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.storage.failpoints import failpoint
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.migrations import Schema
+
+T = TypeVar("T")
+
+SQL = "ergon_framework.boundary.factstore.sqlite.sql"
+SCHEMA = Schema("boundary", f"{SQL}.schema")
+_FILES = ("consumers", "logs", "moving", "objects", "quarantine", "store")
+_STATEMENTS = {
+    f"{file}.{name}": text for file in _FILES for name, text in load(SQL, f"{file}.sql").items()
+}
+
+
+class SqliteBooks(sqlite3.Cursor):
+    """The tables within one transaction, for statements by name and for others."""
+
+    def one(self, statement: str, *values: Any) -> Row | None:
+        """The first row, if there is one."""
+        row: Row | None = self.execute(_STATEMENTS[statement], values).fetchone()
+        return row
+
+    def only(self, statement: str, *values: Any) -> Row:
+        """The row of something that is known to be there."""
+        row: Row = self.execute(_STATEMENTS[statement], values).fetchone()
+        return row
+
+    def all(self, statement: str, *values: Any) -> list[Row]:
+        """Every row."""
+        return self.execute(_STATEMENTS[statement], values).fetchall()
+
+    def each(self, statement: str, *values: Any) -> Iterator[Row]:
+        """Rows as they are asked for; other statements may be run in between."""
+        with closing(self.connection.cursor()) as cursor:
+            yield from cursor.execute(_STATEMENTS[statement], values)
+
+    def run(self, statement: str, *values: Any) -> int:
+        """Change something; how many rows it was."""
+        return self.execute(_STATEMENTS[statement], values).rowcount
+
+    def run_all(self, statement: str, rows: Iterable[Row]) -> None:
+        """The same statement with many values."""
+        self.executemany(_STATEMENTS[statement], rows)
+
+    def add(self, statement: str, *values: Any) -> int:
+        """Insert one row that gets a number; the number."""
+        self.execute(_STATEMENTS[statement], values)
+        return self.lastrowid or 0
+
+
+class SqliteGround(Ground):
+    """Runs transactions in a file."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        zone: str,
+        clock: Callable[[], float] = time.time,
+        read_only: bool = False,
+        busy_timeout: float = 5.0,
+    ) -> None:
+        super().__init__(clock)
+        self._is_read_only = read_only
+        self._database = Database(
+            path, schema=SCHEMA, busy_timeout=busy_timeout, read_only=read_only
+        )
+        self._home = self._database.identity
+        try:
+            self._info = self._meet(zone) if read_only else self._move_in(zone)
+        except BaseException:
+            self._database.close()
+            raise
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._database.path
+
+    @property
+    def _place(self) -> str:
+        return str(self.path)
+
+    def close(self) -> None:
+        """Let go of everything. Closing twice is fine."""
+        self._database.close()
+
+    def _refuse_other(self) -> None:
+        """What is in memory, the epoch and the ids, is of the file that was opened.
+
+        Ids of another one would be taken for duplicates, and peers would not notice that it is one.
+        """
+        if self._database.identity != self._home:
+            raise StoreUnavailableError(
+                f"{self.path} is another file than the one that was opened",
+                remedy="bring the first one back, or start the node again to use this one",
+            )
+
+    def _write(
+        self,
+        work: Callable[[SqliteBooks], T],
+        call: str,
+        *,
+        is_synced: bool = True,
+        before_waiting: Callable[[], None] | None = None,
+    ) -> T:
+        """Run one transaction."""
+
+        def whole(connection: sqlite3.Connection) -> T:
+            self._refuse_other()
+            with closing(connection.cursor(SqliteBooks)) as books:
+                result = work(books)
+            failpoint(BEFORE[call])
+            return result
+
+        result = self._database.write(whole, is_synced=is_synced, before_waiting=before_waiting)
+        failpoint(AFTER[call])
+        return result
+
+    def _read(self, work: Callable[[SqliteBooks], T]) -> T:
+        def whole(connection: sqlite3.Connection) -> T:
+            self._refuse_other()
+            with closing(connection.cursor(SqliteBooks)) as books:
+                return work(books)
+
+        return self._database.read(whole)

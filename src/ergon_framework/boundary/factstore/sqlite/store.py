@@ -1,0 +1,204 @@
+"""The whole fact store in one file, its backup, and what a move needs of the ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from ergon_framework.boundary.factstore.archive import BARRED
+from ergon_framework.boundary.factstore.hashchain import new_of, prepare
+from ergon_framework.boundary.factstore.sql.archive import TableMoving
+from ergon_framework.boundary.factstore.sql.consumers import TableServing
+from ergon_framework.boundary.factstore.sql.registry import TableLinks, TableObjects
+from ergon_framework.boundary.factstore.sql.rows import all_logs
+from ergon_framework.boundary.factstore.sqlite.append import SqliteEntry, SqliteLogs
+from ergon_framework.boundary.factstore.sqlite.ledger import (
+    KEY,
+    Ledger,
+    ids_in,
+    packed,
+    split,
+    unpacked,
+)
+from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteBooks
+from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.ports.copies import FactCopy, IdCopy
+from ergon_framework.storage.freeze import sqlite_bars
+from ergon_framework.storage.secure_files import make_folder, open_file
+from ergon_framework.storage.sql_files import load
+
+_SPACE = 1 << 32
+"""How many beginnings of four bytes keys have."""
+
+
+class SqliteMoving(TableMoving, SqliteLogs):
+    """The part of the store that is copied."""
+
+    def _dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
+        def work(books: SqliteBooks, ledger: Ledger) -> list[IdCopy]:
+            _follow_all(books, ledger)
+            return list(islice(_ids_after(books, ledger, after, limit), limit))
+
+        return self._look(work)
+
+    def _load_ids(self, ids: Sequence[IdCopy]) -> None:
+        def work(books: SqliteBooks) -> None:
+            self._ledger.refresh(books)
+            _follow_all(books, self._ledger)
+            fresh = {
+                each.key: packed(each.digest, each.offset)
+                for each in ids
+                if self._ledger.known(books, each.key) is None
+            }
+            if fresh:
+                self._upkeep.write_down(books, fresh)
+                self._upkeep.pay(books, len(fresh))
+
+        self._write(self._careful(work), "move")
+
+    def _load_facts(self, facts: Sequence[FactCopy]) -> None:
+        prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
+
+        def work(books: SqliteBooks) -> None:
+            entry = SqliteEntry(books, self._clock(), self._ledger)
+            for copy, fact in zip(facts, prepared, strict=True):
+                entry.load(copy, fact)
+            self._upkeep.pay(books, entry.finish())
+
+        self._write(self._careful(work), "move")
+
+    def _cut_log(self, log: str, through: int) -> None:
+        self._drop(log, lambda _, found: min(through, found.head), None)
+
+    def _log_was_placed(self, books: SqliteBooks) -> None:
+        books.run("logs.was_shortened")
+
+    def bar(self, place: str | None) -> None:
+        """Refuse whatever changes facts and books, or let it in again."""
+        tables = [f"ergon_boundary_{name}" for name in BARRED]
+
+        def work(books: SqliteBooks) -> None:
+            for statement in sqlite_bars(tables, place):
+                books.execute(statement)
+
+        self._write(work, "move")
+
+
+def _follow_all(books: SqliteBooks, ledger: Ledger) -> None:
+    for log in all_logs(books):
+        ledger.follow(books, log)
+
+
+def _ids_after(books: SqliteBooks, ledger: Ledger, after: bytes, limit: int) -> Iterator[IdCopy]:
+    """Ids in the order of their keys, gathered from all generations a stretch at a time."""
+    live = [each for each in ledger.generations.values() if each.state == "live"]
+    count = sum(each.count for each in live) + ledger.young_count
+    count += 0 if ledger.batch is None else ledger.batch.count
+    stride = max(1, _SPACE * limit // max(count, limit))
+    start = int.from_bytes(after[:4])
+    while start < _SPACE:
+        end = min(start + stride, _SPACE)
+        found = _young_between(ledger, start, end)
+        for each in live:
+            shift = 32 - each.bits
+            for part in range(start >> shift, ((end - 1) >> shift) + 1):
+                ids = split(ids_in(books, each, part))
+                found |= {entry[:KEY]: entry[KEY:] for entry in ids}
+        for key in sorted(found):
+            if key > after and start <= int.from_bytes(key[:4]) < end:
+                yield IdCopy(key, *unpacked(found[key]))
+        start = end
+
+
+def _young_between(ledger: Ledger, start: int, end: int) -> dict[bytes, bytes]:
+    """Ids that are only in the rows of their facts, and some more."""
+    batch = [] if ledger.batch is None else ledger.batch.buckets
+    first, last = start >> 24, (end - 1) >> 24
+    buckets = [*ledger.young[first : last + 1], *batch[first : last + 1]]
+    return {key: known for bucket in buckets for key, known in bucket.items()}
+
+
+FILE = "facts.db"
+"""What a backup's file is called."""
+
+_PAGES = 1000  # copied at once: others go on in between
+_STEPS = 10_000  # of SQLite's virtual machine, between two looks at the clock
+_SQL = load(SQL, "store.sql")
+
+
+class SqliteFactStore(SqliteMoving, TableServing, TableObjects, TableLinks):
+    """A zone's facts in one SQLite file. Any thread may call any method."""
+
+    acknowledgement = (
+        "An acknowledged fact is synced to disk in the SQLite file of one machine: it survives the"
+        " end of the process and power cuts, not the loss of that disk."
+    )
+
+    is_synced = True
+
+    largest: int | None = None
+    """Nobody but the settings limits a fact."""
+
+    def quick_check(self, seconds: float) -> str | None:
+        """What SQLite finds wrong with the file within so many seconds; None: nothing so far."""
+        if seconds <= 0:
+            return None
+        until = time.monotonic() + seconds
+
+        def work(connection: sqlite3.Connection) -> str | None:
+            connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+            try:
+                [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
+            except sqlite3.OperationalError:
+                return None  # there is more of it than can be looked at in that time
+            except sqlite3.DatabaseError as error:
+                return str(error)
+            finally:
+                connection.set_progress_handler(None, 0)
+            return None if found == "ok" else str(found).replace("\n", " ")
+
+        found = self._database.read(work)
+        return None if found is None else f"{self.path} is damaged: {found}"
+
+    def backup(self, folder: str) -> None:
+        """Write a consistent copy that, when opened, begins a new epoch."""
+        target = Path(folder).absolute() / FILE
+        if target.exists():
+            raise StoreError(f"{target} is there already", remedy="name an empty folder")
+        partial = target.with_name(f"{FILE}.partial")
+        try:
+            make_folder(target.parent, parents=True)
+            partial.unlink(missing_ok=True)
+            os.close(open_file(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # private
+            self._database.read(lambda connection: _copy(connection, partial))
+            _sync(partial)
+            partial.rename(target)
+            _sync(target.parent)
+        except (OSError, sqlite3.Error) as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise StoreUnavailableError(
+                f"no backup could be written to {target.parent}: {error}",
+                remedy="see that the folder can be written and has room, then try again",
+            ) from error
+
+
+def _copy(connection: sqlite3.Connection, target: Path) -> None:
+    """Copy what the reader sees, and leave word that it is a copy."""
+    with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
+        connection.backup(copy, pages=_PAGES)
+        copy.execute("PRAGMA journal_mode = DELETE")
+        copy.execute(_SQL["is_backup"])
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,1 +1,0 @@
-"""Where facts are kept: in memory, in an SQLite file, on PostgreSQL, or on NATS."""

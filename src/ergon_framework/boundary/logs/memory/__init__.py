@@ -1,7 +1,0 @@
-"""Facts in the memory of one process."""
-
-from __future__ import annotations
-
-from ergon_framework.boundary.logs.memory.store import MemoryFactStore
-
-__all__ = ["MemoryFactStore"]

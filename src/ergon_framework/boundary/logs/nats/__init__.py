@@ -1,7 +1,0 @@
-"""Facts in a stream of NATS JetStream."""
-
-from __future__ import annotations
-
-from ergon_framework.boundary.logs.nats.store import NatsFactStore
-
-__all__ = ["NatsFactStore"]
