@@ -21,7 +21,7 @@ from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.ports.jobstore import FullJobStore
 from ergon_framework.ports.moving import Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.factstore import moving as fact_checks
+from ergon_framework.testing.suites.factstore import archive as fact_checks
 from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import Ways
 from ergon_framework.testing.suites.factstore.subject import new as new_fact

@@ -17,7 +17,7 @@ from ergon_framework.errors import StoreError, StoreReadOnlyError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.moving import is_half_moved
-from ergon_framework.testing.suites.factstore import moving as fact_checks
+from ergon_framework.testing.suites.factstore import archive as fact_checks
 from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore import records as job_checks

@@ -16,7 +16,7 @@ from ergon_framework.boundary.store_urls import open_fact_store, open_object_sto
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, ErgonError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.testing.suites.factstore.moving import fill
+from ergon_framework.testing.suites.factstore.archive import fill
 from ergon_framework.testing.suites.factstore.subject import Subject, new
 from tests.app.moving.stock import (
     ZONE,

@@ -1,15 +1,17 @@
-"""Checks of consumers: durable names, and what is known about them."""
+"""Checks of consumers: creating them, the pages they are given, and setting their cursors."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from ergon_framework.errors import BoundaryNotFoundError
+from ergon_framework.errors import BoundaryNotFoundError, ConsumerHeldError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     PLENTY,
     Subject,
+    new,
+    offsets,
     same,
 )
 from ergon_framework.testing.suites.framework import Check, expect, register
@@ -181,3 +183,277 @@ def pages_without_a_holder(s: Subject) -> None:
     serving = s.store.serve("c", 9, PLENTY)
     same((serving.consumer.holder, serving.consumer.deliveries), (None, 0), "holder, deliveries")
     same(s.served(holder="h"), [1], "what a holder gets")
+
+
+SIZE = len(new("a").envelope) + len(new("a").fact)
+
+
+@check()
+def page_repeats_until_confirmed(s: Subject) -> None:
+    """Without a confirmation the same page comes again."""
+    s.consumer()
+    s.put(*"abcde")
+    first = s.serve(limit=2).page
+    same(offsets(first.facts), [1, 2], "offsets")
+    same(s.serve(limit=2).page, first, "the page again")
+    s.store.confirm("c", 2)
+    same(s.served(limit=2), [3, 4], "offsets after the confirmation")
+
+
+@check()
+def prefix_may_be_confirmed(s: Subject) -> None:
+    """A consumer may confirm the good part of a page, and gets the rest again."""
+    s.consumer()
+    s.put(*"abcd")
+    s.serve(limit=3)
+    same((s.store.confirm("c", 1), s.served()), (1, [2, 3, 4]), "cursor, and what comes")
+
+
+@check()
+def served_page_is_bounded(s: Subject) -> None:
+    """A page for a consumer obeys its limits as any other."""
+    s.consumer()
+    s.put(*"abcde")
+    same(offsets(s.serve("c", 3).page.facts), [1, 2, 3], "with a limit")
+    same(offsets(s.serve("c", 9, 2 * SIZE).page.facts), [1, 2], "with few bytes")
+    same(offsets(s.serve("c", 9, 1).page.facts), [1], "with too few bytes for one")
+
+
+@check()
+def consumer_sees_its_view(s: Subject) -> None:
+    """A consumer of a view is given the facts to its zone, and passes the others."""
+    s.consumer(to_zone="b")
+    for n, zone in enumerate("cbcbcc", 1):
+        s.put(f"id-{n}", to_zone=zone)
+    serving = s.serve()
+    same([(f.previous, f.offset) for f in serving.page.facts], [(0, 2), (2, 4)], "facts")
+    same((serving.page.through, serving.consumer.lag), (6, 2), "through and lag")
+    same(s.store.confirm("c", serving.page.through), 6, "the cursor")
+
+
+@check()
+def empty_view_can_be_passed(s: Subject) -> None:
+    """A page without facts may be confirmed up to its ``through``: retention waits for it."""
+    s.consumer(to_zone="nobody")
+    s.put(*"abc")
+    page = s.serve().page
+    same((page.facts, page.through), ([], 3), "facts and through")
+    same(s.store.confirm("c", 3), 3, "the cursor")
+    same(s.store.truncate(OUTBOUND, 3), 3, "dropped")
+
+
+@check()
+def consumers_are_independent(s: Subject) -> None:
+    """Each consumer has a cursor of its own."""
+    s.consumer("a")
+    s.consumer("b")
+    s.put(*"xyz")
+    s.done(2, "a")
+    same((s.served("a"), s.served("b")), ([3], [1, 2, 3]), "what they get")
+
+
+@check()
+def serving_tells_where_it_stands(s: Subject) -> None:
+    """A page comes with its consumer, the head and the chain at the cursor."""
+    s.consumer()
+    s.put(*"abc")
+    s.done(1)
+    serving = s.serve(limit=1)
+    same((serving.consumer.cursor, serving.consumer.name), (1, "c"), "cursor and name")
+    same((serving.page.head, serving.page.chain), (3, s.page(1).chain), "head and chain")
+    same(serving.is_released, False, "is_released")
+
+
+# ---- confirming ---------------------------------------------------------------------------------
+
+
+@check()
+def confirming_again_is_fine(s: Subject) -> None:
+    """A confirmation that is repeated answers the cursor."""
+    s.consumer()
+    s.put(*"abc")
+    s.serve()
+    same([s.store.confirm("c", 2) for _ in range(3)], [2, 2, 2], "cursors")
+
+
+@check()
+def cursor_never_goes_down(s: Subject) -> None:
+    """A late confirmation of less changes nothing and answers the cursor."""
+    s.consumer()
+    s.put(*"abc")
+    s.done(3)
+    same([s.store.confirm("c", n) for n in (2, 1, 0)], [3, 3, 3], "cursors")
+    same((s.store.consumer("c").cursor, s.served()), (3, []), "the cursor, and what comes")
+
+
+@check()
+def unserved_is_not_confirmed(s: Subject) -> None:
+    """What was never served cannot be confirmed, though it may be there."""
+    s.consumer()
+    s.put(*"abcd")
+    s.refused(lambda: s.store.confirm("c", 1), "not_served")
+    s.serve(limit=2)
+    s.refused(lambda: s.store.confirm("c", 3), "not_served")
+    same(s.store.consumer("c").cursor, 0, "the cursor")
+    s.refused(lambda: s.store.confirm("c", 99), "not_served")
+    same(s.store.confirm("c", 2), 2, "the cursor, when it was served")
+
+
+@check()
+def served_is_remembered(s: Subject) -> None:
+    """A smaller page later does not take back what was served before."""
+    s.consumer()
+    s.put(*"abcd")
+    s.serve(limit=3)
+    s.serve(limit=1)
+    same(s.store.consumer("c").served, 3, "served")
+    same(s.store.confirm("c", 3), 3, "the cursor")
+
+
+@check()
+def served_is_per_consumer(s: Subject) -> None:
+    """What one consumer was served, another cannot confirm."""
+    s.consumer("a")
+    s.consumer("b")
+    s.put("x")
+    s.serve("a")
+    s.refused(lambda: s.store.confirm("b", 1), "not_served")
+
+
+@check()
+def end_counts_as_confirmed(s: Subject) -> None:
+    """A consumer created at the end may confirm its cursor, though it was served nothing."""
+    s.put(*"abc")
+    s.consumer(from_end=True)
+    same(s.store.confirm("c", 3), 3, "the cursor")
+
+
+def _ready(s: Subject, through: int = 4) -> None:
+    s.consumer()
+    s.put(*"abcde")
+    s.done(through)
+
+
+@check()
+def seek_goes_back(s: Subject) -> None:
+    """A seek sets the cursor back, and the facts above it come again."""
+    _ready(s)
+    same(s.store.seek("c", 1, reason="again").cursor, 1, "the cursor answered")
+    same((s.store.consumer("c").cursor, s.served()), (1, [2, 3, 4, 5]), "cursor, what comes")
+
+
+@check()
+def seek_goes_forward(s: Subject) -> None:
+    """A seek sets the cursor forward without the facts having been served."""
+    _ready(s, 1)
+    s.put("f")
+    same(s.store.seek("c", 6, reason="skip").cursor, 6, "the cursor")
+    same((s.served(), s.store.confirm("c", 6)), ([], 6), "what comes, and a confirmation")
+
+
+@check()
+def seek_serves_nothing(s: Subject) -> None:
+    """Facts that were skipped by a seek, and are to come after all, count as never served."""
+    s.consumer()
+    s.put(*"abc")
+    s.store.seek("c", 3, reason="skip")
+    s.store.seek("c", 0, reason="it was a mistake")
+    s.refused(lambda: s.store.confirm("c", 3), "not_served")
+    s.consumer("late", from_end=True)
+    s.store.seek("late", 0, reason="all of it")
+    s.refused(lambda: s.store.confirm("late", 3), "not_served")
+    same((s.served(), s.served("late")), ([1, 2, 3], [1, 2, 3]), "what comes")
+
+
+@check()
+def seek_to_the_start(s: Subject) -> None:
+    """Zero is the start of the log; when that was dropped, nobody is led past it unawares."""
+    _ready(s)
+    same(s.store.seek("c", 0, reason="again").cursor, 0, "the cursor")
+    s.done(4)
+    s.store.truncate(OUTBOUND, 2)
+    s.refused(lambda: s.store.seek("c", 0, reason="again"), "truncated", "out_of_range")
+    s.store.seek("c", 2, reason="again")
+    same(s.served(), [3, 4, 5], "what comes when a part was dropped")
+
+
+@check()
+def seek_beyond_the_head(s: Subject) -> None:
+    """A seek above the head is refused, and the cursor stays."""
+    _ready(s)
+    s.refused(lambda: s.store.seek("c", 6, reason="x"), "beyond_head", "out_of_range")
+    same(s.store.consumer("c").cursor, 4, "the cursor")
+    same(s.store.seek("c", 5, reason="x").cursor, 5, "the head itself")
+
+
+@check()
+def seek_below_what_is_kept(s: Subject) -> None:
+    """A seek to facts that were dropped is refused, and the cursor stays."""
+    _ready(s)
+    s.store.truncate(OUTBOUND, 3)
+    s.refused(lambda: s.store.seek("c", 2, reason="x"), "truncated", "out_of_range")
+    same(s.store.consumer("c").cursor, 4, "the cursor")
+    same((s.store.seek("c", 3, reason="x").cursor, s.served()), (3, [4, 5]), "just above")
+
+
+@check()
+def seek_is_in_the_journal(s: Subject) -> None:
+    """A seek is written down with its time, its consumer and its reason; a refused one is not."""
+    _ready(s)
+    s.clock.forward(60.0)
+    s.store.seek("c", 1, reason="a bug in the report")
+    s.refusal(lambda: s.store.seek("c", 99, reason="nonsense"))
+    journal = s.store.journal()
+    expect(journal, "the journal is empty")
+    at, action, text = journal[0]
+    expect(abs(at - s.clock()) < 0.002, f"it is dated {at}, expected {s.clock()}")
+    expect("seek" in action and "a bug in the report" in text, f"it says {action}: {text}")
+    expect("c" in text, f"it does not name the consumer: {text}")
+
+
+@check()
+def seek_drops_the_lease(s: Subject) -> None:
+    """After a seek the name is free at once."""
+    s.consumer()
+    s.put(*"abc")
+    s.serve(holder="one")
+    same(s.store.seek("c", 0, reason="x").holder, None, "the holder")
+    same(s.served(holder="two"), [1, 2, 3], "what another one gets")
+
+
+@check()
+def seek_is_not_undone_by_a_late_confirmation(s: Subject) -> None:
+    """Who held the name before a seek cannot confirm over it."""
+    s.consumer()
+    s.put(*"abc")
+    s.serve(holder="one")
+    s.store.confirm("c", 1, holder="one")
+    s.store.seek("c", 0, reason="x")
+    s.refused(
+        lambda: s.store.confirm("c", 3, holder="one"),
+        "consumer_held",
+        "aborted",
+        ConsumerHeldError,
+    )
+    same((s.store.consumer("c").cursor, s.served()), (0, [1, 2, 3]), "cursor, what comes")
+
+
+@check()
+def seek_starts_the_count_anew(s: Subject) -> None:
+    """After a seek the next fact counts as not yet delivered."""
+    s.consumer()
+    s.put(*"abc")
+    for _ in range(3):
+        s.serve(holder="one")
+    same(s.store.seek("c", 1, reason="x").deliveries, 0, "deliveries")
+
+
+@check()
+def seek_brings_back_what_was_set_aside(s: Subject) -> None:
+    """After a seek back, facts in quarantine come along with the others."""
+    s.consumer()
+    s.put(*"abc")
+    s.set_aside(1)
+    s.done(3)
+    s.store.seek("c", 0, reason="all again")
+    same(s.served(), [1, 2, 3], "what comes")

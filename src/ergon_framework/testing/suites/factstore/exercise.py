@@ -6,28 +6,18 @@ from collections.abc import Collection
 
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import (
-    appending,
-    capacity,
+    append,
+    archive,
+    concurrency,
     consumers,
     corruption,
-    duplicates,
+    durability,
     leases,
-    links,
-    losses,
-    moving,
     objects,
     pages,
-    peer_losses,
     quarantine,
-    receiving,
-    references,
-    released,
+    replication,
     retention,
-    seeking,
-    serving,
-    surviving,
-    threads,
-    upkeep,
 )
 from ergon_framework.testing.suites.factstore.subject import (
     Corrupt,
@@ -41,28 +31,18 @@ from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteR
 from ergon_framework.testing.suites.stores import StoreSuite
 
 FACT_STORE_CHECKS: tuple[Check[Subject], ...] = (
-    *appending.CHECKS,
-    *duplicates.CHECKS,
-    *capacity.CHECKS,
-    *references.CHECKS,
+    *append.CHECKS,
     *pages.CHECKS,
     *retention.CHECKS,
-    *losses.CHECKS,
     *consumers.CHECKS,
-    *serving.CHECKS,
-    *seeking.CHECKS,
     *leases.CHECKS,
     *quarantine.CHECKS,
-    *released.CHECKS,
     *objects.CHECKS,
-    *receiving.CHECKS,
-    *peer_losses.CHECKS,
-    *links.CHECKS,
+    *replication.CHECKS,
     *corruption.CHECKS,
-    *threads.CHECKS,
-    *upkeep.CHECKS,
-    *surviving.CHECKS,
-    *moving.CHECKS,
+    *concurrency.CHECKS,
+    *durability.CHECKS,
+    *archive.CHECKS,
 )
 
 

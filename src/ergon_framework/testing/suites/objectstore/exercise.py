@@ -7,7 +7,12 @@ from collections.abc import Collection
 
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteReport
-from ergon_framework.testing.suites.objectstore import giving, parts, taking, upkeep
+from ergon_framework.testing.suites.objectstore import (
+    downloads,
+    maintenance,
+    resumed_uploads,
+    uploads,
+)
 from ergon_framework.testing.suites.objectstore.subject import (
     Damage,
     MakeStore,
@@ -17,10 +22,10 @@ from ergon_framework.testing.suites.objectstore.subject import (
 from ergon_framework.testing.suites.stores import StoreSuite
 
 OBJECT_STORE_CHECKS: tuple[Check[Subject], ...] = (
-    *taking.CHECKS,
-    *giving.CHECKS,
-    *parts.CHECKS,
-    *upkeep.CHECKS,
+    *uploads.CHECKS,
+    *downloads.CHECKS,
+    *resumed_uploads.CHECKS,
+    *maintenance.CHECKS,
 )
 
 
