@@ -2,11 +2,14 @@
 
 Consuming, a fact is confirmed only after its outcome, and only when all before it have theirs.
 Producing, a transaction's id is the fact's id, so dispatching again changes nothing.
+
+``connector`` is what users make. ``reader`` consumes, and ``window`` decides what may be confirmed;
+``publisher`` produces; ``transactions`` translates between the two; ``link`` reaches the node.
 """
 
 from __future__ import annotations
 
 from ergon_framework.connector.boundary.connector import BoundaryConnector
-from ergon_framework.connector.boundary.faults import BoundaryConnectorError, FactPassedError
+from ergon_framework.connector.boundary.link import BoundaryConnectorError, FactPassedError
 
 __all__ = ["BoundaryConnector", "BoundaryConnectorError", "FactPassedError"]

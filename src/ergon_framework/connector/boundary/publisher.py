@@ -14,13 +14,13 @@ from ergon_framework.boundary.client.options import Telling
 from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.boundary.client.producer import Producer
 from ergon_framework.boundary.client.publish_flow import appending_many, publishing
-from ergon_framework.connector.boundary.envelope import Message, message_of
-from ergon_framework.connector.boundary.line import Line
+from ergon_framework.connector.boundary.link import Line
+from ergon_framework.connector.boundary.transactions import Message, message_of
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import BoundaryError, ConfigurationError
 from ergon_framework.ports.transaction import Transaction
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon_framework.connector.boundary.writing")
 
 LOOK = 0.02
 """Seconds between two looks into an outbox that is about to be closed."""

@@ -1,4 +1,4 @@
-"""The way to a node, in both colours: scripts are run in threads, or in tasks where they can be."""
+"""The way to a node in both colours, and what the connector refuses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,22 @@ from ergon_framework.boundary.client.options import ProducerOptions, client_tls
 from ergon_framework.boundary.client.transport import AsyncTransport, Transport
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.connector.base import OwnThreads
-from ergon_framework.connector.boundary.faults import BoundaryConnectorError
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.errors import ConfigurationError, WiringError
+from ergon_framework.errors import ConfigurationError, ConnectorError, WiringError
+
+
+class BoundaryConnectorError(ConnectorError):
+    """The connector was asked for something it must refuse."""
+
+    code = "boundary_connector"
+
+
+class FactPassedError(BoundaryConnectorError):
+    """The fact is no longer this process's: the consumer's name was another's meanwhile."""
+
+    code = "fact_passed"
+    failure_kind = "lost"
+
 
 T = TypeVar("T")
 Node: TypeAlias = str | Transport | AsyncTransport
