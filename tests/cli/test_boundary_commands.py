@@ -156,7 +156,7 @@ def test_a_request_that_is_too_large_is_sent_in_halves(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node may take less at once than the command sends."""
-    monkeypatch.setattr("ergon_framework.cli.boundary_batch.BYTES", 1 << 30)
+    monkeypatch.setattr("ergon_framework.cli.boundary_facts.BYTES", 1 << 30)
     lines = b"\n".join(message(f"m-{n}-x", value="x" * 200_000) for n in range(60))
     answer = desk.ask("append", "--batch", "--json", typed=lines)
     assert (answer.code, [row["offset"] for row in answer.json]) == (0, [*range(1, 61)])
@@ -164,7 +164,7 @@ def test_a_request_that_is_too_large_is_sent_in_halves(
 
 def test_append_many_in_several_requests(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long file is cut into requests the node takes."""
-    monkeypatch.setattr("ergon_framework.cli.boundary_batch.ITEMS", 2)
+    monkeypatch.setattr("ergon_framework.cli.boundary_facts.ITEMS", 2)
     desk.append(*(f"m-{n}-x" for n in range(5)))
     assert desk.ask("status", "--json").json["logs"][0]["head_offset"] == 5
 
@@ -421,6 +421,6 @@ def test_progress_is_for_terminals(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
 
         def __exit__(self, *_exc: object) -> None: ...
 
-    monkeypatch.setattr("ergon_framework.cli.boundary_batch.progress", lambda _text: Bar())
+    monkeypatch.setattr("ergon_framework.cli.boundary_facts.progress", lambda _text: Bar())
     desk.append("m-1", "m-2")
     assert moved == [2]

@@ -15,7 +15,7 @@ import pytest
 
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.cli import boundary_download, boundary_objects, invoke
+from ergon_framework.cli import boundary_objects, invoke
 from ergon_framework.errors import ConfigurationError, DataLossError, NodeUnavailableError
 from tests.cli.boundary_desk import Desk, running
 from tests.local_users import NOBODY, needs_root, shared_folder
@@ -84,13 +84,13 @@ def test_get_goes_on_where_it_stopped(desk: Desk, monkeypatch: pytest.MonkeyPatc
     desk.ask("put", "batch-files", "k", "report.pdf")
     Path("copy.part").write_bytes(BLOB[:1000])
     starts: list[int] = []
-    transport = boundary_download.Download._receive
+    transport = boundary_objects.Download._receive
 
     def seen(self: Any, file: Any, hashed: Any, done: int, report: Any) -> None:
         starts.append(done)
         transport(self, file, hashed, done, report)
 
-    monkeypatch.setattr(boundary_download.Download, "_receive", seen)
+    monkeypatch.setattr(boundary_objects.Download, "_receive", seen)
     assert desk.ask("get", "batch-files", "k", "-o", "copy").code == 0
     assert (starts, Path("copy").read_bytes()) == ([1000], BLOB)
 
@@ -223,11 +223,11 @@ def test_a_broken_transfer_keeps_its_part(tmp_path: Path) -> None:
     target = tmp_path / "copy"
     broken: Any = Pretender(BLOB[:5000], breaks=True)
     with pytest.raises(NodeUnavailableError):
-        boundary_download.Download(broken, "b", "k", target).run(lambda _done: None)
+        boundary_objects.Download(broken, "b", "k", target).run(lambda _done: None)
     assert (target.exists(), (tmp_path / "copy.part").stat().st_size) == (False, 5000)
     whole: Any = Pretender(BLOB)
     moved: list[int] = []
-    boundary_download.Download(whole, "b", "k", target).run(moved.append)
+    boundary_objects.Download(whole, "b", "k", target).run(moved.append)
     assert (target.read_bytes(), moved[-1]) == (BLOB, len(BLOB))
 
 
@@ -236,14 +236,14 @@ def test_bytes_that_are_not_the_promised_ones() -> None:
     liar: Any = Pretender(b"x" * len(BLOB))
     out = io.BytesIO()
     with pytest.raises(DataLossError, match="not those that the node promised"):
-        boundary_download.copied_out(liar, "b", "k", out)
+        boundary_objects.copied_out(liar, "b", "k", out)
 
 
 def test_wrong_bytes_leave_nothing_behind(tmp_path: Path) -> None:
     """Neither the file nor a part that could spoil the next run."""
     liar: Any = Pretender(b"x" * len(BLOB))
     with pytest.raises(DataLossError):
-        boundary_download.Download(liar, "b", "k", tmp_path / "copy").run(lambda _done: None)
+        boundary_objects.Download(liar, "b", "k", tmp_path / "copy").run(lambda _done: None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,7 +256,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "fsync", full)
     whole: Any = Pretender(BLOB)
     with pytest.raises(ConfigurationError, match="No space left"):
-        boundary_download.Download(whole, "b", "k", tmp_path / "copy").run(lambda _done: None)
+        boundary_objects.Download(whole, "b", "k", tmp_path / "copy").run(lambda _done: None)
     assert not (tmp_path / "copy").exists()
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import typer
 
 from ergon_framework.cli import (
-    boundary_certs,
+    boundary_admin,
     boundary_consumers,
     boundary_facts,
     boundary_objects,
     boundary_outbox,
-    boundary_quarantine,
     boundary_serve,
-    boundary_status,
-    boundary_upkeep,
 )
 
 app = typer.Typer(
@@ -21,20 +18,20 @@ app = typer.Typer(
     epilog="Commands that ask a node find it by --url, or by the zone of the settings.",
 )
 app.command()(boundary_serve.serve)
-app.command()(boundary_status.status)
+app.command()(boundary_admin.status)
 app.command()(boundary_facts.append)
 app.command()(boundary_objects.put)
 app.command()(boundary_objects.get)
 app.command()(boundary_facts.fetch)
 app.command()(boundary_facts.confirm)
 app.command()(boundary_facts.lookup)
-app.add_typer(boundary_consumers.app, name="consumers")
-app.add_typer(boundary_quarantine.app, name="quarantine")
-app.command()(boundary_status.gaps)
-app.command()(boundary_status.seal)
-app.command("open")(boundary_status.open_gate)
-app.command()(boundary_upkeep.verify)
-app.command()(boundary_upkeep.backup)
-app.command()(boundary_upkeep.restore)
+app.add_typer(boundary_consumers.consumers_app, name="consumers")
+app.add_typer(boundary_consumers.quarantine_app, name="quarantine")
+app.command()(boundary_admin.gaps)
+app.command()(boundary_admin.seal)
+app.command("open")(boundary_admin.open_gate)
+app.command()(boundary_admin.verify)
+app.command()(boundary_admin.backup)
+app.command()(boundary_admin.restore)
 app.add_typer(boundary_outbox.app, name="outbox")
-app.add_typer(boundary_certs.app, name="certs")
+app.add_typer(boundary_serve.certs_app, name="certs")

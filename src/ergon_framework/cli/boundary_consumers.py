@@ -1,18 +1,19 @@
-"""``ergon boundary consumers``: the durable readers of a zone's logs."""
+"""``ergon boundary consumers|quarantine``: durable readers, and facts that were set aside."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from ergon_framework.cli.boundary_node import ADMIN, Node, asks_node
+from ergon_framework.cli.boundary_node import ADMIN, DataFolder, Node, asks_node
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import JsonFlag
 
-COLUMNS = ["consumer_name", "log", "cursor", "lag", "to_zone", "required", "holder"]
-app = typer.Typer(help="List, create and delete consumers, or set the cursor of one.")
+CONSUMER_COLUMNS = ["consumer_name", "log", "cursor", "lag", "to_zone", "required", "holder"]
+consumers_app = typer.Typer(help="List, create and delete consumers, or set the cursor of one.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of a consumer.")]
 
@@ -24,14 +25,14 @@ class Start(StrEnum):
     END = "end"
 
 
-@app.command("list")
+@consumers_app.command("list")
 @asks_node
 def list_consumers(node: Node, as_json: JsonFlag = False) -> None:
     """List consumers with their cursors and what waits for them."""
-    show_list(node.ask(ADMIN + "ListConsumers")["consumers"], COLUMNS, as_json=as_json)
+    show_list(node.ask(ADMIN + "ListConsumers")["consumers"], CONSUMER_COLUMNS, as_json=as_json)
 
 
-@app.command()
+@consumers_app.command()
 @asks_node
 def create(
     node: Node,
@@ -61,7 +62,7 @@ def create(
     show_one(node.ask(ADMIN + "CreateConsumer", **fields), as_json=as_json)
 
 
-@app.command()
+@consumers_app.command()
 @asks_node
 def delete(node: Node, name: Name, as_json: JsonFlag = False) -> None:
     """Forget a consumer, its cursor and its quarantine; retention no longer waits for it."""
@@ -69,7 +70,7 @@ def delete(node: Node, name: Name, as_json: JsonFlag = False) -> None:
     show_one({"consumer_name": name, "deleted": True}, as_json=as_json)
 
 
-@app.command()
+@consumers_app.command()
 @asks_node
 def seek(
     node: Node,
@@ -83,3 +84,115 @@ def seek(
     """Set a cursor by hand, also backwards; it is written down with the reason."""
     answer = node.ask(ADMIN + "SeekConsumer", consumer_name=name, offset=offset, reason=reason)
     show_one(answer, as_json=as_json)
+
+
+QUARANTINE_COLUMNS = [
+    "id",
+    "consumer_name",
+    "log",
+    "offset",
+    "reason",
+    "attempts",
+    "state",
+    "message",
+]
+HELPS = {
+    "handler_failed": "correct the handler, then release it",
+    "crash_loop": "it may end the process that reads it: correct the handler, then release it",
+    "corrupted": "run `ergon boundary verify`, then restore a backup",
+    "artifact_missing": "put the artifact again at the peer, then release it",
+    "artifact_mismatch": "repair the artifact at the peer, then release it",
+    "artifact_denied": "let the peer's policy allow it, then release it",
+    "object_conflict": "let the peer tell it under another name, then discard it",
+    "object_too_large": "raise limits.object_bytes, then release it",
+    "too_large": "raise what the store's server takes, then release it",
+    "conflicting_duplicate": "ask who told two different things under one id, then discard one",
+    "zone_not_allowed": "let the policy of this zone allow it, then release it",
+    "malformed": "ask the peer's operator: it is no fact; then discard it",
+    "gap": "the peer gave facts up: discard it when that is known",
+}
+"""What helps, by reason."""
+quarantine_app = typer.Typer(
+    help="List facts that were set aside, tell why, release or discard one."
+)
+
+ItemId = Annotated[int, typer.Argument(metavar="ID", min=1, help="As the list has it.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Goes into the journal.")]
+
+
+class State(StrEnum):
+    """Which items a list shows."""
+
+    QUARANTINED = "quarantined"
+    RELEASED = "released"
+    DISCARDED = "discarded"
+    SETTLED = "settled"
+    ALL = "all"
+
+
+@quarantine_app.command("list")
+@asks_node
+def list_items(
+    node: Node,
+    consumer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only of this consumer.")
+    ] = None,
+    state: Annotated[State, typer.Option(help="Only in this state.")] = State.QUARANTINED,
+    data: DataFolder = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List what was set aside, the oldest first. Content is not shown."""
+    show_list(_items(node, consumer, state, data), QUARANTINE_COLUMNS, as_json=as_json)
+
+
+def _items(
+    node: Node, consumer: str | None, state: State, data: Path | None
+) -> list[dict[str, Any]]:
+    """What was set aside, as the node or the folder has it."""
+    if data is None:
+        answer = node.ask(ADMIN + "ListQuarantine", consumer_name=consumer, state=state.value)
+        items: list[dict[str, Any]] = answer["items"]
+        return items
+    from ergon_framework.boundary.backup import looked_into
+    from ergon_framework.boundary.node.wire import quarantine_shape
+
+    chosen = None if state is State.ALL else state.value
+    with looked_into(data) as zone:
+        return [quarantine_shape(each) for each in zone.store.quarantine(consumer, chosen)]
+
+
+@quarantine_app.command()
+@asks_node
+def show(node: Node, item: ItemId, data: DataFolder = None, as_json: JsonFlag = False) -> None:
+    """Tell why a fact was set aside, and what helps. Content is not shown."""
+    from ergon_framework.errors import BoundaryNotFoundError
+
+    found = [each for each in _items(node, None, State.ALL, data) if each["id"] == item]
+    if not found:
+        raise BoundaryNotFoundError(
+            f"nothing was set aside under the id {item}",
+            remedy="`ergon boundary quarantine list --state all` shows what was",
+        )
+    (shape,) = found
+    show_one({**shape, "what_helps": help_for(shape["reason"])}, as_json=as_json)
+
+
+def help_for(reason: str) -> str:
+    """What an operator can do about a fact that was set aside for this reason."""
+    return HELPS.get(
+        reason, "ask the operator of the zone it came from; then release or discard it"
+    )
+
+
+@quarantine_app.command()
+@asks_node
+def release(node: Node, item: ItemId, reason: Reason = "", as_json: JsonFlag = False) -> None:
+    """Deliver a fact that was set aside once more."""
+    show_one(node.ask(ADMIN + "ReleaseQuarantine", id=item, reason=reason), as_json=as_json)
+
+
+@quarantine_app.command()
+@asks_node
+def discard(node: Node, item: ItemId, reason: Reason = "", as_json: JsonFlag = False) -> None:
+    """Give a fact that was set aside up for good, for that consumer."""
+    show_one(node.ask(ADMIN + "DiscardQuarantine", id=item, reason=reason), as_json=as_json)
