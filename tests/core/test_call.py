@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import (
     RFC_STEP_RETRIES,
     Backoff,
+    Call,
     GiveUp,
     GiveUpReason,
     RetryAfter,

@@ -13,8 +13,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ergon_framework.core.frontier import Frontier, contiguous, leads_to
-from ergon_framework.ports.facts import Link
+from ergon_framework.core.link import Frontier, contiguous, leads_to
+from ergon_framework.ports.factstore import Link
 
 views = st.lists(st.integers(1, 60), unique=True, max_size=20).map(sorted)
 """The offsets of a log that lie in a reader's view."""

@@ -13,7 +13,7 @@ from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.boundary.data_folder import FILE
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
-from ergon_framework.ports.facts import NewFact
+from ergon_framework.ports.factstore import NewFact
 from ergon_framework.ports.jobstore import NewJob, Schedule, WorkerRecord
 from ergon_framework.ports.providerstore import Batch
 from ergon_framework.providers.stores import open_store as open_provider_store

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from ergon_framework.core.gate import GateRule
+from ergon_framework.core.link import GateRule
 from ergon_framework.core.retry import Backoff
 from ergon_framework.ports.settings_model import (
     Count,

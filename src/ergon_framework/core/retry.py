@@ -127,3 +127,19 @@ def judge(
     if rule.budget is not None and now - began_at + delay >= rule.budget:
         return GiveUp(GiveUpReason.BUDGET_SPENT)
     return RetryAfter(delay)
+
+
+@dataclass(slots=True)
+class Call:
+    """One call under one rule; it belongs to one driver."""
+
+    rule: RetryRule
+    began_at: float
+    attempts: int = 0
+    """Attempts made so far."""
+
+    def failed(self, failure: Failure, now: float, dice: float) -> Verdict:
+        """What follows an attempt that failed: another one after a wait, or the end."""
+        verdict = judge(self.rule, self.attempts, self.began_at, failure, now, dice)
+        self.attempts += 1
+        return verdict

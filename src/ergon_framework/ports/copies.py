@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from ergon_framework.ports.facts import (
+from ergon_framework.ports.factstore import (
     OUTBOUND,
     ConsumerInfo,
     Gap,

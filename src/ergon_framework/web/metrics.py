@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 
-from ergon_framework.core.gate import Mode
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.link import Mode
 from ergon_framework.errors import describe
 from ergon_framework.jobs.stores.unreadable import UNREADABLE
 from ergon_framework.jobs.views import missing_executors, unsynced, worker_state

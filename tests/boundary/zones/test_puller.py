@@ -24,7 +24,7 @@ from ergon_framework.boundary.settings import (
     ZoneSettings,
 )
 from ergon_framework.boundary.zone import Zone
-from ergon_framework.core.gate import Mode
+from ergon_framework.core.link import Mode
 from ergon_framework.errors import (
     BoundaryError,
     NodeUnavailableError,

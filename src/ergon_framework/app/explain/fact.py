@@ -21,7 +21,7 @@ from ergon_framework.boundary.zone import PEER, Zone
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, failure_text
 from ergon_framework.errors import BoundaryNotFoundError
-from ergon_framework.ports.facts import INBOUND, OUTBOUND, StoredFact
+from ergon_framework.ports.factstore import INBOUND, OUTBOUND, StoredFact
 
 Shape = Mapping[str, Any]
 

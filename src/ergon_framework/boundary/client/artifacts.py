@@ -22,8 +22,7 @@ from ergon_framework.boundary.client.flow import Dice, Do, Get, Now, Read, Scrip
 from ergon_framework.boundary.client.transport import Source
 from ergon_framework.boundary.facts.admission import references
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.core.call import Call
-from ergon_framework.core.retry import RetryRule
+from ergon_framework.core.retry import Call, RetryRule
 from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,

@@ -29,9 +29,8 @@ from ergon_framework.boundary.client.flow import (
 )
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.model import Batch, Delivery, Loss
-from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import RetryAfter, RetryRule
+from ergon_framework.core.retry import Call, RetryAfter, RetryRule
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.classify import fetch_failure
 from ergon_framework.errors import (

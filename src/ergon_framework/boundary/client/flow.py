@@ -22,9 +22,8 @@ from ergon_framework.boundary.client.transport import (
     Source,
     Transport,
 )
-from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Backoff, RetryAfter, RetryRule
+from ergon_framework.core.retry import Backoff, Call, RetryAfter, RetryRule
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import (
     BoundaryError,

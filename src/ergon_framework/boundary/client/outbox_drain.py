@@ -29,9 +29,8 @@ from ergon_framework.boundary.client.outbox_store import Spool, Spooled, Spooled
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, spelled
 from ergon_framework.boundary.model import Envelope, Fact, Receipt
-from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Backoff, RetryAfter, RetryRule
+from ergon_framework.core.retry import Backoff, Call, RetryAfter, RetryRule
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,

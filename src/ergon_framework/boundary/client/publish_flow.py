@@ -40,8 +40,7 @@ from ergon_framework.boundary.model import (
 )
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.boundary.telemetry import labelled
-from ergon_framework.core.call import Call
-from ergon_framework.core.retry import RetryRule
+from ergon_framework.core.retry import Call, RetryRule
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,

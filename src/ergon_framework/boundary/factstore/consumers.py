@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError, ConsumerHeldError
-from ergon_framework.ports.facts import ConsumerInfo, Page, Quarantined
-from ergon_framework.ports.factstore import NewFact
+from ergon_framework.ports.factstore import ConsumerInfo, NewFact, Page, Quarantined
 
 
 class Reader(Protocol):

@@ -12,7 +12,7 @@ from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.wire import consumer_shape, link_shape, milliseconds
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.boundary.telemetry import Histogram
-from ergon_framework.core.gate import Mode
+from ergon_framework.core.link import Mode
 from ergon_framework.errors import BoundaryError, StoreError
 from ergon_framework.ports.factstore import NEW_EPOCH, OUTBOUND, ConsumerInfo, LogInfo
 from ergon_framework.ports.moving import mark_of

@@ -23,7 +23,7 @@ from ergon_framework.boundary.factstore.nats.consumers import keep_whole, open_i
 from ergon_framework.boundary.factstore.nats.database import MANY, Ground
 from ergon_framework.boundary.factstore.nats.schema import Item, Place, Reader, Shelf
 from ergon_framework.boundary.factstore.nats.session import Books
-from ergon_framework.core.frontier import leads_to
+from ergon_framework.core.link import leads_to
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import (
     INBOUND,

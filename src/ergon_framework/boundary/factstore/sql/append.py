@@ -26,7 +26,7 @@ from ergon_framework.boundary.factstore.sql import consumers
 from ergon_framework.boundary.factstore.sql.registry import link_to
 from ergon_framework.boundary.factstore.sql.rows import LAST, LogRow, Run, log_or_new, seal_in
 from ergon_framework.boundary.factstore.sql.session import Books, Row
-from ergon_framework.core.frontier import leads_to
+from ergon_framework.core.link import leads_to
 from ergon_framework.ports.copies import FactCopy
 from ergon_framework.ports.factstore import (
     INBOUND,
