@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ergon_framework.boundary.backup import looked_into
+from ergon_framework.boundary.backup import open_read_only
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import Job, Search
@@ -79,7 +79,7 @@ def read(folder: Path) -> Ledger:
 
 def _facts(folder: Path, log: str) -> list[str]:
     """The ids of all facts of a log, in order."""
-    with looked_into(folder) as zone:
+    with open_read_only(folder) as zone:
         found, after = [], 0
         while True:
             page = zone.store.page(log, after, PAGE, BYTES)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ergon_framework.boundary.factstore.group_commit import Grouping
+from ergon_framework.boundary.factstore.group_commit import GroupCommit
 from ergon_framework.errors import (
     ErgonError,
     NodeUnavailableError,
@@ -46,9 +46,9 @@ def kitchen() -> Kitchen:
 
 
 @pytest.fixture
-def grouping(kitchen: Kitchen) -> Iterator[Grouping[int, int]]:
+def grouping(kitchen: Kitchen) -> Iterator[GroupCommit[int, int]]:
     """Groups for the kitchen."""
-    grouping: Grouping[int, int] = Grouping(kitchen.serve)
+    grouping: GroupCommit[int, int] = GroupCommit(kitchen.serve)
     yield grouping
     kitchen.may_end.set()
     grouping.close()
@@ -57,7 +57,7 @@ def grouping(kitchen: Kitchen) -> Iterator[Grouping[int, int]]:
 class Caller(threading.Thread):
     """A thread that makes one call."""
 
-    def __init__(self, grouping: Grouping[int, int], number: int) -> None:
+    def __init__(self, grouping: GroupCommit[int, int], number: int) -> None:
         super().__init__()
         self._grouping = grouping
         self._number = number
@@ -73,7 +73,7 @@ class Caller(threading.Thread):
             self.error = error
 
 
-def in_line(grouping: Grouping[int, int], count: int) -> None:
+def in_line(grouping: GroupCommit[int, int], count: int) -> None:
     """Wait until so many callers stand in line."""
     deadline = threading.Event()
     for _ in range(2000):
@@ -84,7 +84,7 @@ def in_line(grouping: Grouping[int, int], count: int) -> None:
     raise AssertionError("they did not come")
 
 
-def crowd(kitchen: Kitchen, grouping: Grouping[int, int], count: int) -> list[Caller]:
+def crowd(kitchen: Kitchen, grouping: GroupCommit[int, int], count: int) -> list[Caller]:
     """One caller who is being served, and others who have come meanwhile."""
     callers = [Caller(grouping, 0)]
     assert kitchen.began.wait(WAIT)
@@ -97,7 +97,7 @@ def crowd(kitchen: Kitchen, grouping: Grouping[int, int], count: int) -> list[Ca
     return callers
 
 
-def test_a_single_caller_serves_itself(kitchen: Kitchen, grouping: Grouping[int, int]) -> None:
+def test_a_single_caller_serves_itself(kitchen: Kitchen, grouping: GroupCommit[int, int]) -> None:
     """There is no thread and no waiting."""
     kitchen.may_end.set()
     assert (grouping.call(1), grouping.call(2)) == (2, 4)
@@ -105,7 +105,7 @@ def test_a_single_caller_serves_itself(kitchen: Kitchen, grouping: Grouping[int,
 
 
 def test_those_who_come_meanwhile_are_one_group(
-    kitchen: Kitchen, grouping: Grouping[int, int]
+    kitchen: Kitchen, grouping: GroupCommit[int, int]
 ) -> None:
     """Each gets its own answer."""
     callers = crowd(kitchen, grouping, 9)
@@ -123,7 +123,7 @@ def test_those_who_come_meanwhile_are_one_group(
     ids=["store", "zone"],
 )
 def test_everybody_of_a_group_is_told_its_error(
-    kitchen: Kitchen, grouping: Grouping[int, int], error: ErgonError
+    kitchen: Kitchen, grouping: GroupCommit[int, int], error: ErgonError
 ) -> None:
     """Each has an instance of its own to raise, which says all that the first one says."""
     kitchen.error = error
@@ -135,7 +135,7 @@ def test_everybody_of_a_group_is_told_its_error(
 
 
 def test_an_interrupt_is_raised_where_it_came_and_leaves_the_others_in_doubt(
-    kitchen: Kitchen, grouping: Grouping[int, int]
+    kitchen: Kitchen, grouping: GroupCommit[int, int]
 ) -> None:
     """They are told to do the same again, and the next one is served."""
     kitchen.error = KeyboardInterrupt()
@@ -146,14 +146,14 @@ def test_an_interrupt_is_raised_where_it_came_and_leaves_the_others_in_doubt(
     assert grouping.call(7) == 14
 
 
-def test_a_call_within_a_call_is_refused(grouping: Grouping[int, int]) -> None:
+def test_a_call_within_a_call_is_refused(grouping: GroupCommit[int, int]) -> None:
     """It would wait for itself."""
-    inner: Grouping[int, int] = Grouping(lambda asked: [inner.call(each) for each in asked])
+    inner: GroupCommit[int, int] = GroupCommit(lambda asked: [inner.call(each) for each in asked])
     with pytest.raises(StoreError, match="tried to write again"):
         inner.call(1)
 
 
-def test_what_is_left_to_the_thread(kitchen: Kitchen, grouping: Grouping[int, int]) -> None:
+def test_what_is_left_to_the_thread(kitchen: Kitchen, grouping: GroupCommit[int, int]) -> None:
     """Answers come one by one, and after each group one word for all."""
     told: list[object] = []
     ended = threading.Semaphore(0)
@@ -173,7 +173,7 @@ def test_what_is_left_to_the_thread(kitchen: Kitchen, grouping: Grouping[int, in
 
 
 def test_a_callback_that_fails_harms_nobody(
-    kitchen: Kitchen, grouping: Grouping[int, int], caplog: pytest.LogCaptureFixture
+    kitchen: Kitchen, grouping: GroupCommit[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others are told, and the thread goes on."""
     kitchen.may_end.set()
@@ -185,7 +185,7 @@ def test_a_callback_that_fails_harms_nobody(
 
 
 def test_an_error_reaches_what_was_left_to_the_thread(
-    kitchen: Kitchen, grouping: Grouping[int, int]
+    kitchen: Kitchen, grouping: GroupCommit[int, int]
 ) -> None:
     """``done`` is given the exception; one that is no error of the store is told as doubt."""
     told: list[object] = []
@@ -200,7 +200,7 @@ def test_an_error_reaches_what_was_left_to_the_thread(
 
 def test_a_group_is_not_made_too_heavy(kitchen: Kitchen) -> None:
     """What was left to the thread is taken until there is enough of it."""
-    grouping: Grouping[int, int] = Grouping(kitchen.serve, weigh=lambda _: 2000)
+    grouping: GroupCommit[int, int] = GroupCommit(kitchen.serve, weigh=lambda _: 2000)
     grouping.call_soon(0, lambda _: None)
     assert kitchen.began.wait(WAIT)
     for number in range(1, 6):
@@ -210,7 +210,7 @@ def test_a_group_is_not_made_too_heavy(kitchen: Kitchen) -> None:
     assert kitchen.groups == [[0], [1, 2, 3], [4, 5]]
 
 
-def test_closing_answers_what_was_left(kitchen: Kitchen, grouping: Grouping[int, int]) -> None:
+def test_closing_answers_what_was_left(kitchen: Kitchen, grouping: GroupCommit[int, int]) -> None:
     """Nothing is dropped, and nothing more is taken."""
     told: list[object] = []
     grouping.call_soon(1, told.append)

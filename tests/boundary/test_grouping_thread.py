@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from ergon_framework.boundary.factstore import group_commit as module
-from ergon_framework.boundary.factstore.group_commit import Grouping, Waiting
+from ergon_framework.boundary.factstore.group_commit import GroupCommit, Waiter
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from tests.boundary.test_grouping import WAIT, Caller, Kitchen, crowd, in_line
 
@@ -61,14 +61,14 @@ def stage() -> Stage:
 
 
 @pytest.fixture
-def grouping(stage: Stage) -> Iterator[Grouping[int, int]]:
+def grouping(stage: Stage) -> Iterator[GroupCommit[int, int]]:
     """Groups whose members are let go by who serves the next."""
-    grouping: Grouping[int, int] = Grouping(stage.serve, lets_go=True)
+    grouping: GroupCommit[int, int] = GroupCommit(stage.serve, lets_go=True)
     yield grouping
     grouping.close()
 
 
-def at_rest(grouping: Grouping[int, int]) -> None:
+def at_rest(grouping: GroupCommit[int, int]) -> None:
     """Wait until callers may serve themselves."""
     pause = threading.Event()
     for _ in range(2000):
@@ -80,7 +80,7 @@ def at_rest(grouping: Grouping[int, int]) -> None:
 
 @pytest.mark.parametrize("is_called", [True, False], ids=["let go", "not let go"])
 def test_who_was_served_is_woken_while_the_next_group_waits(
-    stage: Stage, grouping: Grouping[int, int], is_called: bool
+    stage: Stage, grouping: GroupCommit[int, int], is_called: bool
 ) -> None:
     """Not before, where it would only stand in the way; and at the latest when that one ends."""
     callers: dict[int, Caller] = {}
@@ -111,7 +111,7 @@ def test_who_was_served_is_woken_while_the_next_group_waits(
 
 
 def test_who_was_served_is_woken_when_the_next_group_fails(
-    stage: Stage, grouping: Grouping[int, int]
+    stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """What happens to others is no reason to sleep on."""
     callers: list[Caller] = []
@@ -133,7 +133,7 @@ def test_who_was_served_is_woken_when_the_next_group_fails(
 
 
 def test_the_thread_serves_a_crowd_and_then_rests(
-    stage: Stage, grouping: Grouping[int, int]
+    stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """Who is alone again serves itself again."""
     callers: list[Caller] = []
@@ -153,7 +153,7 @@ def test_the_thread_serves_a_crowd_and_then_rests(
 
 
 def test_a_caller_that_is_interrupted_in_line_is_not_served(
-    stage: Stage, grouping: Grouping[int, int]
+    stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """It heard of no outcome, so there is none unless it was being served."""
     began, may_end = stage.wait_once()
@@ -181,7 +181,7 @@ def test_where_no_thread_can_be_had_callers_take_turns(
     monkeypatch: pytest.MonkeyPatch, stage: Stage
 ) -> None:
     """Too many threads, or an interpreter on its way out, are no reason to refuse a fact."""
-    grouping: Grouping[int, int] = Grouping(stage.serve)
+    grouping: GroupCommit[int, int] = GroupCommit(stage.serve)
     began, may_end = stage.wait_once()
     first = Caller(grouping, 1)
     assert began.wait(WAIT)
@@ -206,7 +206,7 @@ def test_where_no_thread_can_be_had_callers_take_turns(
 
 def test_a_call_that_meets_a_closed_line_takes_its_turn(stage: Stage) -> None:
     """Whoever serves it says what is wrong with it."""
-    grouping: Grouping[int, int] = Grouping(stage.serve)
+    grouping: GroupCommit[int, int] = GroupCommit(stage.serve)
     began, may_end = stage.wait_once()
     first = Caller(grouping, 1)
     assert began.wait(WAIT)
@@ -221,7 +221,7 @@ def test_a_call_that_meets_a_closed_line_takes_its_turn(stage: Stage) -> None:
 
 def test_closing_ends_a_thread_in_the_middle_of_a_crowd(kitchen: Kitchen) -> None:
     """All who stood in line are answered, and the thread is gone."""
-    grouping: Grouping[int, int] = Grouping(kitchen.serve, lets_go=True)
+    grouping: GroupCommit[int, int] = GroupCommit(kitchen.serve, lets_go=True)
     callers = crowd(kitchen, grouping, 5)
     grouping.close()
     assert [each.answer for each in callers] == [0, 2, 4, 6, 8]
@@ -231,7 +231,7 @@ def test_closing_ends_a_thread_in_the_middle_of_a_crowd(kitchen: Kitchen) -> Non
 
 
 def test_who_has_to_stand_in_line_does_something_else_first(
-    stage: Stage, grouping: Grouping[int, int]
+    stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """It is told before it waits, and not where it serves itself."""
     told: list[int] = []
@@ -252,7 +252,7 @@ def test_who_has_to_stand_in_line_does_something_else_first(
 
 def test_a_forked_process_has_a_line_of_its_own(kitchen: Kitchen) -> None:
     """Neither the thread nor whoever stood in line is there."""
-    grouping: Grouping[int, int] = Grouping(kitchen.serve)
+    grouping: GroupCommit[int, int] = GroupCommit(kitchen.serve)
     first = Caller(grouping, 1)
     assert kitchen.began.wait(WAIT)
     grouping.call_soon(2, lambda _: None)
@@ -271,7 +271,7 @@ def test_a_forked_process_has_a_line_of_its_own(kitchen: Kitchen) -> None:
 # ---- closing, and what may go wrong ----
 
 
-def come(grouping: Grouping[int, int], callers: list[Caller], *numbers: int) -> None:
+def come(grouping: GroupCommit[int, int], callers: list[Caller], *numbers: int) -> None:
     """Callers come, and stand in line."""
     callers.extend(Caller(grouping, number) for number in numbers)
     in_line(grouping, len(numbers))
@@ -286,7 +286,7 @@ def answered(callers: Sequence[Caller]) -> list[int | None]:
 
 
 def test_closing_in_the_middle_of_a_crowd_wakes_who_was_served(
-    stage: Stage, grouping: Grouping[int, int]
+    stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """The end of the line is no reason to sleep on."""
     callers: list[Caller] = []
@@ -296,7 +296,7 @@ def test_closing_in_the_middle_of_a_crowd_wakes_who_was_served(
 
 
 def test_closing_within_a_call_does_not_wait_for_itself(
-    stage: Stage, grouping: Grouping[int, int]
+    stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """As a signal's handler may do; whoever stands in line is served all the same."""
     callers: list[Caller] = []
@@ -311,7 +311,7 @@ def test_closing_within_a_call_does_not_wait_for_itself(
 
 
 def test_closing_does_not_wait_for_callers(
-    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: Grouping[int, int]
+    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """A store that hangs keeps them, and nobody else."""
     monkeypatch.setattr(module, "ENDING", 0.0)
@@ -325,7 +325,7 @@ def test_closing_does_not_wait_for_callers(
 
 
 def test_a_signal_that_closes_while_a_caller_comes(
-    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: Grouping[int, int]
+    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """Its handler does not wait for the thread that it runs in, and the caller is served."""
     began, may_end = stage.wait_once()
@@ -345,7 +345,7 @@ def test_a_signal_that_closes_while_a_caller_comes(
 
 
 def test_an_interrupt_while_the_thread_begins(
-    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: Grouping[int, int]
+    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """Then it says itself that it is there, and a second one would go at once."""
     began, may_end = stage.wait_once()
@@ -381,7 +381,7 @@ class OddError(StoreError):
 
 
 def test_an_error_that_cannot_be_copied_is_told_as_doubt(
-    stage: Stage, grouping: Grouping[int, int]
+    stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """And the thread lives to serve the next."""
     callers: list[Caller] = []
@@ -400,7 +400,7 @@ def test_an_error_that_cannot_be_copied_is_told_as_doubt(
 
 
 def test_callbacks_may_call_again_and_may_end_as_they_like(
-    stage: Stage, grouping: Grouping[int, int]
+    stage: Stage, grouping: GroupCommit[int, int]
 ) -> None:
     """They are called out of turn, and what they raise is logged."""
     told: list[object] = []
@@ -420,7 +420,7 @@ def test_a_thread_that_stumbles_goes_on(
     monkeypatch: pytest.MonkeyPatch, stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever went wrong there, the next ones are served, and closing comes to an end."""
-    grouping: Grouping[int, int] = Grouping(stage.serve)
+    grouping: GroupCommit[int, int] = GroupCommit(stage.serve)
     ended = threading.Event()
 
     class Unhashable:
@@ -436,7 +436,7 @@ def test_a_thread_that_stumbles_goes_on(
     assert "stumbled" in caplog.text
 
 
-def test_a_wake_up_that_is_interrupted_is_done_again(grouping: Grouping[int, int]) -> None:
+def test_a_wake_up_that_is_interrupted_is_done_again(grouping: GroupCommit[int, int]) -> None:
     """Nobody is forgotten before it is woken."""
 
     class Interrupted:
@@ -450,7 +450,7 @@ def test_a_wake_up_that_is_interrupted_is_done_again(grouping: Grouping[int, int
                 raise KeyboardInterrupt
             self._lock.release()
 
-    first, second = Waiting[int, int](1), Waiting[int, int](2)
+    first, second = Waiter[int, int](1), Waiter[int, int](2)
     first.wake = Interrupted(first.wake)  # type: ignore[assignment]
     grouping._served.extend([first, second])
     with pytest.raises(KeyboardInterrupt):
@@ -471,7 +471,7 @@ def test_a_thread_that_nobody_needs_ends_and_keeps_nothing(
 ) -> None:
     """A zone that was forgotten without being closed is collected."""
     monkeypatch.setattr(module, "IDLE", 0.05)
-    grouping: Grouping[Request, Request] = Grouping(list)
+    grouping: GroupCommit[Request, Request] = GroupCommit(list)
     ended = threading.Event()
     request = Request()
     gone = weakref.ref(request)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from ergon_framework.boundary.factstore import group_commit as module
-from ergon_framework.boundary.factstore.group_commit import IN_VAIN, Grouping, Waiting
+from ergon_framework.boundary.factstore.group_commit import IN_VAIN, GroupCommit, Waiter
 from ergon_framework.errors import StoreUnavailableError
 from tests.boundary.test_grouping import WAIT, Caller
 
@@ -26,7 +26,7 @@ class Desk:
         """What happens during the groups, in order."""
         self.odd: BaseException | None = None
         """What looking at a negative number raises."""
-        self.grouping: Grouping[int, int] = Grouping(self.serve, look=self.look, lets_go=True)
+        self.grouping: GroupCommit[int, int] = GroupCommit(self.serve, look=self.look, lets_go=True)
 
     def look(self, number: int) -> None:
         """Note it."""
@@ -237,13 +237,13 @@ def test_whoever_serves_itself_looks_at_nobody(desk: Desk) -> None:
 
 def test_a_caller_that_leaves_after_it_was_looked_at_is_not_served(desk: Desk) -> None:
     """It heard of no outcome."""
-    gone: list[Waiting[int, int]] = []
+    gone: list[Waiter[int, int]] = []
 
     def wait() -> None:
         desk.come(2, 3)
         desk.grouping.meanwhile(lambda: len(desk.looked) == 2)
         first = desk.grouping._seen[0]
-        assert isinstance(first, Waiting)
+        assert isinstance(first, Waiter)
         first.is_gone = True
         gone.append(first)
 

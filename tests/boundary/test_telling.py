@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.telemetry import MOST, REPEATED, Telling
+from ergon_framework.boundary.telemetry import MOST, REPEATED, ZoneEvents
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, StoreUnavailableError
 from ergon_framework.ports.notice import Notice
@@ -111,7 +111,7 @@ def test_the_content_of_a_fact_is_told_nowhere(
 def test_what_lasts_or_is_new_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """Every minute again, also after the clock was set back; and what differs at once."""
     clock = HandClock()
-    telling = Telling(clock)
+    telling = ZoneEvents(clock)
     for wait, lines in ((0, 1), (REPEATED - 1, 1), (1, 2), (-3600, 3), (1, 3)):
         clock.forward(wait)
         telling.troubled("plant", AWAY, is_append=True)
@@ -125,7 +125,7 @@ def test_trouble_with_objects_is_not_over_when_a_fact_comes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The store of facts was never in trouble."""
-    telling = Telling(HandClock())
+    telling = ZoneEvents(HandClock())
     for _ in range(100):
         telling.troubled("plant", StoreUnavailableError("the bucket is away"), is_append=False)
         telling.committed(1, 0.001)
@@ -135,7 +135,7 @@ def test_trouble_with_objects_is_not_over_when_a_fact_comes(
 def test_warnings_of_one_kind_are_logged_in_sums(caplog: pytest.LogCaptureFixture) -> None:
     """A thousand refusals are two lines: the first at once, the others as a number."""
     now = [100.0]
-    telling = Telling(lambda: now[0])
+    telling = ZoneEvents(lambda: now[0])
     for number in range(1000):
         telling.warn_in_sums("full", "call.denied", f"10.0.0.{number} was refused")
     telling.warn_in_sums("other", "call.denied", "somebody else")

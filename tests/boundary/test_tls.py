@@ -22,7 +22,7 @@ from ergon_framework.boundary.http.tls import (
     server_context,
 )
 from ergon_framework.boundary.node import certificates_of
-from ergon_framework.boundary.reloading import Watched
+from ergon_framework.boundary.reloading import ReloadingFile
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, ErgonError, NotPermittedError
 from tests.boundary.http.workbench import Bench, Wire, run, serving
@@ -513,7 +513,7 @@ def test_files_that_change_while_they_are_read_are_not_taken(tmp_path: Path) -> 
                 raise ConfigurationError("half a file")
         return text
 
-    watched = Watched((path,), load, on_problem=problems.append)
+    watched = ReloadingFile((path,), load, on_problem=problems.append)
     path.write_text("2")
     assert watched.current() == "1"
     assert problems == []

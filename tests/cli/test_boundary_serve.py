@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.app.signals import REPEATED
-from ergon_framework.boundary.backup import back_up, looked_into
+from ergon_framework.boundary.backup import back_up, open_read_only
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import Zone
@@ -274,7 +274,7 @@ def test_a_backup_that_is_killed(tmp_path: Path, failpoint: str, is_made: bool) 
     assert (tmp_path / "copy").exists() is is_made
     assert back_up(tmp_path / "data", tmp_path / "copy-2").facts == 1
     for copy in ("copy", "copy-2")[not is_made :]:
-        with looked_into(tmp_path / copy) as zone:
+        with open_read_only(tmp_path / copy) as zone:
             assert not [told for told in verified(zone) if isinstance(told, Finding)]
             assert zone.found("batch-files", "k").size == 5
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.factstore.group_commit import Grouping
+from ergon_framework.boundary.factstore.group_commit import GroupCommit
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.group_commit import Turns
 from tests.storage.conftest import WAIT, add, items
@@ -57,7 +57,7 @@ def test_others_can_write_afterwards(
 @pytest.mark.parametrize("is_closed", [False, True], ids=["by itself", "without a thread"])
 def test_others_are_served_afterwards(interrupted: list[str], is_closed: bool) -> None:
     """In whatever way a turn was taken."""
-    grouping: Grouping[int, int] = Grouping(list)
+    grouping: GroupCommit[int, int] = GroupCommit(list)
     with pytest.raises(KeyboardInterrupt):
         grouping._alone(1) if is_closed else grouping.call(1)
     answers: list[int] = []

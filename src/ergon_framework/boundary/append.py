@@ -16,10 +16,10 @@ import msgspec
 from ergon_framework.boundary import telemetry
 from ergon_framework.boundary.facts.admission import Admission, unreadable
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.boundary.factstore.group_commit import Grouping
+from ergon_framework.boundary.factstore.group_commit import GroupCommit
 from ergon_framework.boundary.model import Envelope, EnvelopeLike, Fact, FactLike, Receipt
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.telemetry import Telling
+from ergon_framework.boundary.telemetry import ZoneEvents
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
@@ -152,10 +152,10 @@ def _unfounded(outcome: Unfounded) -> ArtifactError:
     )
 
 
-class Answering:
+class Receipts:
     """The answers of one zone."""
 
-    def __init__(self, zone: str, settings: ZoneSettings, telling: Telling) -> None:
+    def __init__(self, zone: str, settings: ZoneSettings, telling: ZoneEvents) -> None:
         self._zone = zone
         self._settings = settings
         self._telling = telling
@@ -218,7 +218,7 @@ GOOD_TIME = 0.003
 _PLAIN = frozenset({Envelope, Fact, dict})
 
 
-class Asked:
+class PendingFact:
     """One producer's fact, and what came of checking it."""
 
     __slots__ = ("admission", "envelope", "fact")
@@ -237,7 +237,7 @@ class AppendTarget(Protocol):
         """Where its facts are."""
 
     @property
-    def answering(self) -> Answering:
+    def answering(self) -> Receipts:
         """Counts answers, and tells who listens."""
 
     def admit(self, envelope: EnvelopeLike, fact: FactLike) -> Admission:
@@ -256,13 +256,13 @@ class AppendTarget(Protocol):
         """What a producer is told when the store has failed."""
 
 
-class Crowd:
+class AppendBatcher:
     """Appends for a zone. Any thread may call it."""
 
     def __init__(self, zone: AppendTarget) -> None:
         self._zone = zone
         watch_waits = getattr(zone.store, "watch_waits", None)  # one made elsewhere may not know it
-        self.grouping: Grouping[Asked, Answer] = Grouping(
+        self.grouping: GroupCommit[PendingFact, Answer] = GroupCommit(
             self._append,
             look=self._look,
             name="ergon-zone",
@@ -273,13 +273,13 @@ class Crowd:
 
     def append(self, envelope: EnvelopeLike, fact: FactLike) -> Answer:
         """Append one fact, together with those of others when there are any."""
-        return self.grouping.call(Asked(envelope, fact))
+        return self.grouping.call(PendingFact(envelope, fact))
 
     def close(self) -> None:
         """Take nothing more. Closing twice is fine."""
         self.grouping.close()
 
-    def _append(self, group: Sequence[Asked]) -> list[Answer]:
+    def _append(self, group: Sequence[PendingFact]) -> list[Answer]:
         until = time.perf_counter() + GOOD_TIME
         admissions = []
         for asked in group:
@@ -291,7 +291,7 @@ class Crowd:
                 self.grouping.let_go()
         return self._zone.append_all(admissions)
 
-    def _look(self, asked: Asked) -> None:
+    def _look(self, asked: PendingFact) -> None:
         """Check what will be in the next group, while the store is at work on the last one.
 
         Nothing of somebody else's is called in the middle of that: neither what reads a mapping of
@@ -301,7 +301,7 @@ class Crowd:
             with suppress(Exception):
                 asked.admission = self._zone.admit(asked.envelope, asked.fact)
 
-    def _checked(self, asked: Asked) -> Admission | BoundaryError:
+    def _checked(self, asked: PendingFact) -> Admission | BoundaryError:
         """What can be said of a fact without a look into the store."""
         try:
             return self._zone.admit(asked.envelope, asked.fact)

@@ -17,7 +17,7 @@ from ergon_framework.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ArgumentRule:
     """What one argument has to be."""
 
     is_met: Callable[[Any], bool]
@@ -29,25 +29,25 @@ class Demand:
             raise ConfigurationError(f"{name} is {value!r}", remedy=self.remedy)
 
     @property
-    def or_none(self) -> Demand:
+    def or_none(self) -> ArgumentRule:
         """The same, or nothing at all."""
-        return Demand(lambda value: value is None or self.is_met(value), self.remedy)
+        return ArgumentRule(lambda value: value is None or self.is_met(value), self.remedy)
 
 
-def check_given(given: Mapping[str, Any], demands: Mapping[str, Demand]) -> None:
+def check_given(given: Mapping[str, Any], demands: Mapping[str, ArgumentRule]) -> None:
     """Look at all that was given."""
     for name, value in given.items():
         demands[name].check(name, value)
 
 
-def of(kind: type, remedy: str) -> Demand:
+def of(kind: type, remedy: str) -> ArgumentRule:
     """One of a class."""
-    return Demand(lambda value: isinstance(value, kind), remedy)
+    return ArgumentRule(lambda value: isinstance(value, kind), remedy)
 
 
-def one_of(*words: str) -> Demand:
+def one_of(*words: str) -> ArgumentRule:
     """One of a few words."""
-    return Demand(
+    return ArgumentRule(
         lambda value: isinstance(value, str) and value in words, f"write {' or '.join(words)}"
     )
 
@@ -63,26 +63,26 @@ def _is_count(value: object) -> bool:
 
 
 TEXT = of(str, "give a text")
-NAME = Demand(lambda value: isinstance(value, str) and bool(value), "give a text with a name")
-FILE = Demand(lambda value: isinstance(value, str | PathLike), "give the path of a file")
+NAME = ArgumentRule(lambda value: isinstance(value, str) and bool(value), "give a text with a name")
+FILE = ArgumentRule(lambda value: isinstance(value, str | PathLike), "give the path of a file")
 FLAG = of(bool, "write True or False")
-FUNCTION = Demand(callable, "give a function")
-COUNT = Demand(_is_count, "give a whole number above 0")
-COUNT_OR_NO_END = Demand(
+FUNCTION = ArgumentRule(callable, "give a function")
+COUNT = ArgumentRule(_is_count, "give a whole number above 0")
+COUNT_OR_NO_END = ArgumentRule(
     lambda value: _is_count(value) or (isinstance(value, float) and value == math.inf),
     "give a whole number above 0, or math.inf",
 )
-SECONDS = Demand(
+SECONDS = ArgumentRule(
     lambda value: _is_number(value, sys.float_info.min), "give seconds: a positive number"
 )
-SECONDS_OR_ZERO = Demand(lambda value: _is_number(value, 0.0), "give seconds, 0 for none")
+SECONDS_OR_ZERO = ArgumentRule(lambda value: _is_number(value, 0.0), "give seconds, 0 for none")
 A_BACKOFF = of(
     Backoff, "give a Backoff of ergon_framework.core.retry, for example Backoff(base=0.5, cap=30.0)"
 )
 A_RETRY = of(
     RetryRule, "give a RetryRule of ergon_framework.core.retry, for example RetryRule(attempts=4)"
 )
-TRANSPORT = Demand(
+TRANSPORT = ArgumentRule(
     lambda value: isinstance(value, str) or callable(getattr(value, "call", None)),
     "give the URL of a node, for example http://127.0.0.1:9443",
 )

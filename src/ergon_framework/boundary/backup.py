@@ -39,7 +39,7 @@ _SQL = load(SQL, "store.sql")
 
 
 @contextmanager
-def looked_into(data: str | Path, *, clock: Callable[[], float] = time.time) -> Iterator[Zone]:
+def open_read_only(data: str | Path, *, clock: Callable[[], float] = time.time) -> Iterator[Zone]:
     """The zone that lives in a folder, for reading only."""
     folder = Path(data).absolute()
     file = folder / FILE
@@ -109,7 +109,7 @@ def back_up(
 ) -> BackedUp:
     """Copy the zone in the folder ``data``, as :func:`backed_up` does."""
     _check_free(Path(target).absolute())
-    with looked_into(data) as zone:
+    with open_read_only(data) as zone:
         return backed_up(zone, target, shares=shares, report=report)
 
 
@@ -132,7 +132,7 @@ def backed_up(
     try:
         make_folder(draft, parents=True)
         missing = _copy(zone, draft, shares, report)
-        with looked_into(draft) as copy:
+        with open_read_only(draft) as copy:
             told = _summed(copy, place, missing)
         _give_name(draft, place)
     except OSError as error:
@@ -156,7 +156,7 @@ def _copy(zone: Zone, draft: Path, shares: bool, report: Callable[[int], None]) 
     failpoint("boundary.backup_log.before")
     zone.store.backup(str(draft))
     failpoint("boundary.backup_log.after")
-    with looked_into(draft) as copy:
+    with open_read_only(draft) as copy:
         try:
             _copy_objects(copy, zone.objects, folder, shares, report)
         except DataLossError as error:

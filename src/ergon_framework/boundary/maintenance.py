@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ergon_framework.boundary.factstore.consumers import OPEN
-from ergon_framework.boundary.objectstore.blob_io import SharedObjects
+from ergon_framework.boundary.objectstore.blob_io import SharedObjectStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError
@@ -36,7 +36,7 @@ class Kept(NamedTuple):
     uploads: int = 0
 
 
-def keep_house(
+def run_maintenance(
     zone: Zone,
     *,
     is_thorough: bool = False,
@@ -45,8 +45,8 @@ def keep_house(
     """One round; a thorough one also looks for bytes that have no name at all."""
     zone.tell_new_epoch()
     facts, lost = truncate(zone)
-    if isinstance(zone.objects, SharedObjects):
-        look_again(zone, zone.objects, is_stopping)
+    if isinstance(zone.objects, SharedObjectStore):
+        reconcile_removed(zone, zone.objects, is_stopping)
     objects = collect(zone, is_stopping)
     if is_thorough:
         objects += _sweep_nameless(zone, is_stopping)
@@ -109,7 +109,9 @@ def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
     return removed
 
 
-def look_again(zone: Zone, objects: SharedObjects, is_stopping: Callable[[], bool]) -> None:
+def reconcile_removed(
+    zone: Zone, objects: SharedObjectStore, is_stopping: Callable[[], bool]
+) -> None:
     """Bring back what was removed while another node named it; forget what nobody wants."""
     before = zone.clock() - zone.settings.retention.orphans
     for gone in objects.removed():
@@ -146,7 +148,7 @@ def _candidates(zone: Zone) -> Iterator[bytes]:
     was lost, or is another one than was meant, would take all artifacts along otherwise.
     """
     objects = zone.objects
-    if isinstance(objects, SharedObjects):
+    if isinstance(objects, SharedObjectStore):
         before = zone.clock() - zone.settings.retention.orphans
         return objects.put_before(before, since=_began_at(zone) - SKEW)
     if isinstance(objects, FilesystemObjectStore):

@@ -17,7 +17,7 @@ Told = Callable[[ErgonError], None]
 _Stamp = tuple[bytes | None, ...]
 
 
-class Watched(Generic[T]):
+class ReloadingFile(Generic[T]):
     """The last good value. Files that cannot be used leave it as it is, and are told once."""
 
     def __init__(

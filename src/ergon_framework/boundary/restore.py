@@ -22,7 +22,7 @@ from msgspec import structs
 
 from ergon_framework.boundary import data_folder
 from ergon_framework.boundary.anchor import FILE as ANCHOR
-from ergon_framework.boundary.backup import BackedUp, backed_up, looked_into
+from ergon_framework.boundary.backup import BackedUp, backed_up, open_read_only
 from ergon_framework.boundary.data_folder import (
     FILE,
     LOCK,
@@ -83,7 +83,7 @@ def restored(
     source, place = Path(backup).absolute(), Path(data).absolute()
     place = place.resolve() if place.is_symlink() else place
     _check_apart(source, place)
-    with looked_into(source) as zone, contextlib.ExitStack() as held:
+    with open_read_only(source) as zone, contextlib.ExitStack() as held:
         if checks:
             _check_whole(source, zone)
         is_there = _is_there(place)
@@ -228,7 +228,7 @@ def _check_replaceable(place: Path, name: str, *, replace: bool) -> None:
             remedy="move that elsewhere, since the whole folder is replaced; or restore into a new"
             " folder with --data, and let `store` or `data` of the zone name it",
         )
-    with contextlib.suppress(StoreUnavailableError, DataLossError), looked_into(place) as there:
+    with contextlib.suppress(StoreUnavailableError, DataLossError), open_read_only(place) as there:
         if there.name != name:
             raise ConfigurationError(
                 f"{place} holds zone {there.name!r}, and the backup is of {name!r}",

@@ -62,7 +62,7 @@ class Histogram:
         self.total += value * times
 
 
-class Telling:
+class ZoneEvents:
     """The voice of one zone."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ergon_framework.boundary.anchor import Anchor
-from ergon_framework.boundary.append import Answering, Crowd, answer, store_trouble
+from ergon_framework.boundary.append import AppendBatcher, Receipts, answer, store_trouble
 from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.facts.admission import Admission, admitted, refuse_larger
@@ -35,11 +35,11 @@ from ergon_framework.boundary.model import (
     ObjectReceipt,
     Receipt,
 )
-from ergon_framework.boundary.objectstore.blob_io import SharedObjects
+from ergon_framework.boundary.objectstore.blob_io import SharedObjectStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import clock_of, folders_of, open_stores
-from ergon_framework.boundary.telemetry import Telling
+from ergon_framework.boundary.telemetry import ZoneEvents
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
@@ -149,11 +149,11 @@ class Zone:
         self.store = store
         self.objects = objects
         self.clock = clock
-        self.telling = Telling(clock)
-        self.answering = Answering(name, self.settings, self.telling)
+        self.telling = ZoneEvents(clock)
+        self.answering = Receipts(name, self.settings, self.telling)
         store.watch_commits(self._committed)
         self.blobs = BlobGuard()
-        self._crowd = Crowd(self)
+        self._crowd = AppendBatcher(self)
         self.gates: dict[str, dict[str, Any]] = {}
         """How the link to each peer stands, kept by whoever pulls from it."""
         self.certificate_expiry: float | None = None
@@ -427,7 +427,11 @@ class Zone:
             lambda: not self.store.is_bound(digest), lambda: self.objects.delete(digest)
         )
         # Another node may have named the same bytes just before they went.
-        if was_removed and isinstance(self.objects, SharedObjects) and self.store.is_bound(digest):
+        if (
+            was_removed
+            and isinstance(self.objects, SharedObjectStore)
+            and self.store.is_bound(digest)
+        ):
             self.objects.restore(digest)
 
     def found(self, bucket: str, key: str, digest: bytes | None = None) -> StoredObject:

@@ -48,10 +48,10 @@ def status(node: Node, data: DataFolder = None, as_json: JsonFlag = False) -> in
     if data is None:
         shape = node.ask(ADMIN + "GetStatus")
     else:
-        from ergon_framework.boundary.backup import looked_into
+        from ergon_framework.boundary.backup import open_read_only
         from ergon_framework.boundary.node.status import status as status_of
 
-        with looked_into(data) as zone:
+        with open_read_only(data) as zone:
             shape = status_of(zone)
     if as_json:
         show_one(shape, as_json=True)
@@ -74,10 +74,10 @@ def gaps(
     if data is None:
         found = node.ask(ADMIN + "ListGaps")["gaps"]
     else:
-        from ergon_framework.boundary.backup import looked_into
+        from ergon_framework.boundary.backup import open_read_only
         from ergon_framework.boundary.node.wire import gap_shape
 
-        with looked_into(data) as zone:
+        with open_read_only(data) as zone:
             found = [gap_shape(gap) for gap in zone.store.gaps()]
     shown = [_gap(each) for each in found if log in (None, each["log"])]
     show_list(shown, GAP, as_json=as_json)
@@ -285,10 +285,10 @@ def _next_steps(zone: str, last_at: float | None) -> str:
 def _looked_at(data: Path | None, config: Path | None, zone: str | None) -> Iterator[Zone]:
     """The zone in a folder, or the one of the settings wherever its stores are."""
     from ergon_framework.app.node import zone_meant
-    from ergon_framework.boundary.backup import looked_at, looked_into
+    from ergon_framework.boundary.backup import looked_at, open_read_only
 
     if data is not None:
-        with looked_into(data) as found:
+        with open_read_only(data) as found:
             yield found
         return
     setup = zone_meant(config, zone)

@@ -153,11 +153,11 @@ def _items(
         answer = node.ask(ADMIN + "ListQuarantine", consumer_name=consumer, state=state.value)
         items: list[dict[str, Any]] = answer["items"]
         return items
-    from ergon_framework.boundary.backup import looked_into
+    from ergon_framework.boundary.backup import open_read_only
     from ergon_framework.boundary.node.wire import quarantine_shape
 
     chosen = None if state is State.ALL else state.value
-    with looked_into(data) as zone:
+    with open_read_only(data) as zone:
         return [quarantine_shape(each) for each in zone.store.quarantine(consumer, chosen)]
 
 

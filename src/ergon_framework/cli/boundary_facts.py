@@ -263,9 +263,9 @@ def lookup(
     if data is None:
         found = node.ask(ADMIN + "LookupFact", from_zone=from_zone, message_id=message_id, log=log)
     else:
-        from ergon_framework.boundary.backup import looked_into
+        from ergon_framework.boundary.backup import open_read_only
 
-        with looked_into(data) as zone:
+        with open_read_only(data) as zone:
             found = zone.lookup(from_zone, message_id, log)
     show_one(found, as_json=as_json)
 

@@ -16,7 +16,7 @@ from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import JsonFlag
 
 if TYPE_CHECKING:
-    from ergon_framework.boundary.client.outbox_store import Spool
+    from ergon_framework.boundary.client.outbox_store import OutboxStore
 
 COLUMNS = [
     "id",
@@ -98,9 +98,9 @@ def resend(
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Spool]:
+def _opened(file: Path) -> Iterator[OutboxStore]:
     """The spool in a file that is there: a mistyped name makes no new one."""
-    from ergon_framework.boundary.client.outbox_store import Spool
+    from ergon_framework.boundary.client.outbox_store import OutboxStore
     from ergon_framework.errors import ConfigurationError
 
     if not file.is_file():
@@ -112,7 +112,7 @@ def _opened(file: Path) -> Iterator[Spool]:
             f"{file} is no outbox; nothing was changed",
             remedy="name the file that Outbox(…) was given",
         )
-    spool = Spool(file, clock=time.time)
+    spool = OutboxStore(file, clock=time.time)
     try:
         yield spool
     finally:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.http.async_client import HELD, AsyncConnection
-from ergon_framework.boundary.http.codec import AnswerReader
+from ergon_framework.boundary.http.codec import ResponseReader
 from ergon_framework.errors import NodeUnavailableError
 
 pytestmark = pytest.mark.req("BOUNDARY:http")
@@ -37,12 +37,12 @@ class FakeTransport(asyncio.Transport):
         """Nothing is sent."""
 
 
-def connected(reader: AnswerReader | None = None) -> tuple[AsyncConnection, FakeTransport]:
+def connected(reader: ResponseReader | None = None) -> tuple[AsyncConnection, FakeTransport]:
     """A connection over nothing."""
     connection = AsyncConnection(memoryview(bytearray(1 << 16)))
     transport = FakeTransport(connection)
     connection.connection_made(transport)
-    connection.begin(reader or AnswerReader(limit=None))
+    connection.begin(reader or ResponseReader(limit=None))
     return connection, transport
 
 
@@ -83,7 +83,7 @@ def test_words_that_nobody_asked_for() -> None:
     """A kept connection on which something arrives is not used again."""
 
     async def main() -> None:
-        connection, transport = connected(AnswerReader())
+        connection, transport = connected(ResponseReader())
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         await connection.wait_done()
         assert not connection.is_closing()
@@ -96,13 +96,13 @@ def test_words_that_nobody_asked_for() -> None:
 
 def test_two_answers_to_one_request() -> None:
     """The first answer counts, and the connection is not kept."""
-    reader = AnswerReader()
+    reader = ResponseReader()
     once = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
     reader.feed(once + once)
     assert reader.is_done
     assert reader.body() == b"1"
     assert not reader.keeps_alive
-    reader = AnswerReader()
+    reader = ResponseReader()
     reader.feed(once + b"garbage")
     assert reader.is_done
     assert reader.body() == b"1"
@@ -115,10 +115,10 @@ def test_who_waits_at_the_deadline_is_told() -> None:
     async def main() -> None:
         connection, _ = connected()
         loop = asyncio.get_running_loop()
-        connection.begin(AnswerReader(), loop.time() + 3600)
+        connection.begin(ResponseReader(), loop.time() + 3600)
         patient = connection._timer
         connection.end()
-        connection.begin(AnswerReader(), loop.time())  # a shorter one moves the timer
+        connection.begin(ResponseReader(), loop.time())  # a shorter one moves the timer
         assert connection._timer is not patient
         with pytest.raises(TimeoutError):
             await connection.wait_done()
@@ -132,12 +132,12 @@ def test_one_timer_serves_many_calls() -> None:
     async def main() -> None:
         connection, _ = connected()
         loop = asyncio.get_running_loop()
-        connection.begin(AnswerReader(), loop.time() + 3600)
+        connection.begin(ResponseReader(), loop.time() + 3600)
         first = connection._timer
         assert first is not None
         for _call in range(3):
             connection.end()
-            connection.begin(AnswerReader(), loop.time() + 7200)
+            connection.begin(ResponseReader(), loop.time() + 7200)
             assert connection._timer is first
         connection._look()  # as if its time had come
         again = connection._timer
@@ -157,7 +157,7 @@ def test_a_lost_connection_has_no_timer() -> None:
 
     async def main() -> None:
         connection, _ = connected()
-        connection.begin(AnswerReader(), asyncio.get_running_loop().time() + 3600)
+        connection.begin(ResponseReader(), asyncio.get_running_loop().time() + 3600)
         timer = connection._timer
         assert timer is not None
         connection.connection_lost(None)
@@ -174,7 +174,7 @@ def test_what_comes_in_is_copied_out_of_the_shared_room() -> None:
         first, second = AsyncConnection(room), AsyncConnection(room)
         for connection, body in ((first, b"one"), (second, b"two")):
             connection.connection_made(FakeTransport(connection))
-            connection.begin(AnswerReader())
+            connection.begin(ResponseReader())
             answer = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n" + body
             connection.get_buffer(-1)[: len(answer)] = answer
             connection.buffer_updated(len(answer))

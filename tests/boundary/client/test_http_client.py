@@ -17,6 +17,7 @@ from ergon_framework.boundary.client.flow import SCHEDULE
 from ergon_framework.boundary.client.producer import AsyncProducer, Producer
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.client import HttpTransport
+from ergon_framework.boundary.http.codec import ResponseReader
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import (
     ArtifactError,
@@ -354,10 +355,9 @@ def test_garbage(colour: Colour, said: bytes) -> None:
 def test_endless_answer(colour: Colour, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer without an end is given up at the limit."""
     for module in ("client", "async_client"):
-        name = f"ergon_framework.boundary.http.{module}.AnswerReader"
-        from ergon_framework.boundary.http.codec import AnswerReader
+        name = f"ergon_framework.boundary.http.{module}.ResponseReader"
 
-        monkeypatch.setattr(name, lambda **_: AnswerReader(limit=1 << 20))
+        monkeypatch.setattr(name, lambda **_: ResponseReader(limit=1 << 20))
 
     def endless(peer: Peer) -> None:
         peer.take()

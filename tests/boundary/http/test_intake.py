@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.http.connection import Connection
+from ergon_framework.boundary.http.connection import ServerConnection
 from ergon_framework.boundary.http.exchange import Caller, Exchange, Request
-from ergon_framework.boundary.http.parser import Intake
-from ergon_framework.boundary.http.server_state import LONGEST, MOST, Head, Heads, Service
+from ergon_framework.boundary.http.parser import RequestParser
+from ergon_framework.boundary.http.server_state import LONGEST, MOST, Head, HeadCache, ServerState
 from ergon_framework.boundary.settings import LimitSettings
 
 pytestmark = pytest.mark.req("BOUNDARY:http")
@@ -32,7 +32,7 @@ class Deposit:
         raise AssertionError("nobody asks it")
 
 
-class ParserOnly(Intake):
+class ParserOnly(RequestParser):
     """An intake that lets the parser see every byte."""
 
     def _straight(self, request: Request) -> int:
@@ -42,9 +42,9 @@ class ParserOnly(Intake):
 class Reading:
     """One connection's bytes, and what became of them."""
 
-    def __init__(self, kind: type[Intake], service: Service) -> None:
+    def __init__(self, kind: type[RequestParser], service: ServerState) -> None:
         self.requests: list[Request] = []
-        line = cast("Connection", None)
+        line = cast("ServerConnection", None)
         caller = Caller(address="somewhere")
         self.intake = kind(service, caller, line, self.requests.append, lambda: None)
 
@@ -69,10 +69,10 @@ def _shape(request: Request) -> tuple[Any, ...]:
     )
 
 
-def service(most: int = MOST) -> Service:
+def service(most: int = MOST) -> ServerState:
     """What connections share."""
-    made = Service(Deposit(), LIMITS, time.monotonic, time.time, None, None)
-    made.heads = Heads(most)
+    made = ServerState(Deposit(), LIMITS, time.monotonic, time.time, None, None)
+    made.heads = HeadCache(most)
     return made
 
 
@@ -137,8 +137,10 @@ def test_the_short_ways_agree_with_the_parser(pieces: list[bytes]) -> None:
 
     async def main() -> None:
         shared = service()
-        Reading(Intake, shared).feed(pieces)  # another connection may have taught it the heads
-        short = Reading(Intake, shared).feed(pieces)
+        Reading(RequestParser, shared).feed(
+            pieces
+        )  # another connection may have taught it the heads
+        short = Reading(RequestParser, shared).feed(pieces)
         assert short == Reading(ParserOnly, service(0)).feed(pieces)
 
     asyncio.run(main())
@@ -149,8 +151,8 @@ def test_a_known_head_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def main() -> None:
         shared = service()
-        Reading(Intake, shared).feed([PLAIN])
-        reading = Reading(Intake, shared)
+        Reading(RequestParser, shared).feed([PLAIN])
+        reading = Reading(RequestParser, shared)
         monkeypatch.setattr(reading.intake, "_parser", None)
         reading.feed([PLAIN, PLAIN[:-2] + b"ho"])
         assert [request.body for request in reading.requests] == [b"hi", b"ho"]
@@ -162,7 +164,7 @@ def test_a_blob_is_not_copied() -> None:
     """The bytes of a blob are handed on as they came from the socket."""
 
     async def main() -> None:
-        reading = Reading(Intake, service())
+        reading = Reading(RequestParser, service())
         piece = BLOB[-4:]
         reading.intake.feed(BLOB[:-4])
         reading.intake.feed(piece)
@@ -175,7 +177,7 @@ def test_a_blob_is_not_copied() -> None:
 
 def test_heads_are_remembered_within_bounds() -> None:
     """Neither many heads nor long ones fill the memory."""
-    heads = Heads(most=10)
+    heads = HeadCache(most=10)
     head = Head("POST", "/a", {}, 0)
     for number in range(100):
         heads.remember(b"POST /%d HTTP/1.1\r\n\r\n" % number, head)

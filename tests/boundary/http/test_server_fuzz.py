@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.http.connection import Connection, Guest
+from ergon_framework.boundary.http.connection import Peer, ServerConnection
 from ergon_framework.boundary.http.exchange import Exchange
-from ergon_framework.boundary.http.server_state import Service
+from ergon_framework.boundary.http.server_state import ServerState
 from ergon_framework.boundary.settings import LimitSettings
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:badinput")
@@ -61,10 +61,10 @@ def _fed(pieces: list[bytes]) -> Paper:
     def failed(exchange: Exchange, error: BaseException) -> None:
         raise error
 
-    service = Service(Echo(), LIMITS, time.monotonic, lambda: 0.0, failed, None)
+    service = ServerState(Echo(), LIMITS, time.monotonic, lambda: 0.0, failed, None)
     paper: Any = Paper()
-    connection = Connection(service)
-    connection.open(paper, Guest())
+    connection = ServerConnection(service)
+    connection.open(paper, Peer())
     for piece in pieces:
         if paper.is_closed:
             break

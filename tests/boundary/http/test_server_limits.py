@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.http.server import Server
-from ergon_framework.boundary.http.server_state import Service
+from ergon_framework.boundary.http.server_state import ServerState
 from ergon_framework.boundary.settings import LimitSettings
 from tests.boundary.http.workbench import Clock, Sample, run, serving
 
@@ -285,7 +285,7 @@ def test_one_address_has_a_share() -> None:
 
     async def main() -> None:
         limits = LimitSettings(connections=10, address_connections=2)
-        service: Any = Service(Sample(), limits, Clock(), Clock(), None, None)
+        service: Any = ServerState(Sample(), limits, Clock(), Clock(), None, None)
         members = [Somebody("192.0.2.1") for _ in range(2)] + [Somebody("::1") for _ in range(3)]
         for each in members:
             service.add(each)

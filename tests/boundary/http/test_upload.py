@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ergon_framework.boundary.http.exchange import HIGH, Upload
+from ergon_framework.boundary.http.exchange import HIGH, RequestBody
 from tests.boundary.http.workbench import run
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:objects")
@@ -17,7 +17,7 @@ def test_waits_for_as_much_as_is_wanted() -> None:
     """Less than that is not worth a wake-up, unless it is all."""
 
     async def main() -> None:
-        upload = Upload(lambda: None)
+        upload = RequestBody(lambda: None)
         waiting = asyncio.create_task(upload.has_more(10))
         await asyncio.sleep(0)
         upload.feed(b"12345")
@@ -39,7 +39,7 @@ def test_who_wants_too_much_gets_what_there_is_room_for() -> None:
     """Nothing is read beyond the limit, so nobody waits for more than that."""
 
     async def main() -> None:
-        upload = Upload(lambda: None)
+        upload = RequestBody(lambda: None)
         upload.feed(bytes(HIGH))
         assert await upload.has_more(HIGH * 2)
 
@@ -50,7 +50,7 @@ def test_failure_is_told_at_once() -> None:
     """Whoever waits hears of it, and so does whoever asks later; after the end it means nothing."""
 
     async def main() -> None:
-        upload = Upload(lambda: None)
+        upload = RequestBody(lambda: None)
         waiting = asyncio.create_task(upload.has_more(10))
         await asyncio.sleep(0)
         upload.feed(b"half")
@@ -58,7 +58,7 @@ def test_failure_is_told_at_once() -> None:
         for each in (waiting, upload.has_more(1)):
             with pytest.raises(ConnectionResetError, match="gone"):
                 await each
-        whole = Upload(lambda: None)
+        whole = RequestBody(lambda: None)
         whole.end()
         whole.fail(ConnectionResetError("gone"))
         assert not await whole.has_more(1)
@@ -77,7 +77,7 @@ def test_thread_takes_while_the_loop_feeds() -> None:
             paces += 1
             room.set()
 
-        upload = Upload(repace)
+        upload = RequestBody(repace)
         taken: list[bytes] = []
         is_over = threading.Event()
 

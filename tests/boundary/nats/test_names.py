@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.nats import registry
 from ergon_framework.boundary.factstore.nats.registry import Place, stretch
-from ergon_framework.boundary.factstore.nats.schema import Name, encode
+from ergon_framework.boundary.factstore.nats.schema import ObjectRecord, encode
 from ergon_framework.ports.copies import NameCopy
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, StoredObject
 from ergon_framework.storage.nats import NatsStream, Stored
@@ -27,7 +27,7 @@ WRITTEN = st.lists(
 )
 
 
-def by_size(name: Name) -> Place | None:
+def by_size(name: ObjectRecord) -> Place | None:
     """An order that changes with what is written of a name; those of size 0 do not belong."""
     return (name.size, name.key) if name.size else None
 
@@ -39,7 +39,12 @@ def test_a_stretch_is_what_sorting_everything_gives(
 ) -> None:
     """Whatever is replaced or taken away, in whatever order it comes by."""
     messages = [
-        Stored(subject, seq, b"" if size is None else encode(Name("b", subject, b"d", size)), {})
+        Stored(
+            subject,
+            seq,
+            b"" if size is None else encode(ObjectRecord("b", subject, b"d", size)),
+            {},
+        )
         for seq, (subject, size) in enumerate(written, 1)
     ]
     newest = {subject: size for subject, size in dict(written).items() if size}
@@ -71,7 +76,7 @@ def test_no_more_is_kept_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def read() -> Iterator[Stored]:
         for n in range(100_000):
             key = hashlib.sha256(b"%d" % n).hexdigest()
-            yield Stored(key, n + 1, encode(Name("b", key, b"d", 1)), {})
+            yield Stored(key, n + 1, encode(ObjectRecord("b", key, b"d", 1)), {})
 
     found = stretch(read, lambda name: (name.bucket, name.key), ("", ""), 30)
     assert len(found.names) == 50

@@ -20,7 +20,7 @@ from ergon_framework.boundary.factstore.nats.append import Entering
 from ergon_framework.boundary.factstore.nats.archive import _ids as ids_in
 from ergon_framework.boundary.factstore.nats.consumers import MOST_SETTLED
 from ergon_framework.boundary.factstore.nats.schema import Note
-from ergon_framework.boundary.factstore.nats.session import MOST_YOUNG, Books
+from ergon_framework.boundary.factstore.nats.session import MOST_YOUNG, StreamTransaction
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
@@ -395,7 +395,7 @@ def test_an_id_comes_once_though_it_is_sealed_meanwhile(open_store: Open) -> Non
     one, two = open_store(), open_store()
     one.append(OUTBOUND, [new("a")])
 
-    def read(books: Books) -> list[bytes]:
+    def read(books: StreamTransaction) -> list[bytes]:
         assert [len(shelf.young) for shelf in books.shelves()] == [1]
         two.append(OUTBOUND, [new("b"), new("c")])
         return [copy.key for copy in ids_in(books, b"")]
@@ -488,7 +488,7 @@ def test_a_step_that_is_too_large_is_refused(open_store: Open) -> None:
     """Nothing is ever written in halves: what does not fit into one commit is not written."""
     store = open_store()
 
-    def work(books: Books) -> None:
+    def work(books: StreamTransaction) -> None:
         for n in range(1001):
             books.put(books.subjects.note(n), Note(1.0, "test", ""))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.maintenance import keep_house
+from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.node.status import metrics, status
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
@@ -109,9 +109,9 @@ def test_retention_when_the_clock_goes_back(zone: Zone, clock: Clock) -> None:
     zone.serve("c", 10, None, None, None)
     zone.store.confirm("c", 2)
     clock.now += 2 * HOUR  # order:2 is old now, order:1 comes from the future
-    assert keep_house(zone).facts == 0
+    assert run_maintenance(zone).facts == 0
     clock.now += 10 * HOUR
-    assert keep_house(zone).facts == 2
+    assert run_maintenance(zone).facts == 2
     assert append(zone, "order:1") == 1
     assert append(zone, "order:3") == 3
 
@@ -125,7 +125,7 @@ def test_retention_when_the_clock_goes_forth(zone: Zone, clock: Clock) -> None:
     zone.serve("c", 2, None, None, None)
     zone.store.confirm("c", 2)
     clock.now += 10_000 * HOUR
-    assert keep_house(zone).facts == 2
+    assert run_maintenance(zone).facts == 2
     clock.now -= 10_000 * HOUR
     assert [each.offset for each in zone.serve("c", 10, None, None, None).page.facts] == [3, 4]
     assert zone.store.gaps() == []
@@ -140,10 +140,10 @@ def test_orphans_when_the_clock_jumps(zone: Zone, clock: Clock) -> None:
     clock.now += 1000 * HOUR
     zone.put("files", "orphan", b"orphan")
     clock.now -= 1000 * HOUR
-    assert keep_house(zone, is_thorough=True).objects == 0
+    assert run_maintenance(zone, is_thorough=True).objects == 0
     assert zone.found("files", "orphan").size == 6
     clock.now += 2000 * HOUR
-    assert keep_house(zone, is_thorough=True).objects == 1
+    assert run_maintenance(zone, is_thorough=True).objects == 1
     with pytest.raises(BoundaryNotFoundError):
         zone.found("files", "orphan")
     assert zone.objects.verify(zone.found("files", "kept").digest, 4) is None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary import Consumer
-from ergon_framework.boundary.maintenance import keep_house
+from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.model import Delivery, Loss
 from ergon_framework.boundary.node.status import metrics
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
@@ -88,7 +88,7 @@ def test_nothing_goes_by_default(open_zone: OpenZone, clock: Clock) -> None:
         append(zone, f"order:{number}")
     read(zone, "c", 3)
     clock.now += 4000 * DAY
-    assert keep_house(zone).facts == 0
+    assert run_maintenance(zone).facts == 0
     zone.store.seek("c", 0, reason="all again")
     assert offsets(zone, "c") == [1, 2, 3]
 
@@ -100,14 +100,14 @@ def test_nothing_above_a_required_cursor_goes(open_zone: OpenZone, clock: Clock)
     for number in range(10):
         append(zone, f"order:{number}")
     clock.now += 2 * DAY
-    assert keep_house(zone).facts == 0, "nobody has read anything"
+    assert run_maintenance(zone).facts == 0, "nobody has read anything"
     zone.store.create_consumer("slow", "outbound")
     zone.store.create_consumer("fast", "outbound")
     zone.store.create_consumer("idle", "outbound", is_required=False)
     read(zone, "fast", 9)
-    assert keep_house(zone).facts == 0
+    assert run_maintenance(zone).facts == 0
     read(zone, "slow", 4)
-    assert keep_house(zone)[:2] == (4, 0)
+    assert run_maintenance(zone)[:2] == (4, 0)
     assert offsets(zone, "slow") == [5, 6, 7, 8, 9, 10]
     assert offsets(zone, "fast") == [10]
     with pytest.raises(BoundaryError) as caught:
@@ -115,7 +115,7 @@ def test_nothing_above_a_required_cursor_goes(open_zone: OpenZone, clock: Clock)
     assert (caught.value.code, caught.value.details["last_lost"]) == ("out_of_range", 4)
     assert zone.store.gaps() == []
     zone.store.delete_consumer("slow")
-    assert keep_house(zone).facts == 5
+    assert run_maintenance(zone).facts == 5
 
 
 @pytest.mark.req("BOUNDARY:store")
@@ -128,9 +128,9 @@ def test_young_facts_stay(open_zone: OpenZone, clock: Clock) -> None:
     append(zone, "order:2")
     read(zone, "c", 2)
     clock.now += 0.6 * DAY
-    assert keep_house(zone).facts == 1
+    assert run_maintenance(zone).facts == 1
     clock.now += 0.6 * DAY
-    assert keep_house(zone).facts == 1
+    assert run_maintenance(zone).facts == 1
 
 
 @pytest.mark.parametrize("loss", ["never", "oldest"])
@@ -152,12 +152,12 @@ def test_what_is_in_quarantine_stays(
     read(zone, "c", 4)
     read(zone, "other", 4)
     clock.now += 2 * DAY
-    assert keep_house(zone)[:2] == (1, 0)
+    assert run_maintenance(zone)[:2] == (1, 0)
     zone.store.settle(item.id, "released")
-    assert keep_house(zone).facts == 0
+    assert run_maintenance(zone).facts == 0
     assert offsets(zone, "c") == [2]
     zone.store.confirm("c", 2)
-    assert keep_house(zone)[:2] == (3, 0)
+    assert run_maintenance(zone)[:2] == (3, 0)
 
 
 @pytest.mark.req("P7", "BSFG:RetrySafety", "BOUNDARY:store")
@@ -169,7 +169,7 @@ def test_the_ledger_outlives_the_payload(open_zone: OpenZone, clock: Clock) -> N
         append(zone, f"order:{number}", {"n": number})
     read(zone, "c", 50)
     clock.now += 3000 * DAY
-    assert keep_house(zone).facts == 50
+    assert run_maintenance(zone).facts == 50
     for _ in range(2):
         for number in (0, 17, 49):
             assert append(zone, f"order:{number}", {"n": number}) == number + 1
@@ -196,7 +196,7 @@ def test_a_permitted_loss_is_a_gap(open_zone: OpenZone, clock: Clock) -> None:
     assert "bsfg_lost_facts_total 0" in metrics(zone).splitlines()
     clock.now += 2 * DAY
     append(zone, "order:6")
-    kept = keep_house(zone)
+    kept = run_maintenance(zone)
     assert (kept.facts, kept.lost) == (6, 4)
     (gap,) = zone.store.gaps("outbound")
     assert (gap.first, gap.last, gap.reason) == (3, 6, "retention")
@@ -220,9 +220,9 @@ def test_orphans_go_after_their_grace(open_zone: OpenZone, clock: Clock) -> None
     told = {"bucket": "files", "key": "kept", "digest": kept.digest, "size": kept.size}
     append(zone, "order:1", {"deep": [{"down": told}]})
     read(zone, "c", 1)
-    assert keep_house(zone, is_thorough=True).objects == 0
+    assert run_maintenance(zone, is_thorough=True).objects == 0
     clock.now += 2 * DAY
-    done = keep_house(zone, is_thorough=True)
+    done = run_maintenance(zone, is_thorough=True)
     assert (done.facts, done.objects) == (1, 2)
     left = [stored.key for stored in zone.store.objects()]
     assert left == ["kept"], "its fact's payload went, and the reference counts for ever"
@@ -238,7 +238,7 @@ def test_a_put_that_is_repeated_has_its_grace_anew(open_zone: OpenZone, clock: C
     clock.now += 0.99 * DAY
     again = zone.put("files", "late", b"bytes")
     clock.now += 0.5 * DAY
-    assert keep_house(zone).objects == 0
+    assert run_maintenance(zone).objects == 0
     told = {"bucket": "files", "key": "late", "digest": again.digest, "size": again.size}
     assert append(zone, "order:1", told) == 1
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
-from ergon_framework.boundary.maintenance import collect, keep_house
+from ergon_framework.boundary.maintenance import collect, run_maintenance
 from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.policy import Policy
@@ -93,9 +93,9 @@ def test_a_round_ends_when_it_is_told_to() -> None:
         looks = iter([False, False, True])
         assert collect(zone, lambda: next(looks)) == 2
         assert left(zone) == 3
-        assert keep_house(zone, is_thorough=True, is_stopping=lambda: True).objects == 0
+        assert run_maintenance(zone, is_thorough=True, is_stopping=lambda: True).objects == 0
         assert left(zone) == 3
-        assert keep_house(zone, is_thorough=True).objects == 3
+        assert run_maintenance(zone, is_thorough=True).objects == 3
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.facts.schema import parsed
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.exchange import Caller
-from ergon_framework.boundary.maintenance import keep_house
+from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport, _Exchange
@@ -199,7 +199,7 @@ def test_a_name_that_is_put_again_is_young() -> None:
         site.put()
         site.now += 2 * DAY
         put = site.put()
-        assert keep_house(site.zone, is_thorough=True).objects == 0
+        assert run_maintenance(site.zone, is_thorough=True).objects == 0
         body = site.about("order:1", put)
         assert (await site.ask(f"{BOUNDARY}AppendFact", body))["offset"] == 1
 
@@ -224,7 +224,7 @@ def test_a_name_that_is_put_again_while_the_list_is_worked_through() -> None:
             count(what, label, times)
 
         site.zone.telling.count = counted  # type: ignore[method-assign]
-        keep_house(site.zone)
+        run_maintenance(site.zone)
         assert site.zone.store.object("files", "1") is None
         assert site.zone.found("files", "2").size == 3
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.objectstore.blob_io import LARGE, Pieces, after, before, fill
+from ergon_framework.boundary.objectstore.blob_io import LARGE, ByteQueue, after, before, fill
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 
 pytestmark = pytest.mark.req("BOUNDARY:objects")
@@ -32,7 +32,7 @@ def cut(sizes: list[int]) -> list[bytes]:
 @settings(max_examples=200, deadline=None)
 def test_what_comes_out_is_what_went_in(sizes: list[int], data: st.DataObject) -> None:
     """In the same order, however it was cut and however it is taken."""
-    pieces, out = Pieces(), b""
+    pieces, out = ByteQueue(), b""
     for piece in cut(sizes):
         pieces.add(piece if data.draw(st.booleans()) else memoryview(bytearray(piece)))
         if data.draw(st.booleans()):
@@ -59,7 +59,7 @@ def test_parts_of_pieces(sizes: list[int], data: st.DataObject) -> None:
 def test_what_may_change_is_copied_and_what_cannot_is_not() -> None:
     """Whoever writes from a buffer may use it again; bytes are kept as they are."""
     buffer, fixed = bytearray(DATA[:LARGE]), DATA[LARGE : 3 * LARGE]
-    pieces = Pieces()
+    pieces = ByteQueue()
     pieces.add(memoryview(buffer))
     pieces.add(fixed)
     buffer[:] = bytes(LARGE)

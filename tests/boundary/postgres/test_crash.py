@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.boundary.factstore.postgres import store as logs
-from ergon_framework.boundary.factstore.postgres.append import Straight
+from ergon_framework.boundary.factstore.postgres.append import PipelineExecutor
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
 from ergon_framework.storage.failpoints import NAMES
@@ -39,9 +39,9 @@ def test_killed_at_a_failpoint(postgres_url: str, point: str) -> None:
 
 def cut_once(monkeypatch: pytest.MonkeyPatch, *, before: bool) -> list[str]:
     """Lose the connection of the next append, before it is sent or after it was committed."""
-    whole, cuts = Straight.run, ["cut"]
+    whole, cuts = PipelineExecutor.run, ["cut"]
 
-    def run(self: Straight, connection: Connection, *given: object, **more: bool) -> None:
+    def run(self: PipelineExecutor, connection: Connection, *given: object, **more: bool) -> None:
         if not cuts:
             return whole(self, connection, *given, **more)  # type: ignore[arg-type]
         cuts.pop()
@@ -50,7 +50,7 @@ def cut_once(monkeypatch: pytest.MonkeyPatch, *, before: bool) -> list[str]:
         connection.close()
         raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-    monkeypatch.setattr(Straight, "run", run)
+    monkeypatch.setattr(PipelineExecutor, "run", run)
     return cuts
 
 

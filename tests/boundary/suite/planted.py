@@ -11,7 +11,7 @@ from msgspec.structs import replace as altered
 
 from ergon_framework.boundary.factstore.hashchain import key_of
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
-from ergon_framework.boundary.factstore.memory.state import Shelf
+from ergon_framework.boundary.factstore.memory.state import MemoryLog
 from ergon_framework.errors import ObjectConflictError
 from ergon_framework.ports.factstore import (
     Appended,
@@ -38,7 +38,7 @@ class Honest(MemoryFactStore):
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(ZONE, clock=clock)
 
-    def shelf(self, log: str) -> Shelf:
+    def shelf(self, log: str) -> MemoryLog:
         return self._state.shelf(log)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.anchor import FILE, Anchor
-from ergon_framework.boundary.backup import looked_into
+from ergon_framework.boundary.backup import open_read_only
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.verification import Finding, verified
@@ -197,7 +197,7 @@ def test_verify_tells_what_is_gone_from_the_end(tmp_path: Path) -> None:
         fill(zone, "c", "d")
         assert not [each for each in verified(zone) if isinstance(each, Finding)]
     restore()
-    with looked_into(folder) as zone:
+    with open_read_only(folder) as zone:
         [found] = [each for each in verified(zone) if isinstance(each, Finding)]
     assert (found.kind, found.what) == (
         "store",

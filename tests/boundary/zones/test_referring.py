@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.maintenance import keep_house
+from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import Zone
@@ -84,7 +84,7 @@ def test_artifacts_of_facts_outlive_the_collector(zone: Zone, clock: Clock) -> N
     put(zone, "after")
     put(zone, "orphan")
     clock.now += 3 * DAY
-    keep_house(zone, is_thorough=True)
+    run_maintenance(zone, is_thorough=True)
     assert names(zone) == ["after", "before"]
     with pytest.raises(BoundaryError, match="a fact refers to"):
         zone.delete("files", "before")
@@ -119,7 +119,7 @@ def test_references_of_an_earlier_version_are_found(zone: Zone, clock: Clock) ->
         zone.delete("files", "one")
     put(zone, "orphan")
     clock.now += 3 * DAY
-    keep_house(zone)
+    run_maintenance(zone)
     assert names(zone) == ["one", "two"]
 
 
@@ -128,8 +128,8 @@ def test_what_truncated_facts_referred_to_is_kept(zone: Zone, clock: Clock) -> N
     """Nobody can tell any more: all that was there when the log was read stays; later ones go."""
     unrecorded(zone, "a", **put(zone, "one"))
     zone.store.truncate(OUTBOUND, 1, loss_reason="disk")
-    keep_house(zone)
+    run_maintenance(zone)
     put(zone, "orphan")
     clock.now += 3 * DAY
-    keep_house(zone)
+    run_maintenance(zone)
     assert names(zone) == ["one"]

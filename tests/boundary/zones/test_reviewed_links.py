@@ -12,7 +12,7 @@ import pytest
 
 from ergon_framework.boundary.client.transport import AsyncObjectStream
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
-from ergon_framework.boundary.maintenance import keep_house
+from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
@@ -366,7 +366,7 @@ class Housekeeper(FaultyLink):
             if self.is_failing:
                 raise NodeUnavailableError("cut", reason="connection_lost")
             self.bench.now += 2 * DAY
-            self.rounds.append(keep_house(self.bench.b, is_thorough=True).objects)
+            self.rounds.append(run_maintenance(self.bench.b, is_thorough=True).objects)
         return await super().get_object(
             bucket, key, start=start, digest=digest, fact_offset=fact_offset
         )

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.backup import backed_up, looked_at, looked_into
+from ergon_framework.boundary.backup import backed_up, looked_at, open_read_only
 from ergon_framework.boundary.data_folder import LOCK
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
-from ergon_framework.boundary.maintenance import keep_house
+from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
@@ -215,7 +215,7 @@ def test_a_zone_on_each_store_with_objects_in_a_bucket(
         with looked_at("plant-a", settings) as looked:
             found = list(verified(looked))
         assert not [each for each in found if isinstance(each, Finding)]
-        assert keep_house(zone, is_thorough=True).objects == 0
+        assert run_maintenance(zone, is_thorough=True).objects == 0
     assert not (tmp_path / "data").exists()
 
 
@@ -238,7 +238,7 @@ def test_a_backup_fetches_objects_from_their_bucket(s3_url: str, tmp_path: Path)
         zone.put("reports", "one", b"abc" * 1000)
         told = backed_up(zone, tmp_path / "copy")
     assert (told.objects, told.object_bytes, told.missing) == (1, 3000, "")
-    with looked_into(tmp_path / "copy") as copy:
+    with open_read_only(tmp_path / "copy") as copy:
         stored = copy.found("reports", "one")
         assert copy.objects.verify(stored.digest, stored.size) is None
 
@@ -290,12 +290,12 @@ def test_a_node_that_dies_while_it_removes_leaves_it_to_the_other(pair: tuple[Zo
     for digest in digests:
         one.objects.delete(digest)  # as far as a node came that died then
     two.store.unbind("reports", "gone")
-    keep_house(two)
+    run_maintenance(two)
     assert isinstance(two.objects, S3ObjectStore)
     assert [two.objects.stat(digest) is not None for digest in digests] == [True, False]
     assert [each.digest for each in two.objects.removed()] == digests[1:]
     two.clock = lambda: 4e9
-    keep_house(two)
+    run_maintenance(two)
     assert digests[1] not in {each.digest for each in two.objects.removed()}
 
 
@@ -307,10 +307,10 @@ def test_what_another_node_has_just_put_is_not_taken_for_nameless(pair: tuple[Zo
     upload = one.objects.upload()
     upload.write(b"abc")
     digest = upload.finish().digest
-    keep_house(two, is_thorough=True)
+    run_maintenance(two, is_thorough=True)
     assert two.objects.stat(digest) is not None
     two.clock = lambda: 4e9
-    assert keep_house(two, is_thorough=True).objects == 1
+    assert run_maintenance(two, is_thorough=True).objects == 1
     assert two.objects.stat(digest) is None
 
 
@@ -354,7 +354,7 @@ def given(**fields: str | None) -> ZoneSettings:
 
 def swept(zone: Zone) -> int:
     """How many objects a thorough round removed, as at each start of a node."""
-    return keep_house(zone, is_thorough=True).objects
+    return run_maintenance(zone, is_thorough=True).objects
 
 
 @pytest.mark.req("BOUNDARY:store")

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol, TypeAlias
 
-from ergon_framework.boundary.client.flow import Dice, Do, Get, Now, Read, Script, Shut, endured
-from ergon_framework.boundary.client.transport import Source
+from ergon_framework.boundary.client.flow import Dice, Do, Flow, Get, Now, Read, Shut, endured
+from ergon_framework.boundary.client.transport import BlobSource
 from ergon_framework.boundary.facts.admission import references
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.core.retry import Call, RetryRule
@@ -142,7 +142,7 @@ def _no_bytes(file: object) -> ConfigurationError:
     )
 
 
-def source_of(blob: Blob) -> Source:
+def source_of(blob: Blob) -> BlobSource:
     """Something to read the bytes from, as often as it takes."""
     if isinstance(blob, bytes | bytearray | memoryview):
         return MemorySource(blob)
@@ -239,7 +239,7 @@ class Receiving:
     received: int = 0
     hashed: Any = field(default_factory=hashlib.sha256)
 
-    def script(self, rule: RetryRule, dice: Dice) -> Script[None]:
+    def script(self, rule: RetryRule, dice: Dice) -> Flow[None]:
         """Receive and verify it; a transfer that is cut goes on where it stopped."""
         call = Call(rule, (yield Now()))
         while True:
@@ -255,7 +255,7 @@ class Receiving:
         if (self.received, digest) != (self.reference.size, self.reference.digest):
             raise _damaged(self.reference, self.received, digest)
 
-    def _stream(self) -> Script[None]:
+    def _stream(self) -> Flow[None]:
         wanted = self.reference
         stream: Any = yield Get(wanted.bucket, wanted.key, self.received, wanted.digest)
         try:
@@ -269,7 +269,7 @@ class Receiving:
 
 def saving(
     reference: Reference, path: str | os.PathLike[str], rule: RetryRule, dice: Dice
-) -> Script[Path]:
+) -> Flow[Path]:
     """Put an artifact where a path says, whole and verified, or not at all."""
     target = Path(path)
     file: IO[bytes] = yield Do(partial(_beside, target))
@@ -284,7 +284,7 @@ def saving(
     return target
 
 
-def opening(reference: Reference, rule: RetryRule, dice: Dice) -> Script[IO[bytes]]:
+def opening(reference: Reference, rule: RetryRule, dice: Dice) -> Flow[IO[bytes]]:
     """An artifact as a file, verified, at its start; whoever opened it closes it."""
     file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - the caller's
     try:
@@ -296,7 +296,7 @@ def opening(reference: Reference, rule: RetryRule, dice: Dice) -> Script[IO[byte
     return file
 
 
-def getting(reference: Reference, rule: RetryRule, dice: Dice) -> Script[bytes]:
+def getting(reference: Reference, rule: RetryRule, dice: Dice) -> Flow[bytes]:
     """An artifact as bytes, verified."""
     file = io.BytesIO()
     yield from Receiving(reference, file).script(rule, dice)

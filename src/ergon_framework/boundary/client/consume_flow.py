@@ -17,9 +17,9 @@ import msgspec
 
 from ergon_framework.boundary.client.flow import (
     Dice,
+    Flow,
     Handle,
     Now,
-    Script,
     Send,
     UnrunHandlerError,
     Wait,
@@ -48,7 +48,7 @@ MAX_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
-class Standing:
+class LeaseState:
     """Whether this process is still the one that runs under the consumer's name."""
 
     lost: ConsumerHeldError | None = None
@@ -65,7 +65,7 @@ class _Cursor(msgspec.Struct):
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Desk:
+class ConsumerSession:
     """One consumer as one holder talks about it."""
 
     name: str
@@ -78,7 +78,7 @@ class Desk:
     to_zone: str | None = None
     required: bool = True
     timeout: float = 30.0
-    standing: Standing = field(default_factory=Standing)
+    standing: LeaseState = field(default_factory=LeaseState)
     page: bytes = field(default=b"", repr=False)
     """The last page, as it came."""
 
@@ -94,7 +94,7 @@ class Desk:
             remedy="let a child that a handler forks end with os._exit, or start a program",
         )
 
-    def fetch(self, limit: int, wait: float) -> Script[Batch]:
+    def fetch(self, limit: int, wait: float) -> Flow[Batch]:
         """A page; a consumer that is not there is created."""
         asked = {
             "limit": limit,
@@ -126,7 +126,7 @@ class Desk:
         facts = understood(self.page, Batch).facts
         return next((each for each in facts if each.offset == delivery.offset), delivery)
 
-    def create(self) -> Script[None]:
+    def create(self) -> Flow[None]:
         """Create the consumer; one that is there already and fits is fine."""
         fields = {
             "consumer_name": self.name,
@@ -137,14 +137,14 @@ class Desk:
         }
         yield from self._call(ADMIN + "CreateConsumer", _encoded(fields))
 
-    def confirm(self, offset: int) -> Script[int]:
+    def confirm(self, offset: int) -> Flow[int]:
         """Everything at or below is handled; the cursor then."""
         self.standing.check()
         answer = yield from self._call(BOUNDARY + "ConfirmReceipt", self._body({"offset": offset}))
         self.standing.renewed_at = yield Now()
         return understood(answer, _Cursor).cursor
 
-    def renew_lease(self) -> Script[None]:
+    def renew_lease(self) -> Flow[None]:
         """Make sure that the name is still ours."""
         yield from self.confirm(0)
 
@@ -156,7 +156,7 @@ class Desk:
         """
         return self._body({"offset": 0})
 
-    def set_aside(self, offset: int, reason: str, message: str, attempts: int) -> Script[None]:
+    def set_aside(self, offset: int, reason: str, message: str, attempts: int) -> Flow[None]:
         """Put a fact into quarantine and pass it."""
         self.standing.check()
         fields = {"offset": offset, "reason": reason, "message": message, "attempts": attempts}
@@ -170,16 +170,16 @@ class Desk:
                 raise
         self.standing.renewed_at = yield Now()
 
-    def seek(self, offset: int, reason: str) -> Script[None]:
+    def seek(self, offset: int, reason: str) -> Flow[None]:
         """Set the cursor, also backwards."""
         fields = {"consumer_name": self.name, "offset": offset, "reason": reason}
         yield from self._call(ADMIN + "SeekConsumer", _encoded(fields))
 
-    def release(self) -> Script[None]:
+    def release(self) -> Flow[None]:
         """Let somebody else have the name, now rather than when the lease ends."""
         yield Send(ADMIN + "ReleaseLease", self._body({}), min(self.timeout, 5.0))
 
-    def _call(self, method: str, body: bytes) -> Script[bytes]:
+    def _call(self, method: str, body: bytes) -> Flow[bytes]:
         return called(method, body, self.rule, self.dice, timeout=self.timeout)
 
     def _body(self, fields: dict[str, Any]) -> bytes:
@@ -211,10 +211,10 @@ class ConsumeReport:
 
 
 @dataclass(slots=True)
-class Run:
+class ConsumeLoop:
     """One run of one consumer. It belongs to one driver."""
 
-    desk: Desk
+    desk: ConsumerSession
     handler: Callable[[Delivery], Any]
     on_gap: Callable[[Loss], Any]
     is_stopped: Callable[[], bool]
@@ -230,7 +230,7 @@ class Run:
 
     # ---- the whole ----
 
-    def script(self) -> Script[ConsumeReport]:
+    def script(self) -> Flow[ConsumeReport]:
         """Pages until somebody says stop, or until there are none."""
         try:
             yield from self._pages()
@@ -248,7 +248,7 @@ class Run:
             yield from self._leave()
         return self.report
 
-    def _leave(self) -> Script[None]:
+    def _leave(self) -> Flow[None]:
         """Confirm what is done, if the node can be reached."""
         if self.desk.standing.lost is None:
             try:
@@ -256,7 +256,7 @@ class Run:
             except BoundaryError:
                 return  # it will be delivered again
 
-    def _pages(self) -> Script[None]:
+    def _pages(self) -> Flow[None]:
         while not self.is_stopped():
             began_at = yield Now()
             batch = yield from self.desk.fetch(self.limit, self.wait)
@@ -273,7 +273,7 @@ class Run:
                     return
                 yield from self._pace((yield Now()) - began_at)
 
-    def _pace(self, waited: float) -> Script[None]:
+    def _pace(self, waited: float) -> Flow[None]:
         """The node waits for facts on our behalf; should it not, nobody asks without a pause."""
         pause = max(self.wait, IDLE)
         if waited < pause / 2:
@@ -281,7 +281,7 @@ class Run:
 
     # ---- a page ----
 
-    def _page(self, batch: Batch, earlier: int) -> Script[None]:
+    def _page(self, batch: Batch, earlier: int) -> Flow[None]:
         facts = batch.facts
         is_released = bool(facts) and facts[0].released
         if facts and not is_released and earlier >= self.item_rule.attempts:
@@ -307,18 +307,18 @@ class Run:
             self.done = max(self.done, batch.through_offset)
             yield from self._confirm()
 
-    def _rest(self, pending: Loss | None, gaps: Iterator[Loss]) -> Script[None]:
+    def _rest(self, pending: Loss | None, gaps: Iterator[Loss]) -> Flow[None]:
         if pending is not None:
             yield from self._gap(pending)
         for loss in gaps:
             yield from self._gap(loss)
 
-    def _gap(self, loss: Loss) -> Script[None]:
+    def _gap(self, loss: Loss) -> Flow[None]:
         self.report.lost += loss.count
         yield Handle(self.on_gap, loss)
         self.done = max(self.done, loss.last_offset)  # all before it is handled: it is told once
 
-    def _item(self, delivery: Delivery, *, is_alone: bool) -> Script[bool]:
+    def _item(self, delivery: Delivery, *, is_alone: bool) -> Flow[bool]:
         """Handle one fact, or set it aside; False when it has to wait for another run."""
         yield from self._stay_holder()
         call = Call(self.item_rule, (yield Now()))
@@ -351,7 +351,7 @@ class Run:
 
     def _set_aside(
         self, delivery: Delivery, reason: str, message: str, attempts: int
-    ) -> Script[None]:
+    ) -> Flow[None]:
         yield from self.desk.set_aside(delivery.offset, reason, message[:LONGEST_MESSAGE], attempts)
         self.report.quarantined += 1
         if not delivery.released:
@@ -360,7 +360,7 @@ class Run:
 
     # ---- standing ----
 
-    def _stay_holder(self) -> Script[None]:
+    def _stay_holder(self) -> Flow[None]:
         """Do not begin with a fact when the name may be another's by now, nor confirm too late."""
         standing, now = self.desk.standing, (yield Now())
         standing.check()
@@ -370,7 +370,7 @@ class Run:
         if now - self.confirmed_at >= third:
             yield from self._confirm()
 
-    def _confirm(self) -> Script[None]:
+    def _confirm(self) -> Flow[None]:
         """Confirm the good prefix."""
         if self.done > self.report.cursor:
             failpoint("boundary.confirming.before")
@@ -384,9 +384,9 @@ def _was_sought(error: ConsumerHeldError) -> bool:
     return "holder" in error.details and error.details["holder"] is None
 
 
-def keeping(desk: Desk, is_over: Callable[[], bool]) -> Script[None]:
+def renew_lease(desk: ConsumerSession, is_over: Callable[[], bool]) -> Flow[None]:
     """Renew the lease now and then, and note when it is lost."""
-    standing: Standing = desk.standing
+    standing: LeaseState = desk.standing
     while not is_over():
         yield Wait(desk.lease / 3)
         if is_over():

@@ -30,13 +30,18 @@ from ergon_framework.boundary.arguments import (
     one_of,
 )
 from ergon_framework.boundary.client.artifacts import getting, opening, reference_of, saving
-from ergon_framework.boundary.client.consume_flow import ConsumeReport, Desk, Run, keeping
+from ergon_framework.boundary.client.consume_flow import (
+    ConsumeLoop,
+    ConsumeReport,
+    ConsumerSession,
+    renew_lease,
+)
 from ergon_framework.boundary.client.flow import (
     RETRIED,
     Dice,
-    Script,
-    TaskHands,
-    ThreadHands,
+    Flow,
+    TaskRunner,
+    ThreadRunner,
     never,
 )
 from ergon_framework.boundary.client.options import (
@@ -58,7 +63,7 @@ from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import Reference
 
-__all__ = ["ConsumeReport", "ConsumerOptions", "Reading", "Stop"]
+__all__ = ["ConsumeReport", "ConsumerBase", "ConsumerOptions", "Stop"]
 
 
 logger = logging.getLogger("ergon_framework.boundary.consuming.options")  # users filter by it
@@ -140,7 +145,7 @@ def warn_of_gap(loss: Loss) -> None:
     )
 
 
-class Reading:
+class ConsumerBase:
     """The half of a consumer that does not wait."""
 
     def __init__(self, name: str, options: ConsumerOptions) -> None:
@@ -156,7 +161,7 @@ class Reading:
             if name in options
         }
         self._options = options
-        self.desk = Desk(
+        self.desk = ConsumerSession(
             name=name,
             holder=_holder(options.get("holder")),
             lease=options.get("lease", 30.0),
@@ -192,7 +197,7 @@ class Reading:
         *,
         until_empty: bool,
         wait: float,
-    ) -> Run:
+    ) -> ConsumeLoop:
         """One run, ready to be driven.
 
         What cannot be called would look like a handler that fails, and have facts set aside.
@@ -201,7 +206,7 @@ class Reading:
         SECONDS_OR_ZERO.check("wait", wait)
         patience = self.rule if until_empty else PATIENCE
         desk = replace(self.desk, rule=self._options.get("retry", patience))
-        return Run(
+        return ConsumeLoop(
             desk=desk,
             handler=handler,
             on_gap=self._options.get("on_gap") or warn_of_gap,
@@ -228,7 +233,7 @@ def _holder(given: str | None) -> str:
 T = TypeVar("T")
 
 
-class Consumer(Reading):
+class Consumer(ConsumerBase):
     """Reads a log under a durable name, of which a node keeps the cursor.
 
     ::
@@ -249,7 +254,7 @@ class Consumer(Reading):
         else:
             self._transport = node
         self._stopping = threading.Event()
-        self._running: ThreadHands | None = None
+        self._running: ThreadRunner | None = None
 
     # ---- one step at a time ----
 
@@ -295,7 +300,7 @@ class Consumer(Reading):
         clock = current_clock()
         clock.join_time()
         try:
-            return self._drive(run, ThreadHands(self._transport, clock, is_stopped))
+            return self._drive(run, ThreadRunner(self._transport, clock, is_stopped))
         finally:
             clock.leave_time()
 
@@ -305,13 +310,13 @@ class Consumer(Reading):
         if self._running is not None:
             self._running.wake()
 
-    def _drive(self, run: Run, hands: ThreadHands) -> ConsumeReport:
+    def _drive(self, run: ConsumeLoop, hands: ThreadRunner) -> ConsumeReport:
         """Run it, with a second thread that keeps the lease meanwhile."""
         over = threading.Event()
         clock = current_clock()
-        keeper = ThreadHands(self._transport, clock, over.is_set)
+        keeper = ThreadRunner(self._transport, clock, over.is_set)
         thread = clock.spawn(
-            f"ergon-keeper-{self.name}", lambda: keeper.run(keeping(run.desk, over.is_set))
+            f"ergon-keeper-{self.name}", lambda: keeper.run(renew_lease(run.desk, over.is_set))
         )
         self._running, self._is_holder = hands, True
         try:
@@ -367,11 +372,11 @@ class Consumer(Reading):
     ) -> None:
         self.close()
 
-    def _run(self, script: Script[T]) -> T:
-        return ThreadHands(self._transport, current_clock()).run(script)
+    def _run(self, script: Flow[T]) -> T:
+        return ThreadRunner(self._transport, current_clock()).run(script)
 
 
-class AsyncConsumer(Reading):
+class AsyncConsumer(ConsumerBase):
     """Reads a log under a durable name; see :class:`~ergon_framework.boundary.Consumer`.
 
     It belongs to one event loop. A run that is cancelled confirms what is done and lets go.
@@ -389,7 +394,7 @@ class AsyncConsumer(Reading):
         else:
             self._transport = node
         self._stopping = asyncio.Event()
-        self._running: TaskHands | None = None
+        self._running: TaskRunner | None = None
 
     # ---- one step at a time ----
 
@@ -432,7 +437,7 @@ class AsyncConsumer(Reading):
             return self._stopping.is_set() or (stop is not None and stop.is_set())
 
         run = self.new_run(handler, is_stopped, until_empty=until_empty, wait=wait)
-        return await self._drive(run, TaskHands(self._transport, is_stopped))
+        return await self._drive(run, TaskRunner(self._transport, is_stopped))
 
     def stop(self) -> None:
         """End a run: what is being handled is finished and confirmed."""
@@ -440,10 +445,10 @@ class AsyncConsumer(Reading):
         if self._running is not None:
             self._running.wake()
 
-    async def _drive(self, run: Run, hands: TaskHands) -> ConsumeReport:
+    async def _drive(self, run: ConsumeLoop, hands: TaskRunner) -> ConsumeReport:
         """Run it, with a second task that keeps the lease meanwhile."""
         keeper = asyncio.create_task(
-            TaskHands(self._transport).run(keeping(run.desk, never)),
+            TaskRunner(self._transport).run(renew_lease(run.desk, never)),
             name=f"ergon-keeper-{self.name}",
         )
         self._running, self._is_holder = hands, True
@@ -499,5 +504,5 @@ class AsyncConsumer(Reading):
     ) -> None:
         await self.close()
 
-    async def _run(self, script: Script[T]) -> T:
-        return await TaskHands(self._transport).run(script)
+    async def _run(self, script: Flow[T]) -> T:
+        return await TaskRunner(self._transport).run(script)

@@ -17,9 +17,9 @@ import msgspec
 
 from ergon_framework.boundary.client.transport import (
     AsyncTransport,
+    BlobSource,
     Report,
     Reported,
-    Source,
     Transport,
 )
 from ergon_framework.core.failure import Failure, Kind
@@ -52,7 +52,7 @@ class Put:
 
     bucket: str
     key: str
-    source: Source
+    source: BlobSource
     digest: str
     report: Report
 
@@ -109,7 +109,7 @@ class Now:
 
 
 Effect: TypeAlias = Send | Put | Get | Read | Shut | Do | Handle | Wait | Now
-Script: TypeAlias = Generator[Effect, Any, T]
+Flow: TypeAlias = Generator[Effect, Any, T]
 Dice: TypeAlias = Callable[[], float]
 
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
@@ -169,7 +169,7 @@ def failure_of(error: BoundaryError) -> Failure:
     return Failure(kind, error.code, error.message, error.retry_after)
 
 
-def repeated(effect: Send | Put | Get, call: Call, dice: Dice) -> Script[Any]:
+def repeated(effect: Send | Put | Get, call: Call, dice: Dice) -> Flow[Any]:
     """Do the very same until it succeeds or is not worth repeating; then raise the last error."""
     while True:
         if call.rule.budget is None or not isinstance(effect, Send):
@@ -185,7 +185,7 @@ def repeated(effect: Send | Put | Get, call: Call, dice: Dice) -> Script[Any]:
             yield from endured(error, call, dice)
 
 
-def endured(error: BoundaryError, call: Call, dice: Dice) -> Script[None]:
+def endured(error: BoundaryError, call: Call, dice: Dice) -> Flow[None]:
     """Wait until it is time for another attempt; raise the error when there shall be none."""
     chance = dice() if call.rule.backoff.is_jittered else 0.5
     verdict = call.failed(failure_of(error), (yield Now()), chance)
@@ -198,7 +198,7 @@ def endured(error: BoundaryError, call: Call, dice: Dice) -> Script[None]:
 
 def called(
     method: str, body: bytes, rule: RetryRule, dice: Dice, *, timeout: float | None = None
-) -> Script[bytes]:
+) -> Flow[bytes]:
     """One unary call under a rule."""
     call = Call(rule, (yield Now()))
     answer: bytes = yield from repeated(Send(method, body, timeout), call, dice)
@@ -236,7 +236,7 @@ def never() -> bool:
     return False
 
 
-class ThreadHands:
+class ThreadRunner:
     """Drives scripts over one transport. ``is_stopped`` cuts waits short."""
 
     def __init__(
@@ -248,7 +248,7 @@ class ThreadHands:
         self._lock = threading.Lock()
         self._signal: Signal | None = None
 
-    def run(self, script: Script[T]) -> T:
+    def run(self, script: Flow[T]) -> T:
         """Do what the script says until it ends; its value, or what it raised."""
         answer: Any = None
         error: BaseException | None = None
@@ -312,7 +312,7 @@ def _handled(function: Callable[[Any], Any], argument: Any) -> Any:
     return answer
 
 
-class TaskHands:
+class TaskRunner:
     """Drives scripts over one transport. ``is_stopped`` cuts waits short."""
 
     def __init__(self, transport: AsyncTransport, is_stopped: Callable[[], bool] = never) -> None:
@@ -321,7 +321,7 @@ class TaskHands:
         self._loop = asyncio.get_running_loop()
         self._signal = AsyncSignal()
 
-    async def run(self, script: Script[T]) -> T:
+    async def run(self, script: Flow[T]) -> T:
         """Do what the script says until it ends; its value, or what it raised."""
         answer: Any = None
         error: BaseException | None = None

@@ -18,12 +18,12 @@ from ergon_framework.boundary.arguments import (
     SECONDS,
     SECONDS_OR_ZERO,
     TEXT,
-    Demand,
+    ArgumentRule,
     check_given,
     one_of,
 )
 from ergon_framework.boundary.client.flow import SCHEDULE, Dice
-from ergon_framework.boundary.client.publish_flow import Habits
+from ergon_framework.boundary.client.publish_flow import ProducerConfig
 from ergon_framework.boundary.model import EnvelopeLike
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.errors import ConfigurationError, FactInvalidError
@@ -113,7 +113,7 @@ def client_tls(options: TlsOptions | ProducerOptions) -> Callable[[], ssl.SSLCon
     return Certificates(cert, key, ca).client
 
 
-def check_options(name: str, given: Mapping[str, Any], known: Mapping[str, Demand]) -> None:
+def check_options(name: str, given: Mapping[str, Any], known: Mapping[str, ArgumentRule]) -> None:
     """Refuse an option that nobody knows, which would be lost without a word, or a wrong value."""
     unknown = sorted(given.keys() - known.keys())
     if unknown:
@@ -123,7 +123,7 @@ def check_options(name: str, given: Mapping[str, Any], known: Mapping[str, Deman
     check_given(given, known)
 
 
-class Telling:
+class ProducerBase:
     """The half of a producer that does not wait."""
 
     def __init__(self, options: ProducerOptions) -> None:
@@ -138,7 +138,7 @@ class Telling:
         self._to_zone = options.get("to_zone")
         self._clock = options.get("clock", time.time)
 
-    def adopt(self, other: Telling) -> None:
+    def adopt(self, other: ProducerBase) -> None:
         """Become like another, but for its patience."""
         self.habits = replace(other.habits, rule=replace(other.habits.rule, attempts=1))
         self._from_zone, self._to_zone = other._from_zone, other._to_zone
@@ -178,10 +178,12 @@ def bounded(retry: RetryRule | None, timeout: float | None) -> RetryRule:
     return replace(rule, budget=TIMEOUT if timeout is None else timeout)
 
 
-def _habits(options: ProducerOptions) -> Habits:
+def _habits(options: ProducerOptions) -> ProducerConfig:
     rule = bounded(options.get("retry"), options.get("timeout"))
     if options.get("jitter") == "full":
         rule = replace(rule, backoff=replace(rule.backoff, low=0.0, high=1.0))
     if options.get("deadline") is not None:
         rule = replace(rule, budget=options["deadline"])
-    return Habits(rule, options.get("dice", random.random), options.get("strict_ids", False))
+    return ProducerConfig(
+        rule, options.get("dice", random.random), options.get("strict_ids", False)
+    )

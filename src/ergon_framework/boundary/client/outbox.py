@@ -32,7 +32,7 @@ from ergon_framework.boundary.arguments import (
     FUNCTION,
     SECONDS,
     SECONDS_OR_ZERO,
-    Demand,
+    ArgumentRule,
     check_given,
     of,
     one_of,
@@ -54,11 +54,11 @@ from ergon_framework.boundary.client.outbox_store import (
     Entry,
     Figures,
     Kept,
+    OutboxFiles,
+    OutboxStore,
     Refused,
-    Spool,
     Spooled,
     SpooledFile,
-    SpoolFolder,
     Waiting,
 )
 from ergon_framework.boundary.client.publish_flow import Publication, check_object, fact_of, placed
@@ -86,7 +86,7 @@ Attached: TypeAlias = Artifact | Blob
 
 
 def attached(
-    folder: SpoolFolder,
+    folder: OutboxFiles,
     fact: Fact | Mapping[str, Any],
     files: Sequence[Attached],
     *,
@@ -112,7 +112,7 @@ def attached(
     return Publication(plain, artifacts, receipts).ready(), tuple(kept)
 
 
-def _kept(folder: SpoolFolder, artifact: Artifact, subject: str, *, is_copied: bool) -> SpooledFile:
+def _kept(folder: OutboxFiles, artifact: Artifact, subject: str, *, is_copied: bool) -> SpooledFile:
     with closing(source_of(artifact.path)) as source:
         if is_copied:
             path, digest, size = folder.keep(source)
@@ -159,7 +159,7 @@ class Sender(Protocol):
 
 OUTBOX = {
     "path": FILE,
-    "producer": Demand(
+    "producer": ArgumentRule(
         lambda value: callable(getattr(value, "append_fact", None)), "give a Producer"
     ).or_none,
     "clock": FUNCTION,
@@ -227,7 +227,7 @@ class Outbox:
         self.rule = DrainRule(on_refusal, recover, backoff, batch_items, batch_bytes, poll)
         self.last_error: Exception | None = None
         """What the node or the network said last; None once something got through again."""
-        self._spool = Spool(
+        self._spool = OutboxStore(
             path,
             clock=clock,
             max_items=max_items,

@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import msgspec
 from msgspec import structs
 
-from ergon_framework.boundary.client.outbox_store import Spool, Spooled, SpooledFile
+from ergon_framework.boundary.client.outbox_store import OutboxStore, Spooled, SpooledFile
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, spelled
 from ergon_framework.boundary.model import Envelope, Fact, Receipt
@@ -46,7 +46,7 @@ _fact = msgspec.json.Decoder(Fact).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SendBatch:
     """Either several facts without artifacts, or one of any kind."""
 
     items: Sequence[Spooled]
@@ -65,7 +65,7 @@ class Load:
         return found.digest == spelled(self.items[0].digest)
 
 
-def packed(line: Sequence[Spooled], most: int) -> Load:
+def packed(line: Sequence[Spooled], most: int) -> SendBatch:
     """The longest load from the front of the line."""
     items: list[Spooled] = []
     pairs: list[tuple[Envelope, Fact]] = []
@@ -75,12 +75,12 @@ def packed(line: Sequence[Spooled], most: int) -> Load:
         try:
             pair = _unpacked(item)
         except DataLossError as flaw:
-            return Load(items, pairs) if items else Load([item], [], flaw)
+            return SendBatch(items, pairs) if items else SendBatch([item], [], flaw)
         items.append(item)
         pairs.append(pair)
         if item.files:
             break
-    return Load(items, pairs)
+    return SendBatch(items, pairs)
 
 
 def _unpacked(item: Spooled) -> tuple[Envelope, Fact]:
@@ -228,7 +228,7 @@ class Drain:
 
     def __init__(
         self,
-        spool: Spool,
+        spool: OutboxStore,
         rule: DrainRule,
         *,
         is_stopped: Callable[[], bool],
@@ -282,7 +282,7 @@ class Drain:
         is_done = yield from self._settle(load.items, answers)
         return len(load.items) if is_done else 0
 
-    def _answers(self, load: Load) -> Script[Sequence[Receipt | BoundaryError]]:
+    def _answers(self, load: SendBatch) -> Script[Sequence[Receipt | BoundaryError]]:
         """What the node says to each of them; raises what it says to the whole."""
         if load.flaw is not None:
             return [load.flaw]
@@ -313,7 +313,7 @@ class Drain:
             lambda producer: producer.put_object(file.bucket, file.key, place, digest=file.digest)
         )
 
-    def _look_up(self, load: Load) -> Script[Receipt | None]:
+    def _look_up(self, load: SendBatch) -> Script[Receipt | None]:
         """What the node has of the first fact. Sending again tells the same, so no is no harm."""
         try:
             found: Receipt | None = yield Ask(lambda producer: producer.lookup_fact(*load.key))
@@ -392,7 +392,7 @@ class Stop(Protocol):
 
 
 def drain(
-    spool: Spool,
+    spool: OutboxStore,
     make: MakeScript,
     producer: Any,
     *,
@@ -451,7 +451,7 @@ def _rest(bell: Bell, rest: Rest, stop: Stop, poll: float) -> None:
 
 
 async def drain_async(
-    spool: Spool,
+    spool: OutboxStore,
     make: MakeScript,
     producer: Any,
     *,
@@ -525,7 +525,7 @@ async def _first_of(rung: asyncio.Event, stop: asyncio.Event, seconds: float) ->
 
 
 @contextmanager
-def _listening(spool: Spool) -> Iterator[Bell]:
+def _listening(spool: OutboxStore) -> Iterator[Bell]:
     bell = spool.listen()
     try:
         yield bell

@@ -143,7 +143,7 @@ _NAME = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}|new\.[0-9a-f]{16}")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class SpoolFolder:
+class OutboxFiles:
     """The copies of one spool. Any thread may call any method."""
 
     def __init__(self, folder: Path) -> None:
@@ -312,7 +312,7 @@ declare(
 )
 
 
-class Spool:
+class OutboxStore:
     """One file. Any thread may call any method, and so may any process that has it open."""
 
     def __init__(
@@ -328,7 +328,7 @@ class Spool:
         self._database = Database(path, schema=_SCHEMA, busy_timeout=busy_timeout)
         self._keep_sent = keep_sent
         self.path = self._database.path
-        self.folder = SpoolFolder(self.path.with_name(f"{self.path.name}-files"))
+        self.folder = OutboxFiles(self.path.with_name(f"{self.path.name}-files"))
         self._belfry = Belfry(self.path)
         self._clock = clock
         self._max_items = max_items

@@ -13,11 +13,11 @@ from typing import Self, TypeVar, Unpack
 from ergon_framework.boundary import telemetry
 from ergon_framework.boundary.arguments import TRANSPORT
 from ergon_framework.boundary.client.artifacts import Artifact, Blob
-from ergon_framework.boundary.client.flow import Script, TaskHands, ThreadHands
+from ergon_framework.boundary.client.flow import Flow, TaskRunner, ThreadRunner
 from ergon_framework.boundary.client.options import (
     EnvelopeOptions,
+    ProducerBase,
     ProducerOptions,
-    Telling,
     client_tls,
 )
 from ergon_framework.boundary.client.publish_flow import (
@@ -40,7 +40,7 @@ from ergon_framework.errors import BoundaryError
 T = TypeVar("T")
 
 
-class Producer(Telling):
+class Producer(ProducerBase):
     """Tells a node what happened. Any thread may use it.
 
     ::
@@ -133,11 +133,11 @@ class Producer(Telling):
     ) -> None:
         self.close()
 
-    def _run(self, script: Script[T]) -> T:
-        return ThreadHands(self._transport, current_clock()).run(script)
+    def _run(self, script: Flow[T]) -> T:
+        return ThreadRunner(self._transport, current_clock()).run(script)
 
 
-class AsyncProducer(Telling):
+class AsyncProducer(ProducerBase):
     """Tells a node what happened; see :class:`~ergon_framework.boundary.Producer`.
 
     It belongs to one event loop. Files are read, and hashed, in other threads. A call that is
@@ -224,5 +224,5 @@ class AsyncProducer(Telling):
     ) -> None:
         await self.close()
 
-    async def _run(self, script: Script[T]) -> T:
-        return await TaskHands(self._transport).run(script)
+    async def _run(self, script: Flow[T]) -> T:
+        return await TaskRunner(self._transport).run(script)

@@ -20,14 +20,14 @@ from ergon_framework.boundary.client.flow import (
     SCHEDULE,
     Dice,
     Do,
+    Flow,
     Now,
     Put,
-    Script,
     called,
     repeated,
     understood,
 )
-from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, Report, Source
+from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY, BlobSource, Report
 from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.http.codec import error_of_shape
 from ergon_framework.boundary.model import (
@@ -62,7 +62,7 @@ class FactWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class ProducerConfig:
     """How a producer goes about it."""
 
     rule: RetryRule = SCHEDULE
@@ -80,13 +80,13 @@ def message_json(
     return b'{"envelope":%b,"fact":%b}' % (admission.new_fact.envelope, admission.new_fact.fact)
 
 
-def appending(message: bytes, habits: Habits) -> Script[Receipt]:
+def appending(message: bytes, habits: ProducerConfig) -> Flow[Receipt]:
     """Append one fact, which was serialised once and for all."""
     answer = yield from called(BOUNDARY + "AppendFact", message, habits.rule, habits.dice)
     return understood(answer, Receipt)
 
 
-def looking_up(from_zone: str, message_id: str, habits: Habits) -> Script[Receipt | None]:
+def looking_up(from_zone: str, message_id: str, habits: ProducerConfig) -> Flow[Receipt | None]:
     """What the node's ledger knows about an id; None when it never saw it."""
     try:
         asked = msgspec.json.encode({"from_zone": from_zone, "message_id": message_id})
@@ -104,8 +104,8 @@ def looking_up(from_zone: str, message_id: str, habits: Habits) -> Script[Receip
 
 
 def appending_many(
-    items: Iterable[tuple[EnvelopeLike, FactLike]], habits: Habits
-) -> Script[list[Receipt | BoundaryError]]:
+    items: Iterable[tuple[EnvelopeLike, FactLike]], habits: ProducerConfig
+) -> Flow[list[Receipt | BoundaryError]]:
     """Append in order; what is invalid is not sent and keeps its place in the results."""
     results: list[Receipt | BoundaryError | None] = []
     messages: list[tuple[int, bytes]] = []
@@ -160,8 +160,8 @@ def _outcome(result: dict[str, Any]) -> Receipt | BoundaryError:
 
 
 def putting(
-    bucket: str, key: str, source: Source, digest: str, report: Report, habits: Habits
-) -> Script[ObjectReceipt]:
+    bucket: str, key: str, source: BlobSource, digest: str, report: Report, habits: ProducerConfig
+) -> Flow[ObjectReceipt]:
     """Put a blob and make sure that what the node has is what was meant."""
     call = Call(habits.rule, (yield Now()))
     effect = Put(bucket, key, source, digest, report)
@@ -178,10 +178,10 @@ def putting(
 
 
 def putting_blob(
-    bucket: str, key: str, blob: Blob, digest: str | None, habits: Habits
-) -> Script[ObjectReceipt]:
+    bucket: str, key: str, blob: Blob, digest: str | None, habits: ProducerConfig
+) -> Flow[ObjectReceipt]:
     """Put bytes or a file; the digest is computed here unless the caller knows it."""
-    source: Source = yield Do(lambda: source_of(blob))
+    source: BlobSource = yield Do(lambda: source_of(blob))
     try:
         if digest is None:
             digest = yield Do(lambda: digest_of(source))
@@ -288,9 +288,9 @@ def publishing(
     fact: Fact,
     envelope: Envelope | Mapping[str, Any],
     files: Sequence[Artifact | Blob],
-    habits: Habits,
+    habits: ProducerConfig,
     progress: Progress,
-) -> Script[Receipt]:
+) -> Flow[Receipt]:
     """Put every file, one after the other; then append the fact that refers to them."""
     artifacts = [each if isinstance(each, Artifact) else Artifact(each) for each in files]
     check_object(fact, artifacts)
@@ -298,9 +298,9 @@ def publishing(
     message_json(envelope, fact, strict_ids=habits.strict_ids)
     publication = Publication(fact, artifacts)
     with ExitStack() as stack:
-        sources: list[Source] = []
+        sources: list[BlobSource] = []
         for artifact in artifacts:
-            source: Source = yield Do(lambda blob=artifact.path: source_of(blob))  # type: ignore[misc]
+            source: BlobSource = yield Do(lambda blob=artifact.path: source_of(blob))  # type: ignore[misc]
             stack.callback(source.close)
             sources.append(source)
         watch = stack.enter_context(_Watch(progress, sum(each.size for each in sources)))

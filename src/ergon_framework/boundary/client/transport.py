@@ -19,7 +19,7 @@ Report: TypeAlias = Callable[[int], None] | None
 """Is told how many bytes have been sent, from 0 again when they are sent again."""
 
 
-class Source(Protocol):
+class BlobSource(Protocol):
     """Bytes that can be read again and again."""
 
     size: int
@@ -34,7 +34,7 @@ class Source(Protocol):
 class Reported:
     """The source's bytes, with somebody told how many have gone; may be read anew."""
 
-    def __init__(self, source: Source, report: Report) -> None:
+    def __init__(self, source: BlobSource, report: Report) -> None:
         self._source = source
         self._report = report
 

@@ -59,7 +59,7 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 
-class Waiting(Generic[Request, Answer]):
+class Waiter(Generic[Request, Answer]):
     """A caller that waits in line."""
 
     __slots__ = ("answer", "error", "is_gone", "request", "wake")
@@ -82,7 +82,7 @@ class Waiting(Generic[Request, Answer]):
         self.error = error
 
 
-class Left(Generic[Request, Answer]):
+class Callback(Generic[Request, Answer]):
     """A request whose caller has gone on, and wants to be called back."""
 
     __slots__ = ("done", "group_done", "outcome", "request")
@@ -107,7 +107,7 @@ class Left(Generic[Request, Answer]):
     fail = tell
 
 
-InLine: TypeAlias = Waiting[Request, Answer] | Left[Request, Answer]
+Pending: TypeAlias = Waiter[Request, Answer] | Callback[Request, Answer]
 
 
 MOST = 512
@@ -125,7 +125,7 @@ IN_VAIN = 8
 """Looks for the next one in line during a wait, after which nobody is expected before its end."""
 
 
-class Grouping(Generic[Request, Answer]):
+class GroupCommit(Generic[Request, Answer]):
     """Gathers requests of many threads. ``serve`` answers all of a group, or raises for all.
 
     With ``lets_go``, ``serve`` calls ``meanwhile`` as soon as it has to wait for anything, and who
@@ -157,13 +157,13 @@ class Grouping(Generic[Request, Answer]):
         self._turns = Turns()
         self._lock = threading.RLock()  # a signal's handler may close at any step of its thread
         self._changed = threading.Condition(self._lock)
-        self._line: SimpleQueue[InLine[Request, Answer] | None] = SimpleQueue()
+        self._line: SimpleQueue[Pending[Request, Answer] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._left = 0
         """How many have yet to be called back."""
-        self._served: deque[Waiting[Request, Answer]] = deque()
+        self._served: deque[Waiter[Request, Answer]] = deque()
         """Those who have their answer and sleep."""
-        self._seen: deque[InLine[Request, Answer]] = deque()
+        self._seen: deque[Pending[Request, Answer]] = deque()
         """Those at the head of the line who were looked at."""
         self._server: int | None = None
         """The thread, while it serves."""
@@ -191,7 +191,7 @@ class Grouping(Generic[Request, Answer]):
                     raise
         if before_waiting is not None:
             before_waiting()
-        waiting: Waiting[Request, Answer] = Waiting(request)
+        waiting: Waiter[Request, Answer] = Waiter(request)
         if not self._stands_in_line(waiting):
             return self._alone(request)
         try:
@@ -213,7 +213,7 @@ class Grouping(Generic[Request, Answer]):
 
         When all of a group have been told, each ``group_done`` among them is called once.
         """
-        if not self._stands_in_line(Left(request, done, group_done)):
+        if not self._stands_in_line(Callback(request, done, group_done)):
             if self._is_closed:
                 raise StoreUnavailableError("the store is closed", remedy="open it again")
             raise StoreUnavailableError(
@@ -282,8 +282,8 @@ class Grouping(Generic[Request, Answer]):
         if thread is not None:
             thread.join(ENDING)
 
-    def _stands_in_line(self, asked: InLine[Request, Answer]) -> bool:
-        is_left = isinstance(asked, Left)
+    def _stands_in_line(self, asked: Pending[Request, Answer]) -> bool:
+        is_left = isinstance(asked, Callback)
         with self._lock:
             has_thread = self._thread is not None or self._begin()
             if self._is_closed or not has_thread:
@@ -334,7 +334,7 @@ class Grouping(Generic[Request, Answer]):
                 logger.exception("the thread %s stumbled", self._name)
             del first  # nothing of it stays here while nobody comes
 
-    def _awaited(self) -> InLine[Request, Answer] | None:
+    def _awaited(self) -> Pending[Request, Answer] | None:
         """The first of a crowd; nobody at the end, or when nobody has come for a while."""
         while True:
             with suppress(Empty):
@@ -345,10 +345,10 @@ class Grouping(Generic[Request, Answer]):
                         self._thread = None
                     return None
 
-    def _serve_crowd(self, first: InLine[Request, Answer]) -> None:
+    def _serve_crowd(self, first: Pending[Request, Answer]) -> None:
         """Serve group after group until nobody comes any more."""
         turns, me = self._turns, get_ident()
-        asked: InLine[Request, Answer] | None = first
+        asked: Pending[Request, Answer] | None = first
         try:
             while asked is not None:
                 if turns.leader != me:
@@ -356,7 +356,7 @@ class Grouping(Generic[Request, Answer]):
                 self._server = me
                 group = self._gathered(asked)
                 self._serve_group(group)
-                self._call_back([each for each in group if isinstance(each, Left)])
+                self._call_back([each for each in group if isinstance(each, Callback)])
                 asked = self._next(is_crowded=len(group) > 1)
         finally:
             self._server = None
@@ -364,7 +364,7 @@ class Grouping(Generic[Request, Answer]):
             if turns.leader == me:
                 turns.leave()
 
-    def _gathered(self, first: InLine[Request, Answer]) -> list[InLine[Request, Answer]]:
+    def _gathered(self, first: Pending[Request, Answer]) -> list[Pending[Request, Answer]]:
         """The first and all behind it who can be served together."""
         group, weigh = [first], self._weigh
         weight = weigh(first.request)
@@ -377,7 +377,7 @@ class Grouping(Generic[Request, Answer]):
                 weight += weigh(asked.request)
         return [each for each in group if not each.is_gone]
 
-    def _next(self, *, is_crowded: bool) -> InLine[Request, Answer] | None:
+    def _next(self, *, is_crowded: bool) -> Pending[Request, Answer] | None:
         """Whoever comes next; nobody when callers may serve themselves again."""
         with suppress(Empty):
             return self._taken()
@@ -387,21 +387,21 @@ class Grouping(Generic[Request, Answer]):
                 return self._kept(self._line.get(timeout=LINGER))
         return None
 
-    def _taken(self) -> InLine[Request, Answer] | None:
+    def _taken(self) -> Pending[Request, Answer] | None:
         """The first in line; raises Empty."""
         if self._seen:
             with suppress(IndexError):  # another thread was faster
                 return self._seen.popleft()
         return self._kept(self._line.get_nowait())
 
-    def _kept(self, asked: InLine[Request, Answer] | None) -> InLine[Request, Answer] | None:
+    def _kept(self, asked: Pending[Request, Answer] | None) -> Pending[Request, Answer] | None:
         """What came out of the line. The end of it goes back: it is what the thread looks for."""
         if asked is None:
             self._line.put(None)
         return asked
 
-    def _serve_group(self, group: Sequence[InLine[Request, Answer]]) -> None:
-        waiting = [each for each in group if isinstance(each, Waiting)]
+    def _serve_group(self, group: Sequence[Pending[Request, Answer]]) -> None:
+        waiting = [each for each in group if isinstance(each, Waiter)]
         try:
             answers = self._serve([each.request for each in group]) if group else ()
             pairs = list(zip(group, answers, strict=True))
@@ -416,7 +416,7 @@ class Grouping(Generic[Request, Answer]):
         if not self._lets_go:
             self.let_go()
 
-    def _call_back(self, left: Sequence[Left[Request, Answer]]) -> None:
+    def _call_back(self, left: Sequence[Callback[Request, Answer]]) -> None:
         """Tell those who have gone on; out of turn, for they may want to call again."""
         if not left:
             return

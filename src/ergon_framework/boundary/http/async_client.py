@@ -9,7 +9,7 @@ from typing import Any, Self, TypeAlias, cast
 
 from ergon_framework.boundary.http.client import RECEIVE, news_of
 from ergon_framework.boundary.http.codec import (
-    AnswerReader,
+    ResponseReader,
     answer_of,
     counted,
     no_object,
@@ -32,7 +32,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def __init__(self, room: memoryview) -> None:
         self._room = room
-        self.reader = AnswerReader()
+        self.reader = ResponseReader()
         self._transport: asyncio.Transport
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -45,7 +45,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     # ---- what the client does ----
 
-    def begin(self, reader: AnswerReader, deadline: float | None = None) -> None:
+    def begin(self, reader: ResponseReader, deadline: float | None = None) -> None:
         """Expect an answer; whoever still waits at the deadline gets a ``TimeoutError``."""
         self.reader = reader
         self._deadline = deadline
@@ -251,7 +251,7 @@ class AsyncHttpTransport:
             await connection.wait_done()
 
         seconds = self._timeout if timeout is None else timeout
-        reader, connection = await self._exchange(talk, AnswerReader, seconds)
+        reader, connection = await self._exchange(talk, ResponseReader, seconds)
         self.give_back(connection)
         return answer_of(reader)
 
@@ -282,7 +282,7 @@ class AsyncHttpTransport:
             async with asyncio.timeout(self._timeout):
                 await connection.wait_done()
 
-        reader, connection = await self._exchange(talk, AnswerReader, None)
+        reader, connection = await self._exchange(talk, ResponseReader, None)
         self.give_back(connection)
         return answer_of(reader)
 
@@ -305,7 +305,7 @@ class AsyncHttpTransport:
                 await connection.wait_done()
 
         reader, connection = await self._exchange(
-            talk, lambda: AnswerReader(limit=None), self._timeout
+            talk, lambda: ResponseReader(limit=None), self._timeout
         )
         stream = AsyncHttpObjectStream(self, connection, reader, self._timeout)
         try:
@@ -324,7 +324,7 @@ class AsyncHttpTransport:
             await connection.wait_done()
 
         reader, connection = await self._exchange(
-            talk, lambda: AnswerReader(is_head=True), self._timeout
+            talk, lambda: ResponseReader(is_head=True), self._timeout
         )
         self.give_back(connection)
         if reader.status >= 300:
@@ -351,8 +351,8 @@ class AsyncHttpTransport:
     # ---- connections ----
 
     async def _exchange(
-        self, talk: Talk, make_reader: Callable[[], AnswerReader], seconds: float | None
-    ) -> tuple[AnswerReader, AsyncConnection]:
+        self, talk: Talk, make_reader: Callable[[], ResponseReader], seconds: float | None
+    ) -> tuple[ResponseReader, AsyncConnection]:
         """Talk over a kept connection, or a new one. Give the connection back."""
         if self._is_closed:
             raise NodeUnavailableError("this client is closed", reason="closed")
@@ -387,7 +387,11 @@ class AsyncHttpTransport:
         return None
 
     async def _attempt(
-        self, talk: Talk, reader: AnswerReader, connection: AsyncConnection, deadline: float | None
+        self,
+        talk: Talk,
+        reader: ResponseReader,
+        connection: AsyncConnection,
+        deadline: float | None,
     ) -> None:
         connection.begin(reader, deadline)
         try:
@@ -453,7 +457,7 @@ class AsyncHttpObjectStream:
         self,
         transport: AsyncHttpTransport,
         connection: AsyncConnection,
-        reader: AnswerReader,
+        reader: ResponseReader,
         timeout: float,
     ) -> None:
         self._transport = transport

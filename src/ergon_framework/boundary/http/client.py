@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from ergon_framework.boundary.http.codec import (
-    AnswerReader,
+    ResponseReader,
     answer_of,
     counted,
     no_object,
@@ -35,7 +35,7 @@ RECEIVE = 64 << 10
 """Bytes asked of a socket at once; more than that would cost a fresh mapping each time."""
 
 
-class Connection:
+class HttpConnection:
     """One socket; used by one thread at a time."""
 
     def __init__(self, endpoint: Endpoint, timeout: float, patience: float) -> None:
@@ -54,7 +54,7 @@ class Connection:
         """Send all of it."""
         self._socket.sendall(data)
 
-    def receive(self, reader: AnswerReader) -> None:
+    def receive(self, reader: ResponseReader) -> None:
         """Let the reader have what comes next."""
         data = self._socket.recv(RECEIVE)
         if data:
@@ -97,7 +97,7 @@ def _connected(endpoint: Endpoint, timeout: float) -> socket.socket:
     return secure
 
 
-Talk: TypeAlias = Callable[[Connection, AnswerReader], None]
+Talk: TypeAlias = Callable[[HttpConnection, ResponseReader], None]
 """One request over a connection, and as much of its answer as the caller needs."""
 
 
@@ -105,7 +105,10 @@ _BROKEN = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError)
 
 
 def _converse(
-    connection: Connection, reader: AnswerReader, pieces: Iterable[bytes], deadline: float | None
+    connection: HttpConnection,
+    reader: ResponseReader,
+    pieces: Iterable[bytes],
+    deadline: float | None,
 ) -> None:
     """Send a request and read its whole answer.
 
@@ -156,7 +159,7 @@ class HttpTransport:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[HttpConnection] = []
         self._places = threading.BoundedSemaphore(self._most)
 
     def renew(self) -> None:
@@ -171,10 +174,10 @@ class HttpTransport:
         request = self._endpoint.call(method, body)
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
 
-        def talk(connection: Connection, reader: AnswerReader) -> None:
+        def talk(connection: HttpConnection, reader: ResponseReader) -> None:
             _converse(connection, reader, (request,), deadline)
 
-        return answer_of(self._exchange(talk, AnswerReader, deadline))
+        return answer_of(self._exchange(talk, ResponseReader, deadline))
 
     def put_object(
         self,
@@ -188,26 +191,26 @@ class HttpTransport:
         """Send a blob."""
         head = self._endpoint.put_head(bucket, key, size, digest)
 
-        def talk(connection: Connection, reader: AnswerReader) -> None:
+        def talk(connection: HttpConnection, reader: ResponseReader) -> None:
             _converse(connection, reader, chain((head,), counted(chunks, size)), None)
 
-        return answer_of(self._exchange(talk, AnswerReader))
+        return answer_of(self._exchange(talk, ResponseReader))
 
     def get_object(
         self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
     ) -> HttpObjectStream:
         """Begin to receive an object, from its byte ``start`` on; only ``digest`` if given."""
         head = self._endpoint.get_head(bucket, key, start, digest)
-        used: list[Connection] = []
+        used: list[HttpConnection] = []
 
-        def talk(connection: Connection, reader: AnswerReader) -> None:
+        def talk(connection: HttpConnection, reader: ResponseReader) -> None:
             used[:] = [connection]
             connection.expire(None)
             connection.send(head)
             while not (reader.is_headed if reader.status < 300 else reader.is_done):
                 connection.receive(reader)
 
-        reader = self._exchange(talk, lambda: AnswerReader(limit=None), is_kept=False)
+        reader = self._exchange(talk, lambda: ResponseReader(limit=None), is_kept=False)
         stream = HttpObjectStream(self, used[0], reader)
         try:
             stream.begin(bucket, key, start)
@@ -220,13 +223,13 @@ class HttpTransport:
         """What the node knows about an object; ``BoundaryNotFoundError`` when it has none."""
         head = self._endpoint.object_request("HEAD", bucket, key, [])
 
-        def talk(connection: Connection, reader: AnswerReader) -> None:
+        def talk(connection: HttpConnection, reader: ResponseReader) -> None:
             connection.expire(None)
             connection.send(head)
             while not reader.is_done:
                 connection.receive(reader)
 
-        reader = self._exchange(talk, lambda: AnswerReader(is_head=True))
+        reader = self._exchange(talk, lambda: ResponseReader(is_head=True))
         if reader.status >= 300:
             raise no_object(reader, bucket, key)
         return object_of_headers(bucket, key, reader.headers)
@@ -253,11 +256,11 @@ class HttpTransport:
     def _exchange(
         self,
         talk: Talk,
-        make_reader: Callable[[], AnswerReader],
+        make_reader: Callable[[], ResponseReader],
         deadline: float | None = None,
         *,
         is_kept: bool = True,
-    ) -> AnswerReader:
+    ) -> ResponseReader:
         """Talk over a kept connection, or a new one.
 
         Unless ``is_kept``, the caller has the connection and its place afterwards.
@@ -275,7 +278,7 @@ class HttpTransport:
             self.leave()
         return reader
 
-    def _attempt(self, talk: Talk, reader: AnswerReader, connection: Connection) -> None:
+    def _attempt(self, talk: Talk, reader: ResponseReader, connection: HttpConnection) -> None:
         try:
             talk(connection, reader)
         except OSError as error:
@@ -289,9 +292,9 @@ class HttpTransport:
             connection.close()
             raise
 
-    def _connect(self, deadline: float | None) -> Connection:
+    def _connect(self, deadline: float | None) -> HttpConnection:
         try:
-            return Connection(self._endpoint, self._timeout, self._left(deadline))
+            return HttpConnection(self._endpoint, self._timeout, self._left(deadline))
         except OSError as error:
             raise self._endpoint.unreachable(error) from error
 
@@ -309,7 +312,7 @@ class HttpTransport:
                 remedy="allow more connections, or close streams that are no longer read",
             )
 
-    def _kept(self) -> Connection | None:
+    def _kept(self) -> HttpConnection | None:
         """A kept connection that is still good; the others are closed on the way."""
         while True:
             with self._lock:
@@ -325,7 +328,7 @@ class HttpTransport:
         for connection in idle:
             connection.close()
 
-    def give_back(self, connection: Connection, reader: AnswerReader) -> None:
+    def give_back(self, connection: HttpConnection, reader: ResponseReader) -> None:
         """Keep a connection for the next call when it can carry one."""
         with self._lock:
             if reader.is_done and reader.keeps_alive and not self._is_closed:
@@ -350,7 +353,7 @@ class HttpObjectStream:
     digest = ""
 
     def __init__(
-        self, transport: HttpTransport, connection: Connection, reader: AnswerReader
+        self, transport: HttpTransport, connection: HttpConnection, reader: ResponseReader
     ) -> None:
         self._transport = transport
         self._connection = connection

@@ -1,6 +1,6 @@
 """HTTP/1.1 as a client speaks it, without a socket: requests as bytes, bytes as responses.
 
-Both clients feed what they receive to an ``AnswerReader``. Whatever a peer sends, memory is
+Both clients feed what they receive to an ``ResponseReader``. Whatever a peer sends, memory is
 bounded, and nothing but a ``BoundaryError`` is raised. A refusal becomes the error it stands for,
 and a body is compared with the length and digest that were announced.
 """
@@ -69,7 +69,7 @@ def _segment(name: str) -> str:
     return quoted.replace(".", "%2E") if quoted in {".", ".."} else quoted
 
 
-class AnswerReader:
+class ResponseReader:
     """One answer on its way in; after ``is_done`` it is there as a whole.
 
     ``take()`` gives out the body as it arrives; who does not call it gets it in one piece with
@@ -310,7 +310,7 @@ def _seconds(text: str | None) -> float | None:
 DIGEST_HEADER = "digest-sha256"
 
 
-def answer_of(reader: AnswerReader) -> bytes:
+def answer_of(reader: ResponseReader) -> bytes:
     """The body of an answer that is a success; the error of any other."""
     body = reader.body()
     if reader.status == 200:
@@ -335,7 +335,7 @@ def counted(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
         )
 
 
-def no_object(reader: AnswerReader, bucket: str, key: str) -> BoundaryError:
+def no_object(reader: ResponseReader, bucket: str, key: str) -> BoundaryError:
     """The error of an answer to HEAD, which has no body to say it."""
     if reader.status == 404:
         return BoundaryNotFoundError(
@@ -354,7 +354,7 @@ def object_of_headers(bucket: str, key: str, headers: Mapping[str, str]) -> Obje
 
 
 def object_begun(
-    reader: AnswerReader, bucket: str, key: str, start: int
+    reader: ResponseReader, bucket: str, key: str, start: int
 ) -> tuple[ObjectReceipt, int]:
     """What is about to come, and how many bytes of it come before ``start``.
 
@@ -365,7 +365,7 @@ def object_begun(
     return object_of_headers(bucket, key, reader.headers), start - _first_byte(reader)
 
 
-def _first_byte(reader: AnswerReader) -> int:
+def _first_byte(reader: ResponseReader) -> int:
     place = reader.headers.get("content-range", "").removeprefix("bytes ").partition("-")[0]
     return int(place) if reader.status == 206 and place.isascii() and place.isdigit() else 0
 

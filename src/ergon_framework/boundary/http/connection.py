@@ -1,6 +1,6 @@
 """One connection of a client: requests in the order they came, one at a time, within limits.
 
-``Guest`` is whom the connection is with, and ``Outflow`` writes as fast as the client reads.
+``Peer`` is whom the connection is with, and ``ResponseWriter`` writes as fast as the client reads.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from ergon_framework.boundary.http import responses
 from ergon_framework.boundary.http.exchange import Caller, Request
-from ergon_framework.boundary.http.parser import Intake
+from ergon_framework.boundary.http.parser import RequestParser
 from ergon_framework.boundary.http.responses import Headers
-from ergon_framework.boundary.http.server_state import Service
+from ergon_framework.boundary.http.server_state import ServerState
 from ergon_framework.errors import BoundaryError
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class Peer:
     """What was found out about a client when it came."""
 
     caller: Caller = field(default_factory=Caller)
@@ -39,7 +39,7 @@ class Guest:
         return is_over or self.context is not context
 
 
-class Outflow:
+class ResponseWriter:
     """Writes to a transport, which may go away at any time."""
 
     __slots__ = ("_drained", "_flowed_at", "_taken", "_transport", "_written", "is_paused")
@@ -130,7 +130,7 @@ LINGER = 5.0
 """Seconds for which bytes are thrown away after a refusal, so that the client gets to read it."""
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """Speaks with one client, once ``open`` has been called."""
 
     __slots__ = (
@@ -152,14 +152,14 @@ class Connection(asyncio.Protocol):
         "ip",
     )
 
-    def __init__(self, service: Service, ip: str = "") -> None:
+    def __init__(self, service: ServerState, ip: str = "") -> None:
         self.ip = ip
         self._service = service
         self._limits = service.limits
-        self._guest = Guest()
+        self._guest = Peer()
         self._transport: asyncio.Transport | None = None
-        self._intake: Intake | None = None
-        self._outflow: Outflow | None = None
+        self._intake: RequestParser | None = None
+        self._outflow: ResponseWriter | None = None
         self._early = b""
         self._current: Request | None = None
         self._pending: deque[Request] = deque()
@@ -170,12 +170,14 @@ class Connection(asyncio.Protocol):
         self._is_retired = False
         self._rested_at = service.clock()
 
-    def open(self, transport: asyncio.Transport, guest: Guest) -> None:
+    def open(self, transport: asyncio.Transport, guest: Peer) -> None:
         """Serve whoever is at the other end."""
         self._guest = guest
         self._transport = transport
-        self._outflow = Outflow(transport, self._rested_at)
-        self._intake = Intake(self._service, guest.caller, self, self._pending.append, self._pace)
+        self._outflow = ResponseWriter(transport, self._rested_at)
+        self._intake = RequestParser(
+            self._service, guest.caller, self, self._pending.append, self._pace
+        )
         self._service.add(self)
         if self._early:
             self.data_received(self._early)

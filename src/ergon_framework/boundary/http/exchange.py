@@ -1,8 +1,8 @@
 """One request with its response: what the server and the application say to each other.
 
 The server knows HTTP and nothing of facts; the node knows operations and nothing of sockets. Both
-see an ``Exchange``; ``Request`` is the one that comes from a socket, and ``Upload`` the body of a
-request that is read while it arrives.
+see an ``Exchange``. ``Request`` is the one that comes from a socket, and ``RequestBody`` is a body
+that is read while it arrives.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Application(Protocol):
 HIGH = 1 << 20
 
 
-class Upload:
+class RequestBody:
     """Holds about ``HIGH`` bytes at most: beyond that the socket is not read.
 
     It lives on the event loop; only ``take`` may be called from another thread.
@@ -168,7 +168,7 @@ class Upload:
             self._waiter.set_result(None)
 
 
-class Line(Protocol):
+class Responder(Protocol):
     """The connection a request came in on."""
 
     @property
@@ -223,7 +223,7 @@ class Request:
     )
 
     def __init__(
-        self, line: Line, caller: Caller, method: str, url: str, headers: dict[bytes, bytes]
+        self, line: Responder, caller: Caller, method: str, url: str, headers: dict[bytes, bytes]
     ) -> None:
         self._line = line
         self._headers = headers
@@ -232,7 +232,7 @@ class Request:
         self.path, _, self.query = url.partition("?")
         self.body = b""
         self.parts: list[bytes] = []
-        self.upload: Upload | None = None
+        self.upload: RequestBody | None = None
         self.refusal: Refusal | None = None
         self.held = 0
         """Bytes of it that count against the memory for all bodies."""

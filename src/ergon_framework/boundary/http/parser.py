@@ -8,9 +8,9 @@ from httptools import HttpParserError, HttpParserInvalidMethodError, HttpParserU
 from httptools import HttpRequestParser as Parser
 
 from ergon_framework.boundary.http import responses
-from ergon_framework.boundary.http.exchange import Caller, Line, Request, Upload
+from ergon_framework.boundary.http.exchange import Caller, Request, RequestBody, Responder
 from ergon_framework.boundary.http.responses import Refusal
-from ergon_framework.boundary.http.server_state import Head, Service
+from ergon_framework.boundary.http.server_state import Head, ServerState
 
 _CARRIAGE = 16
 """Bytes that may carry one byte of a chunked body: a chunk of one byte takes six."""
@@ -21,7 +21,7 @@ _UNUSUAL = frozenset({b"expect", b"origin", b"upgrade"})
 _TLS_RECORD = b"\x16\x03"
 
 
-class Intake:
+class RequestParser:
     """Parses one connection's bytes. Its callbacks never raise, and after a refusal it is deaf."""
 
     __slots__ = (
@@ -49,9 +49,9 @@ class Intake:
 
     def __init__(
         self,
-        service: Service,
+        service: ServerState,
         caller: Caller,
-        line: Line,
+        line: Responder,
         enqueue: Callable[[Request], None],
         repace: Callable[[], None],
     ) -> None:
@@ -210,7 +210,7 @@ class Intake:
         request.is_kept = self._parser.should_keep_alive()
         request.is_chunked = b"transfer-encoding" in headers
         if self._service.application.is_streamed(method, request.path):
-            request.upload = Upload(self._repace)
+            request.upload = RequestBody(self._repace)
         self._enqueue(request)
         refusal = self._head_problem(request, headers)
         if refusal is not None:

@@ -1,6 +1,6 @@
 """An HTTP/1.1 server for one application: quick with small requests, hard to wear down.
 
-``Doorstep`` has a connection until the handshake says who the client is. A client that is refused
+``Acceptor`` has a connection until the handshake says who the client is. A client that is refused
 hears why.
 """
 
@@ -15,21 +15,21 @@ from typing import Any, Protocol, cast
 
 from ergon_framework.boundary.http import responses
 from ergon_framework.boundary.http.addresses import BACKLOG, bound_sockets
-from ergon_framework.boundary.http.connection import LINGER, Connection, Guest
+from ergon_framework.boundary.http.connection import LINGER, Peer, ServerConnection
 from ergon_framework.boundary.http.exchange import Application, Caller
-from ergon_framework.boundary.http.server_state import Denied, Failed, Service
-from ergon_framework.boundary.http.tls import LookedIn, peer_identity, secured
+from ergon_framework.boundary.http.server_state import Denied, Failed, ServerState
+from ergon_framework.boundary.http.tls import ProbeDisconnected, peer_identity, secured
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import ConfigurationError, NotPermittedError, describe
 
 
-class Doorstep(asyncio.Protocol):
-    """Counts the client in, does the handshake, and makes a ``Connection`` of it."""
+class Acceptor(asyncio.Protocol):
+    """Counts the client in, does the handshake, and makes a ``ServerConnection`` of it."""
 
     is_busy = False
 
     def __init__(
-        self, service: Service, context: Callable[[], ssl.SSLContext] | None = None
+        self, service: ServerState, context: Callable[[], ssl.SSLContext] | None = None
     ) -> None:
         self._service = service
         self._context = context
@@ -47,9 +47,9 @@ class Doorstep(asyncio.Protocol):
         if why:
             self._turn_away(raw, why)
         elif self._context is None:
-            connection = Connection(self._service, self.ip)
+            connection = ServerConnection(self._service, self.ip)
             raw.set_protocol(connection)
-            connection.open(raw, Guest(Caller(address=self._address)))
+            connection.open(raw, Peer(Caller(address=self._address)))
         else:
             raw.pause_reading()  # the first bytes belong to the handshake
             self._make_room()
@@ -98,12 +98,12 @@ class Doorstep(asyncio.Protocol):
             raw.abort()  # a handshake would cost more than it gives
 
     async def _secure(self, raw: asyncio.Transport, context: Callable[[], ssl.SSLContext]) -> None:
-        connection = Connection(self._service, self.ip)
+        connection = ServerConnection(self._service, self.ip)
         try:
             current = self._service.context = context()
             limit = self._service.limits.handshake_seconds
             transport = await secured(raw, connection, current, self._refused, limit)
-        except LookedIn:
+        except ProbeDisconnected:
             raw.abort()  # a probe does that every few seconds, and harms nobody
         except OSError as error:
             if self._lingers_until is None:
@@ -129,7 +129,7 @@ class Doorstep(asyncio.Protocol):
 
     def _admit(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         transport: asyncio.Transport,
         context: ssl.SSLContext,
     ) -> None:
@@ -146,7 +146,7 @@ class Doorstep(asyncio.Protocol):
             denial = error
             self._service.denied(self._address, error.message)
         caller = Caller(identity=identity, address=self._address, is_secure=True)
-        connection.open(transport, Guest(caller, context, expires_at, denial))
+        connection.open(transport, Peer(caller, context, expires_at, denial))
 
 
 def _certificate(transport: asyncio.Transport) -> Mapping[str, Any]:
@@ -211,7 +211,7 @@ class Server:
         self._port = port
         self._context = _source(tls)
         limits = limits or LimitSettings()
-        self._service = Service(application, limits, clock, wall, on_error, on_denied)
+        self._service = ServerState(application, limits, clock, wall, on_error, on_denied)
         if names is not None:
             self._service.names = frozenset(name.lower().rstrip(".") for name in names)
         self._service.crowds_out = crowds_out
@@ -267,8 +267,8 @@ class Server:
             self._service.context = self._context()
         self._service.sweep()
 
-    def _greet(self) -> Doorstep:
-        return Doorstep(self._service, self._context)
+    def _greet(self) -> Acceptor:
+        return Acceptor(self._service, self._context)
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(EVERY, self._tick)

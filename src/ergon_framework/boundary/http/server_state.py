@@ -39,7 +39,7 @@ class Head:
     """Bytes of the body."""
 
 
-class Heads:
+class HeadCache:
     """Those of one server. Only heads that nothing is wrong with, whoever sends them."""
 
     def __init__(self, most: int = MOST) -> None:
@@ -104,7 +104,7 @@ class Member(Protocol):
         """Close at once."""
 
 
-class Service:
+class ServerState:
     """The application with its limits, and who is connected to it."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Service:
         """Whether a connection that asks nothing makes room for a new one."""
         self.held_bytes = 0
         """Of all bodies in memory."""
-        self.heads = Heads()
+        self.heads = HeadCache()
         self.is_stopping = False
         self.date = formatdate(wall(), usegmt=True)
         self.changed = asyncio.Event()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote_to_bytes
 
-from ergon_framework.boundary.reloading import Told, Watched
+from ergon_framework.boundary.reloading import ReloadingFile, Told
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,
@@ -91,7 +91,7 @@ SHUTDOWN = 2.0
 Refused = Callable[[ssl.SSLError], None]
 
 
-class LookedIn(ConnectionResetError):
+class ProbeDisconnected(ConnectionResetError):
     """Somebody connected and went without a word, as whoever only looks whether we listen."""
 
 
@@ -132,12 +132,16 @@ async def secured(
         )
     except ConnectionResetError:
         if not door.has_heard:
-            raise LookedIn("it hung up without a word") from None
+            raise ProbeDisconnected("it hung up without a word") from None
         raise
     finally:
         _door.reset(token)
     if transport is None:
-        raise ConnectionResetError("it hung up") if door.has_heard else LookedIn("it hung up")
+        raise (
+            ConnectionResetError("it hung up")
+            if door.has_heard
+            else ProbeDisconnected("it hung up")
+        )
     return transport
 
 
@@ -260,7 +264,7 @@ class Certificates:
             client = client_context(cert, key, ca, crl)
             return _Loaded(server, client, identity, not_after)
 
-        self._files = Watched(files, load, on_problem=on_problem, every=every, clock=clock)
+        self._files = ReloadingFile(files, load, on_problem=on_problem, every=every, clock=clock)
 
     def server(self) -> ssl.SSLContext:
         """For the next connection that somebody makes to us."""

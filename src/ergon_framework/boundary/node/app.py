@@ -30,7 +30,7 @@ from ergon_framework.boundary.node.operations import (
     ADMIN,
     CORE,
     OPERATIONS,
-    InThread,
+    Offload,
     Operation,
     at_least,
     check_use,
@@ -112,7 +112,7 @@ class Fetch:
 class WaitingFetches:
     """All fetches of a node that wait. Lives on one event loop."""
 
-    def __init__(self, store: FactStore, in_thread: InThread) -> None:
+    def __init__(self, store: FactStore, in_thread: Offload) -> None:
         self._store = store
         self._in_thread = in_thread
         self._loop = asyncio.get_running_loop()
@@ -208,7 +208,7 @@ class AppendRoutes:
     def __init__(
         self,
         zone: Zone,
-        in_thread: InThread,
+        in_thread: Offload,
         permitted: Callable[[Caller, str], Permit],
         denied: Callable[[Caller, str], None],
     ) -> None:

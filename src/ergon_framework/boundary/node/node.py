@@ -13,7 +13,7 @@ from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.exchange import Exchange
 from ergon_framework.boundary.http.server import Server
 from ergon_framework.boundary.http.tls import Certificates
-from ergon_framework.boundary.maintenance import keep_house
+from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.node.app import HealthApplication, NodeApplication
 from ergon_framework.boundary.node.policy import Policy, PolicyFile
 from ergon_framework.boundary.node.replication import Puller
@@ -172,7 +172,7 @@ class Node:
             is_thorough = loop.time() >= thorough_at
             try:
                 await self._application.in_thread(
-                    lambda is_thorough=is_thorough: keep_house(  # type: ignore[misc]
+                    lambda is_thorough=is_thorough: run_maintenance(  # type: ignore[misc]
                         self.zone,
                         is_thorough=is_thorough,
                         is_stopping=lambda: not self._application.is_ready,

@@ -27,7 +27,7 @@ from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.node.operations import (
     ADMIN,
     CORE,
-    InThread,
+    Offload,
     Request,
     demand,
     operation,
@@ -157,7 +157,7 @@ def _referred(fact: StoredFact, name: tuple[str, str]) -> Iterator[bytes]:
                 yield each.digest
 
 
-class Putting:
+class ObjectPut:
     """Used by one thread at a time, which stays as long as there is something to write.
 
     Going back to the event loop for each piece would take longer than writing it.
@@ -319,7 +319,7 @@ class ObjectRoutes:
     """What stands behind ``/v1/objects/``."""
 
     def __init__(
-        self, zone: Zone, in_thread: InThread, permitted: Callable[[Caller, str], Permit]
+        self, zone: Zone, in_thread: Offload, permitted: Callable[[Caller, str], Permit]
     ) -> None:
         self._zone = zone
         self._in_thread = in_thread
@@ -362,7 +362,7 @@ class ObjectRoutes:
         announced = self._length(
             exchange.header("content-length"), exchange.header("transfer-encoding")
         )
-        putting = Putting(self._zone, (bucket, key), exchange.take, announced, expected)
+        putting = ObjectPut(self._zone, (bucket, key), exchange.take, announced, expected)
         try:
             receipt = await self._in_thread(putting.go_on)
             while receipt is None and await exchange.has_more(LEAST):

@@ -28,7 +28,7 @@ from ergon_framework.ports.factstore import Quarantined
 T = TypeVar("T")
 
 
-class InThread(Protocol):
+class Offload(Protocol):
     """Runs something in a thread and answers with what it returned."""
 
     def __call__(self, work: Callable[[], T]) -> Awaitable[T]:

@@ -26,7 +26,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ergon_framework.boundary.reloading import Told, Watched
+from ergon_framework.boundary.reloading import ReloadingFile, Told
 from ergon_framework.errors import ErgonError, SettingsError
 
 OPERATIONS = (
@@ -181,7 +181,7 @@ class PolicyFile:
         every: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._file = Watched(
+        self._file = ReloadingFile(
             (path,), lambda: read_policy(path), on_problem=on_problem, every=every, clock=clock
         )
 

@@ -27,7 +27,7 @@ from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.model import Batch, Envelope, Fact
 from ergon_framework.boundary.node import replication_plan
 from ergon_framework.boundary.node.objects_api import too_large
-from ergon_framework.boundary.node.operations import CreateConsumer, InThread
+from ergon_framework.boundary.node.operations import CreateConsumer, Offload
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.replication_plan import Plan
 from ergon_framework.boundary.telemetry import pulled
@@ -90,7 +90,7 @@ class Artifacts:
     """The artifacts of one peer."""
 
     def __init__(
-        self, zone: Zone, peer: str, transport: AsyncTransport, in_thread: InThread
+        self, zone: Zone, peer: str, transport: AsyncTransport, in_thread: Offload
     ) -> None:
         self._zone = zone
         self._peer = peer
@@ -271,7 +271,7 @@ class Puller:
         peer: str,
         transport: AsyncTransport,
         *,
-        in_thread: InThread,
+        in_thread: Offload,
         policy: Callable[[], Policy],
         dice: Callable[[], float] = random.random,
         holder: str | None = None,

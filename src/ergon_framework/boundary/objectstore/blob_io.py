@@ -22,7 +22,7 @@ SIZE = 32
 _SMALL = 1 << 16  # below it, asking another thread costs more than it saves
 
 
-class Crew:
+class HashPool:
     """Threads that hash. A forked process gets some of its own."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Crew:
 class Digester:
     """The digest of bytes that come piece by piece; one piece is on its way at a time."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: HashPool) -> None:
         self._crew = crew
         self._hash = hashlib.sha256()
         self._piece: Future[None] | None = None
@@ -106,7 +106,7 @@ LARGE = 1 << 14
 """A piece as long as that is worth keeping as it is; smaller ones are gathered in one buffer."""
 
 
-class Pieces:
+class ByteQueue:
     """Takes bytes in at one end and gives them out at the other."""
 
     def __init__(self) -> None:
@@ -281,7 +281,7 @@ class Dated(NamedTuple):
 
 
 @runtime_checkable
-class SharedObjects(Protocol):
+class SharedObjectStore(Protocol):
     """What such a store offers beside the port."""
 
     def put_before(self, instant: float, *, since: float = 0.0) -> Iterator[bytes]:

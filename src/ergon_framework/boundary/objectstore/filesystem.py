@@ -24,9 +24,9 @@ from ergon_framework.boundary.objectstore import blob_io as digests
 from ergon_framework.boundary.objectstore import disk
 from ergon_framework.boundary.objectstore.blob_io import (
     PAGE,
-    Crew,
+    ByteQueue,
     DirectWriter,
-    Pieces,
+    HashPool,
     after,
     checked,
     copy_blobs,
@@ -105,11 +105,11 @@ declare(
 )
 
 
-class Shelf(Protocol):
+class UploadTarget(Protocol):
     """What an upload needs of its store."""
 
     folder: Path
-    crew: digests.Crew
+    crew: digests.HashPool
     direct: DirectWriter
 
     def check(self) -> None:
@@ -131,7 +131,7 @@ class FileUpload:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: UploadTarget,
         path: Path,
         fd: int,
         digest: bytes | None = None,
@@ -145,7 +145,7 @@ class FileUpload:
         self._known = digest
         self._is_kept = is_kept
         self._digester = digests.Digester(shelf.crew)
-        self._pending = Pieces()
+        self._pending = ByteQueue()
         self._written = 0
 
     def resume(self) -> None:
@@ -238,7 +238,7 @@ class FileUpload:
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
-        self._pending = Pieces()
+        self._pending = ByteQueue()
         try:
             if remove:  # while it is locked, so that it is still this upload's
                 with contextlib.suppress(OSError):  # a sweep tries again
@@ -310,7 +310,7 @@ class FilesystemObjectStore:
     ) -> None:
         """Open a folder; with ``zone`` it belongs to that zone alone, and another's is refused."""
         self.folder = Path(folder).absolute()
-        self.crew = Crew()
+        self.crew = HashPool()
         self.direct = DirectWriter()
         self._clock = clock
         self._root = self.folder / "sha256"

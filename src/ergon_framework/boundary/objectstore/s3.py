@@ -24,7 +24,7 @@ from ergon_framework.storage.failpoints import declare, failpoint
 _TURNS = 3  # at a folder that goes away while it is used
 
 
-class Spool(FilesystemObjectStore):
+class StagingArea(FilesystemObjectStore):
     """Where bytes on their way in are gathered; finished ones go on into the bucket.
 
     Temporary files that nobody has touched for days may be cleared away by the system, folders too.
@@ -157,7 +157,7 @@ class S3ObjectStore:
         if zone is not None:
             self._client.claim(zone, is_written=not read_only)
         where = own_folder(self.place) if folder is None else Path(folder)
-        self._spool = Spool(where, self._send, clock, is_temporary=folder is None)
+        self._spool = StagingArea(where, self._send, clock, is_temporary=folder is None)
 
     # ---- in -------------------------------------------------------------------------------------
 

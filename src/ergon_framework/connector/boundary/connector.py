@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypedDict
 
 from ergon_framework.boundary.client.artifacts import getting, reference_of, saving
-from ergon_framework.boundary.client.consumer import ConsumerOptions, Reading, warn_of_gap
-from ergon_framework.boundary.client.flow import SCHEDULE, Script
-from ergon_framework.boundary.client.options import ProducerOptions, Telling
+from ergon_framework.boundary.client.consumer import ConsumerBase, ConsumerOptions, warn_of_gap
+from ergon_framework.boundary.client.flow import SCHEDULE, Flow
+from ergon_framework.boundary.client.options import ProducerBase, ProducerOptions
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.model import Loss
 from ergon_framework.connector.base import settling
-from ergon_framework.connector.boundary.link import BoundaryConnectorError, Line, Node
-from ergon_framework.connector.boundary.publisher import Writer
-from ergon_framework.connector.boundary.reader import Driver, Reader
+from ergon_framework.connector.boundary.link import BoundaryConnectorError, Node, NodeLink
+from ergon_framework.connector.boundary.publisher import FactPublisher
+from ergon_framework.connector.boundary.reader import Driver, FactReader
 from ergon_framework.connector.boundary.transactions import DeliveredFact, delivered
 from ergon_framework.connector.boundary.window import Entry, State
 from ergon_framework.core.retry import RetryRule
@@ -48,9 +48,9 @@ class Shared(TypedDict):
 class Parts(NamedTuple):
     """What the connector is made of."""
 
-    line: Line
+    line: NodeLink
     driver: Driver | None
-    writer: Writer
+    writer: FactPublisher
 
 
 def parts_of(
@@ -70,7 +70,7 @@ def parts_of(
     check_counts(limit=reading["limit"], max_deliveries=reading["max_attempts"])
     reader = None if consumer is None else _reader(consumer, reading, shared)
     writing["retry"] = shared["retry"]
-    line = Line(
+    line = NodeLink(
         node, writing, {"timeout": shared["timeout"], "expected_zone": shared["expected_zone"]}
     )
     if outbox is not None and line.tasks is not None:
@@ -78,15 +78,15 @@ def parts_of(
             "an outbox needs a node that threads can reach", remedy="give the node's URL"
         )
     path = None if outbox is None else _path(outbox)
-    writer = Writer(line, Telling(writing), zones, path, drain)
+    writer = FactPublisher(line, ProducerBase(writing), zones, path, drain)
     return Parts(line, None if reader is None else Driver(line, reader), writer)
 
 
-def _reader(consumer: str, options: ConsumerOptions, shared: Shared) -> Reader:
+def _reader(consumer: str, options: ConsumerOptions, shared: Shared) -> FactReader:
     options["retry"], options["timeout"] = shared["retry"], shared["timeout"]
-    reading = Reading(consumer, options)
+    reading = ConsumerBase(consumer, options)
     on_gap = options.get("on_gap") or warn_of_gap
-    return Reader(reading.desk, reading.limit, reading.max_attempts, on_gap)
+    return FactReader(reading.desk, reading.limit, reading.max_attempts, on_gap)
 
 
 def _check_names(consumer: Any, log: Any, zones: tuple[Any, Any]) -> None:
@@ -384,13 +384,13 @@ class BoundaryConnector:
         """The asyncio twin of :meth:`save_object`."""
         return await self._line.run_async(self._saving(reference, path))
 
-    def _getting(self, reference: Reference | Mapping[str, Any]) -> Script[bytes]:
+    def _getting(self, reference: Reference | Mapping[str, Any]) -> Flow[bytes]:
         desk = self._reading().reader.desk
         return getting(reference_of(reference), desk.rule, desk.dice)
 
     def _saving(
         self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
-    ) -> Script[Path]:
+    ) -> Flow[Path]:
         desk = self._reading().reader.desk
         return saving(reference_of(reference), path, desk.rule, desk.dice)
 

@@ -6,7 +6,7 @@ import inspect
 import threading
 from typing import Any, TypeAlias, TypeVar, cast
 
-from ergon_framework.boundary.client.flow import Script, TaskHands, ThreadHands
+from ergon_framework.boundary.client.flow import Flow, TaskRunner, ThreadRunner
 from ergon_framework.boundary.client.options import ProducerOptions, client_tls
 from ergon_framework.boundary.client.transport import AsyncTransport, Transport
 from ergon_framework.boundary.http.client import HttpTransport
@@ -32,7 +32,7 @@ T = TypeVar("T")
 Node: TypeAlias = str | Transport | AsyncTransport
 
 
-class Line:
+class NodeLink:
     """One node. A URL is connected to at the first use; a transport stays the caller's to close."""
 
     def __init__(self, node: Node, files: ProducerOptions, connecting: dict[str, Any]) -> None:
@@ -70,16 +70,16 @@ class Line:
             )
         return self._threads
 
-    def run(self, script: Script[T]) -> T:
+    def run(self, script: Flow[T]) -> T:
         """Do what the script says, in this thread."""
-        return ThreadHands(self.threads(), current_clock()).run(script)
+        return ThreadRunner(self.threads(), current_clock()).run(script)
 
-    async def run_async(self, script: Script[T]) -> T:
+    async def run_async(self, script: Flow[T]) -> T:
         """Do what the script says, in this task, which must not be cancelled meanwhile."""
         self.check()
         if self.tasks is None:
             return await self.own_threads.run(self.run, script)
-        return await TaskHands(self.tasks).run(script)
+        return await TaskRunner(self.tasks).run(script)
 
     def check(self) -> None:
         """Raise when it is closed."""

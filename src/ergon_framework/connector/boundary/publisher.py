@@ -9,12 +9,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ergon_framework.boundary.client.flow import Script
-from ergon_framework.boundary.client.options import Telling
+from ergon_framework.boundary.client.flow import Flow
+from ergon_framework.boundary.client.options import ProducerBase
 from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.boundary.client.producer import Producer
 from ergon_framework.boundary.client.publish_flow import appending_many, publishing
-from ergon_framework.connector.boundary.link import Line
+from ergon_framework.connector.boundary.link import NodeLink
 from ergon_framework.connector.boundary.transactions import Message, message_of
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import BoundaryError, ConfigurationError
@@ -28,13 +28,13 @@ MOST_REMEMBERED = 10_000
 """Dispatches of unknown outcome whose trace is remembered."""
 
 
-class Writer:
+class FactPublisher:
     """Says facts to a node, or to an outbox that will."""
 
     def __init__(
         self,
-        line: Line,
-        telling: Telling,
+        line: NodeLink,
+        telling: ProducerBase,
         zones: tuple[str | None, str | None],
         outbox: str | Path | None,
         drain: float,
@@ -66,7 +66,7 @@ class Writer:
             for each in transactions
         ]
 
-    def publish(self, messages: list[Message]) -> Script[None]:
+    def publish(self, messages: list[Message]) -> Flow[None]:
         """All of them in order: those without files some hundreds to a commit."""
         # Another attempt shall have the same envelopes, and with them the same trace.
         self._remember(messages)
@@ -79,7 +79,7 @@ class Writer:
         for message in messages:
             self._traces.pop(message.id, None)
 
-    def _publish(self, message: Message) -> Script[None]:
+    def _publish(self, message: Message) -> Flow[None]:
         try:
             yield from publishing(
                 message.fact, message.envelope, message.files, self._telling.habits, False
@@ -87,7 +87,7 @@ class Writer:
         except BoundaryError as error:
             raise _named(message, error) from None
 
-    def _append(self, messages: list[Message]) -> Script[None]:
+    def _append(self, messages: list[Message]) -> Flow[None]:
         items = [(each.envelope, each.fact) for each in messages]
         outcomes = yield from appending_many(items, self._telling.habits)
         for message, outcome in zip(messages, outcomes, strict=True):

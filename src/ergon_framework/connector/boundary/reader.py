@@ -22,13 +22,13 @@ from ergon_framework.boundary.client.consume_flow import (
     CRASH_LOOP,
     HANDLER_FAILED,
     LONGEST_MESSAGE,
-    Desk,
-    keeping,
+    ConsumerSession,
+    renew_lease,
 )
-from ergon_framework.boundary.client.flow import Now, Script, TaskHands, ThreadHands, Wait
+from ergon_framework.boundary.client.flow import Flow, Now, TaskRunner, ThreadRunner, Wait
 from ergon_framework.boundary.model import Batch, Loss
 from ergon_framework.connector.base import Forsaken
-from ergon_framework.connector.boundary.link import FactPassedError, Line
+from ergon_framework.connector.boundary.link import FactPassedError, NodeLink
 from ergon_framework.connector.boundary.window import Confirm, Entry, SetAside, State, Step, Window
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
@@ -47,11 +47,11 @@ FEWEST_DEATHS = 2
 """The first process may have died with many in hand, so one death is nobody's fault."""
 
 
-class Reader:
+class FactReader:
     """One named consumer in the hands of one process."""
 
     def __init__(
-        self, desk: Desk, limit: int, max_deliveries: int, on_gap: Callable[[Loss], Any]
+        self, desk: ConsumerSession, limit: int, max_deliveries: int, on_gap: Callable[[Loss], Any]
     ) -> None:
         self.desk = desk
         self._asking = replace(desk, rule=replace(desk.rule, attempts=1))  # who fetches is patient
@@ -67,9 +67,7 @@ class Reader:
 
     # ---- reading ----
 
-    def fetch(
-        self, most: int, wait: float, is_called_off: Callable[[], bool]
-    ) -> Script[list[Entry]]:
+    def fetch(self, most: int, wait: float, is_called_off: Callable[[], bool]) -> Flow[list[Entry]]:
         """Up to so many facts, in order: those that came back, then new ones.
 
         One that is called off waits no longer than it takes to hear of it.
@@ -100,7 +98,7 @@ class Reader:
                 yield from _waiting(now + due, is_called_off)
                 pauses += 1
 
-    def _catch_up(self) -> Script[None]:
+    def _catch_up(self) -> Flow[None]:
         """Tell what is to be told, before anything is handed out."""
         if self.desk.standing.lost is not None:
             with self._lock:
@@ -121,7 +119,7 @@ class Reader:
                     )
             return self._window.take(most, now)
 
-    def _read(self, more: int, wait: float) -> Script[int]:
+    def _read(self, more: int, wait: float) -> Flow[int]:
         """Ask for what lies behind what is known, and tell how much it was.
 
         Pages begin at the cursor.
@@ -157,7 +155,7 @@ class Reader:
             text = f"given to {deaths} processes before, none of which came back"
             first.state, first.code, first.reason = State.FAILED, CRASH_LOOP, text
 
-    def _clear_the_survivor(self) -> Script[None]:
+    def _clear_the_survivor(self) -> Flow[None]:
         """Let the node count from the start: letting go of the name is how it is told to.
 
         Nothing is in hand then, so whoever should take the name in this moment is welcome to it.
@@ -194,7 +192,7 @@ class Reader:
             entry.state, entry.not_before = state, not_before
             entry.code, entry.reason = HANDLER_FAILED, reason[:LONGEST_MESSAGE]
 
-    def advance(self) -> Script[None]:
+    def advance(self) -> Flow[None]:
         """Move the cursor over every fact that has its outcome, and none that has not."""
         while True:
             with self._lock:
@@ -214,14 +212,14 @@ class Reader:
             with self._lock:
                 self._window.told(step)
 
-    def _tell(self, step: Step) -> Script[None]:
+    def _tell(self, step: Step) -> Flow[None]:
         match step:
             case Confirm(offset):
                 yield from self.desk.confirm(offset)
             case SetAside(entry):
                 yield from self.desk.set_aside(entry.offset, entry.code, entry.reason, 1)
 
-    def leave(self) -> Script[None]:
+    def leave(self) -> Flow[None]:
         """Confirm what can be confirmed, and let go of the name."""
         if self.desk.standing.lost is not None:
             return
@@ -232,7 +230,7 @@ class Reader:
             logger.warning("the consumer %r could not let go: %s", self.desk.name, error)
 
 
-def _waiting(until: float, is_called_off: Callable[[], bool]) -> Script[None]:
+def _waiting(until: float, is_called_off: Callable[[], bool]) -> Flow[None]:
     while not is_called_off() and (left := until - (yield Now())) > 0:
         yield Wait(min(left, LONGEST_ASK))
 
@@ -257,14 +255,14 @@ LEAVING = 5.0
 class Driver:
     """Runs a reader's scripts, in threads or in tasks of one event loop, never in both."""
 
-    def __init__(self, line: Line, reader: Reader) -> None:
+    def __init__(self, line: NodeLink, reader: FactReader) -> None:
         self.reader = reader
         self._line = line
         self._over = threading.Event()
         self._stop_waiting = threading.Event()
         self._switch = threading.Lock()
         self._turn = threading.Lock()
-        self._hands: ThreadHands | None = None
+        self._hands: ThreadRunner | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn_async: asyncio.Lock | None = None
@@ -276,7 +274,7 @@ class Driver:
         """Let the fetch under way, or the next one, wait no longer."""
         self._stop_waiting.set()
 
-    def _fetching(self, most: int, wait: float, gave_up: threading.Event) -> Script[list[Entry]]:
+    def _fetching(self, most: int, wait: float, gave_up: threading.Event) -> Flow[list[Entry]]:
         def is_called_off() -> bool:
             return gave_up.is_set() or self._stop_waiting.is_set()
 
@@ -311,7 +309,7 @@ class Driver:
         self._thread.join(LEAVING)
         self._run(self.reader.leave())
 
-    def _run(self, script: Script[T]) -> T:
+    def _run(self, script: Flow[T]) -> T:
         with self._turn:
             return self._line.run(script)
 
@@ -320,10 +318,10 @@ class Driver:
             if self._thread is not None and self._thread.is_alive():
                 return
             clock, desk = current_clock(), self.reader.desk
-            hands = ThreadHands(self._line.threads(), clock, self._over.is_set)
+            hands = ThreadRunner(self._line.threads(), clock, self._over.is_set)
             self._hands = hands
             self._thread = clock.spawn(
-                f"ergon-keeper-{desk.name}", lambda: hands.run(keeping(desk, self._over.is_set))
+                f"ergon-keeper-{desk.name}", lambda: hands.run(renew_lease(desk, self._over.is_set))
             )
 
     # ---- tasks ----
@@ -354,7 +352,7 @@ class Driver:
             with contextlib.suppress(RuntimeError):  # its loop is closed, and the task with it
                 keeper.get_loop().call_soon_threadsafe(keeper.cancel)
 
-    async def _run_async(self, script: Script[T]) -> T:
+    async def _run_async(self, script: Flow[T]) -> T:
         async with self._own_turn():
             return await self._line.run_async(script)
 
@@ -371,7 +369,7 @@ class Driver:
 
     def _keep_async(self) -> None:
         if self._keeper is None and self._line.tasks is not None:
-            desk, hands = self.reader.desk, TaskHands(self._line.tasks, self._over.is_set)
+            desk, hands = self.reader.desk, TaskRunner(self._line.tasks, self._over.is_set)
             self._keeper = asyncio.create_task(
-                hands.run(keeping(desk, self._over.is_set)), name=f"ergon-keeper-{desk.name}"
+                hands.run(renew_lease(desk, self._over.is_set)), name=f"ergon-keeper-{desk.name}"
             )

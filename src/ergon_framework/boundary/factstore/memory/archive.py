@@ -18,7 +18,7 @@ from ergon_framework.boundary.factstore.hashchain import NOBODY, new_of
 from ergon_framework.boundary.factstore.memory.consumers import MemoryDesk, MemoryQuarantine
 from ergon_framework.boundary.factstore.memory.log import MemoryLogs
 from ergon_framework.boundary.factstore.memory.registry import MemoryLinks, MemoryObjects
-from ergon_framework.boundary.factstore.memory.state import Shelf, State
+from ergon_framework.boundary.factstore.memory.state import MemoryLog, State
 from ergon_framework.ports.copies import (
     AwaitedCopy,
     ConsumerCopy,
@@ -89,7 +89,7 @@ def _logs(state: State) -> Iterator[LogCopy]:
         )
 
 
-def _latest_below(shelf: Shelf) -> dict[str, int]:
+def _latest_below(shelf: MemoryLog) -> dict[str, int]:
     """The last fact to each zone below the first row."""
     latest = dict(shelf.latest)
     for row in reversed(shelf.rows):
@@ -142,7 +142,7 @@ _DUMPS: dict[type[Copy], Callable[[State], Iterator[Any]]] = {
 def _put_log(state: State, copy: LogCopy) -> None:
     shelf = state.logs.get(copy.log)
     if shelf is None:
-        shelf = state.logs[copy.log] = Shelf(copy.log, copy.number, ledger=state.ledger)
+        shelf = state.logs[copy.log] = MemoryLog(copy.log, copy.number, ledger=state.ledger)
     refuse_other_log(copy, shelf.number, shelf.first)
     shelf.drop(copy.first - 1)
     if not shelf.rows:

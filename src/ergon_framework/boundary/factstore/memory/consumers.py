@@ -18,7 +18,7 @@ from ergon_framework.boundary.factstore.consumers import (
     refuse_wrong_state,
     said_of,
 )
-from ergon_framework.boundary.factstore.memory.state import Shelf, State, Steps, fitting
+from ergon_framework.boundary.factstore.memory.state import MemoryLog, State, Steps, fitting
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
 
 
@@ -166,7 +166,7 @@ def _next(state: State, one: ConsumerInfo, limit: int, max_bytes: int, now: floa
     return page
 
 
-def _pass(state: State, one: ConsumerInfo, shelf: Shelf, offset: int, now: float) -> None:
+def _pass(state: State, one: ConsumerInfo, shelf: MemoryLog, offset: int, now: float) -> None:
     message = f"the fact at {offset} of {shelf.name} is not what was stored there"
     item = Quarantined(0, one.name, shelf.name, offset, "corrupted", message, 0, now)
     state.set_aside(item)

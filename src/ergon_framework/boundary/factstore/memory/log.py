@@ -8,7 +8,7 @@ from dataclasses import replace
 from ergon_framework.boundary.factstore.archive import corrupted
 from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.hashchain import in_order
-from ergon_framework.boundary.factstore.memory.state import Shelf, State, Steps
+from ergon_framework.boundary.factstore.memory.state import MemoryLog, State, Steps
 from ergon_framework.core.link import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,
@@ -76,7 +76,7 @@ class MemoryLogs(Steps):
     ) -> Page:
         """Read what is kept, without a consumer; a log that is not there is empty."""
         with self._step() as state:
-            shelf = state.logs.get(log) or Shelf(log)
+            shelf = state.logs.get(log) or MemoryLog(log)
             page = shelf.page(after, limit, max_bytes, to_zone)
             if not page.facts and page.through < page.head:
                 raise corrupted(log, page.through + 1, "memory")
@@ -108,7 +108,7 @@ class MemoryLogs(Steps):
     def aged(self, log: str, before: float) -> int:
         """The highest offset such that it and all below it were recorded before an instant."""
         with self._step() as state:
-            return (state.logs.get(log) or Shelf(log)).aged(before)
+            return (state.logs.get(log) or MemoryLog(log)).aged(before)
 
     def gaps(self, log: str | None = None) -> list[Gap]:
         """Every recorded loss."""
@@ -119,7 +119,7 @@ class MemoryLogs(Steps):
     def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
         """Walk the hash chain as it was when the walk began."""
         with self._step() as state:
-            shelf = state.logs.get(log) or Shelf(log)
+            shelf = state.logs.get(log) or MemoryLog(log)
             rows = shelf.rows[max(0, after + 1 - shelf.first) :]
             flaws = {row.fact.offset for row in rows if not shelf.is_sound(row)}
         for row in rows:
@@ -160,12 +160,12 @@ class MemoryLogs(Steps):
             return outcomes
 
 
-def _in_order(state: State) -> list[Shelf]:
+def _in_order(state: State) -> list[MemoryLog]:
     return sorted(state.logs.values(), key=lambda shelf: (shelf.name != OUTBOUND, shelf.name))
 
 
 def _append(state: State, log: str, new: NewFact, capacity: int | None, now: float) -> Outcome:
-    shelf = state.logs.get(log) or Shelf(log)
+    shelf = state.logs.get(log) or MemoryLog(log)
     known = _known(shelf, new)
     if known is not None:
         return known
@@ -188,7 +188,7 @@ def _add(state: State, log: str, new: NewFact, now: float) -> Appended:
     return Appended(state.shelf(log).add(new, now))
 
 
-def _known(shelf: Shelf, new: NewFact) -> Appended | Conflict | None:
+def _known(shelf: MemoryLog, new: NewFact) -> Appended | Conflict | None:
     found = shelf.find(new.from_zone, new.message_id)
     if found is None:
         return None

@@ -72,7 +72,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Shelf:
+class MemoryLog:
     """A log. The ledger and ``latest`` outlive the rows."""
 
     name: str
@@ -265,7 +265,7 @@ class State:
     """The books of one zone."""
 
     info: StoreInfo
-    logs: dict[str, Shelf] = field(default_factory=dict)
+    logs: dict[str, MemoryLog] = field(default_factory=dict)
     ledger: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
     """Of all logs: an id's key stands for its log as well."""
     consumers: dict[str, ConsumerInfo] = field(default_factory=dict)
@@ -288,11 +288,11 @@ class State:
         """There is always a log of facts that go out."""
         self.shelf(OUTBOUND)
 
-    def shelf(self, log: str) -> Shelf:
+    def shelf(self, log: str) -> MemoryLog:
         """A log, which comes into being when it is not there."""
         if log not in self.logs:
             number = max((shelf.number for shelf in self.logs.values()), default=0) + 1
-            self.logs[log] = Shelf(log, number, ledger=self.ledger)
+            self.logs[log] = MemoryLog(log, number, ledger=self.ledger)
         return self.logs[log]
 
     def consumer(self, name: str) -> ConsumerInfo:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from ergon_framework.boundary.factstore.hashchain import NOBODY, Prepared
 from ergon_framework.boundary.factstore.nats import schema
-from ergon_framework.boundary.factstore.nats.schema import Known, Name, Shelf
-from ergon_framework.boundary.factstore.nats.session import Books
+from ergon_framework.boundary.factstore.nats.schema import Known, LogState, ObjectRecord
+from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.ports.factstore import (
     Appended,
     Conflict,
@@ -22,7 +22,7 @@ from ergon_framework.storage.nats import Message
 class Entering:
     """Decides fact by fact what becomes of it."""
 
-    def __init__(self, books: Books, now: float, known: Mapping[bytes, Known]) -> None:
+    def __init__(self, books: StreamTransaction, now: float, known: Mapping[bytes, Known]) -> None:
         self._books = books
         self._now = now
         self._known = known
@@ -89,7 +89,7 @@ class Entering:
             found = self._bound(reference)
             if found != reference:
                 return Unfounded(reference, found)
-        shelf: Shelf | None = None if capacity is None else self._books.shelf(log)
+        shelf: LogState | None = None if capacity is None else self._books.shelf(log)
         size = 0 if shelf is None else shelf.size
         if capacity is not None and size + fact.size > capacity:
             return Full(size)
@@ -97,19 +97,23 @@ class Entering:
 
     def _bound(self, wanted: Reference) -> Reference | None:
         """What the name that a fact mentions stands for."""
-        found = self._books.get(Name, self._books.subjects.object(wanted.bucket, wanted.key))
+        found = self._books.get(
+            ObjectRecord, self._books.subjects.object(wanted.bucket, wanted.key)
+        )
         if found is None or not found.digest:
             return None
         return Reference(found.bucket, found.key, found.digest, found.size)
 
 
-def refer(names: Sequence[tuple[str, str]], books: Books, *, is_awaited: bool = True) -> None:
+def refer(
+    names: Sequence[tuple[str, str]], books: StreamTransaction, *, is_awaited: bool = True
+) -> None:
     """Mark names as referenced; those that stand for nothing yet only if they are awaited."""
     for bucket, key in names:
         subject = books.subjects.object(bucket, key)
-        found = books.get(Name, subject)
+        found = books.get(ObjectRecord, subject)
         if found is None and is_awaited:
-            found = Name(bucket, key)
+            found = ObjectRecord(bucket, key)
         if found is not None and not found.is_referenced:
             found.is_referenced = True
             books.put(subject, found)

@@ -25,16 +25,16 @@ from ergon_framework.boundary.factstore.nats.log import NatsRetention
 from ergon_framework.boundary.factstore.nats.registry import drop_name, put_name
 from ergon_framework.boundary.factstore.nats.schema import (
     LAST,
+    ConsumerRecord,
     Item,
     Known,
+    LogState,
     Mark,
-    Name,
     Note,
-    Reader,
-    Shelf,
+    ObjectRecord,
     ZoneRecord,
 )
-from ergon_framework.boundary.factstore.nats.session import Books
+from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.ports.copies import (
     AwaitedCopy,
     ConsumerCopy,
@@ -53,7 +53,7 @@ from ergon_framework.ports.factstore import ConsumerInfo, Gap, Quarantined
 from ergon_framework.ports.moving import C
 
 
-def put(copies: Sequence[Copy], books: Books) -> None:
+def put(copies: Sequence[Copy], books: StreamTransaction) -> None:
     """Put copies of one kind in, in order."""
     if isinstance(copies[0], IdCopy):
         _put_ids(books, cast("Sequence[IdCopy]", copies))
@@ -63,13 +63,13 @@ def put(copies: Sequence[Copy], books: Books) -> None:
         _LOADS[type(copy)](books, copy)
 
 
-def drop(copies: Sequence[Copy], books: Books) -> None:
+def drop(copies: Sequence[Copy], books: StreamTransaction) -> None:
     """Take copies of one kind out; those that are not there are fine."""
     for copy in copies:
         _DISCARDS[type(copy)](books, copy)
 
 
-def refuse_log(copy: LogCopy, books: Books) -> None:
+def refuse_log(copy: LogCopy, books: StreamTransaction) -> None:
     """A log that is there must be an earlier state of the copy."""
     shelf = books.shelf(copy.log)
     if shelf is not None:
@@ -79,12 +79,12 @@ def refuse_log(copy: LogCopy, books: Books) -> None:
 # ---- in -----------------------------------------------------------------------------------------
 
 
-def _put_log(books: Books, copy: LogCopy) -> None:
+def _put_log(books: StreamTransaction, copy: LogCopy) -> None:
     refuse_log(copy, books)
     shelf = books.shelf(copy.log)
     if shelf is not None and shelf.head >= shelf.first:
         return
-    new = Shelf(copy.log, copy.number, copy.first, 0, copy.chain, copy.total)
+    new = LogState(copy.log, copy.number, copy.first, 0, copy.chain, copy.total)
     new.cut_at, new.cut_latest = copy.last_at, dict(copy.latest)
     new.head, new.chain, new.total = copy.first - 1, copy.chain, copy.total
     new.last_at, new.latest = copy.last_at, dict(copy.latest)
@@ -96,7 +96,7 @@ def _put_log(books: Books, copy: LogCopy) -> None:
     books.put(books.subjects.tally, tally)
 
 
-def _put_fact(books: Books, copy: FactCopy) -> None:
+def _put_fact(books: StreamTransaction, copy: FactCopy) -> None:
     shelf = books.shelf_or_new(copy.log)
     if copy.fact.offset > shelf.head:
         refuse_hole(copy, shelf.head)
@@ -105,7 +105,7 @@ def _put_fact(books: Books, copy: FactCopy) -> None:
         refuse_other_chain(copy, shelf.chain)
 
 
-def _put_ids(books: Books, copies: Sequence[IdCopy]) -> None:
+def _put_ids(books: StreamTransaction, copies: Sequence[IdCopy]) -> None:
     logs = [shelf.name for shelf in books.shelves()]
     known = books.known([copy.key for copy in copies], logs)
     for copy in copies:
@@ -113,28 +113,30 @@ def _put_ids(books: Books, copies: Sequence[IdCopy]) -> None:
             books.add_id(copy.key, Known(copy.offset, copy.digest))
 
 
-def _put_gap(books: Books, copy: GapCopy) -> None:
+def _put_gap(books: StreamTransaction, copy: GapCopy) -> None:
     gap = copy.gap
     books.shelf_or_new(gap.log).gaps += 1
     books.put(_gap_subject(books, gap), gap)
 
 
-def _put_consumer(books: Books, copy: ConsumerCopy) -> None:
+def _put_consumer(books: StreamTransaction, copy: ConsumerCopy) -> None:
     subject = books.subjects.consumer(copy.consumer.name)
-    kept = books.get(Reader, subject)
-    names = {each.name for each in fields(Reader)} & {each.name for each in fields(ConsumerInfo)}
-    one = Reader(**{name: getattr(copy.consumer, name) for name in names})
+    kept = books.get(ConsumerRecord, subject)
+    names = {each.name for each in fields(ConsumerRecord)} & {
+        each.name for each in fields(ConsumerInfo)
+    }
+    one = ConsumerRecord(**{name: getattr(copy.consumer, name) for name in names})
     one.items_above = 0 if kept is None else kept.items_above
     books.put(subject, one)
 
 
-def _put_item(books: Books, copy: ItemCopy) -> None:
+def _put_item(books: StreamTransaction, copy: ItemCopy) -> None:
     values = {each.name: getattr(copy.item, each.name) for each in fields(Quarantined)}
     item = Item(**values, is_served=copy.is_served)
     books.put(books.subjects.item(item.consumer, item.id), item)
     if item.envelope or item.fact:
         books.put(whole_mark(books, item), Item(item.id, "", "", 0, "", "", 0, item.at))
-    one = books.get(Reader, books.subjects.consumer(item.consumer))
+    one = books.get(ConsumerRecord, books.subjects.consumer(item.consumer))
     if one is not None:
         one.nothing_released, one.aside_through = -1, LAST
         books.put(books.subjects.consumer(item.consumer), one)
@@ -143,27 +145,27 @@ def _put_item(books: Books, copy: ItemCopy) -> None:
     books.put(books.subjects.tally, tally)
 
 
-def _put_name(books: Books, copy: NameCopy) -> None:
-    new, kept = copy.object, books.get(Name, books.subjects.object(*copy.place))
+def _put_name(books: StreamTransaction, copy: NameCopy) -> None:
+    new, kept = copy.object, books.get(ObjectRecord, books.subjects.object(*copy.place))
     if kept is not None and kept.digest and (kept.digest, kept.size) != (new.digest, new.size):
         drop_name(books, kept)
         kept = None
-    name = Name(new.bucket, new.key, new.digest, new.size, new.at, new.is_referenced)
+    name = ObjectRecord(new.bucket, new.key, new.digest, new.size, new.at, new.is_referenced)
     put_name(books, name, is_new=kept is None or not kept.digest)
 
 
-def _put_awaited(books: Books, copy: AwaitedCopy) -> None:
+def _put_awaited(books: StreamTransaction, copy: AwaitedCopy) -> None:
     subject = books.subjects.object(copy.bucket, copy.key)
-    name = books.get(Name, subject) or Name(copy.bucket, copy.key)
+    name = books.get(ObjectRecord, subject) or ObjectRecord(copy.bucket, copy.key)
     name.is_referenced = True
     books.put(subject, name)
 
 
-def _put_link(books: Books, copy: LinkCopy) -> None:
+def _put_link(books: StreamTransaction, copy: LinkCopy) -> None:
     books.put(books.subjects.link(copy.link.peer), copy.link)
 
 
-def _put_note(books: Books, copy: NoteCopy) -> None:
+def _put_note(books: StreamTransaction, copy: NoteCopy) -> None:
     tally = books.tally
     if copy.position > tally.notes:
         tally.notes = copy.position
@@ -172,12 +174,12 @@ def _put_note(books: Books, copy: NoteCopy) -> None:
         books.put(books.subjects.note(copy.position), note)
 
 
-def _put_zone(books: Books, copy: ZoneCopy) -> None:
+def _put_zone(books: StreamTransaction, copy: ZoneCopy) -> None:
     info = copy.info
     books.put(books.subjects.zone, ZoneRecord(info.zone, info.epoch, info.created_at))
 
 
-_LOADS: dict[type[Copy], Callable[[Books, Any], None]] = {
+_LOADS: dict[type[Copy], Callable[[StreamTransaction, Any], None]] = {
     LogCopy: _put_log,
     FactCopy: _put_fact,
     GapCopy: _put_gap,
@@ -194,25 +196,25 @@ _LOADS: dict[type[Copy], Callable[[Books, Any], None]] = {
 # ---- away ---------------------------------------------------------------------------------------
 
 
-def _gap_subject(books: Books, gap: Gap) -> str:
+def _gap_subject(books: StreamTransaction, gap: Gap) -> str:
     return books.subjects.gap(gap.log, gap.first, is_ours=gap.source_first is None)
 
 
-def _drop_gap(books: Books, copy: GapCopy) -> None:
+def _drop_gap(books: StreamTransaction, copy: GapCopy) -> None:
     subject = _gap_subject(books, copy.gap)
     if books.get(Gap, subject) == copy.gap:
         books.put(subject, None)
 
 
-def _drop_consumer(books: Books, copy: ConsumerCopy) -> None:
+def _drop_consumer(books: StreamTransaction, copy: ConsumerCopy) -> None:
     subject = books.subjects.consumer(copy.consumer.name)
-    one = books.get(Reader, subject)
+    one = books.get(ConsumerRecord, subject)
     if one is not None and not one.is_gone:
         one.is_gone = True
         books.put(subject, one)
 
 
-def _drop_item(books: Books, copy: ItemCopy) -> None:
+def _drop_item(books: StreamTransaction, copy: ItemCopy) -> None:
     subject = books.subjects.item(copy.item.consumer, copy.item.id)
     item = books.get(Item, subject)
     if item is not None:
@@ -221,26 +223,26 @@ def _drop_item(books: Books, copy: ItemCopy) -> None:
             books.put(whole_mark(books, item), None)
 
 
-def _drop_name(books: Books, copy: NameCopy) -> None:
-    name = books.get(Name, books.subjects.object(*copy.place))
+def _drop_name(books: StreamTransaction, copy: NameCopy) -> None:
+    name = books.get(ObjectRecord, books.subjects.object(*copy.place))
     if name is not None and name.digest:
         drop_name(books, name)
 
 
-def _drop_awaited(books: Books, copy: AwaitedCopy) -> None:
+def _drop_awaited(books: StreamTransaction, copy: AwaitedCopy) -> None:
     subject = books.subjects.object(*copy.place)
-    name = books.get(Name, subject)
+    name = books.get(ObjectRecord, subject)
     if name is not None and not name.digest:
         books.put(subject, None)
 
 
-def _drop_link(books: Books, copy: LinkCopy) -> None:
+def _drop_link(books: StreamTransaction, copy: LinkCopy) -> None:
     subject = books.subjects.link(copy.link.peer)
     if books.get(type(copy.link), subject) is not None:
         books.put(subject, None)
 
 
-_DISCARDS: dict[type[Copy], Callable[[Books, Any], None]] = {
+_DISCARDS: dict[type[Copy], Callable[[StreamTransaction, Any], None]] = {
     GapCopy: _drop_gap,
     ConsumerCopy: _drop_consumer,
     ItemCopy: _drop_item,
@@ -302,21 +304,23 @@ class NatsMoving(NatsRetention):
         """
         self._refuse_reader()
         self._opening.bar(place)
-        names = self._look(lambda books: sorted(books.all(Reader, books.subjects.consumers)))
+        names = self._look(
+            lambda books: sorted(books.all(ConsumerRecord, books.subjects.consumers))
+        )
         for start in range(0, len(names), MOST_COPIES):
             self._step(partial(_rewrite, names[start : start + MOST_COPIES]), "move")
 
 
-def _rewrite(consumers: Sequence[str], books: Books) -> None:
+def _rewrite(consumers: Sequence[str], books: StreamTransaction) -> None:
     for subject in consumers:
-        books.put(subject, books.get(Reader, subject))
+        books.put(subject, books.get(ConsumerRecord, subject))
 
 
-def _up_to(last: int, _: Books) -> int:
+def _up_to(last: int, _: StreamTransaction) -> int:
     return last
 
 
-def _ids(books: Books, after: bytes) -> Iterator[IdCopy]:
+def _ids(books: StreamTransaction, after: bytes) -> Iterator[IdCopy]:
     """Ids in the order of their keys.
 
     The ledger is read as it is now: what was young when the books were opened may be there, too.
@@ -334,7 +338,7 @@ def _key(copy: IdCopy) -> bytes:
     return copy.key
 
 
-def _sealed(books: Books, after: bytes) -> Iterator[IdCopy]:
+def _sealed(books: StreamTransaction, after: bytes) -> Iterator[IdCopy]:
     """Ids of the ledger in the order of their keys, gathered a stretch at a time."""
     for first in range(after[0] if after else 0, 256):
         digits = f"{first:02x}"
@@ -357,7 +361,7 @@ def _id_copy(key: bytes, known: Known) -> IdCopy:
     return IdCopy(key, known.digest[:_DIGEST], known.offset)
 
 
-def _logs(books: Books, after: int | None) -> Iterator[LogCopy]:
+def _logs(books: StreamTransaction, after: int | None) -> Iterator[LogCopy]:
     for shelf in sorted(books.shelves(), key=lambda each: each.number):
         if shelf.number > (after or 0):
             yield LogCopy(
@@ -371,7 +375,9 @@ def _logs(books: Books, after: int | None) -> Iterator[LogCopy]:
             )
 
 
-def _facts(place: str, books: Books, after: tuple[int, int] | None) -> Iterator[FactCopy]:
+def _facts(
+    place: str, books: StreamTransaction, after: tuple[int, int] | None
+) -> Iterator[FactCopy]:
     number, offset = after or (0, 0)
     for shelf in sorted(books.shelves(), key=lambda each: each.number):
         if shelf.number < number:
@@ -383,25 +389,25 @@ def _facts(place: str, books: Books, after: tuple[int, int] | None) -> Iterator[
             yield FactCopy(shelf.number, shelf.name, each.seen(None), each.chain)
 
 
-def _items(books: Books, after: int | None) -> Iterator[ItemCopy]:
+def _items(books: StreamTransaction, after: int | None) -> Iterator[ItemCopy]:
     found = items_of(books, None)
     return (ItemCopy(quarantined(each), each.is_served) for each in found if each.id > (after or 0))
 
 
-def _awaited(books: Books, after: tuple[str, str] | None) -> Iterator[AwaitedCopy]:
-    found = books.all(Name, books.subjects.objects).values()
+def _awaited(books: StreamTransaction, after: tuple[str, str] | None) -> Iterator[AwaitedCopy]:
+    found = books.all(ObjectRecord, books.subjects.objects).values()
     names = sorted((each.bucket, each.key) for each in found if not each.digest)
     return (AwaitedCopy(*name) for name in names if after is None or name > after)
 
 
-def _notes(books: Books, after: int | None) -> Iterator[NoteCopy]:
+def _notes(books: StreamTransaction, after: int | None) -> Iterator[NoteCopy]:
     for number in range((after or 0) + 1, books.tally.notes + 1):
         note = books.get(Note, books.subjects.note(number))
         if note is not None:
             yield NoteCopy(number, note.at, note.action, note.details)
 
 
-_DUMPS: dict[type[Copy], Callable[[Books, Any], Iterator[Any]]] = {
+_DUMPS: dict[type[Copy], Callable[[StreamTransaction, Any], Iterator[Any]]] = {
     LogCopy: _logs,
     ItemCopy: _items,
     AwaitedCopy: _awaited,

@@ -22,29 +22,31 @@ from ergon_framework.boundary.factstore.consumers import (
     unknown,
 )
 from ergon_framework.boundary.factstore.nats import pages
-from ergon_framework.boundary.factstore.nats.database import Ground
-from ergon_framework.boundary.factstore.nats.schema import Item, Reader
-from ergon_framework.boundary.factstore.nats.session import Books
+from ergon_framework.boundary.factstore.nats.database import NatsDatabase
+from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item
+from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
 
-_SHARED = {each.name for each in fields(ConsumerInfo)} & {each.name for each in fields(Reader)}
+_SHARED = {each.name for each in fields(ConsumerInfo)} & {
+    each.name for each in fields(ConsumerRecord)
+}
 
 
-def reader_named(books: Books, name: str) -> Reader:
+def reader_named(books: StreamTransaction, name: str) -> ConsumerRecord:
     """A consumer that must be there."""
-    found = books.get(Reader, books.subjects.consumer(name))
+    found = books.get(ConsumerRecord, books.subjects.consumer(name))
     if found is None or found.is_gone:
         raise unknown(name)
     return found
 
 
-def info_of(one: Reader) -> ConsumerInfo:
+def info_of(one: ConsumerRecord) -> ConsumerInfo:
     """A consumer without what is worked out."""
     return ConsumerInfo(**{name: getattr(one, name) for name in _SHARED})
 
 
-def described(books: Books, one: Reader) -> ConsumerInfo:
+def described(books: StreamTransaction, one: ConsumerRecord) -> ConsumerInfo:
     """A consumer with what is worked out."""
     info, shelf = info_of(one), books.shelf(one.log)
     if shelf is not None:
@@ -52,7 +54,7 @@ def described(books: Books, one: Reader) -> ConsumerInfo:
     return info
 
 
-class NatsQuarantine(Ground):
+class NatsQuarantine(NatsDatabase):
     """The part of the store that keeps what failed."""
 
     def set_aside(
@@ -67,7 +69,7 @@ class NatsQuarantine(Ground):
     ) -> Quarantined:
         """Quarantine the next fact of the view and move the cursor past it, in one commit."""
 
-        def work(books: Books) -> Quarantined:
+        def work(books: StreamTransaction) -> Quarantined:
             now, one = self._clock(), reader_named(books, name)
             refuse_late(info_of(one), holder, now)
             is_released = any(item.offset == offset for item in released_to(books, one))
@@ -89,7 +91,7 @@ class NatsQuarantine(Ground):
     ) -> list[Quarantined]:
         """What was set aside, oldest first; ``state=None`` for all."""
 
-        def work(books: Books) -> list[Quarantined]:
+        def work(books: StreamTransaction) -> list[Quarantined]:
             return [
                 quarantined(item)
                 for item in items_of(books, consumer)
@@ -101,7 +103,7 @@ class NatsQuarantine(Ground):
     def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
         """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
 
-        def work(books: Books) -> Quarantined:
+        def work(books: StreamTransaction) -> Quarantined:
             item = _numbered(books, quarantine_id)
             if item.state == state:
                 return quarantined(item)
@@ -119,12 +121,12 @@ def quarantined(item: Item) -> Quarantined:
     return Quarantined(**{each.name: getattr(item, each.name) for each in fields(Quarantined)})
 
 
-def put(books: Books, item: Item) -> None:
+def put(books: StreamTransaction, item: Item) -> None:
     """Write an item."""
     books.put(books.subjects.item(item.consumer, item.id), item)
 
 
-def keep(books: Books, one: Reader, item: Item) -> Item:
+def keep(books: StreamTransaction, one: ConsumerRecord, item: Item) -> Item:
     """Keep an item of a consumer; when its fact lies in quarantine already, it is the same item.
 
     The consumer changes with it, and is written by the caller: without what it knows, everything
@@ -140,7 +142,7 @@ def keep(books: Books, one: Reader, item: Item) -> Item:
     return _new(books, item)
 
 
-def keep_whole(books: Books, item: Item) -> None:
+def keep_whole(books: StreamTransaction, item: Item) -> None:
     """Keep an item with its payload, unless it is there, whatever became of it."""
     mark = whole_mark(books, item)
     if books.get(Item, mark) is None:
@@ -148,14 +150,14 @@ def keep_whole(books: Books, item: Item) -> None:
         books.put(mark, Item(new.id, "", "", item.offset, "", "", 0, item.at))
 
 
-def whole_mark(books: Books, item: Item) -> str:
+def whole_mark(books: StreamTransaction, item: Item) -> str:
     """Under what is written down that something was set aside with its payload."""
     parts = (item.log.encode(), str(item.offset).encode(), item.envelope, item.fact)
     content = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     return books.subjects.whole(item.consumer, content)
 
 
-def _new(books: Books, item: Item) -> Item:
+def _new(books: StreamTransaction, item: Item) -> Item:
     tally = books.tally
     tally.items += 1
     books.put(books.subjects.tally, tally)
@@ -164,28 +166,28 @@ def _new(books: Books, item: Item) -> Item:
     return item
 
 
-def items_of(books: Books, consumer: str | None) -> list[Item]:
+def items_of(books: StreamTransaction, consumer: str | None) -> list[Item]:
     """What was set aside for a consumer, or for all; by number."""
     if not books.tally.items:
         return []
     if consumer is not None:
         found = books.all(Item, books.subjects.items_of(consumer))
-        one = books.get(Reader, books.subjects.consumer(consumer))
+        one = books.get(ConsumerRecord, books.subjects.consumer(consumer))
         above = {consumer: one.items_above} if one is not None else {}
     else:
         found = books.all(Item, books.subjects.items)
-        readers = books.all(Reader, books.subjects.consumers).values()
+        readers = books.all(ConsumerRecord, books.subjects.consumers).values()
         above = {each.name: each.items_above for each in readers}
     kept = (item for item in found.values() if item.id > above.get(item.consumer, 0))
     return sorted(kept, key=lambda item: item.id)
 
 
-def open_items(books: Books, consumer: str) -> list[Item]:
+def open_items(books: StreamTransaction, consumer: str) -> list[Item]:
     """What was set aside for a consumer and not dealt with."""
     return [item for item in items_of(books, consumer) if item.state in OPEN]
 
 
-def released_to(books: Books, one: Reader) -> list[Item]:
+def released_to(books: StreamTransaction, one: ConsumerRecord) -> list[Item]:
     """What is to be delivered to a consumer again, which remembers it when there is nothing."""
     notes = books.tally.notes
     if one.nothing_released == notes:
@@ -195,16 +197,16 @@ def released_to(books: Books, one: Reader) -> list[Item]:
     return found
 
 
-def _numbered(books: Books, number: int) -> Item:
+def _numbered(books: StreamTransaction, number: int) -> Item:
     found = books.all(Item, books.subjects.item_numbered(number)).values()
     for item in found:
-        one = books.get(Reader, books.subjects.consumer(item.consumer))
+        one = books.get(ConsumerRecord, books.subjects.consumer(item.consumer))
         if one is None or item.id > one.items_above:
             return item
     raise not_there(number)
 
 
-def next_of(books: Books, one: Reader) -> int | None:
+def next_of(books: StreamTransaction, one: ConsumerRecord) -> int | None:
     """The next fact of a consumer's view."""
     shelf = books.shelf(one.log)
     if shelf is None:
@@ -217,7 +219,7 @@ MOST_SETTLED = 300
 """Items of one commit."""
 
 
-class NatsDesk(Ground):
+class NatsDesk(NatsDatabase):
     """The part of the store that knows its consumers."""
 
     def create_consumer(
@@ -231,14 +233,14 @@ class NatsDesk(Ground):
     ) -> ConsumerInfo:
         """Create one at the start or the end of its log; the same again answers it."""
 
-        def work(books: Books) -> ConsumerInfo:
+        def work(books: StreamTransaction) -> ConsumerInfo:
             subject = books.subjects.consumer(name)
-            one = books.get(Reader, subject)
+            one = books.get(ConsumerRecord, subject)
             if one is None or one.is_gone:
                 shelf = books.shelf_or_new(log)
                 cursor = shelf.head if from_end else shelf.first - 1
                 above = 0 if one is None else one.items_above
-                one = Reader(name, log, cursor, to_zone, is_required)
+                one = ConsumerRecord(name, log, cursor, to_zone, is_required)
                 one.created_at, one.items_above = self._clock(), above
                 books.put(subject, one)
             refuse_other(one, log, to_zone)
@@ -249,8 +251,8 @@ class NatsDesk(Ground):
     def consumers(self) -> list[ConsumerInfo]:
         """Every consumer, by name."""
 
-        def work(books: Books) -> list[ConsumerInfo]:
-            found = books.all(Reader, books.subjects.consumers).values()
+        def work(books: StreamTransaction) -> list[ConsumerInfo]:
+            found = books.all(ConsumerRecord, books.subjects.consumers).values()
             kept = sorted((each for each in found if not each.is_gone), key=lambda one: one.name)
             return [described(books, each) for each in kept]
 
@@ -263,7 +265,7 @@ class NatsDesk(Ground):
     def delete_consumer(self, name: str) -> None:
         """Forget it and its quarantine; retention no longer waits for it."""
 
-        def work(books: Books) -> None:
+        def work(books: StreamTransaction) -> None:
             one = reader_named(books, name)
             books.note(self._clock(), "delete_consumer", cursors.deleted(one))
             one.is_gone, one.items_above = True, books.tally.items
@@ -278,7 +280,7 @@ class NatsDesk(Ground):
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
         """Move the cursor up to ``offset``, never down; the cursor then."""
 
-        def work(books: Books) -> int | None:
+        def work(books: StreamTransaction) -> int | None:
             now, one = self._clock(), reader_named(books, name)
             before = copy(one)
             refuse_late(info_of(one), holder, now)
@@ -304,8 +306,8 @@ class NatsDesk(Ground):
     def release_lease(self, name: str, holder: str) -> None:
         """The holder lets go of the name; nothing happens when it does not hold it."""
 
-        def work(books: Books) -> None:
-            one = books.get(Reader, books.subjects.consumer(name))
+        def work(books: StreamTransaction) -> None:
+            one = books.get(ConsumerRecord, books.subjects.consumer(name))
             if one is not None and not one.is_gone and one.holder == holder:
                 cursors.let_go(one)
                 books.put(books.subjects.consumer(name), one)
@@ -315,7 +317,7 @@ class NatsDesk(Ground):
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         """Set the cursor, also backwards, and write down that it was done and why."""
 
-        def work(books: Books) -> ConsumerInfo:
+        def work(books: StreamTransaction) -> ConsumerInfo:
             one = reader_named(books, name)
             shelf = books.shelf_or_new(one.log)
             text = cursors.sought(one, offset, reason)
@@ -327,7 +329,7 @@ class NatsDesk(Ground):
         return self._step(work, "desk")
 
 
-def _delivered(books: Books, one: Reader, offset: int) -> list[Item]:
+def _delivered(books: StreamTransaction, one: ConsumerRecord, offset: int) -> list[Item]:
     """Released items that went out and are confirmed."""
     released = released_to(books, one)
     return [item for item in released if item.offset <= offset and item.is_served]
@@ -351,7 +353,7 @@ class NatsServing(NatsDesk):
     ) -> Serving:
         """The page after the cursor, or before it one of released facts."""
 
-        def work(books: Books) -> Serving | ConsumerHeldError | None:
+        def work(books: StreamTransaction) -> Serving | ConsumerHeldError | None:
             now, one = self._clock(), reader_named(books, name)
             before = copy(one)
             if info_of(one).is_overlong(now):
@@ -385,7 +387,7 @@ class NatsServing(NatsDesk):
         return served
 
 
-def _note_released(books: Books, one: Reader, page: Page) -> None:
+def _note_released(books: StreamTransaction, one: ConsumerRecord, page: Page) -> None:
     offsets = {fact.offset for fact in page.facts}
     for item in released_to(books, one):
         if item.offset in offsets and not item.is_served:
@@ -393,7 +395,7 @@ def _note_released(books: Books, one: Reader, page: Page) -> None:
             put(books, item)
 
 
-def _below(books: Books, one: Reader) -> list[Item]:
+def _below(books: StreamTransaction, one: ConsumerRecord) -> list[Item]:
     """What an operator released and lies below the cursor.
 
     What lies above it, after a seek, comes along with its neighbours: confirmed on its own, it
@@ -403,7 +405,7 @@ def _below(books: Books, one: Reader) -> list[Item]:
     return sorted(below, key=lambda item: item.offset)
 
 
-def _spoilt(books: Books, one: Reader) -> bool:
+def _spoilt(books: StreamTransaction, one: ConsumerRecord) -> bool:
     """Set aside again what was released and can no longer be delivered; whether there was any."""
     shelf, is_any = books.shelf(one.log), False
     if shelf is None:
@@ -417,7 +419,9 @@ def _spoilt(books: Books, one: Reader) -> bool:
     return is_any
 
 
-def _released(books: Books, one: Reader, limit: int, max_bytes: int) -> Page | None:
+def _released(
+    books: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int
+) -> Page | None:
     """The page of what an operator released, if anything."""
     below, shelf = _below(books, one), books.shelf(one.log)
     if not below or shelf is None:
@@ -436,7 +440,9 @@ def _released(books: Books, one: Reader, limit: int, max_bytes: int) -> Page | N
     return page if page.facts else None
 
 
-def _next(books: Books, one: Reader, limit: int, max_bytes: int, now: float) -> Page:
+def _next(
+    books: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int, now: float
+) -> Page:
     """The page after the cursor, which passes corrupted facts on its way."""
     shelf = books.shelf_or_new(one.log)
     passed: list[Gap] = []

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ergon_framework.boundary.factstore.hashchain import Prepared
 from ergon_framework.boundary.factstore.nats.append import refer
-from ergon_framework.boundary.factstore.nats.session import Books, Memory, Record
+from ergon_framework.boundary.factstore.nats.session import Record, RecordCache, StreamTransaction
 from ergon_framework.boundary.factstore.nats.setup import Opening
 from ergon_framework.errors import (
     BoundaryError,
@@ -31,7 +31,7 @@ from ergon_framework.storage.server import ServerClock
 logger = logging.getLogger("ergon_framework.boundary")
 
 
-class Bells:
+class Notifier:
     """Wakes who waits here, and rings where others wait."""
 
     def __init__(self, line: Line, topic: str) -> None:
@@ -104,7 +104,7 @@ ROUNDS = 1000
 """How often a step begins anew because others were faster, before it gives up."""
 
 
-class Ground(Bells):
+class NatsDatabase(Notifier):
     """Runs steps: some while others go on, and those that write one after the other."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Ground(Bells):
         self._is_read_only = read_only
         self._heads_seen: Callable[[str, int], None] | None = None
         self._turn = threading.RLock()
-        self._memory = Memory()
+        self._memory = RecordCache()
         self._opening = Opening(url, zone, read_only=read_only)
         self._stream, self._subjects = self._opening.stream, self._opening.subjects
         super().__init__(self._stream.line, self._subjects.bell)
@@ -149,7 +149,7 @@ class Ground(Bells):
 
     # ---- steps ----------------------------------------------------------------------------------
 
-    def _look(self, work: Callable[[Books], T]) -> T:
+    def _look(self, work: Callable[[StreamTransaction], T]) -> T:
         """Run a step that writes nothing, on what is there now, while others go on."""
         for _ in range(ROUNDS):
             books = self._view()
@@ -165,11 +165,11 @@ class Ground(Bells):
                     return result
         raise _too_busy(self.url)
 
-    def _step(self, work: Callable[[Books], T], call: str) -> T:
+    def _step(self, work: Callable[[StreamTransaction], T], call: str) -> T:
         """Run a step until what it wants written is written."""
         return self._placed(work, call)[0]
 
-    def _placed(self, work: Callable[[Books], T], call: str) -> tuple[T, int]:
+    def _placed(self, work: Callable[[StreamTransaction], T], call: str) -> tuple[T, int]:
         """Run a step until what it wants written is written; and where the stream ended then.
 
         It is first tried with what is remembered. A refusal, or nothing to write, counts only when
@@ -185,7 +185,9 @@ class Ground(Bells):
             self._ring_all()
         return result, last
 
-    def _try(self, work: Callable[[Books], T], call: str) -> tuple[Books, T]:
+    def _try(
+        self, work: Callable[[StreamTransaction], T], call: str
+    ) -> tuple[StreamTransaction, T]:
         # Whether a zone that went elsewhere is here again, only the stream can tell.
         is_sure = not self._is_current() or bool(self._opening.moved_to)
         for _ in range(ROUNDS):
@@ -205,7 +207,7 @@ class Ground(Bells):
             is_sure = True
         raise _too_busy(self.url)
 
-    def _narrow(self, work: Callable[[Books], T], call: str, subject: str) -> T:
+    def _narrow(self, work: Callable[[StreamTransaction], T], call: str, subject: str) -> T:
         """Run a step that depends on one record, if that is all it wants written.
 
         What else is written meanwhile does not matter to it. So it reads while others go on, and
@@ -249,7 +251,7 @@ class Ground(Bells):
                 names_of = [(each.bucket, each.key) for each in part]
                 self._step(partial(refer, names_of, is_awaited=is_kept), call)
 
-    def _is_committed(self, books: Books, call: str) -> bool:
+    def _is_committed(self, books: StreamTransaction, call: str) -> bool:
         """Write what a step wants; False when somebody else was faster."""
         messages = books.messages()
         if len(messages) > MOST_MESSAGES:
@@ -280,10 +282,10 @@ class Ground(Bells):
 
     # ---- what is remembered ---------------------------------------------------------------------
 
-    def _books(self, memory: Memory, *, is_sure: bool) -> Books:
-        return Books(self._stream, self._subjects, memory, is_sure=is_sure)
+    def _books(self, memory: RecordCache, *, is_sure: bool) -> StreamTransaction:
+        return StreamTransaction(self._stream, self._subjects, memory, is_sure=is_sure)
 
-    def _view(self) -> Books:
+    def _view(self) -> StreamTransaction:
         """Books for who does not hold up others."""
         last = self._opening.standing().last
         with self._turn:
@@ -295,7 +297,7 @@ class Ground(Bells):
         """Whether the memory is worth a try."""
         return self._memory.last >= 0 and self._connections == self._stream.line.connections
 
-    def _is_unchanged(self, books: Books) -> bool:
+    def _is_unchanged(self, books: StreamTransaction) -> bool:
         """Whether nobody has written since a step began."""
         last = self._opening.standing().last
         return last == books.memory.last and self._connections == self._stream.line.connections

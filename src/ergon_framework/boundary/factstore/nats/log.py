@@ -15,14 +15,19 @@ from typing import TypeAlias
 from ergon_framework.boundary.factstore import hashchain
 from ergon_framework.boundary.factstore.archive import corrupted
 from ergon_framework.boundary.factstore.consumers import conflicting
-from ergon_framework.boundary.factstore.group_commit import Grouping, Watching, nothing, tell_head
+from ergon_framework.boundary.factstore.group_commit import (
+    GroupCommit,
+    Watching,
+    nothing,
+    tell_head,
+)
 from ergon_framework.boundary.factstore.hashchain import Prepared, key_of, prepare
 from ergon_framework.boundary.factstore.nats import pages
 from ergon_framework.boundary.factstore.nats.append import Entering
 from ergon_framework.boundary.factstore.nats.consumers import keep_whole, open_items
-from ergon_framework.boundary.factstore.nats.database import MANY, Ground
-from ergon_framework.boundary.factstore.nats.schema import Item, Place, Reader, Shelf
-from ergon_framework.boundary.factstore.nats.session import Books
+from ergon_framework.boundary.factstore.nats.database import MANY, NatsDatabase
+from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item, LogState, Place
+from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.core.link import leads_to
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import (
@@ -57,7 +62,7 @@ class _Arrival:
     fact: Prepared
 
 
-class NatsReceiving(Ground):
+class NatsReceiving(NatsDatabase):
     """The part of the store that takes in what peers have."""
 
     def receive(
@@ -97,7 +102,7 @@ class NatsReceiving(Ground):
         link: Link | None,
         refused: Sequence[Quarantined],
     ) -> list[Outcome]:
-        def work(books: Books) -> list[Outcome]:
+        def work(books: StreamTransaction) -> list[Outcome]:
             now, log = self._clock(), INBOUND + peer
             known = books.known([each.fact.key for each in arrived], [log])
             entering = Entering(books, now, known)
@@ -132,7 +137,7 @@ def _arriving_parts(arrived: Sequence[_Arrival]) -> list[list[_Arrival]]:
     return parts
 
 
-def _record(books: Books, log: str, gap: Gap, outcome: Outcome) -> None:
+def _record(books: StreamTransaction, log: str, gap: Gap, outcome: Outcome) -> None:
     """A loss of the peer that is new becomes a gap of the inbound log."""
     if not isinstance(outcome, Appended) or outcome.is_duplicate:
         return
@@ -141,12 +146,12 @@ def _record(books: Books, log: str, gap: Gap, outcome: Outcome) -> None:
     books.put(subject, hashchain.recorded(gap, log, outcome.offset))
 
 
-def _keep(books: Books, peer: str, item: Quarantined) -> None:
+def _keep(books: StreamTransaction, peer: str, item: Quarantined) -> None:
     values = {each.name: getattr(item, each.name) for each in fields(Quarantined)}
     keep_whole(books, Item(**{**values, "id": 0, "consumer": f"pull:{peer}"}))
 
 
-def _move(books: Books, peer: str, link: Link) -> None:
+def _move(books: StreamTransaction, peer: str, link: Link) -> None:
     subject = books.subjects.link(peer)
     kept = books.get(Link, subject) or Link(peer)
     moved = replace(link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason)
@@ -154,11 +159,11 @@ def _move(books: Books, peer: str, link: Link) -> None:
         books.put(subject, moved)
 
 
-Bound: TypeAlias = Callable[[Books], int]
+Bound: TypeAlias = Callable[[StreamTransaction], int]
 """Up to where a log may be dropped, by what is written when that is asked."""
 
 
-class NatsRetention(Ground):
+class NatsRetention(NatsDatabase):
     """The part of the store that lets facts go."""
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
@@ -184,7 +189,7 @@ class NatsRetention(Ground):
 
 
 def _dropped(
-    log: str, bound: Bound, reason: str | None, now: float, books: Books
+    log: str, bound: Bound, reason: str | None, now: float, books: StreamTransaction
 ) -> tuple[int, int]:
     """Let the log begin higher; how many are gone, and below which sequence."""
     shelf = books.shelf(log)
@@ -208,7 +213,9 @@ def _dropped(
     return last - first + 1, shelf.first_seq
 
 
-def _latest_below(books: Books, shelf: Shelf, last: int, place: Place) -> dict[str, int]:
+def _latest_below(
+    books: StreamTransaction, shelf: LogState, last: int, place: Place
+) -> dict[str, int]:
     """For each zone, the last offset up to one of a fact to it."""
     found: dict[str, int] = {}
     for zone, offset in shelf.latest.items():
@@ -222,7 +229,7 @@ def _latest_below(books: Books, shelf: Shelf, last: int, place: Place) -> dict[s
     return found
 
 
-def _lose(books: Books, shelf: Shelf, first: int, reason: str, now: float) -> None:
+def _lose(books: StreamTransaction, shelf: LogState, first: int, reason: str, now: float) -> None:
     """Record that what was dropped from an offset on is lost; a loss that goes on is one."""
     for gap in pages.gaps_of(books, shelf):
         if gap.source_first is None and (gap.last + 1, gap.reason) == (first, reason):
@@ -233,20 +240,20 @@ def _lose(books: Books, shelf: Shelf, first: int, reason: str, now: float) -> No
     books.put(books.subjects.gap(shelf.name, first, is_ours=True), gap)
 
 
-def _settled_by_all(books: Books, log: str) -> int:
+def _settled_by_all(books: StreamTransaction, log: str) -> int:
     """Up to where no required consumer needs anything, nor anybody what was set aside for it."""
     required = [each for each in _readers(books, log) if each.is_required]
     aside: list[Item] = [item for one in required for item in open_items(books, one.name)]
     return min([*(one.cursor for one in required), *(item.offset - 1 for item in aside)], default=0)
 
 
-def _confirmed_by_all(books: Books, log: str) -> int:
+def _confirmed_by_all(books: StreamTransaction, log: str) -> int:
     """Up to where every consumer has confirmed; where there is none, nobody has anything."""
     return min((one.cursor for one in _readers(books, log)), default=0)
 
 
-def _readers(books: Books, log: str) -> list[Reader]:
-    found = books.all(Reader, books.subjects.consumers).values()
+def _readers(books: StreamTransaction, log: str) -> list[ConsumerRecord]:
+    found = books.all(ConsumerRecord, books.subjects.consumers).values()
     return [each for each in found if each.log == log and not each.is_gone]
 
 
@@ -266,7 +273,7 @@ class Append:
     capacity: int | None
 
 
-class NatsLogs(Ground):
+class NatsLogs(NatsDatabase):
     """The part of the store that keeps facts."""
 
     def __init__(
@@ -279,7 +286,7 @@ class NatsLogs(Ground):
     ) -> None:
         self._watch: Callable[[int, float], None] | None = None
         self._before_waiting: Meanwhile = nothing
-        self._appends: Grouping[Append, list[Outcome]] = Grouping(
+        self._appends: GroupCommit[Append, list[Outcome]] = GroupCommit(
             self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
         )
         super().__init__(url, zone=zone, clock=clock, read_only=read_only)
@@ -360,7 +367,7 @@ class NatsLogs(Ground):
     def _enter(self, asked: Sequence[Append]) -> list[list[Outcome]]:
         keys = [fact.key for each in asked for fact in each.facts]
 
-        def work(books: Books) -> list[list[Outcome]]:
+        def work(books: StreamTransaction) -> list[list[Outcome]]:
             known = books.known(keys, {each.log for each in asked})
             entering = Entering(books, self._clock(), known)
             return [entering.append(each.log, each.facts, each.capacity) for each in asked]
@@ -372,7 +379,7 @@ class NatsLogs(Ground):
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
-        def work(books: Books) -> Found | None:
+        def work(books: StreamTransaction) -> Found | None:
             found = [each for each in books.shelves() if log in {None, each.name}]
             keys = {each.name: key_of(each.name, from_zone, message_id) for each in found}
             known = books.known(keys.values(), keys)
@@ -390,7 +397,7 @@ class NatsLogs(Ground):
     ) -> Page:
         """Read what is kept, without a consumer; a log that is not there is empty."""
 
-        def work(books: Books) -> Page:
+        def work(books: StreamTransaction) -> Page:
             shelf = books.shelf(log)
             if shelf is None:
                 return pages.empty(after)
@@ -408,7 +415,7 @@ class NatsLogs(Ground):
     def gaps(self, log: str | None = None) -> list[Gap]:
         """Every recorded loss."""
 
-        def work(books: Books) -> list[Gap]:
+        def work(books: StreamTransaction) -> list[Gap]:
             found = [each for each in books.shelves() if log in {None, each.name}]
             return [gap for shelf in found for gap in pages.gaps_of(books, shelf)]
 
@@ -417,7 +424,7 @@ class NatsLogs(Ground):
     def aged(self, log: str, before: float) -> int:
         """The highest offset such that it and all below it were recorded before an instant."""
 
-        def work(books: Books) -> int:
+        def work(books: StreamTransaction) -> int:
             shelf = books.shelf(log)
             if shelf is None:
                 return 0
@@ -437,10 +444,10 @@ class NatsLogs(Ground):
             yield from found
 
 
-def _leg(shelf: Shelf, at: int) -> Callable[[Books], tuple[list[Flaw | int], int]]:
+def _leg(shelf: LogState, at: int) -> Callable[[StreamTransaction], tuple[list[Flaw | int], int]]:
     """Some steps of the walk along a log, and where they ended."""
 
-    def work(books: Books) -> tuple[list[Flaw | int], int]:
+    def work(books: StreamTransaction) -> tuple[list[Flaw | int], int]:
         found: list[Flaw | int] = []
         chain, seen = pages.place_of(books, shelf, at).chain, at
         for each in pages.all_after(books, shelf, at):
@@ -461,7 +468,7 @@ def _leg(shelf: Shelf, at: int) -> Callable[[Books], tuple[list[Flaw | int], int
     return work
 
 
-def _aged_one_by_one(books: Books, shelf: Shelf, before: float) -> int:
+def _aged_one_by_one(books: StreamTransaction, shelf: LogState, before: float) -> int:
     last = shelf.first - 1
     for each in pages.all_after(books, shelf, last):
         if isinstance(each, pages.Hole) or each.recorded_at >= before:

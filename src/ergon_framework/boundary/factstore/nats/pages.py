@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ergon_framework.boundary.factstore.nats.schema import NO_CHAIN, Entry, Place, Shelf
-from ergon_framework.boundary.factstore.nats.session import Books
+from ergon_framework.boundary.factstore.nats.schema import NO_CHAIN, Entry, LogState, Place
+from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.ports.factstore import Gap, Page
 
 CHUNK = 256
@@ -28,7 +28,9 @@ class Hole:
     offset: int
 
 
-def search(books: Books, shelf: Shelf, is_low: Callable[[Entry], bool]) -> Entry | None:
+def search(
+    books: StreamTransaction, shelf: LogState, is_low: Callable[[Entry], bool]
+) -> Entry | None:
     """The last kept entry of those that are low, which all lie before those that are not."""
     subject, found = books.subjects.entries(shelf.name), None
     low, high = max(1, shelf.first_seq), shelf.head_seq + 1
@@ -45,7 +47,7 @@ def search(books: Books, shelf: Shelf, is_low: Callable[[Entry], bool]) -> Entry
     return found
 
 
-def place_of(books: Books, shelf: Shelf, offset: int) -> Place:
+def place_of(books: StreamTransaction, shelf: LogState, offset: int) -> Place:
     """Where an offset of the log is; without a chain when it is not there itself."""
     if offset < shelf.first - 1:
         return Place(max(0, shelf.first_seq - 1), b"")
@@ -60,7 +62,7 @@ def place_of(books: Books, shelf: Shelf, offset: int) -> Place:
     return Place(entry.seq, entry.chain if entry.offset == offset else b"")
 
 
-def entry_at(books: Books, shelf: Shelf, offset: int) -> Entry | None:
+def entry_at(books: StreamTransaction, shelf: LogState, offset: int) -> Entry | None:
     """The entry of an offset, if it is kept and sound."""
     if not shelf.first <= offset <= shelf.head:
         return None
@@ -72,8 +74,8 @@ def entry_at(books: Books, shelf: Shelf, offset: int) -> Entry | None:
 
 
 def entries_after(
-    books: Books,
-    shelf: Shelf,
+    books: StreamTransaction,
+    shelf: LogState,
     after: int,
     to_zone: str | None = None,
     *,
@@ -110,7 +112,7 @@ def entries_after(
             return
 
 
-def all_after(books: Books, shelf: Shelf, after: int) -> Iterator[Entry | Hole]:
+def all_after(books: StreamTransaction, shelf: LogState, after: int) -> Iterator[Entry | Hole]:
     """Everything above an offset, markers included."""
     return entries_after(books, shelf, after, with_markers=True)
 
@@ -121,8 +123,8 @@ def empty(after: int) -> Page:
 
 
 def read(
-    books: Books,
-    shelf: Shelf,
+    books: StreamTransaction,
+    shelf: LogState,
     after: int,
     limit: int,
     max_bytes: int,
@@ -153,7 +155,7 @@ def read(
 
 
 def waiting(
-    books: Books, shelf: Shelf, cursor: int, to_zone: str | None
+    books: StreamTransaction, shelf: LogState, cursor: int, to_zone: str | None
 ) -> tuple[int, float | None]:
     """How many facts of a view lie above a cursor, and since when the first of them does."""
     if cursor >= shelf.head:
@@ -166,7 +168,7 @@ def waiting(
     return found[0].pending + 1, None if entry is None else entry.recorded_at
 
 
-def gaps_of(books: Books, shelf: Shelf) -> list[Gap]:
+def gaps_of(books: StreamTransaction, shelf: LogState) -> list[Gap]:
     """Recorded losses, in order of their beginning."""
     if not shelf.gaps:
         return []
@@ -174,12 +176,12 @@ def gaps_of(books: Books, shelf: Shelf) -> list[Gap]:
     return sorted(found.values(), key=lambda gap: (gap.first, gap.source_first is None))
 
 
-def gaps_within(books: Books, shelf: Shelf, after: int, through: int) -> list[Gap]:
+def gaps_within(books: StreamTransaction, shelf: LogState, after: int, through: int) -> list[Gap]:
     """Recorded losses that reach into a stretch."""
     return [gap for gap in gaps_of(books, shelf) if gap.last > after and gap.first <= through]
 
 
-def unexplained(books: Books, shelf: Shelf, cursor: int) -> tuple[int, int] | None:
+def unexplained(books: StreamTransaction, shelf: LogState, cursor: int) -> tuple[int, int] | None:
     """The first and the last offset above a cursor that are gone and that no gap explains."""
     if cursor + 1 >= shelf.first:
         return None

@@ -13,9 +13,15 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ergon_framework.boundary.factstore.nats.append import refer
-from ergon_framework.boundary.factstore.nats.database import MANY, Ground
-from ergon_framework.boundary.factstore.nats.schema import Attribute, Name, Note, ZoneRecord, decode
-from ergon_framework.boundary.factstore.nats.session import GONE, Books
+from ergon_framework.boundary.factstore.nats.database import MANY, NatsDatabase
+from ergon_framework.boundary.factstore.nats.schema import (
+    Attribute,
+    Note,
+    ObjectRecord,
+    ZoneRecord,
+    decode,
+)
+from ergon_framework.boundary.factstore.nats.session import GONE, StreamTransaction
 from ergon_framework.boundary.factstore.nats.setup import renew
 from ergon_framework.errors import BoundaryError, ObjectConflictError
 from ergon_framework.ports.factstore import Link, StoredObject, StoreInfo
@@ -26,7 +32,7 @@ KEPT = 5_000
 
 Place: TypeAlias = tuple[Any, ...]
 """Where a name is in the order; no two are at the same."""
-Order: TypeAlias = Callable[[Name], Place | None]
+Order: TypeAlias = Callable[[ObjectRecord], Place | None]
 """Says where a name is; None when it does not belong into the order at all."""
 
 
@@ -34,7 +40,7 @@ Order: TypeAlias = Callable[[Name], Place | None]
 class Stretch:
     """A part of the order, without any gap."""
 
-    names: list[Name]
+    names: list[ObjectRecord]
     is_last: bool
     """Whether nothing comes after it."""
 
@@ -47,7 +53,7 @@ def stretch(
     ``read`` goes through all messages of the names, in the order of the stream: once, unless very
     many names are taken away meanwhile.
     """
-    names: list[Name] = []
+    names: list[ObjectRecord] = []
     start, is_after = after, True
     while True:
         sieve = _Sieve(order, start, is_after=is_after, most=max(limit, KEPT))
@@ -67,7 +73,7 @@ class _Sieve:
         self._start = start
         self._is_after = is_after
         self._most = most
-        self._kept: dict[str, tuple[Place, Name]] = {}
+        self._kept: dict[str, tuple[Place, ObjectRecord]] = {}
         self.end: Place | None = None
         """From here on some were left out; None while none was."""
 
@@ -76,14 +82,14 @@ class _Sieve:
         self._kept.pop(message.subject, None)
         if message.data == GONE:
             return
-        name = decode(Name, message.data)
+        name = decode(ObjectRecord, message.data)
         place = self._order(name)
         if place is not None and self._is_wanted(place):
             self._kept[message.subject] = place, name
             if len(self._kept) >= 2 * self._most:
                 self._cut()
 
-    def names(self) -> list[Name]:
+    def names(self) -> list[ObjectRecord]:
         """Those that are left, in order."""
         self._cut()
         return [name for _, name in sorted(self._kept.values(), key=lambda kept: kept[0])]
@@ -118,7 +124,7 @@ class _Seen:
         """Whether these are names of that bucket, and still what they were."""
         return (self.bucket, self.version) == (bucket, version)
 
-    def after(self, place: tuple[str, str], limit: int) -> list[Name] | None:
+    def after(self, place: tuple[str, str], limit: int) -> list[ObjectRecord] | None:
         """The names after a place; None when not all of them are here."""
         names = self.stretch.names
         first = bisect_right(names, place, key=lambda name: (name.bucket, name.key))
@@ -126,7 +132,7 @@ class _Seen:
         return names[first : first + limit] if is_whole and place >= self.start else None
 
 
-class NatsObjects(Ground):
+class NatsObjects(NatsDatabase):
     """The part of the store that knows which name stands for which bytes."""
 
     _seen: _Seen | None = None
@@ -134,8 +140,10 @@ class NatsObjects(Ground):
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
         """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
 
-        def work(books: Books) -> StoredObject:
-            kept = books.get(Name, books.subjects.object(bucket, key)) or Name(bucket, key)
+        def work(books: StreamTransaction) -> StoredObject:
+            kept = books.get(ObjectRecord, books.subjects.object(bucket, key)) or ObjectRecord(
+                bucket, key
+            )
             if kept.digest and (kept.digest, kept.size) != (digest, size):
                 raise ObjectConflictError(
                     f"{bucket}/{key} stands for other bytes already",
@@ -153,8 +161,8 @@ class NatsObjects(Ground):
     def object(self, bucket: str, key: str) -> StoredObject | None:
         """What a name stands for."""
 
-        def work(books: Books) -> StoredObject | None:
-            kept = books.get(Name, books.subjects.object(bucket, key))
+        def work(books: StreamTransaction) -> StoredObject | None:
+            kept = books.get(ObjectRecord, books.subjects.object(bucket, key))
             return None if kept is None or not kept.digest else stored_object(kept)
 
         return self._look(work)
@@ -185,7 +193,7 @@ class NatsObjects(Ground):
     def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
         """Names given before an instant to which no fact has ever referred, the oldest first."""
 
-        def by_age(name: Name) -> Place | None:
+        def by_age(name: ObjectRecord) -> Place | None:
             is_orphan = name.digest and name.at < before and not name.is_referenced
             return (name.at, name.bucket, name.key) if is_orphan else None
 
@@ -195,8 +203,8 @@ class NatsObjects(Ground):
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         """Take the name away; the object, when no other name stands for its bytes."""
 
-        def work(books: Books) -> tuple[StoredObject, bool] | None:
-            kept = books.get(Name, books.subjects.object(bucket, key))
+        def work(books: StreamTransaction) -> tuple[StoredObject, bool] | None:
+            kept = books.get(ObjectRecord, books.subjects.object(bucket, key))
             if kept is None or not kept.digest or (before is not None and kept.at >= before):
                 return None
             if kept.is_referenced:
@@ -229,7 +237,7 @@ class NatsObjects(Ground):
     def object_totals(self) -> tuple[int, int]:
         """How many names there are, and how many bytes they stand for."""
 
-        def work(books: Books) -> tuple[int, int]:
+        def work(books: StreamTransaction) -> tuple[int, int]:
             tally = books.tally
             return tally.objects, tally.object_bytes
 
@@ -240,12 +248,12 @@ class NatsObjects(Ground):
         return self._look(lambda books: _is_bound(books, digest))
 
 
-def stored_object(kept: Name) -> StoredObject:
+def stored_object(kept: ObjectRecord) -> StoredObject:
     """A name as everybody sees it."""
     return StoredObject(kept.bucket, kept.key, kept.digest, kept.size, kept.at, kept.is_referenced)
 
 
-def put_name(books: Books, name: Name, *, is_new: bool) -> None:
+def put_name(books: StreamTransaction, name: ObjectRecord, *, is_new: bool) -> None:
     """Write a name; a new one is counted."""
     books.put(books.subjects.object(name.bucket, name.key), name)
     if is_new:
@@ -255,7 +263,7 @@ def put_name(books: Books, name: Name, *, is_new: bool) -> None:
         books.put(books.subjects.tally, tally)
 
 
-def drop_name(books: Books, name: Name) -> None:
+def drop_name(books: StreamTransaction, name: ObjectRecord) -> None:
     """Take a name away."""
     books.put(books.subjects.object(name.bucket, name.key), None)
     books.put(books.subjects.content(name.digest, name.bucket, name.key), None)
@@ -264,27 +272,27 @@ def drop_name(books: Books, name: Name) -> None:
     books.put(books.subjects.tally, tally)
 
 
-def _reader(books: Books, bucket: str | None = None) -> Callable[[], Iterable[Stored]]:
+def _reader(books: StreamTransaction, bucket: str | None = None) -> Callable[[], Iterable[Stored]]:
     subjects = books.subjects
     wanted = subjects.objects if bucket is None else subjects.objects_in(bucket)
     return lambda: books.stream.walk(wanted)
 
 
-def _by_name(name: Name) -> Place | None:
+def _by_name(name: ObjectRecord) -> Place | None:
     return (name.bucket, name.key) if name.digest else None
 
 
-def _is_bound(books: Books, digest: bytes) -> bool:
-    return bool(books.all(Name, books.subjects.names_of(digest)))
+def _is_bound(books: StreamTransaction, digest: bytes) -> bool:
+    return bool(books.all(ObjectRecord, books.subjects.names_of(digest)))
 
 
-class NatsLinks(Ground):
+class NatsLinks(NatsDatabase):
     """The part of the store that knows its peers."""
 
     def links(self) -> list[Link]:
         """Every link ever used or sealed, by peer; ``""`` is the seal of the whole zone."""
 
-        def work(books: Books) -> list[Link]:
+        def work(books: StreamTransaction) -> list[Link]:
             found = books.all(Link, books.subjects.links).values()
             return sorted(found, key=lambda link: link.peer)
 
@@ -325,7 +333,7 @@ class NatsLinks(Ground):
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
         """Begin a new epoch, unless the store has another one than ``epoch`` already."""
 
-        def work(books: Books) -> None:
+        def work(books: StreamTransaction) -> None:
             found = books.get(ZoneRecord, books.subjects.zone)
             if found is not None and found.epoch == epoch:
                 renew(books, found, self._clock(), why)
@@ -347,7 +355,7 @@ class NatsLinks(Ground):
     def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
         """What operators did, newest first: instant, action, details as text."""
 
-        def work(books: Books) -> list[tuple[float, str, str]]:
+        def work(books: StreamTransaction) -> list[tuple[float, str, str]]:
             last = books.tally.notes
             wanted = range(last, max(0, last - limit), -1)
             books.fetch([books.subjects.note(number) for number in wanted])
@@ -359,7 +367,7 @@ class NatsLinks(Ground):
     def _change(
         self, peer: str, action: str, details: str, changed: Callable[[Link], Link]
     ) -> Link:
-        def work(books: Books) -> Link:
+        def work(books: StreamTransaction) -> Link:
             books.note(self._clock(), action, details)
             link = _link(books, peer)
             new = changed(link)
@@ -370,5 +378,5 @@ class NatsLinks(Ground):
         return self._step(work, "desk")
 
 
-def _link(books: Books, peer: str) -> Link:
+def _link(books: StreamTransaction, peer: str) -> Link:
     return books.get(Link, books.subjects.link(peer)) or Link(peer)

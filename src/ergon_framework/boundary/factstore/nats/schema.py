@@ -215,7 +215,7 @@ UNWRITTEN = {"is_written": False}
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """What is counted in one place."""
 
     items: int = 0
@@ -228,7 +228,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Reader:
+class ConsumerRecord:
     """What is kept of a consumer beside what everybody may know."""
 
     name: str
@@ -253,7 +253,7 @@ class Reader:
 
 
 @dataclass(slots=True)
-class Name:
+class ObjectRecord:
     """A name of an object; without a digest, a fact refers to it and it is not there yet."""
 
     bucket: str
@@ -341,7 +341,7 @@ def _typed(kind: str, value: Any) -> Any:
 
 
 @dataclass(slots=True)
-class Shelf:
+class LogState:
     """A log. What begins with ``cut`` is about everything below the first entry that is kept."""
 
     name: str
@@ -391,7 +391,7 @@ class Shelf:
         key = key_of(self.name, proof.from_zone, proof.message_id)
         self.young[key] = Known(entry.offset, proof.digest, entry.seq, entry.envelope)
 
-    def copy(self) -> Shelf:
+    def copy(self) -> LogState:
         """One for a step that may fail."""
         return replace(
             self,

@@ -15,13 +15,13 @@ from typing import TypeVar
 from ergon_framework.boundary.factstore.hashchain import Prepared
 from ergon_framework.boundary.factstore.nats import schema
 from ergon_framework.boundary.factstore.nats.schema import (
+    Counters,
     Entry,
     Known,
+    LogState,
     Note,
     Place,
-    Shelf,
     Subjects,
-    Tally,
     decode,
     encode,
 )
@@ -44,7 +44,7 @@ class Record:
     """0 when there is none."""
 
 
-class Memory:
+class RecordCache:
     """Records that are known to be the newest as long as the stream ends at ``last``."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Memory:
         self._last = -1
         self.records: dict[str, Record] = {}
         self.lists: dict[str, set[str]] = {}
-        self.shelves: dict[str, Shelf] = {}
+        self.shelves: dict[str, LogState] = {}
         """Logs with their young entries."""
         self.places: dict[tuple[str, int], Place] = {}
         """Of entries, which stay where they are whoever writes, unless the server loses some."""
@@ -111,15 +111,15 @@ class Memory:
         else:
             self.forget(-1)
 
-    def view(self) -> Memory:
+    def view(self) -> RecordCache:
         """The same, for somebody who reads while others go on."""
-        seen = Memory()
+        seen = RecordCache()
         seen.last, seen.places = self.last, self.places
         seen.records, seen.shelves = dict(self.records), dict(self.shelves)
         seen.lists = {subjects: set(listed) for subjects, listed in self.lists.items()}
         return seen
 
-    def learn(self, seen: Memory) -> None:
+    def learn(self, seen: RecordCache) -> None:
         """Take over what somebody has read, unless things have moved on."""
         if seen.last == self.last:
             self.records |= seen.records
@@ -144,11 +144,11 @@ GONE = b""
 """The content of a record that was taken away."""
 
 
-class Books:
+class StreamTransaction:
     """The records of a zone, for one step."""
 
     def __init__(
-        self, stream: NatsStream, subjects: Subjects, memory: Memory, *, is_sure: bool
+        self, stream: NatsStream, subjects: Subjects, memory: RecordCache, *, is_sure: bool
     ) -> None:
         self.stream = stream
         self.subjects = subjects
@@ -164,7 +164,7 @@ class Books:
         self._puts: dict[str, bytes] = {}
         self._entries: list[Message] = []
         self._others: list[Message] = []
-        self._shelves: dict[str, Shelf] = {}
+        self._shelves: dict[str, LogState] = {}
         self._asked: dict[int, Stored] = {}
         """Entries of ids that were asked for, by their sequences."""
 
@@ -208,9 +208,9 @@ class Books:
         return self.memory.records[subject].data if data is None else data
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> Counters:
         """What is counted."""
-        return self.get(Tally, self.subjects.tally) or Tally()
+        return self.get(Counters, self.subjects.tally) or Counters()
 
     def note(self, now: float, action: str, details: str) -> None:
         """Write down what an operator did."""
@@ -221,7 +221,7 @@ class Books:
 
     # ---- logs -----------------------------------------------------------------------------------
 
-    def shelf(self, log: str) -> Shelf | None:
+    def shelf(self, log: str) -> LogState | None:
         """A log, whose changes are written at the end of the step; None when there is none."""
         found = self._shelves.get(log)
         if found is None:
@@ -232,9 +232,9 @@ class Books:
             found = self._shelves[log] = kept.copy()
         return found
 
-    def _load(self, log: str) -> Shelf | None:
+    def _load(self, log: str) -> LogState | None:
         """A log by its record and the entries that were added since."""
-        shelf = self.get(Shelf, self.subjects.shelf(log))
+        shelf = self.get(LogState, self.subjects.shelf(log))
         if shelf is None:
             return None
         start = max(shelf.head_seq + 1, shelf.first_seq)
@@ -250,24 +250,24 @@ class Books:
                 shelf.grow(entry)
         return shelf
 
-    def shelf_or_new(self, log: str) -> Shelf:
+    def shelf_or_new(self, log: str) -> LogState:
         """A log, which comes into being when it is not there."""
         found = self.shelf(log)
         if found is None:
             tally = self.tally
             tally.logs += 1
             self.put(self.subjects.tally, tally)
-            found = self._shelves[log] = Shelf(log, tally.logs)
+            found = self._shelves[log] = LogState(log, tally.logs)
         return found
 
-    def shelves(self) -> list[Shelf]:
+    def shelves(self) -> list[LogState]:
         """Every log, ``outbound`` first."""
-        names = [each.name for each in self.all(Shelf, self.subjects.shelves).values()]
+        names = [each.name for each in self.all(LogState, self.subjects.shelves).values()]
         found = (self.shelf(name) for name in {*names, *self._shelves})
         logs = [each for each in found if each is not None]
         return sorted(logs, key=lambda shelf: (shelf.name != OUTBOUND, shelf.name))
 
-    def replace_shelf(self, shelf: Shelf) -> None:
+    def replace_shelf(self, shelf: LogState) -> None:
         """Let a log stand elsewhere."""
         self._shelves[shelf.name] = shelf
 
@@ -276,7 +276,7 @@ class Books:
         """Where the next entry will be: entries are the first that a step writes."""
         return self.memory.last + len(self._entries) + 1
 
-    def add(self, shelf: Shelf, entry: Message, key: bytes, known: Known) -> None:
+    def add(self, shelf: LogState, entry: Message, key: bytes, known: Known) -> None:
         """Write an entry; its id is written with others, soon."""
         self._entries.append(entry)
         shelf.young[key] = known
@@ -287,7 +287,7 @@ class Books:
         data = schema.id_record(known)
         self._others.append(Message(self.subjects.id(key), data, {EXPECTED: "0"}))
 
-    def entry(self, shelf: Shelf, found: Stored) -> Entry | None:
+    def entry(self, shelf: LogState, found: Stored) -> Entry | None:
         """An entry out of its message."""
         entry = schema.read(shelf.number, found.seq, found.data)
         if entry is None or entry.seal is None:
@@ -296,17 +296,17 @@ class Books:
             self.remember(shelf, entry)
         return entry
 
-    def _repaired(self, shelf: Shelf, seq: int) -> Entry | None:
+    def _repaired(self, shelf: LogState, seq: int) -> Entry | None:
         """What was written down in the place of a damaged entry."""
         found = self.stream.last(self.subjects.repair(shelf.name, seq))
         return None if found is None else schema.read(shelf.number, seq, found.data)
 
-    def known_entry(self, shelf: Shelf, known: Known) -> Entry | None:
+    def known_entry(self, shelf: LogState, known: Known) -> Entry | None:
         """The entry of an id that was asked for in this step, as far as it can be read."""
         stored = self._asked.get(known.seq)
         return None if stored is None else self.entry(shelf, stored)
 
-    def repair(self, shelf: Shelf, known: Known, told: Prepared) -> Entry | None:
+    def repair(self, shelf: LogState, known: Known, told: Prepared) -> Entry | None:
         """Write down what a damaged entry was, by a duplicate of its fact; None if not known."""
         stored = self._asked.get(known.seq)
         data = None if stored is None else schema.repaired(shelf.number, stored.data, told)
@@ -315,11 +315,11 @@ class Books:
         self._others.append(Message(self.subjects.repair(shelf.name, known.seq), data))
         return schema.read(shelf.number, known.seq, data)
 
-    def remember(self, shelf: Shelf, entry: Entry) -> None:
+    def remember(self, shelf: LogState, entry: Entry) -> None:
         """Keep in mind where an entry is."""
         self.memory.places[shelf.name, entry.offset] = Place(entry.seq, entry.chain)
 
-    def remembered(self, shelf: Shelf, offset: int) -> Place | None:
+    def remembered(self, shelf: LogState, offset: int) -> Place | None:
         """Where an entry is, if that is known."""
         return self.memory.places.get((shelf.name, offset))
 

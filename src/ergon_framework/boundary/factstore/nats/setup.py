@@ -10,12 +10,12 @@ from typing import Any
 
 from ergon_framework.boundary.factstore.nats.schema import (
     Attribute,
-    Shelf,
+    Counters,
+    LogState,
     Subjects,
-    Tally,
     ZoneRecord,
 )
-from ergon_framework.boundary.factstore.nats.session import Books, Memory
+from ergon_framework.boundary.factstore.nats.session import RecordCache, StreamTransaction
 from ergon_framework.errors import ConfigurationError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.factstore import NEW_EPOCH, OUTBOUND, StoreInfo
 from ergon_framework.storage.nats import Line, NatsStream, OvertakenError, address_of
@@ -176,7 +176,7 @@ class Opening:
             f"others wrote to {self.name} all the time", remedy="try again when less is going on"
         )
 
-    def read_info(self, books: Books) -> StoreInfo:
+    def read_info(self, books: StreamTransaction) -> StoreInfo:
         """Which store it is."""
         found = books.get(ZoneRecord, self.subjects.zone)
         if found is None:
@@ -219,23 +219,23 @@ class Opening:
                     )
                 return
 
-    def _books(self, last: int) -> Books:
-        memory = Memory()
+    def _books(self, last: int) -> StreamTransaction:
+        memory = RecordCache()
         memory.last = last
-        return Books(self.stream, self.subjects, memory, is_sure=True)
+        return StreamTransaction(self.stream, self.subjects, memory, is_sure=True)
 
 
 def _info(found: ZoneRecord) -> StoreInfo:
     return StoreInfo(found.zone, found.epoch, found.created_at)
 
 
-def _found(books: Books, zone: str, now: float) -> None:
-    books.put(books.subjects.tally, Tally(logs=1))
-    books.put(books.subjects.shelf(OUTBOUND), Shelf(OUTBOUND, 1))
+def _found(books: StreamTransaction, zone: str, now: float) -> None:
+    books.put(books.subjects.tally, Counters(logs=1))
+    books.put(books.subjects.shelf(OUTBOUND), LogState(OUTBOUND, 1))
     books.put(books.subjects.zone, ZoneRecord(zone, secrets.token_hex(8), now))
 
 
-def renew(books: Books, found: ZoneRecord, now: float, why: str) -> None:
+def renew(books: StreamTransaction, found: ZoneRecord, now: float, why: str) -> None:
     """Begin a new epoch, and write down why."""
     books.note(now, "new_epoch", f"{why}; its epoch was {found.epoch}")
     record = ZoneRecord(found.zone, secrets.token_hex(8), found.created_at)

@@ -23,12 +23,12 @@ from psycopg.pq import DiagnosticField, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 
 from ergon_framework.boundary.factstore.hashchain import Prepared
-from ergon_framework.boundary.factstore.postgres.session import PostgresBooks
-from ergon_framework.boundary.factstore.sql.append import Entry, Identity, View
+from ergon_framework.boundary.factstore.postgres.session import PostgresSession
+from ergon_framework.boundary.factstore.sql.append import AppendPlanner, Identity, View
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
     LogRow,
-    Run,
+    ViewSegment,
     last_run,
     log_or_new,
     view_of,
@@ -49,7 +49,7 @@ Statement: TypeAlias = tuple[str, Values]
 """The name of a statement, and what it is given."""
 
 
-class Straight:
+class PipelineExecutor:
     """Statements on the connections of one store."""
 
     def __init__(self, wordings: Mapping[str, bytes], told: Sequence[str]) -> None:
@@ -188,7 +188,7 @@ def _data(value: Value) -> bytes:
 
 
 @dataclass(slots=True)
-class Memory:
+class LogCache:
     """The logs as they were after the last commit, and the newest runs of their views."""
 
     logs: dict[str, LogRow] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Lookup:
     """What has to be looked up before anything can be decided."""
 
     logs: Collection[str]
@@ -210,10 +210,10 @@ class Wanted:
     names: Collection[Reference] = ()
 
 
-class PostgresEntry(Entry):
+class PostgresEntry(AppendPlanner):
     """Works on what is remembered of the logs."""
 
-    def __init__(self, now: float, memory: Memory) -> None:
+    def __init__(self, now: float, memory: LogCache) -> None:
         super().__init__(now)
         self._memory = memory
         self._runs = memory.runs
@@ -267,14 +267,16 @@ class PostgresEntry(Entry):
     def _refer(self, references: Sequence[Reference]) -> None:
         self._referred.update((each.bucket, each.key) for each in references)
 
-    def _write_end(self, view: View, run: Run) -> None:
+    def _write_end(self, view: View, run: ViewSegment) -> None:
         self._ended.append((run.last or 0, view.id, run.first))
 
 
-class CarefulEntry(PostgresEntry):
+class LockedAppend(PostgresEntry):
     """Locks the logs, and looks everything up at once, before anything is decided."""
 
-    def __init__(self, books: PostgresBooks, now: float, memory: Memory, wanted: Wanted) -> None:
+    def __init__(
+        self, books: PostgresSession, now: float, memory: LogCache, wanted: Lookup
+    ) -> None:
         super().__init__(now, memory)
         self._books = books
         self.epoch = ""
@@ -301,7 +303,7 @@ class CarefulEntry(PostgresEntry):
         view = view_of(self._books, log, to_zone)
         return self._books.add("logs.new_view", log.id, to_zone) if view is None else view
 
-    def _last_run(self, view: int) -> Run | None:
+    def _last_run(self, view: int) -> ViewSegment | None:
         return last_run(self._books, view)
 
     def _stored(self, number: int) -> Row | None:
@@ -315,7 +317,7 @@ class CarefulEntry(PostgresEntry):
         number, *columns = row
         self._books.send("logs.write_back", *columns, number)
 
-    def _look_up(self, wanted: Wanted) -> None:
+    def _look_up(self, wanted: Lookup) -> None:
         books, names = self._books, sorted(wanted.logs)
         held = books.send("logs.hold", names, is_prepared=True)
         known = books.send("logs.known_rows", Bytes(wanted.keys))
@@ -352,7 +354,7 @@ class TooHopefulError(Exception):
     """What is to be done cannot be decided without looking ids up."""
 
 
-class HopefulEntry(PostgresEntry):
+class OptimisticAppend(PostgresEntry):
     """Believes that nobody else has touched the log, and that no id was there before.
 
     Nothing is looked up, so one statement is enough. Where it was wrong the server refuses, and all
@@ -366,13 +368,13 @@ class HopefulEntry(PostgresEntry):
         psycopg.errors.InvalidSqlStatementName,  # a pooler gave us another server connection
     )
 
-    def __init__(self, now: float, memory: Memory, log: str) -> None:
+    def __init__(self, now: float, memory: LogCache, log: str) -> None:
         super().__init__(now, memory)
         self._one = memory.logs[log]
         self._before = self._one.head, self._one.chain, memory.cuts[log]
 
     @staticmethod
-    def may(memory: Memory, wanted: Wanted) -> bool:
+    def may(memory: LogCache, wanted: Lookup) -> bool:
         """Whether all is remembered that will be needed."""
         [name, *others] = wanted.logs
         log = memory.logs.get(name)
@@ -412,5 +414,5 @@ class HopefulEntry(PostgresEntry):
     def _view(self, log: LogRow, to_zone: str) -> int:
         raise TooHopefulError
 
-    def _last_run(self, view: int) -> Run | None:
+    def _last_run(self, view: int) -> ViewSegment | None:
         raise TooHopefulError

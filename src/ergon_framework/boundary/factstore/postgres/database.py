@@ -11,8 +11,8 @@ from typing import TypeVar
 import psycopg
 from psycopg import sql
 
-from ergon_framework.boundary.factstore.postgres.session import SQL, PostgresBooks, wordings
-from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, Ground, logger
+from ergon_framework.boundary.factstore.postgres.session import SQL, PostgresSession, wordings
+from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, SqlDatabase, logger
 from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.notifier import MemoryBell
@@ -68,7 +68,7 @@ _NAMESPACES = (
 _SERVER = "SELECT system_identifier FROM pg_control_system()"
 
 
-class PostgresGround(Ground):
+class PostgresGround(SqlDatabase):
     """Runs transactions in the tables of one zone."""
 
     def __init__(
@@ -168,7 +168,9 @@ class PostgresGround(Ground):
             server = "?"
         return f"{server}/{database}/{namespace}"
 
-    def _write(self, work: Callable[[PostgresBooks], T], call: str, *, is_synced: bool = True) -> T:
+    def _write(
+        self, work: Callable[[PostgresSession], T], call: str, *, is_synced: bool = True
+    ) -> T:
         """Run one transaction."""
         self._refuse_reading_only()
         begin = "BEGIN" if is_synced else "BEGIN; SET LOCAL synchronous_commit = off"
@@ -177,7 +179,7 @@ class PostgresGround(Ground):
 
         def whole(connection: Connection) -> T:
             connection.execute(begin.encode(), prepare=False)
-            result = work(PostgresBooks(connection, self._wordings.writing))
+            result = work(PostgresSession(connection, self._wordings.writing))
             failpoint(BEFORE[call])
             connection.execute("COMMIT")
             return result
@@ -201,10 +203,10 @@ class PostgresGround(Ground):
                 details=error.details,
             ) from error
 
-    def _read(self, work: Callable[[PostgresBooks], T]) -> T:
+    def _read(self, work: Callable[[PostgresSession], T]) -> T:
         def whole(connection: Connection) -> T:
             connection.execute(_READ)
-            result = work(PostgresBooks(connection, self._wordings.reading))
+            result = work(PostgresSession(connection, self._wordings.reading))
             connection.execute("COMMIT")
             return result
 

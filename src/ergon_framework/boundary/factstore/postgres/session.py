@@ -54,7 +54,7 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
     return text
 
 
-class PostgresBooks:
+class PostgresSession:
     """The tables of one zone within one transaction."""
 
     def __init__(self, connection: Connection, statements: Mapping[str, bytes]) -> None:

@@ -9,30 +9,30 @@ from typing import TypeAlias, TypeVar
 from ergon_framework.boundary.factstore.archive import BARRED
 from ergon_framework.boundary.factstore.hashchain import key_of, new_of, prepare
 from ergon_framework.boundary.factstore.postgres.append import (
-    CarefulEntry,
-    HopefulEntry,
-    Memory,
+    LockedAppend,
+    LogCache,
+    Lookup,
+    OptimisticAppend,
+    PipelineExecutor,
     PostgresEntry,
-    Straight,
-    Wanted,
 )
 from ergon_framework.boundary.factstore.postgres.database import PostgresGround
-from ergon_framework.boundary.factstore.postgres.session import PostgresBooks
+from ergon_framework.boundary.factstore.postgres.session import PostgresSession
 from ergon_framework.boundary.factstore.sql import append
-from ergon_framework.boundary.factstore.sql.archive import TableMoving
-from ergon_framework.boundary.factstore.sql.consumers import TableServing
+from ergon_framework.boundary.factstore.sql.archive import SqlArchive
+from ergon_framework.boundary.factstore.sql.consumers import SqlConsumers
 from ergon_framework.boundary.factstore.sql.log import (
     Append,
     Cut,
     Known,
     Knows,
     Leg,
-    TableLogs,
+    SqlLog,
     cut,
     last_to_drop,
     walk,
 )
-from ergon_framework.boundary.factstore.sql.registry import TableLinks, TableObjects
+from ergon_framework.boundary.factstore.sql.registry import SqlLinks, SqlObjects
 from ergon_framework.boundary.factstore.sql.rows import LAST, LogRow, log_named
 from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
@@ -57,7 +57,7 @@ PATIENCE = 5.0
 _AGAIN = 0.2  # seconds between two attempts
 
 
-class PostgresLogs(TableLogs, PostgresGround):
+class PostgresLogs(SqlLog, PostgresGround):
     """The part of the store that keeps facts."""
 
     def __init__(
@@ -69,11 +69,11 @@ class PostgresLogs(TableLogs, PostgresGround):
         read_only: bool = False,
     ) -> None:
         super().__init__(url, zone=zone, clock=clock, read_only=read_only)
-        self._memory = Memory()
+        self._memory = LogCache()
         """Used by whose turn it is to append, and nobody else."""
         self._caution = 0
         told = (self._channel, self._database.word)
-        self._straight = Straight(self._wordings.writing, told)
+        self._straight = PipelineExecutor(self._wordings.writing, told)
 
     def append_in(
         self,
@@ -95,9 +95,9 @@ class PostgresLogs(TableLogs, PostgresGround):
         ready = [prepare(log, each) for each in facts]
         names = [reference for each in facts for reference in each.references]
         with joined(connection, self._place) as driver:
-            books = PostgresBooks(driver, self._wordings.writing)
-            wanted = Wanted([log], [each.key for each in ready], names=names)
-            entry = CarefulEntry(books, self._clock(), Memory(), wanted)
+            books = PostgresSession(driver, self._wordings.writing)
+            wanted = Lookup([log], [each.key for each in ready], names=names)
+            entry = LockedAppend(books, self._clock(), LogCache(), wanted)
             if entry.epoch != self._info.epoch:
                 raise StoreError(
                     f"the connection leads to another store than {self._place}",
@@ -112,7 +112,7 @@ class PostgresLogs(TableLogs, PostgresGround):
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
-        def work(books: PostgresBooks) -> Found | None:
+        def work(books: PostgresSession) -> Found | None:
             names = [row[0] for row in books.all("logs.logs")]
             wanted = [name for name in names if log in {None, name}]
             keys = {key_of(name, from_zone, message_id): name for name in wanted}
@@ -131,17 +131,17 @@ class PostgresLogs(TableLogs, PostgresGround):
         Many are dropped in several commits, so that appends pass in between.
         """
 
-        def last(books: PostgresBooks, found: LogRow) -> int:
+        def last(books: PostgresSession, found: LogRow) -> int:
             return last_to_drop(books, found, through, loss_reason)
 
         return self._drop(log, last, loss_reason)
 
     def _drop(
-        self, log: str, last_of: Callable[[PostgresBooks, LogRow], int], loss_reason: str | None
+        self, log: str, last_of: Callable[[PostgresSession, LogRow], int], loss_reason: str | None
     ) -> int:
         """Drop payloads up to where something says; how many were dropped."""
 
-        def work(books: PostgresBooks) -> Cut:
+        def work(books: PostgresSession) -> Cut:
             found = log_named(books, log)
             if found is None:
                 return Cut(0, True)
@@ -158,7 +158,7 @@ class PostgresLogs(TableLogs, PostgresGround):
     def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
         """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
 
-        def look(work: Callable[[PostgresBooks, Knows], Leg]) -> Leg:
+        def look(work: Callable[[PostgresSession, Knows], Leg]) -> Leg:
             return self._read(lambda books: work(books, _knows(books)))
 
         return walk(look, log, after)
@@ -172,7 +172,7 @@ class PostgresLogs(TableLogs, PostgresGround):
         facts = [fact for each in asked for fact in each.facts]
         names = [reference for fact in facts for reference in fact.new.references]
         zones = {fact.new.to_zone for fact in facts}
-        wanted = Wanted({each.log for each in asked}, [fact.key for fact in facts], zones, names)
+        wanted = Lookup({each.log for each in asked}, [fact.key for fact in facts], zones, names)
 
         def whole(connection: Connection) -> Poured[list[list[Outcome]]]:
             poured = self._hope(connection, asked, wanted)
@@ -180,8 +180,8 @@ class PostgresLogs(TableLogs, PostgresGround):
                 return poured
             self._before_waiting()
 
-            def work(books: PostgresBooks) -> tuple[list[list[Outcome]], CarefulEntry]:
-                entry = CarefulEntry(books, self._clock(), self._memory, wanted)
+            def work(books: PostgresSession) -> tuple[list[list[Outcome]], LockedAppend]:
+                entry = LockedAppend(books, self._clock(), self._memory, wanted)
                 return _appended(entry, asked), entry
 
             return self._poured(connection, work, self._memory, "append")
@@ -189,14 +189,14 @@ class PostgresLogs(TableLogs, PostgresGround):
         return self._insist(lambda: self._pour(whole, "append"))
 
     def _hope(
-        self, connection: Connection, asked: Sequence[Append], wanted: Wanted
+        self, connection: Connection, asked: Sequence[Append], wanted: Lookup
     ) -> Poured[list[list[Outcome]]] | None:
         """Append without a look at what is there, where that is enough."""
         self._caution = max(0, self._caution - 1)
-        if self._caution or not HopefulEntry.may(self._memory, wanted):
+        if self._caution or not OptimisticAppend.may(self._memory, wanted):
             return None
         try:
-            entry = HopefulEntry(self._clock(), self._memory, asked[0].log)
+            entry = OptimisticAppend(self._clock(), self._memory, asked[0].log)
             outcomes, statements = _appended(entry, asked), entry.statements()
             failpoint(BEFORE["append"])
             self._straight.run(
@@ -205,7 +205,7 @@ class PostgresLogs(TableLogs, PostgresGround):
                 is_planned=entry.is_searched,
                 meanwhile=self._before_waiting,
             )
-        except HopefulEntry.REFUSALS:
+        except OptimisticAppend.REFUSALS:
             self._memory.forget()
             self._caution = CAUTION
             return None
@@ -216,14 +216,14 @@ class PostgresLogs(TableLogs, PostgresGround):
 
     def _take_in(self, peer: str, arrived: append.Arrival) -> tuple[list[Outcome], int]:
         keys = [fact.key for fact in arrived.prepared]
-        wanted = Wanted([arrived.log] if keys else [], keys)
+        wanted = Lookup([arrived.log] if keys else [], keys)
 
         def whole(connection: Connection) -> Poured[list[Outcome]]:
-            memory = Memory()
+            memory = LogCache()
 
-            def work(books: PostgresBooks) -> tuple[list[Outcome], CarefulEntry]:
+            def work(books: PostgresSession) -> tuple[list[Outcome], LockedAppend]:
                 now = self._clock()
-                entry = CarefulEntry(books, now, memory, wanted)
+                entry = LockedAppend(books, now, memory, wanted)
                 return append.take_in(books, entry, peer, arrived, now), entry
 
             return self._poured(connection, work, memory, "receive")
@@ -241,8 +241,8 @@ class PostgresLogs(TableLogs, PostgresGround):
     def _poured(
         self,
         connection: Connection,
-        work: Callable[[PostgresBooks], tuple[T, CarefulEntry]],
-        memory: Memory,
+        work: Callable[[PostgresSession], tuple[T, LockedAppend]],
+        memory: LogCache,
         call: str,
     ) -> Poured[T]:
         """One attempt at it, in one pipeline, with the announcement behind the transaction.
@@ -254,7 +254,7 @@ class PostgresLogs(TableLogs, PostgresGround):
                 connection.execute("BEGIN")
                 if call == "receive":
                     connection.execute(self._turn.encode())
-                books = PostgresBooks(connection, self._wordings.writing)
+                books = PostgresSession(connection, self._wordings.writing)
                 result, entry = work(books)
                 entry.finish()
                 failpoint(BEFORE[call])
@@ -288,7 +288,7 @@ def _appended(entry: PostgresEntry, asked: Sequence[Append]) -> list[list[Outcom
     return [entry.append(each.log, each.facts, each.capacity) for each in asked]
 
 
-def _knows(books: PostgresBooks) -> Knows:
+def _knows(books: PostgresSession) -> Knows:
     def knows(_: LogRow, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
         rows = books.all("logs.ids", list(keys))
         return {key: (digest, number & LAST) for key, digest, number in rows}
@@ -296,7 +296,7 @@ def _knows(books: PostgresBooks) -> Knows:
     return knows
 
 
-class PostgresMoving(TableMoving, PostgresLogs):
+class PostgresMoving(SqlArchive, PostgresLogs):
     """The part of the store that is copied."""
 
     def _dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
@@ -313,10 +313,10 @@ class PostgresMoving(TableMoving, PostgresLogs):
 
     def _load_facts(self, facts: Sequence[FactCopy]) -> None:
         prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
-        wanted = Wanted({copy.log for copy in facts}, [each.key for each in prepared])
+        wanted = Lookup({copy.log for copy in facts}, [each.key for each in prepared])
 
-        def work(books: PostgresBooks) -> None:
-            entry = CarefulEntry(books, self._clock(), Memory(), wanted)
+        def work(books: PostgresSession) -> None:
+            entry = LockedAppend(books, self._clock(), LogCache(), wanted)
             for copy, fact in zip(facts, prepared, strict=True):
                 entry.load(copy, fact)
             entry.finish()
@@ -328,14 +328,14 @@ class PostgresMoving(TableMoving, PostgresLogs):
     def _cut_log(self, log: str, through: int) -> None:
         self._drop(log, lambda _, found: min(through, found.head), None)
 
-    def _log_was_placed(self, books: PostgresBooks) -> None:
+    def _log_was_placed(self, books: PostgresSession) -> None:
         """The log's own row says so."""
 
     def bar(self, place: str | None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""
         schema = f'"{self.namespace}"'
 
-        def work(books: PostgresBooks) -> None:
+        def work(books: PostgresSession) -> None:
             for statement in postgres_bars(BARRED, place, schema):
                 books.alter(statement)
 
@@ -349,7 +349,7 @@ _ACKNOWLEDGED = (
 )
 
 
-class PostgresFactStore(PostgresMoving, TableServing, TableObjects, TableLinks):
+class PostgresFactStore(PostgresMoving, SqlConsumers, SqlObjects, SqlLinks):
     """A zone's facts in a PostgreSQL database. Any thread and any process may call any method."""
 
     @property

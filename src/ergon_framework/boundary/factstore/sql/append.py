@@ -24,8 +24,14 @@ from ergon_framework.boundary.factstore.hashchain import (
 )
 from ergon_framework.boundary.factstore.sql import consumers
 from ergon_framework.boundary.factstore.sql.registry import link_to
-from ergon_framework.boundary.factstore.sql.rows import LAST, LogRow, Run, log_or_new, seal_in
-from ergon_framework.boundary.factstore.sql.session import Books, Row
+from ergon_framework.boundary.factstore.sql.rows import (
+    LAST,
+    LogRow,
+    ViewSegment,
+    log_or_new,
+    seal_in,
+)
+from ergon_framework.boundary.factstore.sql.session import Row, Session
 from ergon_framework.core.link import leads_to
 from ergon_framework.ports.copies import FactCopy
 from ergon_framework.ports.factstore import (
@@ -53,12 +59,12 @@ class View:
     """The facts of a log to one zone, and their newest run."""
 
     id: int
-    run: Run | None
+    run: ViewSegment | None
     is_new: bool = False
     """The run is not in the database yet."""
 
 
-class Entry(ABC):
+class AppendPlanner(ABC):
     """Decides fact by fact, and remembers what is to be written. A store looks up and writes."""
 
     def __init__(self, now: float) -> None:
@@ -130,11 +136,11 @@ class Entry(ABC):
         """The number of a view that this log has not been asked for yet."""
 
     @abstractmethod
-    def _last_run(self, view: int) -> Run | None:
+    def _last_run(self, view: int) -> ViewSegment | None:
         """The newest run of a view as it is written down."""
 
     @abstractmethod
-    def _write_end(self, view: View, run: Run) -> None:
+    def _write_end(self, view: View, run: ViewSegment) -> None:
         """A run that is written down has ended."""
 
     def _seen(self, log: LogRow, fact: Prepared) -> Outcome | None:
@@ -241,7 +247,7 @@ class Entry(ABC):
         last, count = 0, 0
         if view.run is not None and view.run.last is not None:
             last, count = view.run.last, view.run.rank + view.run.last - view.run.first
-        view.run, view.is_new = Run(log.head + 1, None, count + 1, last), True
+        view.run, view.is_new = ViewSegment(log.head + 1, None, count + 1, last), True
         log.view = number
 
     def _end_run(self, view: View, last: int) -> None:
@@ -269,7 +275,7 @@ class Entry(ABC):
         return self._new_runs
 
 
-def _run_row(view: int, run: Run) -> Row:
+def _run_row(view: int, run: ViewSegment) -> Row:
     return (view, run.first, run.last, run.rank, run.previous)
 
 
@@ -298,7 +304,9 @@ def arrival(
     return Arrival(link, log, entries, [prepare(log, each) for each in new], refused)
 
 
-def take_in(books: Books, entry: Entry, peer: str, arrived: Arrival, now: float) -> list[Outcome]:
+def take_in(
+    books: Session, entry: AppendPlanner, peer: str, arrived: Arrival, now: float
+) -> list[Outcome]:
     """Insert what is absent, set the rest aside, move the link; the outcomes of the facts."""
     outcomes: list[Outcome] = []
     found = entry.receive(arrived.log, arrived.prepared) if arrived.prepared else []
@@ -317,7 +325,7 @@ def take_in(books: Books, entry: Entry, peer: str, arrived: Arrival, now: float)
     return outcomes
 
 
-def _record(books: Books, log: str, gap: Gap, outcome: Outcome) -> None:
+def _record(books: Session, log: str, gap: Gap, outcome: Outcome) -> None:
     """Write a loss down where its marker lies, unless it is there already."""
     if not isinstance(outcome, Appended) or outcome.is_duplicate:
         return

@@ -17,7 +17,7 @@ from ergon_framework.boundary.factstore.hashchain import NOBODY, OFFSET_BITS, re
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
     LogRow,
-    Run,
+    ViewSegment,
     Zones,
     all_logs,
     fact_of,
@@ -26,7 +26,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     log_or_new,
     view_of,
 )
-from ergon_framework.boundary.factstore.sql.session import Books, Ground
+from ergon_framework.boundary.factstore.sql.session import Session, SqlDatabase
 from ergon_framework.ports.copies import (
     AwaitedCopy,
     ConsumerCopy,
@@ -45,7 +45,7 @@ from ergon_framework.ports.factstore import Quarantined
 from ergon_framework.ports.moving import C
 
 
-def copy_of(books: Books, log: LogRow) -> LogCopy:
+def copy_of(books: Session, log: LogRow) -> LogCopy:
     """All that the kept facts of a log do not tell."""
     return LogCopy(
         log.id,
@@ -58,7 +58,7 @@ def copy_of(books: Books, log: LogRow) -> LogCopy:
     )
 
 
-def place(books: Books, copy: LogCopy) -> None:
+def place(books: Session, copy: LogCopy) -> None:
     """Let a log begin where the copy does; one that has facts from there on does so already."""
     log = log_named(books, copy.log)
     if log is None:
@@ -78,19 +78,19 @@ def place(books: Books, copy: LogCopy) -> None:
     books.run("moving.rebase", *base, log.id)
 
 
-def _latest_below(books: Books, log: LogRow) -> dict[str, int]:
+def _latest_below(books: Session, log: LogRow) -> dict[str, int]:
     """The last fact to each zone below the first that is kept."""
     found: dict[str, int] = {}
     for view, to_zone in books.all("moving.views", log.id):
         row = books.one("moving.first_run", view, log.first)
-        run = last_run(books, view) if row is None else Run(*row)
+        run = last_run(books, view) if row is None else ViewSegment(*row)
         if run is not None and to_zone != NOBODY:
             end = log.head if run.last is None else run.last
             found[to_zone] = end if end < log.first else run.before(log.first)
     return {to_zone: offset for to_zone, offset in found.items() if offset}
 
 
-def _note_latest(books: Books, log: LogRow, to_zone: str, offset: int) -> None:
+def _note_latest(books: Session, log: LogRow, to_zone: str, offset: int) -> None:
     """The facts of a view that are gone count as a run of one: what follows hangs on it."""
     view = view_of(books, log, to_zone)
     if view is None:
@@ -104,7 +104,7 @@ def _note_latest(books: Books, log: LogRow, to_zone: str, offset: int) -> None:
         books.run("logs.new_run", view, offset, offset, count + 1, last)
 
 
-class TableMoving(Ground):
+class SqlArchive(SqlDatabase):
     """What a move needs."""
 
     @abstractmethod
@@ -148,7 +148,7 @@ class TableMoving(Ground):
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
 
-        def work(books: Books) -> None:
+        def work(books: Session) -> None:
             for copy in copies:
                 _DISCARDS[type(copy)](books, copy)
 
@@ -162,7 +162,7 @@ class TableMoving(Ground):
     def set_mark(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
 
-        def work(books: Books) -> None:
+        def work(books: Session) -> None:
             if mark is None:
                 books.run("moving.unmark")
             else:
@@ -175,7 +175,7 @@ class TableMoving(Ground):
             if isinstance(copy, LogCopy):
                 self._cut_log(copy.log, copy.first - 1)
 
-        def work(books: Books) -> None:
+        def work(books: Session) -> None:
             for copy in copies:
                 _LOADS[type(copy)](books, copy)
             if isinstance(copies[0], LogCopy):
@@ -190,13 +190,13 @@ class TableMoving(Ground):
 # ---- out ----------------------------------------------------------------------------------------
 
 
-def _logs(books: Books, after: int | None, _limit: int) -> Iterator[LogCopy]:
+def _logs(books: Session, after: int | None, _limit: int) -> Iterator[LogCopy]:
     logs = sorted(all_logs(books), key=lambda log: log.id)
     return (copy_of(books, log) for log in logs if log.id > (after or 0))
 
 
 def _facts(
-    place: str, books: Books, after: tuple[int, int] | None, limit: int
+    place: str, books: Session, after: tuple[int, int] | None, limit: int
 ) -> Iterator[FactCopy]:
     number, offset = after or (0, 0)
     names = {log.id: log.name for log in all_logs(books)}
@@ -209,23 +209,23 @@ def _facts(
         yield FactCopy(number, names[number], fact, proof.chain)
 
 
-def _items(books: Books, after: int | None, limit: int) -> Iterator[ItemCopy]:
+def _items(books: Session, after: int | None, limit: int) -> Iterator[ItemCopy]:
     for row in books.each("moving.items", after or 0, limit):
         yield ItemCopy(Quarantined(*row[:-1]), bool(row[-1]))
 
 
-def _awaited(books: Books, after: tuple[str, str] | None, limit: int) -> Iterator[AwaitedCopy]:
+def _awaited(books: Session, after: tuple[str, str] | None, limit: int) -> Iterator[AwaitedCopy]:
     for row in books.all("moving.awaited", *(after or ("", "")), limit):
         yield AwaitedCopy(*row)
 
 
-def _notes(books: Books, after: int | None, limit: int) -> Iterator[NoteCopy]:
+def _notes(books: Session, after: int | None, limit: int) -> Iterator[NoteCopy]:
     start = after or 0
     for position, row in enumerate(books.all("moving.notes", limit, start), start + 1):
         yield NoteCopy(position, *row)
 
 
-_DUMPS: dict[type[Copy], Callable[[Books, Any, int], Iterator[Any]]] = {
+_DUMPS: dict[type[Copy], Callable[[Session, Any, int], Iterator[Any]]] = {
     LogCopy: _logs,
     ItemCopy: _items,
     AwaitedCopy: _awaited,
@@ -236,13 +236,13 @@ _DUMPS: dict[type[Copy], Callable[[Books, Any, int], Iterator[Any]]] = {
 # ---- in -----------------------------------------------------------------------------------------
 
 
-def _put_gap(books: Books, copy: GapCopy) -> None:
+def _put_gap(books: Session, copy: GapCopy) -> None:
     gap = copy.gap
     place = (log_or_new(books, gap.log).id, gap.first, gap.last, gap.reason, gap.at)
     books.run("moving.put_gap", *place, gap.source_first, gap.source_last)
 
 
-def _put_consumer(books: Books, copy: ConsumerCopy) -> None:
+def _put_consumer(books: Session, copy: ConsumerCopy) -> None:
     one = copy.consumer
     books.run(
         "moving.put_consumer",
@@ -251,7 +251,7 @@ def _put_consumer(books: Books, copy: ConsumerCopy) -> None:
     )
 
 
-def _put_item(books: Books, copy: ItemCopy) -> None:
+def _put_item(books: Session, copy: ItemCopy) -> None:
     item = copy.item
     books.run(
         "moving.put_item",
@@ -260,33 +260,33 @@ def _put_item(books: Books, copy: ItemCopy) -> None:
     )
 
 
-def _put_name(books: Books, copy: NameCopy) -> None:
+def _put_name(books: Session, copy: NameCopy) -> None:
     kept = copy.object
     books.run("objects.arrived", kept.bucket, kept.key)
     about = (kept.digest, kept.size, kept.at, kept.is_referenced)
     books.run("moving.put_name", kept.bucket, kept.key, *about)
 
 
-def _put_awaited(books: Books, copy: AwaitedCopy) -> None:
+def _put_awaited(books: Session, copy: AwaitedCopy) -> None:
     books.run("objects.await", copy.bucket, copy.key)
 
 
-def _put_link(books: Books, copy: LinkCopy) -> None:
+def _put_link(books: Session, copy: LinkCopy) -> None:
     link = copy.link
     about = (link.offset, link.chain, link.is_sealed, link.reason, link.at)
     books.run("moving.put_link", link.peer, link.epoch, *about)
 
 
-def _put_note(books: Books, copy: NoteCopy) -> None:
+def _put_note(books: Session, copy: NoteCopy) -> None:
     if copy.position > books.only("moving.note_count")[0]:
         books.run("store.note", copy.at, copy.action, copy.details)
 
 
-def _put_zone(books: Books, copy: ZoneCopy) -> None:
+def _put_zone(books: Session, copy: ZoneCopy) -> None:
     books.run("moving.put_zone", copy.info.epoch, copy.info.created_at)
 
 
-_LOADS: dict[type[Copy], Callable[[Books, Any], None]] = {
+_LOADS: dict[type[Copy], Callable[[Session, Any], None]] = {
     LogCopy: place,
     GapCopy: _put_gap,
     ConsumerCopy: _put_consumer,
@@ -302,13 +302,13 @@ _LOADS: dict[type[Copy], Callable[[Books, Any], None]] = {
 # ---- away ---------------------------------------------------------------------------------------
 
 
-def _drop_gap(books: Books, copy: GapCopy) -> None:
+def _drop_gap(books: Session, copy: GapCopy) -> None:
     gap = copy.gap
     log = log_or_new(books, gap.log).id
     books.run("moving.drop_gap", log, gap.first, gap.last, gap.reason, gap.at)
 
 
-_DISCARDS: dict[type[Copy], Callable[[Books, Any], Any]] = {
+_DISCARDS: dict[type[Copy], Callable[[Session, Any], Any]] = {
     GapCopy: _drop_gap,
     ConsumerCopy: lambda books, copy: books.run("consumers.delete", copy.place),
     ItemCopy: lambda books, copy: books.run("moving.drop_item", copy.place),

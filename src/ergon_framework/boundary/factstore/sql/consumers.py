@@ -36,11 +36,11 @@ from ergon_framework.boundary.factstore.sql.rows import (
     run_at,
     with_lag,
 )
-from ergon_framework.boundary.factstore.sql.session import Books, Ground, Row, note
+from ergon_framework.boundary.factstore.sql.session import Row, Session, SqlDatabase, note
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
 
 
-class TableQuarantine(Ground):
+class SqlQuarantine(SqlDatabase):
     """The part of the store where facts lie that somebody has to look at."""
 
     def quarantine(
@@ -53,7 +53,7 @@ class TableQuarantine(Ground):
     def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
         """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
 
-        def work(books: Books) -> Quarantined:
+        def work(books: Session) -> Quarantined:
             item = _numbered(books, quarantine_id)
             if item.state == state:
                 return item
@@ -65,7 +65,7 @@ class TableQuarantine(Ground):
         return self._write(work, "quarantine")
 
 
-def keep(books: Books, item: Quarantined, consumer: str = "") -> Quarantined:
+def keep(books: Session, item: Quarantined, consumer: str = "") -> Quarantined:
     """Set something aside. A fact that could not enter a log is kept once, however often it is."""
     owner = consumer or item.consumer
     place = (owner, item.log, item.offset)
@@ -75,7 +75,7 @@ def keep(books: Books, item: Quarantined, consumer: str = "") -> Quarantined:
     return _numbered(books, books.add("quarantine.add", *values))
 
 
-def set_aside(books: Books, item: Quarantined) -> Quarantined:
+def set_aside(books: Session, item: Quarantined) -> Quarantined:
     """Set a fact of a log aside; one that is, or was released, is the same item still."""
     found = books.one("quarantine.open_at", item.consumer, item.offset)
     if found is None:
@@ -84,13 +84,13 @@ def set_aside(books: Books, item: Quarantined) -> Quarantined:
     return _numbered(books, found[0])
 
 
-def state_at(books: Books, consumer: str, offset: int) -> str | None:
+def state_at(books: Session, consumer: str, offset: int) -> str | None:
     """Whether a fact is set aside for a consumer, or released to it."""
     found = books.one("quarantine.open_at", consumer, offset)
     return None if found is None else str(found[1])
 
 
-def _numbered(books: Books, number: int) -> Quarantined:
+def _numbered(books: Session, number: int) -> Quarantined:
     row = books.one("quarantine.item", number)
     if row is None:
         raise not_there(number)
@@ -101,7 +101,7 @@ def _item(row: Row) -> Quarantined:
     return Quarantined(*row)
 
 
-class TableDesk(TableQuarantine):
+class SqlCursors(SqlQuarantine):
     """The part of the store that knows who reads, and how far."""
 
     def create_consumer(
@@ -115,7 +115,7 @@ class TableDesk(TableQuarantine):
     ) -> ConsumerInfo:
         """Create one at the start (the first kept fact) or the end of its log."""
 
-        def work(books: Books) -> ConsumerInfo:
+        def work(books: Session) -> ConsumerInfo:
             row = books.one("consumers.consumer", name)
             if row is None:
                 found = log_or_new(books, log)
@@ -132,7 +132,7 @@ class TableDesk(TableQuarantine):
     def consumers(self) -> list[ConsumerInfo]:
         """Every consumer, by name."""
 
-        def work(books: Books) -> list[ConsumerInfo]:
+        def work(books: Session) -> list[ConsumerInfo]:
             rows = books.all("consumers.consumers")
             return [with_lag(books, *reader_of(books, row)) for row in rows]
 
@@ -145,7 +145,7 @@ class TableDesk(TableQuarantine):
     def delete_consumer(self, name: str) -> None:
         """Forget it and its quarantine; retention no longer waits for it."""
 
-        def work(books: Books) -> None:
+        def work(books: Session) -> None:
             info, _ = reader_named(books, name)
             books.run("consumers.delete", name)
             books.run("quarantine.forget", name)
@@ -156,7 +156,7 @@ class TableDesk(TableQuarantine):
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
         """Move the cursor up to ``offset``, never down; the cursor then."""
 
-        def work(books: Books) -> int:
+        def work(books: Session) -> int:
             info, _ = reader_named(books, name)
             now = self._clock()
             refuse_late(info, holder, now)
@@ -173,7 +173,7 @@ class TableDesk(TableQuarantine):
     def release_lease(self, name: str, holder: str) -> None:
         """The holder lets go of the name; nothing happens when it does not hold it."""
 
-        def work(books: Books) -> None:
+        def work(books: Session) -> None:
             books.run("consumers.drop_lease", name, holder)
 
         self._write(work, "desk", is_synced=False)
@@ -181,7 +181,7 @@ class TableDesk(TableQuarantine):
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         """Set the cursor, also backwards, and write down that it was done and why."""
 
-        def work(books: Books) -> ConsumerInfo:
+        def work(books: Session) -> ConsumerInfo:
             info, log = reader_named(books, name)
             refuse_outside(info, offset, log.first, log.head)
             books.run("consumers.seek", offset, name)
@@ -202,7 +202,7 @@ class TableDesk(TableQuarantine):
     ) -> Quarantined:
         """Quarantine the next fact of the view and move the cursor past it, in one commit."""
 
-        def work(books: Books) -> Quarantined:
+        def work(books: Session) -> Quarantined:
             info, log = reader_named(books, name)
             now = self._clock()
             refuse_late(info, holder, now)
@@ -243,7 +243,7 @@ class _Offer:
         return bool(self.spoilt) or (self.corrupted is not None and not has_more)
 
 
-class TableServing(TableDesk):
+class SqlConsumers(SqlCursors):
     """The part of the store that gives facts out."""
 
     def serve(
@@ -278,7 +278,7 @@ class TableServing(TableDesk):
     def _offer(self, name: str, limit: int, max_bytes: int, holder: str | None) -> _Offer:
         now = self._clock()
 
-        def work(books: Books) -> _Offer | ConsumerInfo:
+        def work(books: Session) -> _Offer | ConsumerInfo:
             info, log = reader_named(books, name)
             if info.is_held(now) and info.holder != holder:
                 return info  # refused before anything else can be wrong
@@ -297,7 +297,7 @@ class TableServing(TableDesk):
     def _shorten(self, name: str, until: float) -> None:
         """End a lease that the clock made too long."""
 
-        def work(books: Books) -> None:
+        def work(books: Session) -> None:
             books.run("consumers.shorten", until, name, until)
 
         self._write(work, "desk", is_synced=False)
@@ -305,7 +305,7 @@ class TableServing(TableDesk):
     def _pass(self, offer: _Offer, holder: str | None) -> None:
         """Set the corrupted fact after the cursor aside, unless somebody was faster."""
 
-        def work(books: Books) -> None:
+        def work(books: Session) -> None:
             now, at = self._clock(), offer.corrupted
             info, _ = reader_named(books, offer.info.name)
             refuse_held(info, holder, now)
@@ -325,7 +325,7 @@ class TableServing(TableDesk):
         if holder is None and not offer.released and through <= offer.info.served:
             return True
 
-        def work(books: Books) -> ConsumerInfo | None:
+        def work(books: Session) -> ConsumerInfo | None:
             info, _ = reader_named(books, offer.info.name)
             now = self._clock()
             refuse_held(info, holder, now)
@@ -350,7 +350,7 @@ class TableServing(TableDesk):
         return True
 
 
-def _offer(books: Books, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int) -> _Offer:
+def _offer(books: Session, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int) -> _Offer:
     with_lag(books, info, log)
     released = _released(books, info, log, limit, max_bytes)
     if released is not None:
@@ -366,14 +366,14 @@ def _offer(books: Books, info: ConsumerInfo, log: LogRow, limit: int, max_bytes:
     return _Offer(info, page, stretch.corrupted, items)
 
 
-def _before(books: Books, info: ConsumerInfo, view: int, offset: int) -> int:
+def _before(books: Session, info: ConsumerInfo, view: int, offset: int) -> int:
     """The fact before one of the consumer's view."""
     run = None if info.to_zone is None else run_at(books, view, offset)
     return offset - 1 if run is None else run.before(offset)
 
 
 def _released(
-    books: Books, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int
+    books: Session, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int
 ) -> _Offer | None:
     """A page of facts out of quarantine, if there are any below the cursor."""
     bounds = (info.name, 0, info.cursor, limit)

@@ -12,7 +12,12 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from ergon_framework.boundary.factstore.archive import corrupted
-from ergon_framework.boundary.factstore.group_commit import Grouping, Watching, nothing, tell_head
+from ergon_framework.boundary.factstore.group_commit import (
+    GroupCommit,
+    Watching,
+    nothing,
+    tell_head,
+)
 from ergon_framework.boundary.factstore.hashchain import (
     Prepared,
     key_of,
@@ -26,7 +31,7 @@ from ergon_framework.boundary.factstore.sql.pages import chain_at
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
     LogRow,
-    Run,
+    ViewSegment,
     Zones,
     all_logs,
     gaps_of,
@@ -34,7 +39,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     run_at,
     seal_in,
 )
-from ergon_framework.boundary.factstore.sql.session import Books, Ground, Row, note
+from ergon_framework.boundary.factstore.sql.session import Row, Session, SqlDatabase, note
 from ergon_framework.ports.factstore import (
     Flaw,
     Gap,
@@ -61,13 +66,13 @@ class Cut:
     is_last: bool
 
 
-def last_to_drop(books: Books, log: LogRow, through: int, loss_reason: str | None) -> int:
+def last_to_drop(books: Session, log: LogRow, through: int, loss_reason: str | None) -> int:
     """Up to where payloads may go."""
     last = min(through, log.head)
     return last if loss_reason is not None else min(last, _settled_by_all(books, log))
 
 
-def cut(books: Books, log: LogRow, last: int, loss_reason: str | None, now: float) -> Cut:
+def cut(books: Session, log: LogRow, last: int, loss_reason: str | None, now: float) -> Cut:
     """Drop the oldest payloads, up to an offset and no more than a slice."""
     end = min(last, log.first - 1 + SLICE)
     if end < log.first:
@@ -84,7 +89,7 @@ def cut(books: Books, log: LogRow, last: int, loss_reason: str | None, now: floa
     return Cut(dropped, end == last)
 
 
-def aged(books: Books, log: LogRow, start: int, before: float) -> tuple[int, bool]:
+def aged(books: Session, log: LogRow, start: int, before: float) -> tuple[int, bool]:
     """Up to where all after ``start`` were recorded before an instant, and whether that is all.
 
     Clocks go back: an older fact may bear a later instant, so each one is looked at.
@@ -96,7 +101,7 @@ def aged(books: Books, log: LogRow, start: int, before: float) -> tuple[int, boo
     return (end, end == log.head) if row is None else ((row[0] & LAST) - 1, True)
 
 
-def _settled_by_all(books: Books, log: LogRow) -> int:
+def _settled_by_all(books: Session, log: LogRow) -> int:
     """Up to where no required consumer needs anything, nor what was set aside for it."""
     confirmed, aside = books.only("logs.needed", log.id)
     if aside is not None:
@@ -104,7 +109,7 @@ def _settled_by_all(books: Books, log: LogRow) -> int:
     return 0 if confirmed is None else int(confirmed)
 
 
-def _write_down(books: Books, log: LogRow, end: int, reason: str, now: float) -> None:
+def _write_down(books: Session, log: LogRow, end: int, reason: str, now: float) -> None:
     """Record what somebody had not confirmed; where nobody reads, nobody has anything."""
     [confirmed] = books.only("logs.slowest", log.id)
     first = max(log.first, (confirmed or 0) + 1)
@@ -123,7 +128,7 @@ Known: TypeAlias = tuple[bytes, int]
 """The first 16 bytes of the identity digest, and the offset."""
 Knows = Callable[[LogRow, Sequence[bytes]], Mapping[bytes, Known]]
 """What the ledger of a log says about keys."""
-Look = Callable[[Callable[[Books, Knows], "Leg"]], "Leg"]
+Look = Callable[[Callable[[Session, Knows], "Leg"]], "Leg"]
 """Runs something on what was committed last, and on the ledger."""
 
 
@@ -143,7 +148,7 @@ def walk(look: Look, log: str, after: int) -> Iterator[Flaw | int]:
     while not leg.is_end:
         start, chain = leg.reached, leg.chain
 
-        def work(books: Books, knows: Knows, start: int = start, chain: bytes = chain) -> Leg:
+        def work(books: Session, knows: Knows, start: int = start, chain: bytes = chain) -> Leg:
             return _stride(books, knows, log, start, chain)
 
         leg = look(work)
@@ -152,7 +157,7 @@ def walk(look: Look, log: str, after: int) -> Iterator[Flaw | int]:
             yield leg.reached
 
 
-def _stride(books: Books, knows: Knows, name: str, start: int, chain: bytes) -> Leg:
+def _stride(books: Session, knows: Knows, name: str, start: int, chain: bytes) -> Leg:
     log = log_named(books, name)
     if log is None:
         return Leg(start, chain, is_end=True)
@@ -203,9 +208,9 @@ def _check_ledger(knows: Knows, log: LogRow, rows: Sequence[Row], flaws: list[Fl
             flaws.append(Flaw(log.name, fact[1], "the ledger does not know it as it is"))
 
 
-def _check_views(books: Books, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
+def _check_views(books: Session, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
     """A fact must be found in its view."""
-    runs: dict[int, Run] = {}
+    runs: dict[int, ViewSegment] = {}
     for row in rows:
         offset, view = row[0] & LAST, row[1]
         if read_proof(row[4]) is None or _reaches(runs.get(view), offset, log):
@@ -217,7 +222,7 @@ def _check_views(books: Books, log: LogRow, rows: Sequence[Row], flaws: list[Fla
             flaws.append(Flaw(log.name, offset, "its zone cannot see it"))
 
 
-def _reaches(run: Run | None, offset: int, log: LogRow) -> bool:
+def _reaches(run: ViewSegment | None, offset: int, log: LogRow) -> bool:
     return run is not None and run.first <= offset <= (run.last or log.head)
 
 
@@ -241,7 +246,7 @@ class Append:
     capacity: int | None
 
 
-class TableLogs(Ground):
+class SqlLog(SqlDatabase):
     """The part of the store that keeps facts."""
 
     def __init__(self, *place: Any, **settings: Any) -> None:
@@ -250,7 +255,7 @@ class TableLogs(Ground):
         self._heads_seen: Callable[[str, int], None] | None = None
         self._before_waiting: Meanwhile = nothing
         self._aged: dict[str, tuple[float, int]] = {}
-        self._appends: Grouping[Append, list[Outcome]] = Grouping(
+        self._appends: GroupCommit[Append, list[Outcome]] = GroupCommit(
             self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
         )
 
@@ -292,7 +297,7 @@ class TableLogs(Ground):
     ) -> Page:
         """Read what is kept, without a consumer; a log that is not there is empty."""
 
-        def work(books: Books) -> pages.Stretch:
+        def work(books: Session) -> pages.Stretch:
             found = log_named(books, log)
             if found is None:
                 return pages.Stretch(Page([], 0, 0))
@@ -313,7 +318,7 @@ class TableLogs(Ground):
         reached, is_all = reached if since <= before else 0, False
         while not is_all:
 
-            def work(books: Books, start: int = reached) -> tuple[int, bool]:
+            def work(books: Session, start: int = reached) -> tuple[int, bool]:
                 found = log_named(books, log)
                 return (0, True) if found is None else aged(books, found, start, before)
 
@@ -324,7 +329,7 @@ class TableLogs(Ground):
     def gaps(self, log: str | None = None) -> list[Gap]:
         """Every recorded loss."""
 
-        def work(books: Books) -> list[Gap]:
+        def work(books: Session) -> list[Gap]:
             wanted = [each for each in all_logs(books) if log in {None, each.name}]
             return [gap for each in wanted for gap in gaps_of(books, each)]
 

@@ -15,7 +15,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     last_run,
     view_of,
 )
-from ergon_framework.boundary.factstore.sql.session import Books, Row
+from ergon_framework.boundary.factstore.sql.session import Row, Session
 from ergon_framework.ports.factstore import Gap, Page, StoredFact
 
 ALL = -1
@@ -39,7 +39,7 @@ class _Step:
 
 
 def read(
-    books: Books,
+    books: Session,
     log: LogRow,
     after: int,
     limit: int,
@@ -72,7 +72,7 @@ def read(
     return Stretch(page, corrupted)
 
 
-def chain_at(books: Books, log: LogRow, offset: int) -> bytes:
+def chain_at(books: Session, log: LogRow, offset: int) -> bytes:
     """The hash chain after an offset; empty when it is no longer known, or not yet."""
     if offset == log.head:
         return log.chain
@@ -84,7 +84,7 @@ def chain_at(books: Books, log: LogRow, offset: int) -> bytes:
     return row[0] if row is not None and isinstance(row[0], bytes) else b""
 
 
-def unexplained(books: Books, log: LogRow, after: int) -> tuple[int, int] | None:
+def unexplained(books: Session, log: LogRow, after: int) -> tuple[int, int] | None:
     """The first and the last offset after a place that are gone and that no gap explains."""
     if after + 1 >= log.first:
         return None
@@ -103,7 +103,7 @@ def _uncovered(first: int, last: int, gaps: list[Gap]) -> Iterator[tuple[int, in
     yield first, last
 
 
-def _steps(books: Books, log: LogRow, after: int, to_zone: str | None) -> Iterator[_Step]:
+def _steps(books: Session, log: LogRow, after: int, to_zone: str | None) -> Iterator[_Step]:
     """The facts of a view in order; the first that is missing or has changed is the last step.
 
     Rows are read as steps are taken: who has enough just stops.
@@ -129,7 +129,9 @@ def _steps(books: Books, log: LogRow, after: int, to_zone: str | None) -> Iterat
         yield _Step(last + 1 if to_zone is None else end, None)
 
 
-def _rows(books: Books, log: LogRow, start: int, to_zone: str | None) -> tuple[Iterable[Row], int]:
+def _rows(
+    books: Session, log: LogRow, start: int, to_zone: str | None
+) -> tuple[Iterable[Row], int]:
     """Rows of a view after a place, and the offset that the last one there must have."""
     if to_zone is None:
         bounds = (log.base + start, log.base + log.head, ALL)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ergon_framework.boundary.factstore.sql.session import Books, Ground, Row, note
+from ergon_framework.boundary.factstore.sql.session import Row, Session, SqlDatabase, note
 from ergon_framework.errors import BoundaryError, ObjectConflictError
 from ergon_framework.ports.factstore import Link, StoredObject, StoreInfo
 
 
-class TableObjects(Ground):
+class SqlObjects(SqlDatabase):
     """The part of the store that knows which name stands for which bytes."""
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
         """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
 
-        def work(books: Books) -> StoredObject:
+        def work(books: Session) -> StoredObject:
             found = _named(books, bucket, key)
             if found is not None:
                 if found.digest == digest and not found.is_referenced:
@@ -56,7 +56,7 @@ class TableObjects(Ground):
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         """Take the name away; the object, when no other name stands for its bytes."""
 
-        def work(books: Books) -> StoredObject | None:
+        def work(books: Session) -> StoredObject | None:
             found = _named(books, bucket, key)
             if found is None or (before is not None and found.at >= before):
                 return None
@@ -76,7 +76,7 @@ class TableObjects(Ground):
     def refer(self, names: Sequence[tuple[str, str]]) -> None:
         """Mark names as referenced, also those that stand for nothing yet."""
 
-        def work(books: Books) -> None:
+        def work(books: Session) -> None:
             for bucket, key in names:
                 if not books.run("objects.refer", bucket, key):
                     books.run("objects.await", bucket, key)
@@ -93,7 +93,7 @@ class TableObjects(Ground):
         return self._read(lambda books: _is_bound(books, digest))
 
 
-def _named(books: Books, bucket: str, key: str) -> StoredObject | None:
+def _named(books: Session, bucket: str, key: str) -> StoredObject | None:
     row = books.one("objects.object", bucket, key)
     return None if row is None else _object(row)
 
@@ -103,11 +103,11 @@ def _object(row: Row) -> StoredObject:
     return StoredObject(bucket, key, digest, size, at, bool(is_referenced))
 
 
-def _is_bound(books: Books, digest: bytes) -> bool:
+def _is_bound(books: Session, digest: bytes) -> bool:
     return books.one("objects.is_bound", digest) is not None
 
 
-class TableLinks(Ground):
+class SqlLinks(SqlDatabase):
     """The part of the store that knows its peers."""
 
     def info(self) -> StoreInfo:
@@ -126,7 +126,7 @@ class TableLinks(Ground):
     def seal(self, peer: str, reason: str) -> Link:
         """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
 
-        def work(books: Books) -> Link:
+        def work(books: Session) -> Link:
             now = self._clock()
             books.run("store.seal", peer, True, reason, now)
             note(books, now, "seal", f"{peer or 'all links'}: {reason}")
@@ -137,7 +137,7 @@ class TableLinks(Ground):
     def open(self, peer: str) -> Link:
         """Open it again."""
 
-        def work(books: Books) -> Link:
+        def work(books: Session) -> Link:
             now = self._clock()
             if link_to(books, peer).is_sealed:
                 books.run("store.seal", peer, False, "", now)
@@ -149,7 +149,7 @@ class TableLinks(Ground):
     def accept_epoch(self, peer: str, epoch: str | None) -> Link:
         """Trust the peer's store from now on, although it changed: its frontier starts anew."""
 
-        def work(books: Books) -> Link:
+        def work(books: Session) -> Link:
             now = self._clock()
             books.run("store.move", peer, epoch, 0, b"", now)
             note(books, now, "accept_epoch", f"{peer}: {epoch}")
@@ -171,7 +171,7 @@ class TableLinks(Ground):
         return self._read(lambda books: books.all("store.journal", limit))
 
 
-def link_to(books: Books, peer: str) -> Link:
+def link_to(books: Session, peer: str) -> Link:
     """The link to a peer, or a fresh one."""
     row = books.one("store.link", peer)
     return Link(peer) if row is None else _link(row)

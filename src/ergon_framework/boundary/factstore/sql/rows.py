@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ergon_framework.boundary.factstore.consumers import unknown
 from ergon_framework.boundary.factstore.hashchain import OFFSET_BITS, checked_seal, read_proof
-from ergon_framework.boundary.factstore.sql.session import Books, Row
+from ergon_framework.boundary.factstore.sql.session import Row, Session
 from ergon_framework.ports.factstore import INBOUND, ConsumerInfo, Gap, LogInfo, StoredFact
 
 LAST = (1 << OFFSET_BITS) - 1
@@ -53,13 +53,13 @@ class LogRow:
         return LogInfo(self.name, self.head, self.first, self.size, self.last_at)
 
 
-def log_named(books: Books, name: str) -> LogRow | None:
+def log_named(books: Session, name: str) -> LogRow | None:
     """A log, if it is there."""
     row = books.one("logs.log", name)
     return None if row is None else _log(row)
 
 
-def log_or_new(books: Books, name: str) -> LogRow:
+def log_or_new(books: Session, name: str) -> LogRow:
     """A log, which comes into being when it is not there."""
     row = books.one("logs.log", name)
     if row is None:
@@ -68,12 +68,12 @@ def log_or_new(books: Books, name: str) -> LogRow:
     return _log(row)
 
 
-def log_numbered(books: Books, number: int) -> LogRow:
+def log_numbered(books: Session, number: int) -> LogRow:
     """A log that is known to be there."""
     return _log(books.only("logs.log_of", number))
 
 
-def all_logs(books: Books) -> list[LogRow]:
+def all_logs(books: Session) -> list[LogRow]:
     """Every log, ``outbound`` first."""
     names = books.all("logs.logs")
     return [log_or_new(books, name) for (name,) in names]
@@ -94,7 +94,7 @@ def _log(row: Row) -> LogRow:
     )
 
 
-def gaps_of(books: Books, log: LogRow, after: int = 0, through: int = LAST) -> list[Gap]:
+def gaps_of(books: Session, log: LogRow, after: int = 0, through: int = LAST) -> list[Gap]:
     """Recorded losses that reach into a stretch of a log."""
     rows = books.all("logs.gaps", log.id, after, through)
     return [Gap(log.name, *row) for row in rows]
@@ -103,7 +103,7 @@ def gaps_of(books: Books, log: LogRow, after: int = 0, through: int = LAST) -> l
 class Zones:
     """Where the facts of a view go, looked up once each."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Session) -> None:
         self._books = books
         self._known: dict[int, str | None] = {}
 
@@ -143,7 +143,7 @@ def seal_in(row: Row, to_zone: str) -> bytes | None:
 
 
 @dataclass(slots=True)
-class Run:
+class ViewSegment:
     """A stretch of a log with facts to one zone only."""
 
     first: int
@@ -165,25 +165,25 @@ class Ahead:
     recorded_at: float | None
 
 
-def view_of(books: Books, log: LogRow, to_zone: str) -> int | None:
+def view_of(books: Session, log: LogRow, to_zone: str) -> int | None:
     """The number of a view, if there has been a fact to that zone."""
     row = books.one("logs.view", log.id, to_zone)
     return None if row is None else int(row[0])
 
 
-def last_run(books: Books, view: int) -> Run | None:
+def last_run(books: Session, view: int) -> ViewSegment | None:
     """The newest run of a view."""
     row = books.one("logs.last_run", view)
-    return None if row is None else Run(*row)
+    return None if row is None else ViewSegment(*row)
 
 
-def run_at(books: Books, view: int, offset: int) -> Run | None:
+def run_at(books: Session, view: int, offset: int) -> ViewSegment | None:
     """The run that an offset of a view lies in."""
     row = books.one("logs.run_at", view, offset)
-    return None if row is None else Run(*row)
+    return None if row is None else ViewSegment(*row)
 
 
-def next_after(books: Books, log: LogRow, after: int, to_zone: str | None) -> Ahead | None:
+def next_after(books: Session, log: LogRow, after: int, to_zone: str | None) -> Ahead | None:
     """The next fact of a view, as the log has it written down."""
     after = max(after, log.first - 1)
     if to_zone is None:
@@ -197,7 +197,7 @@ def next_after(books: Books, log: LogRow, after: int, to_zone: str | None) -> Ah
     return Ahead(offset, lag, None if row is None else row[0])
 
 
-def _next_of_all(books: Books, log: LogRow, after: int) -> tuple[int, int] | None:
+def _next_of_all(books: Session, log: LogRow, after: int) -> tuple[int, int] | None:
     markers: list[int] = []
     if log.has_markers:
         rows = books.all("logs.markers", log.id, after)
@@ -208,7 +208,7 @@ def _next_of_all(books: Books, log: LogRow, after: int) -> tuple[int, int] | Non
     return (offset, lag) if lag > 0 else None
 
 
-def _next_of(books: Books, log: LogRow, after: int, to_zone: str) -> tuple[int, int] | None:
+def _next_of(books: Session, log: LogRow, after: int, to_zone: str) -> tuple[int, int] | None:
     view = view_of(books, log, to_zone)
     if view is None:
         return None
@@ -216,13 +216,13 @@ def _next_of(books: Books, log: LogRow, after: int, to_zone: str) -> tuple[int, 
     newest = last_run(books, view)
     if row is None or newest is None:
         return None
-    run = Run(*row)
+    run = ViewSegment(*row)
     offset = max(run.first, after + 1)
     end = log.head if newest.last is None else newest.last
     return offset, newest.rank + end - newest.first - (run.rank + offset - run.first) + 1
 
 
-def reader_named(books: Books, name: str) -> tuple[ConsumerInfo, LogRow]:
+def reader_named(books: Session, name: str) -> tuple[ConsumerInfo, LogRow]:
     """A consumer that must be there, without its lag, and the log it reads."""
     row = books.one("consumers.consumer", name)
     if row is None:
@@ -230,7 +230,7 @@ def reader_named(books: Books, name: str) -> tuple[ConsumerInfo, LogRow]:
     return reader_of(books, row)
 
 
-def reader_of(books: Books, row: Row) -> tuple[ConsumerInfo, LogRow]:
+def reader_of(books: Session, row: Row) -> tuple[ConsumerInfo, LogRow]:
     """The consumer in a row, without its lag, and the log it reads."""
     name, log_id, at, to_zone, is_required, served, deliveries, holder, held_until, *rest = row
     lease, created_at = rest
@@ -251,7 +251,7 @@ def reader_of(books: Books, row: Row) -> tuple[ConsumerInfo, LogRow]:
     return info, log
 
 
-def with_lag(books: Books, info: ConsumerInfo, log: LogRow) -> ConsumerInfo:
+def with_lag(books: Session, info: ConsumerInfo, log: LogRow) -> ConsumerInfo:
     """The consumer, told how much of its view lies above its cursor, and since when."""
     ahead = next_after(books, log, info.cursor, info.to_zone)
     if ahead is not None:

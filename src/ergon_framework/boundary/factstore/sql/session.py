@@ -24,7 +24,7 @@ AFTER = {call: f"boundary.{call}.after" for call in _CALLS}
 declare(*BEFORE.values(), *AFTER.values())
 
 
-class Books(Protocol):
+class Session(Protocol):
     """The tables of one zone within one transaction. Statements go by ``file.name``."""
 
     def one(self, statement: str, *values: Any) -> Row | None:
@@ -51,7 +51,7 @@ class Books(Protocol):
         """Insert one row that gets a number; the number."""
 
 
-class Ground(ABC):
+class SqlDatabase(ABC):
     """Runs transactions, and wakes who waits for facts when they are committed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -119,7 +119,7 @@ class Ground(ABC):
     def _move_in(self, zone: str) -> StoreInfo:
         """Found the store, or look whose it is and write down that it was opened."""
 
-        def work(books: Books) -> StoreInfo:
+        def work(books: Session) -> StoreInfo:
             now, found = self._clock(), books.one("store.store")
             if found is None:
                 info = StoreInfo(zone, secrets.token_hex(8), now)
@@ -137,14 +137,14 @@ class Ground(ABC):
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
         """Begin a new epoch, unless the store has another one than ``epoch`` already."""
 
-        def work(books: Books) -> StoreInfo:
+        def work(books: Session) -> StoreInfo:
             info = StoreInfo(*books.only("store.store")[:3])
             return info if info.epoch != epoch else self._renewed(books, info, why)
 
         self._info = self._write(work, "desk")
         return self._info
 
-    def _renewed(self, books: Books, info: StoreInfo, why: str) -> StoreInfo:
+    def _renewed(self, books: Session, info: StoreInfo, why: str) -> StoreInfo:
         now = self._clock()
         note(books, now, "new_epoch", f"{why}; its epoch was {info.epoch}")
         books.run("store.set_attribute", NEW_EPOCH, f"{now} {why}")
@@ -161,6 +161,6 @@ class Ground(ABC):
         return StoreInfo(found[0], found[1], found[2])
 
 
-def note(books: Books, now: float, action: str, details: str) -> None:
+def note(books: Session, now: float, action: str, details: str) -> None:
     """Write down what an operator did."""
     books.run("store.note", now, action, details)

@@ -14,28 +14,28 @@ from typing import TypeVar
 
 from ergon_framework.boundary.factstore.hashchain import key_of, read_proof
 from ergon_framework.boundary.factstore.sql import append
-from ergon_framework.boundary.factstore.sql.append import Entry, Identity, View
+from ergon_framework.boundary.factstore.sql.append import AppendPlanner, Identity, View
 from ergon_framework.boundary.factstore.sql.log import (
     Append,
     Cut,
     Knows,
     Leg,
-    TableLogs,
+    SqlLog,
     cut,
     last_to_drop,
     walk,
 )
 from ergon_framework.boundary.factstore.sql.rows import (
     LogRow,
-    Run,
+    ViewSegment,
     all_logs,
     last_run,
     log_named,
     view_of,
 )
 from ergon_framework.boundary.factstore.sql.session import Row
-from ergon_framework.boundary.factstore.sqlite.ledger import Known, Ledger, Upkeep
-from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteBooks, SqliteGround
+from ergon_framework.boundary.factstore.sqlite.ledger import Compactor, Known, Ledger
+from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteDatabase, SqliteSession
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import Flaw, Found, Outcome, Reference
 from ergon_framework.storage.sql_files import load
@@ -46,10 +46,10 @@ MOST_ROWS = 64
 """Rows of one statement: a power of two, with fewer values than any SQLite takes."""
 
 
-class SqliteEntry(Entry):
+class SqliteAppendPlanner(AppendPlanner):
     """Looks things up as they are needed, and writes all at the end."""
 
-    def __init__(self, books: SqliteBooks, now: float, ledger: Ledger) -> None:
+    def __init__(self, books: SqliteSession, now: float, ledger: Ledger) -> None:
         super().__init__(now)
         self._books = books
         self._ledger = ledger
@@ -110,10 +110,10 @@ class SqliteEntry(Entry):
         view = view_of(self._books, log, to_zone)
         return self._books.add("logs.new_view", log.id, to_zone) if view is None else view
 
-    def _last_run(self, view: int) -> Run | None:
+    def _last_run(self, view: int) -> ViewSegment | None:
         return last_run(self._books, view)
 
-    def _write_end(self, view: View, run: Run) -> None:
+    def _write_end(self, view: View, run: ViewSegment) -> None:
         self._books.run("logs.end_run", run.last, view.id, run.first)
 
 
@@ -136,7 +136,7 @@ def _insert_of(count: int) -> str:
 T = TypeVar("T")
 
 
-class SqliteLogs(TableLogs, SqliteGround):
+class SqliteLog(SqlLog, SqliteDatabase):
     """The part of the store that keeps facts."""
 
     def __init__(
@@ -153,7 +153,7 @@ class SqliteLogs(TableLogs, SqliteGround):
         )
         self._ledger = Ledger()
         """Used by who has the writing connection, and nobody else."""
-        self._upkeep = Upkeep(self._ledger)
+        self._upkeep = Compactor(self._ledger)
         self._spare = Ledger()
         """Used to look things up when nothing can be written."""
         self._looking = threading.Lock()
@@ -161,7 +161,7 @@ class SqliteLogs(TableLogs, SqliteGround):
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
-        def work(books: SqliteBooks, ledger: Ledger) -> Found | None:
+        def work(books: SqliteSession, ledger: Ledger) -> Found | None:
             for each in all_logs(books):
                 if log in {None, each.name}:
                     ledger.follow(books, each)
@@ -178,17 +178,17 @@ class SqliteLogs(TableLogs, SqliteGround):
         Many are dropped in several commits, so that appends pass in between.
         """
 
-        def last(books: SqliteBooks, found: LogRow) -> int:
+        def last(books: SqliteSession, found: LogRow) -> int:
             return last_to_drop(books, found, through, loss_reason)
 
         return self._drop(log, last, loss_reason)
 
     def _drop(
-        self, log: str, last_of: Callable[[SqliteBooks, LogRow], int], loss_reason: str | None
+        self, log: str, last_of: Callable[[SqliteSession, LogRow], int], loss_reason: str | None
     ) -> int:
         """Drop payloads up to where something says; how many were dropped."""
 
-        def work(books: SqliteBooks) -> Cut:
+        def work(books: SqliteSession) -> Cut:
             self._ledger.refresh(books)
             found = log_named(books, log)
             if found is None:
@@ -213,7 +213,7 @@ class SqliteLogs(TableLogs, SqliteGround):
     def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
         """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
 
-        def look(work: Callable[[SqliteBooks, Knows], Leg]) -> Leg:
+        def look(work: Callable[[SqliteSession, Knows], Leg]) -> Leg:
             return self._look(lambda books, ledger: work(books, _knows(books, ledger)))
 
         return walk(look, log, after)
@@ -224,8 +224,8 @@ class SqliteLogs(TableLogs, SqliteGround):
         super().close()
 
     def _enter(self, asked: Sequence[Append]) -> tuple[list[list[Outcome]], int]:
-        def work(books: SqliteBooks) -> tuple[list[list[Outcome]], int]:
-            entry = SqliteEntry(books, self._clock(), self._ledger)
+        def work(books: SqliteSession) -> tuple[list[list[Outcome]], int]:
+            entry = SqliteAppendPlanner(books, self._clock(), self._ledger)
             outcomes = [entry.append(each.log, each.facts, each.capacity) for each in asked]
             added = entry.finish()
             self._upkeep.pay(books, added)
@@ -235,9 +235,9 @@ class SqliteLogs(TableLogs, SqliteGround):
         return self._write(self._careful(work), "append", before_waiting=self._before_waiting)
 
     def _take_in(self, peer: str, arrived: append.Arrival) -> tuple[list[Outcome], int]:
-        def work(books: SqliteBooks) -> tuple[list[Outcome], int]:
+        def work(books: SqliteSession) -> tuple[list[Outcome], int]:
             now = self._clock()
-            entry = SqliteEntry(books, now, self._ledger)
+            entry = SqliteAppendPlanner(books, now, self._ledger)
             outcomes = append.take_in(books, entry, peer, arrived, now)
             added = entry.finish()
             self._upkeep.pay(books, added)
@@ -245,10 +245,10 @@ class SqliteLogs(TableLogs, SqliteGround):
 
         return self._write(self._careful(work), "receive")
 
-    def _careful(self, work: Callable[[SqliteBooks], T]) -> Callable[[SqliteBooks], T]:
+    def _careful(self, work: Callable[[SqliteSession], T]) -> Callable[[SqliteSession], T]:
         """Work that changes logs in memory as well."""
 
-        def careful(books: SqliteBooks) -> T:
+        def careful(books: SqliteSession) -> T:
             try:
                 return work(books)
             except BaseException:
@@ -257,12 +257,12 @@ class SqliteLogs(TableLogs, SqliteGround):
 
         return careful
 
-    def _look(self, work: Callable[[SqliteBooks, Ledger], T]) -> T:
+    def _look(self, work: Callable[[SqliteSession, Ledger], T]) -> T:
         """Look into the ledger in the writer's turn or, where nothing can be written, beside it."""
 
         def within(connection: sqlite3.Connection, ledger: Ledger) -> T:
             self._refuse_other()
-            with closing(connection.cursor(SqliteBooks)) as books:
+            with closing(connection.cursor(SqliteSession)) as books:
                 ledger.refresh(books)
                 return work(books, ledger)
 
@@ -273,7 +273,7 @@ class SqliteLogs(TableLogs, SqliteGround):
             return self._database.read(lambda connection: within(connection, self._spare))
 
 
-def _knows(books: SqliteBooks, ledger: Ledger) -> Knows:
+def _knows(books: SqliteSession, ledger: Ledger) -> Knows:
     def knows(log: LogRow, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
         ledger.follow(books, log)
         found = ((key, ledger.known(books, key)) for key in keys)
@@ -282,7 +282,7 @@ def _knows(books: SqliteBooks, ledger: Ledger) -> Knows:
     return knows
 
 
-def _found(books: SqliteBooks, log: LogRow, known: Known) -> Found:
+def _found(books: SqliteSession, log: LogRow, known: Known) -> Found:
     digest, offset = known
     row = books.one("logs.identity", log.base + offset)
     return Found(log.name, offset, row[0] if row else digest, is_retained=row is not None)

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from ergon_framework.boundary.factstore.hashchain import OFFSET_BITS, key_of, read_proof
 from ergon_framework.boundary.factstore.sql.rows import LAST, LogRow, log_numbered, log_or_new
-from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteBooks
+from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteSession
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.storage.sql_files import load
 
@@ -132,7 +132,7 @@ _LOGS = load(SQL, "logs.sql")
 
 
 @dataclass(slots=True)
-class Generation:
+class Segment:
     """Ids that were written down together."""
 
     id: int
@@ -151,7 +151,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Batch:
+class FrozenMemtable:
     """Ids that are being written down: those of each log up to an offset."""
 
     buckets: Buckets
@@ -165,8 +165,8 @@ class Ledger:
 
     young: Buckets = field(default_factory=lambda: [{} for _ in range(256)])
     young_count: int = 0
-    batch: Batch | None = None
-    generations: dict[int, Generation] = field(default_factory=dict)
+    batch: FrozenMemtable | None = None
+    generations: dict[int, Segment] = field(default_factory=dict)
     filters: dict[int, Filter] = field(default_factory=dict)
     """Of the live generations."""
     changes: int = -1
@@ -186,7 +186,7 @@ class Ledger:
         self.generations, self.filters, self.changes = {}, {}, -1
         self._reached, self.logs = {}, {}
 
-    def refresh(self, cursor: SqliteBooks) -> None:
+    def refresh(self, cursor: SqliteSession) -> None:
         """Notice what other processes did to the generations. Call it first in a transaction."""
         [changes] = cursor.execute(_SQL["changes"]).fetchone()
         if changes != self.changes:
@@ -194,7 +194,7 @@ class Ledger:
             self._load(cursor)
             self.changes = changes
 
-    def log(self, cursor: SqliteBooks, name: str) -> LogRow:
+    def log(self, cursor: SqliteSession, name: str) -> LogRow:
         """A log whose ids are all known: from memory, when nobody else has touched it.
 
         It may be changed to what it will be after this transaction. Should that fail, it is not
@@ -207,7 +207,7 @@ class Ledger:
             self.follow(cursor, log)
         return log
 
-    def _is_current(self, cursor: SqliteBooks, log: LogRow) -> bool:
+    def _is_current(self, cursor: SqliteSession, log: LogRow) -> bool:
         bounds = (log.base, log.base + LAST)
         changes, log_changes, last, chain = cursor.execute(_LOGS["state"], bounds).fetchone()
         if log_changes != self.log_changes:
@@ -215,7 +215,7 @@ class Ledger:
             return False
         return bool(changes == self.changes and last == log.base + log.head and chain == log.chain)
 
-    def follow(self, cursor: SqliteBooks, log: LogRow) -> None:
+    def follow(self, cursor: SqliteSession, log: LogRow) -> None:
         """Know every id of a log, also those that other processes have added."""
         reached = self._reached.get(log.id)
         if reached is None:
@@ -234,7 +234,7 @@ class Ledger:
                 self.add(key, found.digest, number & LAST)
         reached.head, reached.chain = log.head, log.chain
 
-    def known(self, cursor: SqliteBooks, key: bytes) -> Known | None:
+    def known(self, cursor: SqliteSession, key: bytes) -> Known | None:
         """What an id stands for, if it was ever appended."""
         found = self.young[key[0]].get(key)
         if found is None and self.batch is not None:
@@ -266,29 +266,29 @@ class Ledger:
         """All ids of a log up to its head were added."""
         self._reached[log.id] = Place(log.head, log.chain)
 
-    def set_apart(self) -> Batch:
+    def set_apart(self) -> FrozenMemtable:
         """Take the young ids apart, to be written down."""
-        self.batch = Batch(self.young, self.young_count, self._reached)
+        self.batch = FrozenMemtable(self.young, self.young_count, self._reached)
         self._reached = {log: replace(place) for log, place in self._reached.items()}
         self.young, self.young_count = [{} for _ in range(256)], 0
         return self.batch
 
-    def _load(self, cursor: SqliteBooks) -> None:
+    def _load(self, cursor: SqliteSession) -> None:
         self.loaded += 1
         for row in cursor.execute(_SQL["generations"]).fetchall():
-            generation = Generation(*row)
+            generation = Segment(*row)
             self.generations[generation.id] = generation
             if generation.state == "live":
                 self.filters[generation.id] = _filter(cursor, generation)
 
 
-def ids_in(cursor: SqliteBooks, generation: Generation, part: int) -> bytes:
+def ids_in(cursor: SqliteSession, generation: Segment, part: int) -> bytes:
     """The ids of one part of a generation."""
     row = cursor.execute(_SQL["ids"], ((generation.id << PART_BITS) + part,)).fetchone()
     return b"" if row is None else row[0]
 
 
-def _filter(cursor: SqliteBooks, generation: Generation) -> Filter:
+def _filter(cursor: SqliteSession, generation: Segment) -> Filter:
     base = generation.id << PART_BITS
     bounds = (base, base + (1 << generation.bits) - 1)
     rows = cursor.execute(_SQL["blooms"], bounds)
@@ -311,15 +311,15 @@ _BUCKET_BITS = 8  # of a key's first byte
 class _Growth:
     """A generation that is being written, part by part, from a batch or from others."""
 
-    target: Generation
+    target: Segment
     filter: Filter
-    source: Batch | list[Generation]
+    source: FrozenMemtable | list[Segment]
     part: int = 0
     ahead: dict[int, bytes] = field(default_factory=dict)
     """Ids of the next parts that were read together."""
 
 
-class Upkeep:
+class Compactor:
     """Does what is to be done, and remembers what it was doing."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -328,7 +328,7 @@ class Upkeep:
         self._credit = 0
         self._growth: _Growth | None = None
 
-    def pay(self, cursor: SqliteBooks, appended: int) -> None:
+    def pay(self, cursor: SqliteSession, appended: int) -> None:
         """Do as much as so many appends call for."""
         self._look(cursor)
         if self._ledger.young_count >= YOUNG and self._ledger.batch is None:
@@ -339,17 +339,17 @@ class Upkeep:
             if not self._slice(cursor):
                 self._credit = 0
 
-    def press(self, cursor: SqliteBooks) -> None:
+    def press(self, cursor: SqliteSession) -> None:
         """Write down some of the ids that are in memory, however few they are."""
         self._look(cursor)
         if self._ledger.batch is None:
             self._ledger.set_apart()
         self._slice(cursor)
 
-    def write_down(self, cursor: SqliteBooks, ids: Mapping[bytes, bytes]) -> None:
+    def write_down(self, cursor: SqliteSession, ids: Mapping[bytes, bytes]) -> None:
         """Write ids down that no row has, as a generation of their own."""
         self._look(cursor)
-        growth = self._new(cursor, Generation(0, 0, bits_for(len(ids)), len(ids)), [])
+        growth = self._new(cursor, Segment(0, 0, bits_for(len(ids)), len(ids)), [])
         entries = [key + ids[key] for key in sorted(ids)]
         bits = growth.target.bits
         edges = [bisect_left(entries, lowest(part, bits)) for part in range((1 << bits) + 1)]
@@ -359,7 +359,7 @@ class Upkeep:
         for _ in growth.ahead:
             self._grow(cursor, growth)
 
-    def _look(self, cursor: SqliteBooks) -> None:
+    def _look(self, cursor: SqliteSession) -> None:
         """When the ledger was read anew, what somebody had begun is not continued."""
         if self._loaded == self._ledger.loaded:
             return
@@ -368,7 +368,7 @@ class Upkeep:
             if each.state == "growing":
                 _let_die(cursor, each)
 
-    def _slice(self, cursor: SqliteBooks) -> bool:
+    def _slice(self, cursor: SqliteSession) -> bool:
         """Go on with what was begun, or begin something; False when there is nothing to do.
 
         Ids in memory come first, then what is no longer needed, then what can be merged.
@@ -376,7 +376,7 @@ class Upkeep:
         ledger = self._ledger
         if self._growth is None and ledger.batch is not None:
             bits = min(bits_for(ledger.batch.count), _BUCKET_BITS)
-            target = Generation(0, 0, bits, ledger.batch.count)
+            target = Segment(0, 0, bits, ledger.batch.count)
             self._growth = self._new(cursor, target, ledger.batch)
         if self._growth is None:
             dying = [each for each in ledger.generations.values() if each.state == "dying"]
@@ -389,32 +389,32 @@ class Upkeep:
             return True
         return False
 
-    def _next_merge(self, cursor: SqliteBooks) -> _Growth | None:
+    def _next_merge(self, cursor: SqliteSession) -> _Growth | None:
         live = [each for each in self._ledger.generations.values() if each.state == "live"]
         for level in sorted({each.level for each in live}):
             alike = [each for each in live if each.level == level][:FAN]
             if len(alike) == FAN:
                 count = sum(each.count for each in alike)
                 bits = max(bits_for(count), *(each.bits for each in alike))
-                return self._new(cursor, Generation(0, level + 1, bits, count), alike)
+                return self._new(cursor, Segment(0, level + 1, bits, count), alike)
         return None
 
     def _new(
-        self, cursor: SqliteBooks, target: Generation, source: Batch | list[Generation]
+        self, cursor: SqliteSession, target: Segment, source: FrozenMemtable | list[Segment]
     ) -> _Growth:
         cursor.execute(_SQL["grow"], (target.level, target.bits, target.count))
         target.id = cursor.lastrowid or 0
         self._ledger.generations[target.id] = target
         return _Growth(target, Filter(target.bits), source)
 
-    def _grow(self, cursor: SqliteBooks, growth: _Growth) -> None:
+    def _grow(self, cursor: SqliteSession, growth: _Growth) -> None:
         """Write one part; after the last one the generation counts."""
         target, part = growth.target, growth.part
         if not cursor.execute(_SQL["grown"], (target.id, part)).rowcount:
             self._growth = None
             self._ledger.forget()  # a commit failed, or another process decided otherwise
             return
-        if isinstance(growth.source, Batch):
+        if isinstance(growth.source, FrozenMemtable):
             ids = _ids_in_memory(growth.source, target.bits, part)
         else:
             ids = _ids_of_others(cursor, growth, growth.source)
@@ -426,9 +426,9 @@ class Upkeep:
                 self._growth = None
             self._finish(cursor, growth)
 
-    def _finish(self, cursor: SqliteBooks, growth: _Growth) -> None:
+    def _finish(self, cursor: SqliteSession, growth: _Growth) -> None:
         ledger, target = self._ledger, growth.target
-        if isinstance(growth.source, Batch):
+        if isinstance(growth.source, FrozenMemtable):
             if not _is_founded(cursor, growth.source):
                 ledger.forget()
                 return
@@ -445,7 +445,7 @@ class Upkeep:
         cursor.execute(_SQL["changed"])
         ledger.changes += 1
 
-    def _sweep(self, cursor: SqliteBooks, dying: Generation) -> None:
+    def _sweep(self, cursor: SqliteSession, dying: Segment) -> None:
         """Remove some parts of a generation; after the last ones, its name."""
         first = dying.id << PART_BITS
         bounds = (first, first + (1 << dying.bits) - 1, SWEPT)
@@ -454,12 +454,12 @@ class Upkeep:
             del self._ledger.generations[dying.id]
 
 
-def _let_die(cursor: SqliteBooks, generation: Generation) -> None:
+def _let_die(cursor: SqliteSession, generation: Segment) -> None:
     cursor.execute(_SQL["die"], (generation.id,))
     generation.state = "dying"
 
 
-def _is_founded(cursor: SqliteBooks, batch: Batch) -> bool:
+def _is_founded(cursor: SqliteSession, batch: FrozenMemtable) -> bool:
     """Whether the logs are what they were: the commit that set the batch apart may have failed."""
     for log, place in batch.heads.items():
         number = (log << OFFSET_BITS) + place.head
@@ -471,13 +471,13 @@ def _is_founded(cursor: SqliteBooks, batch: Batch) -> bool:
     return True
 
 
-def _ids_in_memory(batch: Batch, bits: int, part: int) -> bytes:
+def _ids_in_memory(batch: FrozenMemtable, bits: int, part: int) -> bytes:
     width = 1 << (_BUCKET_BITS - bits)
     buckets = batch.buckets[part * width : (part + 1) * width]
     return b"".join(key + bucket[key] for bucket in buckets for key in sorted(bucket))
 
 
-def _ids_of_others(cursor: SqliteBooks, growth: _Growth, sources: list[Generation]) -> bytes:
+def _ids_of_others(cursor: SqliteSession, growth: _Growth, sources: list[Segment]) -> bytes:
     """The ids of a part; those that lie beside them in the sources are kept for the next slices."""
     if growth.part not in growth.ahead:
         bits = max(each.bits for each in sources)

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, Ground, Row
+from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, Row, SqlDatabase
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sql_files import load
@@ -26,7 +26,7 @@ _STATEMENTS = {
 }
 
 
-class SqliteBooks(sqlite3.Cursor):
+class SqliteSession(sqlite3.Cursor):
     """The tables within one transaction, for statements by name and for others."""
 
     def one(self, statement: str, *values: Any) -> Row | None:
@@ -62,7 +62,7 @@ class SqliteBooks(sqlite3.Cursor):
         return self.lastrowid or 0
 
 
-class SqliteGround(Ground):
+class SqliteDatabase(SqlDatabase):
     """Runs transactions in a file."""
 
     def __init__(
@@ -112,7 +112,7 @@ class SqliteGround(Ground):
 
     def _write(
         self,
-        work: Callable[[SqliteBooks], T],
+        work: Callable[[SqliteSession], T],
         call: str,
         *,
         is_synced: bool = True,
@@ -122,7 +122,7 @@ class SqliteGround(Ground):
 
         def whole(connection: sqlite3.Connection) -> T:
             self._refuse_other()
-            with closing(connection.cursor(SqliteBooks)) as books:
+            with closing(connection.cursor(SqliteSession)) as books:
                 result = work(books)
             failpoint(BEFORE[call])
             return result
@@ -131,10 +131,10 @@ class SqliteGround(Ground):
         failpoint(AFTER[call])
         return result
 
-    def _read(self, work: Callable[[SqliteBooks], T]) -> T:
+    def _read(self, work: Callable[[SqliteSession], T]) -> T:
         def whole(connection: sqlite3.Connection) -> T:
             self._refuse_other()
-            with closing(connection.cursor(SqliteBooks)) as books:
+            with closing(connection.cursor(SqliteSession)) as books:
                 return work(books)
 
         return self._database.read(whole)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ergon_framework.boundary.factstore.archive import BARRED
 from ergon_framework.boundary.factstore.hashchain import new_of, prepare
-from ergon_framework.boundary.factstore.sql.archive import TableMoving
-from ergon_framework.boundary.factstore.sql.consumers import TableServing
-from ergon_framework.boundary.factstore.sql.registry import TableLinks, TableObjects
+from ergon_framework.boundary.factstore.sql.archive import SqlArchive
+from ergon_framework.boundary.factstore.sql.consumers import SqlConsumers
+from ergon_framework.boundary.factstore.sql.registry import SqlLinks, SqlObjects
 from ergon_framework.boundary.factstore.sql.rows import all_logs
-from ergon_framework.boundary.factstore.sqlite.append import SqliteEntry, SqliteLogs
+from ergon_framework.boundary.factstore.sqlite.append import SqliteAppendPlanner, SqliteLog
 from ergon_framework.boundary.factstore.sqlite.ledger import (
     KEY,
     Ledger,
@@ -25,7 +25,7 @@ from ergon_framework.boundary.factstore.sqlite.ledger import (
     split,
     unpacked,
 )
-from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteBooks
+from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteSession
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.copies import FactCopy, IdCopy
 from ergon_framework.storage.freeze import sqlite_bars
@@ -36,18 +36,18 @@ _SPACE = 1 << 32
 """How many beginnings of four bytes keys have."""
 
 
-class SqliteMoving(TableMoving, SqliteLogs):
+class SqliteArchive(SqlArchive, SqliteLog):
     """The part of the store that is copied."""
 
     def _dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
-        def work(books: SqliteBooks, ledger: Ledger) -> list[IdCopy]:
+        def work(books: SqliteSession, ledger: Ledger) -> list[IdCopy]:
             _follow_all(books, ledger)
             return list(islice(_ids_after(books, ledger, after, limit), limit))
 
         return self._look(work)
 
     def _load_ids(self, ids: Sequence[IdCopy]) -> None:
-        def work(books: SqliteBooks) -> None:
+        def work(books: SqliteSession) -> None:
             self._ledger.refresh(books)
             _follow_all(books, self._ledger)
             fresh = {
@@ -64,8 +64,8 @@ class SqliteMoving(TableMoving, SqliteLogs):
     def _load_facts(self, facts: Sequence[FactCopy]) -> None:
         prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
 
-        def work(books: SqliteBooks) -> None:
-            entry = SqliteEntry(books, self._clock(), self._ledger)
+        def work(books: SqliteSession) -> None:
+            entry = SqliteAppendPlanner(books, self._clock(), self._ledger)
             for copy, fact in zip(facts, prepared, strict=True):
                 entry.load(copy, fact)
             self._upkeep.pay(books, entry.finish())
@@ -75,26 +75,26 @@ class SqliteMoving(TableMoving, SqliteLogs):
     def _cut_log(self, log: str, through: int) -> None:
         self._drop(log, lambda _, found: min(through, found.head), None)
 
-    def _log_was_placed(self, books: SqliteBooks) -> None:
+    def _log_was_placed(self, books: SqliteSession) -> None:
         books.run("logs.was_shortened")
 
     def bar(self, place: str | None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""
         tables = [f"ergon_boundary_{name}" for name in BARRED]
 
-        def work(books: SqliteBooks) -> None:
+        def work(books: SqliteSession) -> None:
             for statement in sqlite_bars(tables, place):
                 books.execute(statement)
 
         self._write(work, "move")
 
 
-def _follow_all(books: SqliteBooks, ledger: Ledger) -> None:
+def _follow_all(books: SqliteSession, ledger: Ledger) -> None:
     for log in all_logs(books):
         ledger.follow(books, log)
 
 
-def _ids_after(books: SqliteBooks, ledger: Ledger, after: bytes, limit: int) -> Iterator[IdCopy]:
+def _ids_after(books: SqliteSession, ledger: Ledger, after: bytes, limit: int) -> Iterator[IdCopy]:
     """Ids in the order of their keys, gathered from all generations a stretch at a time."""
     live = [each for each in ledger.generations.values() if each.state == "live"]
     count = sum(each.count for each in live) + ledger.young_count
@@ -131,7 +131,7 @@ _STEPS = 10_000  # of SQLite's virtual machine, between two looks at the clock
 _SQL = load(SQL, "store.sql")
 
 
-class SqliteFactStore(SqliteMoving, TableServing, TableObjects, TableLinks):
+class SqliteFactStore(SqliteArchive, SqlConsumers, SqlObjects, SqlLinks):
     """A zone's facts in one SQLite file. Any thread may call any method."""
 
     acknowledgement = (
