@@ -9,7 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ergon_framework.app.settings.stores import has_calls, has_jobs
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import (
     ConfigurationError,
@@ -64,8 +63,10 @@ class Places:
 
     def kinds(self) -> frozenset[Kind]:
         """What there is to look at. Without anything there are jobs, whose commands say so."""
+        from ergon_framework.app.settings.stores import has_jobs
+
         kinds = set()
-        if any(has_calls(url, _TABLE) for url in self.letters):
+        if any(_has_letters(url) for url in self.letters):
             kinds.add(Kind.PROVIDER)
         if Kind.PROVIDER not in kinds or has_jobs(self.jobs):
             kinds.add(Kind.JOB)
@@ -83,9 +84,15 @@ class Places:
 
     def opened(self) -> Iterator[ProviderStore]:
         """Each store with letters, open while it is looked at; at least one, or an error."""
-        for url in [url for url in self.letters if has_calls(url, _TABLE)] or self.letters[:1]:
+        for url in [url for url in self.letters if _has_letters(url)] or self.letters[:1]:
             with opened_letters(url) as store:
                 yield store
+
+
+def _has_letters(url: str) -> bool:
+    from ergon_framework.app.settings.stores import has_calls  # late: all commands import this file
+
+    return has_calls(url, _TABLE)
 
 
 def places(config: Path | None, url: str | None) -> Places:
@@ -139,7 +146,7 @@ def opened_letters(url: str) -> Iterator[ProviderStore]:
             "no store of provider calls",
             remedy='write store = "sqlite:///work.db" under [providers], or give --store',
         )
-    if not has_calls(url, _TABLE):
+    if not _has_letters(url):
         raise ConfigurationError(
             "this store has no tables of provider calls", remedy="ergon db upgrade makes them"
         )
