@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ergon_framework.app.console import of_signal, say
-from ergon_framework.app.signals import SignalListener
+from ergon_framework.app.signals import SignalListener, StopSignals
 from ergon_framework.app.zones import ZoneSetup, known_zone
 from ergon_framework.boundary.client.options import TlsOptions, client_tls
 from ergon_framework.boundary.http.addresses import split_address
@@ -112,25 +110,22 @@ def _url(listen: str, *, is_secure: bool) -> str:
     return f"{'https' if is_secure else 'http'}://{spelled}:{port}"
 
 
-class _Stops:
-    """The first signal asks for a graceful stop, the second ends the process."""
+class _NodeStop:
+    """Asks the node's event loop to stop, once there is one."""
 
     def __init__(self) -> None:
-        self._count = 0
         self._ask: Callable[[], object] = lambda: None
+        self._is_asked = False
 
     def attach(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         """From now on there is something to stop; a signal may have come before."""
         self._ask = lambda: loop.call_soon_threadsafe(stop.set)
-        if self._count:
+        if self._is_asked:
             stop.set()
 
-    def heard(self, number: int) -> None:
-        self._count += 1
-        if self._count > 1:
-            say("stopped by force; what was acknowledged is on disk")
-            os._exit(of_signal(number))
-        say("stopping; what runs may finish (a second signal ends it at once)")
+    def ask(self, _count: int) -> None:
+        """A signal asks for a graceful stop."""
+        self._is_asked = True
         with suppress(RuntimeError):  # the loop is closed: it has ended by itself
             self._ask()
 
@@ -138,16 +133,18 @@ class _Stops:
 def serve(setup: ZoneSetup, ready: Callable[[str], None]) -> None:
     """Run the node until a signal asks it to stop; ``ready`` is told where it listens."""
     failpoints.check()
-    stops = _Stops()
-    with SignalListener(stops.heard):
-        asyncio.run(_serve(setup, ready, stops))
+    stopping = _NodeStop()
+    last_words = "stopped by force; what was acknowledged is on disk"
+    stops = StopSignals(stopping.ask, force_at=2, last_words=last_words)
+    with SignalListener(stops.take):
+        asyncio.run(_serve(setup, ready, stopping))
 
 
-async def _serve(setup: ZoneSetup, ready: Callable[[str], None], stops: _Stops) -> None:
+async def _serve(setup: ZoneSetup, ready: Callable[[str], None], stopping: _NodeStop) -> None:
     from ergon_framework.boundary.node import (
         run_node,  # late: who asks for an address needs no node
     )
 
     stop = asyncio.Event()
-    stops.attach(asyncio.get_running_loop(), stop)
+    stopping.attach(asyncio.get_running_loop(), stop)
     await run_node(setup.name, setup.settings, ready=ready, stop=stop)

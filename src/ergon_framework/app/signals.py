@@ -90,6 +90,29 @@ _LOOK_AGAIN = 0.05
 Leave = Callable[[int], Any]
 
 
+class StopSignals:
+    """Counts signals: the first asks for a graceful stop, the last one ends the process.
+
+    ``stop`` is given how many have come. At ``force_at`` the process ends after ``last_words``.
+    """
+
+    def __init__(self, stop: Callable[[int], object], *, force_at: int, last_words: str) -> None:
+        self._stop = stop
+        self._force_at = force_at
+        self._last_words = last_words
+        self.count = 0
+
+    def take(self, number: int) -> None:
+        """A signal has come."""
+        self.count += 1
+        if self.count >= self._force_at:
+            say(self._last_words)
+            os._exit(of_signal(number))
+        if self.count == 1:
+            say("stopping; what runs may finish (a second signal ends it at once)")
+        self._stop(self.count)
+
+
 class Shutdown:
     """Takes the signals of this process from ``with`` to its end."""
 

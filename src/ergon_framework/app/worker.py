@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from ergon_framework.app.console import of_signal, say
+from ergon_framework.app.console import say
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.app.signals import SignalListener
+from ergon_framework.app.signals import SignalListener, StopSignals
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.store_thread import OUTAGE
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.jobs.worker import Worker, WorkerReport
+from ergon_framework.jobs.worker import WorkerReport
 from ergon_framework.ports.jobstore import FullJobStore
 from ergon_framework.storage import failpoints
 from ergon_framework.storage.deadlines import ASKING
@@ -27,23 +26,6 @@ logger = logging.getLogger("ergon_framework.app.worker")
 
 LONGEST_TRY = 5.0
 """Seconds for one attempt to reach a server at the start: so soon a signal is heard."""
-
-
-class _Stops:
-    """The first signal asks for a graceful stop, the second for an immediate one."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._count = 0
-
-    def heard(self, number: int) -> None:
-        self._count += 1
-        if self._count > 2:
-            say("stopped by force; leases of what was running will expire")
-            os._exit(of_signal(number))
-        if self._count == 1:
-            say("stopping; what runs may finish (a second signal ends it at once)")
-        self._worker.stop(now=self._count > 1)
 
 
 def waited_for(url: str) -> FullJobStore | None:
@@ -94,6 +76,11 @@ def work(
     failpoints.check()
     worker = setup.worker(store, queues=queues, burst=burst, name=name)
     setup.limit_queues(store)
-    with SignalListener(_Stops(worker).heard):
+    stops = StopSignals(
+        lambda count: worker.stop(now=count > 1),
+        force_at=3,
+        last_words="stopped by force; leases of what was running will expire",
+    )
+    with SignalListener(stops.take):
         ready()
         return worker.run()
