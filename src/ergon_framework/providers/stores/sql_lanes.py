@@ -28,7 +28,6 @@ from ergon_framework.storage.sql_files import load
 _CIRCUIT_SQL = load(PACKAGE, "circuits.sql")
 _STANDING, _FIRST_SWAP = _CIRCUIT_SQL["standing"], _CIRCUIT_SQL["first_swap"]
 _SWAP, _COOL = _CIRCUIT_SQL["swap"], _CIRCUIT_SQL["cool"]
-_FIRST_SWAP_FAILED, _SWAP_FAILED = _CIRCUIT_SQL["first_swap_failed"], _CIRCUIT_SQL["swap_failed"]
 _MOST_FAILURES = (1 << 31) - 1
 
 
@@ -78,14 +77,12 @@ class Gates(Grounded):
         """Write the circuit if the lane's version is still ``version``; whether it was."""
         stamp = self._ground.stamp
         values = {**key._asdict(), **self._columns(breaker), "now": stamp(self._ground.now())}
-        first, later = _FIRST_SWAP, _SWAP
-        if failed is not None:
-            first, later = _FIRST_SWAP_FAILED, _SWAP_FAILED
-            values |= {"error_code": failed.reason_code, "error_at": stamp(failed.at)}
+        values["error_code"] = None if failed is None else failed.reason_code
+        values["error_at"] = None if failed is None else stamp(failed.at)
         if version:
-            sql, values["version"] = later, version
+            sql, values["version"] = _SWAP, version
         else:
-            sql, values["id"] = first, new_id()
+            sql, values["id"] = _FIRST_SWAP, new_id()
         return bool(self._ground.write("swap", lambda hand: hand.run(sql, values), is_synced=False))
 
     def cool(self, key: LaneKey, until: float) -> float:

@@ -4,35 +4,8 @@ SELECT breaker_state, consecutive_failures, open_until, breaker_detail, cooldown
 FROM provider_health_states
 WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability;
 
--- first_swap: write a circuit that nobody has written yet, whether the lane has a row or not
-INSERT INTO provider_health_states (
-    id, tenant_id, provider_name, capability, breaker_state, consecutive_failures, open_until,
-    breaker_detail, state_version, updated_at
-) VALUES (
-    :id, :tenant_id, :provider_name, :capability, :breaker_state, :consecutive_failures,
-    :open_until, :breaker_detail, 1, :now
-)
-ON CONFLICT (tenant_id, provider_name, capability) DO UPDATE SET
-    breaker_state = excluded.breaker_state,
-    consecutive_failures = excluded.consecutive_failures,
-    open_until = excluded.open_until,
-    breaker_detail = excluded.breaker_detail,
-    state_version = 1,
-    updated_at = excluded.updated_at
-WHERE provider_health_states.state_version = 0;
-
--- swap: write a circuit that is still as it was read
-UPDATE provider_health_states SET
-    breaker_state = :breaker_state,
-    consecutive_failures = :consecutive_failures,
-    open_until = :open_until,
-    breaker_detail = :breaker_detail,
-    state_version = state_version + 1,
-    updated_at = :now
-WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability
-    AND state_version = :version;
-
--- first_swap_failed: the same, with the failure that changed it, unless a later one is known
+-- first_swap: write a circuit that nobody has written yet, whether the lane has a row or not; with
+-- the failure that changed it, if one did (else both are NULL), unless a later one is known
 INSERT INTO provider_health_states (
     id, tenant_id, provider_name, capability, breaker_state, consecutive_failures, open_until,
     breaker_detail, last_error_code, last_error_at, state_version, updated_at
@@ -57,7 +30,7 @@ ON CONFLICT (tenant_id, provider_name, capability) DO UPDATE SET
     updated_at = excluded.updated_at
 WHERE provider_health_states.state_version = 0;
 
--- swap_failed: the same, with the failure that changed it, unless a later one is known
+-- swap: write a circuit that is still as it was read; its failure as above
 UPDATE provider_health_states SET
     breaker_state = :breaker_state,
     consecutive_failures = :consecutive_failures,
