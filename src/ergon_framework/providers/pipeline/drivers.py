@@ -153,17 +153,7 @@ async def adrive(
     fitted: Fitted, call: Calling, body: Body, ending: Ending | None
 ) -> ProviderExecutionResult:
     """Do what the machine says, in this task; what reads or writes a store does so on a thread."""
-    try:
-        if fitted.is_local or not call.reads_store:
-            do = call.begin()
-        else:
-            do = await _look(fitted, call, call.begin)
-        result, rows = await _ago_on(fitted, call, body, do)
-    except BaseException as error:
-        await _abandon(fitted, call, error)
-        raise
-    await _aconclude(fitted, call, result, rows, ending)
-    return result
+    return await _adrive(fitted, call, body, None, ending)
 
 
 async def aride(
@@ -187,8 +177,23 @@ async def aride(
         await _aconclude(fitted, ticket, arrived[0], [arrived[1]], None)
         return arrived[0]
     call = ticket.machine()
+    return await _adrive(fitted, call, body, _judged(call, data, raised), ending)
+
+
+async def _adrive(
+    fitted: Fitted,
+    call: Calling,
+    body: Body,
+    first: Callable[[], Do] | None,
+    ending: Ending | None,
+) -> ProviderExecutionResult:
     try:
-        do = await _step(fitted, call, _judged(call, data, raised), is_quick=fitted.is_local)
+        if first is not None:
+            do = await _step(fitted, call, first, is_quick=fitted.is_local)
+        elif fitted.is_local or not call.reads_store:
+            do = call.begin()
+        else:
+            do = await _look(fitted, call, call.begin)
         result, rows = await _ago_on(fitted, call, body, do)
     except BaseException as error:
         await _abandon(fitted, call, error)
