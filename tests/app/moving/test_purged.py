@@ -74,7 +74,7 @@ def test_a_store_that_took_the_place_of_another(redis_url: str, target: str) -> 
     with_jobs(redis_url, lambda s: s.put(*"abc"))
     moved(redis_url, target)
     with closing(open_store(redis_url)) as store:
-        store._link.call("FLUSHDB")  # type: ignore[attr-defined]
+        store.transactions.link.call("FLUSHDB")  # type: ignore[attr-defined]
     with_jobs(redis_url, lambda s: s.put("d"))
     with pytest.raises(StoreError, match="emptied or replaced"):
         moved(redis_url, target)
