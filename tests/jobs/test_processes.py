@@ -105,7 +105,7 @@ def drained(store: FullJobStore) -> Counter[str]:
 def test_the_failpoints_are_there() -> None:
     """Before and after the commit of each call that changes jobs."""
     for engine in ENGINES:
-        import_module(f"ergon_framework.jobs.stores.{engine}.ground")
+        import_module(f"ergon_framework.jobs.stores.{engine}.transactions")
     assert {name for name in NAMES if name.startswith(("jobs.", "move.jobs."))} == set(POINTS)
     assert set(COMMITS) <= NAMES
 
