@@ -11,9 +11,9 @@ said, and a handler is given an exception of ours around one that is not fit to 
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import math
+import sys
 from types import CoroutineType
 from typing import Any
 
@@ -40,6 +40,15 @@ KIND_OF_CATEGORY = {
 _DEFECTS = (TypeError, AttributeError, NameError, NotImplementedError, AssertionError)
 _NO_CONNECTION = frozenset({errno.ENOTCONN, errno.EBADF})  # these have no class of their own
 _number_of: Any = OSError.__dict__["errno"].__get__  # a subclass may have a property in its place
+
+
+def _cancellation() -> tuple[type[BaseException], ...]:
+    """The class of asyncio's cancellation; none where asyncio is not loaded, so nobody raised it.
+
+    Executors ask for failures here, and loading asyncio would take most of their start-up time.
+    """
+    asyncio = sys.modules.get("asyncio")
+    return () if asyncio is None else (asyncio.CancelledError,)
 
 
 def classify(
@@ -80,7 +89,7 @@ def is_fatal(error: BaseException) -> bool:
 
     User code may raise CancelledError without anybody cancelling; that is an error like any other.
     """
-    return not is_a(error, Exception, asyncio.CancelledError)
+    return not is_a(error, Exception, *_cancellation())
 
 
 def never_awaited(result: CoroutineType[Any, Any, Any], phase: str) -> TransactionException:
@@ -136,7 +145,7 @@ def settlement_failure(error: BaseException) -> Failure:
 
 
 def _settlement_kind(error: BaseException) -> Kind:
-    if is_fatal(error) or is_a(error, asyncio.CancelledError):
+    if is_fatal(error) or is_a(error, *_cancellation()):
         return Kind.CANCELLED
     if is_a(error, TimeoutError):
         return Kind.TIMEOUT
