@@ -132,19 +132,19 @@ class _NodeStop:
 
 def serve(setup: ZoneSetup, ready: Callable[[str], None]) -> None:
     """Run the node until a signal asks it to stop; ``ready`` is told where it listens."""
+    # Late, because whoever asks for an address needs no node. Before the check, because the node's
+    # modules declare its failpoints.
+    from ergon_framework.boundary.node import run_node
+
     failpoints.check()
     stopping = _NodeStop()
     last_words = "stopped by force; what was acknowledged is on disk"
     stops = StopSignals(stopping.ask, force_at=2, last_words=last_words)
     with SignalListener(stops.take):
-        asyncio.run(_serve(setup, ready, stopping))
 
+        async def run() -> None:
+            stop = asyncio.Event()
+            stopping.attach(asyncio.get_running_loop(), stop)
+            await run_node(setup.name, setup.settings, ready=ready, stop=stop)
 
-async def _serve(setup: ZoneSetup, ready: Callable[[str], None], stopping: _NodeStop) -> None:
-    from ergon_framework.boundary.node import (
-        run_node,  # late: who asks for an address needs no node
-    )
-
-    stop = asyncio.Event()
-    stopping.attach(asyncio.get_running_loop(), stop)
-    await run_node(setup.name, setup.settings, ready=ready, stop=stop)
+        asyncio.run(run())
