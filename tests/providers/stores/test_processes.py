@@ -22,6 +22,7 @@ from ergon_framework.ports.providerstore import (
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.database import AFTER, BEFORE
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from tests.campaign.sampling import campaign, sampled
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
 
 pytestmark = pytest.mark.slow
@@ -29,6 +30,7 @@ WAIT = 50
 HOUR = Window(START, START + 3600)
 ROOT = Path(__file__).parents[3]
 POINTS = sorted([*BEFORE.values(), *AFTER.values()])
+POSTGRES = "postgresql"
 
 # Waits until all are there, then 32 threads take what they can get.
 TAKER = """
@@ -147,6 +149,7 @@ def run(code: str, *words: str, **environment: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.req("PEF:Q-3", "PEF:trap-check-then-act", "PROVIDERS:quota")
+@pytest.mark.parametrize("empty_url", [campaign("sqlite"), POSTGRES], indirect=True)
 def test_a_thousand_units_are_a_thousand_calls(empty_url: str) -> None:
     """32 threads in each of 4 processes, all opening an empty database: exactly 1,000 get one."""
     children = [
@@ -224,7 +227,14 @@ EFFECTS: dict[str, Callable[[ProviderStore], bool]] = {
 
 
 @pytest.mark.req("PROVIDERS:storage")
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("url", "point"),
+    [
+        *(("sqlite", point) for point in POINTS),
+        *sampled(((POSTGRES, point) for point in POINTS), [(POSTGRES, p) for p in AFTER.values()]),
+    ],
+    indirect=["url"],
+)
 def test_what_a_killed_process_leaves(url: str, point: str) -> None:
     """Killed before a commit, it did nothing; killed after, everything; others go on at once."""
     _, action, moment = point.split(".")
