@@ -24,8 +24,8 @@ from ergon_framework.engine.classify import classify
 from ergon_framework.engine.plan import EnginePlan, Hooks
 from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.ports.clock import Signal
+from ergon_framework.task.mixins.plans import as_policy, consumer_plan, settlement_of
 from ergon_framework.task.mixins.policies import ConsumerPolicy
-from ergon_framework.task.plans import as_policy, consumer_plan, settlement_of
 from ergon_framework.testing.clock import VirtualClock
 from tests.engine.bodies import by_hand, nap, refusal, rules
 from tests.engine.colours import Colour

@@ -24,15 +24,15 @@ from ergon_framework.errors import HookError, WiringError
 from ergon_framework.ports.settings_model import explain
 from ergon_framework.task.base import BaseAsyncTask, BaseTask, choose_connector
 from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
-from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
-from ergon_framework.task.mixins.producer import AsyncProducerMixin, ProducerMixin
-from ergon_framework.task.plans import (
+from ergon_framework.task.mixins.plans import (
     check_copies,
     check_patience,
     fetch_method,
     find_hook,
     require_hook,
 )
+from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
+from ergon_framework.task.mixins.producer import AsyncProducerMixin, ProducerMixin
 from ergon_framework.task.ready import AsyncProducerTask, ProducerTask
 
 

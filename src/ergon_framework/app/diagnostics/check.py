@@ -21,7 +21,7 @@ from ergon_framework.app.settings.stores import check_folder, check_kind, store_
 from ergon_framework.app.wiring import Target, refuse_ambiguous_names, wire
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import file_of
-from ergon_framework.task.plans import check_copies, check_patience
+from ergon_framework.task.mixins.plans import check_copies, check_patience
 from ergon_framework.telemetry.exporters import check_packages
 
 _LEANS = {

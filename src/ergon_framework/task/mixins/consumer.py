@@ -13,8 +13,7 @@ from ergon_framework.errors import TransactionException
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, choose_connector
 from ergon_framework.task.calls import Single, drive, drive_async
-from ergon_framework.task.mixins.policies import ConsumerPolicy
-from ergon_framework.task.plans import (
+from ergon_framework.task.mixins.plans import (
     as_policy,
     check_copies,
     check_patience,
@@ -24,6 +23,7 @@ from ergon_framework.task.plans import (
     require_hook,
     settlement_of,
 )
+from ergon_framework.task.mixins.policies import ConsumerPolicy
 
 if TYPE_CHECKING:
     _Base = BaseTask

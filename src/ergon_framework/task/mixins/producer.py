@@ -12,8 +12,8 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask
 from ergon_framework.task.calls import Single, drive, drive_async
 from ergon_framework.task.inputs import Input
+from ergon_framework.task.mixins.plans import as_policy, find_hook, producer_plan, require_hook
 from ergon_framework.task.mixins.policies import ProducerPolicy
-from ergon_framework.task.plans import as_policy, find_hook, producer_plan, require_hook
 from ergon_framework.telemetry import inject, is_tracing
 
 if TYPE_CHECKING:
