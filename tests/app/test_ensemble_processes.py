@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.processes import SAMPLES, Ergon
-from tests.jobs.workplace import is_alive, wait_until
+from tests.jobs.real_worker import is_alive, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("ONE:run")]
 

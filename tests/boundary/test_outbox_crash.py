@@ -15,7 +15,7 @@ from ergon_framework.errors import StoreUnavailableError
 from tests.boundary import outbox_child
 from tests.boundary.outbox_child import FACTS
 from tests.boundary.outbox_node import DurableNode
-from tests.campaign.sampling import sampled
+from tests.campaign.parameter_sample import sampled
 
 WAIT = 60.0
 ALL = [f"e:{n}" for n in range(FACTS)]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.campaign.facts import FactCampaign
 from tests.campaign.jobs import JobCampaign
-from tests.campaign.reporting import end_when_told, report
+from tests.campaign.report import end_when_told, report
 from tests.differential.engines import STORES
 
 SEED = 20_261

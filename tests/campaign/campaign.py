@@ -20,8 +20,8 @@ from typing import Any
 from ergon_framework.app.console import ExitCode
 from ergon_framework.storage.failpoints import NAMES
 from tests.campaign.actors import Actor
-from tests.campaign.books import Book
-from tests.campaign.patience import TURNED_AWAY, pause
+from tests.campaign.event_file import Book
+from tests.campaign.outage_retry import TURNED_AWAY, pause
 from tests.differential.engines import ServerEngine, running
 from tests.differential.places import Place
 

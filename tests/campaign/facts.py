@@ -10,7 +10,7 @@ from typing import Any
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, Flaw
 from tests.campaign.actors import Actor
 from tests.campaign.campaign import Campaign
-from tests.campaign.patience import patiently, pause
+from tests.campaign.outage_retry import patiently, pause
 from tests.campaign.programs.facts import BATCH, CONSUMERS, INBOX, PEER, WEB, name
 from tests.differential.places import Place, open_facts
 from tests.servers.server import free_port

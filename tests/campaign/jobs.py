@@ -16,7 +16,7 @@ from ergon_framework.jobs.maintenance import WorkerChores
 from ergon_framework.ports.jobstore import Search
 from tests.campaign.actors import Actor
 from tests.campaign.campaign import Campaign
-from tests.campaign.patience import patiently, pause
+from tests.campaign.outage_retry import patiently, pause
 from tests.campaign.programs.producer import BATCH
 from tests.differential.places import Place, open_jobs
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.campaign.__main__ import campaign, faults
 from tests.differential.engines import STORES
-from tests.servers.missing import MissingServerError, missing
+from tests.servers.skip_loudly import MissingServerError, missing
 
 KILLS = 8
 LONGEST = 300.0

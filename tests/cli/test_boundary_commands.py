@@ -16,7 +16,7 @@ from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.cli import boundary_facts, invoke
 from ergon_framework.errors import ConfigurationError
-from tests.cli.boundary_desk import Desk, message, running
+from tests.cli.boundary_node import Desk, message, running
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")
 

@@ -17,7 +17,7 @@ from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.cli import boundary_objects, invoke
 from ergon_framework.errors import ConfigurationError, DataLossError, NodeUnavailableError
-from tests.cli.boundary_desk import Desk, running
+from tests.cli.boundary_node import Desk, running
 from tests.local_users import NOBODY, needs_root, shared_folder
 
 pytestmark = pytest.mark.req("BOUNDARY:operator", "BOUNDARY:objects")

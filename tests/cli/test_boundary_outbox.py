@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.errors import NotPermittedError
 from tests.boundary.outbox_node import Node, envelope, fact
-from tests.cli.boundary_desk import Desk
+from tests.cli.boundary_node import Desk
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")
 

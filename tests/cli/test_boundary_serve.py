@@ -22,8 +22,8 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.cli import invoke
-from tests.cli.boundary_desk import message
-from tests.jobs.workplace import wait_until
+from tests.cli.boundary_node import message
+from tests.jobs.real_worker import wait_until
 from tests.servers.server import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:operator", "BOUNDARY:node")]

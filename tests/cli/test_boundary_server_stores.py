@@ -12,9 +12,9 @@ import pytest
 
 from ergon_framework.boundary.settings import ZoneSettings
 from tests.boundary.node.cables import Cable
-from tests.cli.boundary_desk import Desk, message, running
+from tests.cli.boundary_node import Desk, message, running
 from tests.cli.test_boundary_serve import serving, url_in
-from tests.jobs.workplace import wait_until
+from tests.jobs.real_worker import wait_until
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
 

@@ -17,7 +17,7 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.providerstore import Batch, DeadLetter, LetterStatus, ProviderStore
 from ergon_framework.providers.stores import open_store
 from tests.app.workplace import Workplace
-from tests.jobs.client_hand import BROKEN, Hand
+from tests.jobs.manual_worker import BROKEN, Hand
 
 pytestmark = pytest.mark.req("PROVIDERS:cli")
 

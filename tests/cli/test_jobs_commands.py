@@ -21,7 +21,7 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import WorkerRecord
 from tests.app.workplace import Workplace
-from tests.jobs.client_hand import BROKEN, Hand
+from tests.jobs.manual_worker import BROKEN, Hand
 
 pytestmark = pytest.mark.req("JOBS:operator", "X22")
 SETTINGS = """

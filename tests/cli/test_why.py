@@ -32,8 +32,8 @@ from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.task.exceptions import ExceptionType, TransactionException
 from ergon_framework.task.ready import ConsumerTask
 from tests.app.workplace import Workplace
-from tests.cli.boundary_desk import message, running
-from tests.jobs.client_hand import BROKEN, Hand
+from tests.cli.boundary_node import message, running
+from tests.jobs.manual_worker import BROKEN, Hand
 
 pytestmark = pytest.mark.req("ONE:why")
 

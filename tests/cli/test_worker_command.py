@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.jobs.client import JobClient
-from tests.jobs.workplace import is_alive, wait_until
+from tests.jobs.real_worker import is_alive, wait_until
 from tests.servers.postgres import PostgresServer
 from tests.servers.server import free_port
 

@@ -76,7 +76,7 @@ def test_a_good_executor_passes_every_check() -> None:
 @pytest.mark.req("JOBS:conform")
 def test_an_executor_without_sample_handlers_is_not_blamed_for_that() -> None:
     """What needs a handler is skipped with the reason; all the rest is tried, and passes."""
-    report = tried(bad("bad_manners", "HasNoHandlers"), timeout=10.0)
+    report = tried(bad("bad_behaviour", "HasNoHandlers"), timeout=10.0)
     report.raise_for_failures(recommended=True)
     assert len(report.passed) > 60
     reasons = {one.reason for one in report.results if one.outcome is Outcome.SKIPPED}
@@ -87,7 +87,7 @@ def test_an_executor_without_sample_handlers_is_not_blamed_for_that() -> None:
 @pytest.mark.slow
 def test_a_handler_of_the_users_stands_in_for_echo() -> None:
     """With its arguments, for the checks that need a success."""
-    command = bad("bad_manners", "HasOneHandler")
+    command = bad("bad_behaviour", "HasOneHandler")
     assert tried(command, "success_is_a_success").skipped == ("success_is_a_success",)
     for args, passes in (([2, 3], True), (["a", "b"], False)):
         report = tried(command, "success_is_a_success", call=Call("multiply", args))
@@ -103,7 +103,7 @@ def test_a_handler_of_the_same_name_that_does_something_else_is_not_used(
     name: str, reason: str
 ) -> None:
     """It is skipped with the reason, not failed."""
-    (result,) = tried(bad("bad_manners", name), "keeps_unicode").results
+    (result,) = tried(bad("bad_behaviour", name), "keeps_unicode").results
     assert result.outcome is Outcome.SKIPPED
     assert reason in result.reason
 
@@ -112,7 +112,7 @@ def test_a_handler_of_the_same_name_that_does_something_else_is_not_used(
 @pytest.mark.timeout(180)
 def test_standard_error_is_free() -> None:
     """An executor that writes hundreds of kilobytes of logs for each request passes."""
-    tried(bad("bad_manners", "FloodsStderr"), *FEW, timeout=10.0).raise_for_failures()
+    tried(bad("bad_behaviour", "FloodsStderr"), *FEW, timeout=10.0).raise_for_failures()
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_a_single_check_cannot_pass_because_nothing_was_tried() -> None:
 @pytest.mark.slow
 def test_a_failure_can_be_raised() -> None:
     """The report's error lists the failed checks with their reasons."""
-    report = tried(bad("bad_manners", "SaysOk"), "status_is_one_of_four")
+    report = tried(bad("bad_behaviour", "SaysOk"), "status_is_one_of_four")
     with pytest.raises(ExecutorSuiteError, match=r"status_is_one_of_four.*'failed'"):
         report.raise_for_failures()
 
@@ -151,7 +151,7 @@ def test_a_failure_can_be_raised() -> None:
     [
         ("bad_wire", "AnswersTwice", {"one_request_has_one_outcome", "nothing_is_answered_twice"}),
         ("bad_wire", "Greets", {"stdout_holds_only_outcomes", "all_of_stdout_is_outcomes"}),
-        ("bad_manners", "UnknownIsAnyError", {"unknown_handler_is_named_so"}),
+        ("bad_behaviour", "UnknownIsAnyError", {"unknown_handler_is_named_so"}),
     ],
 )
 def test_one_bug_does_not_drown_in_its_consequences(

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from tests.campaign.reporting import end_when_told, report
+from tests.campaign.report import end_when_told, report
 from tests.differential.engines import STORES, running
 from tests.differential.lives import OPERATIONS, live
 

@@ -16,7 +16,7 @@ from tests.differential.facts import ZONE, FactTwins
 from tests.differential.jobs import JobTwins
 from tests.differential.lives import live
 from tests.differential.twins import DifferedError
-from tests.servers.missing import MissingServerError, missing
+from tests.servers.skip_loudly import MissingServerError, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SHARE = 3_000

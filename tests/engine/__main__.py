@@ -17,9 +17,9 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from tests.campaign.reporting import end_when_told, report
+from tests.campaign.report import end_when_told, report
 from tests.engine.colours import Colour
-from tests.engine.ownership import live
+from tests.engine.ownership_model import live
 
 WHOLE = 10_000
 HANG = 120.0

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.engine.colours import Colour
-from tests.engine.ownership import SEAMS, live
+from tests.engine.ownership_model import SEAMS, live
 
 SEEDS = 150
 

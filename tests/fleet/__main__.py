@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.reporting import end_when_told, report
+from tests.campaign.report import end_when_told, report
 from tests.differential.engines import ServerEngine, running
 from tests.fleet.fact_outage import fact_outage
 from tests.fleet.job_outage import job_outage

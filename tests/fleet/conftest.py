@@ -9,7 +9,7 @@ import pytest
 
 from tests.differential.engines import ServerEngine, running
 from tests.fleet.fleet import Fleet
-from tests.servers.missing import MissingServerError, missing
+from tests.servers.skip_loudly import MissingServerError, missing
 
 MakeFleet = Callable[..., Fleet]
 

@@ -16,7 +16,7 @@ from ergon_framework.boundary.model import Delivery
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import OUTBOUND, Flaw
 from tests.boundary.node.processes import ADMIN, NodeProcess, running
-from tests.campaign.patience import pause
+from tests.campaign.outage_retry import pause
 from tests.differential.engines import ServerEngine
 from tests.differential.places import Place, open_facts
 from tests.fleet.fleet import LEAVING, wait_until

@@ -13,9 +13,9 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.ports.jobstore import Job, NewJob, Search
-from tests.campaign.books import Book
+from tests.campaign.event_file import Book
 from tests.differential.places import Place, open_jobs
-from tests.jobs import workplace
+from tests.jobs import real_worker
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parent.parent.parent
@@ -51,7 +51,7 @@ backoff = {{ base = 0.01, multiplier = 2.0, cap = 1.0, jitter = 0.1 }}
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
     """Wait for something that the fleet brings about."""
-    workplace.wait_until(condition, what, PATIENCE)
+    real_worker.wait_until(condition, what, PATIENCE)
 
 
 class Member:
@@ -121,7 +121,13 @@ class Fleet:
         self.book = Book(folder / "book")
         self.store = open_jobs(place)
         self.members: list[Member] = []
-        command = [sys.executable, "-S", "-E", str(PROGRAMS / "hands.py"), str(self.book.path)]
+        command = [
+            sys.executable,
+            "-S",
+            "-E",
+            str(PROGRAMS / "recording_executor.py"),
+            str(self.book.path),
+        ]
         words = {"url": json.dumps(place.url), "command": json.dumps(command), "pool": POOL}
         manner = "" if lease is None else HURRIED.format(lease=lease)
         text = SETTINGS.format(**words, manner=manner, more=more)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError
-from tests.campaign.patience import pause
+from tests.campaign.outage_retry import pause
 from tests.differential.engines import ServerEngine
 from tests.differential.places import open_jobs
 from tests.fleet.fleet import Fleet, completions, hold, note, wait_until

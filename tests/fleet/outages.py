@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from tests.campaign.patience import pause
+from tests.campaign.outage_retry import pause
 from tests.differential.engines import ServerEngine
 from tests.fleet.fleet import LEAVING
 

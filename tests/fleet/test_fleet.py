@@ -13,8 +13,8 @@ import pytest
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError
-from tests.campaign.patience import pause
-from tests.campaign.sampling import campaign
+from tests.campaign.outage_retry import pause
+from tests.campaign.parameter_sample import campaign
 from tests.differential.engines import ServerEngine
 from tests.fleet.conftest import MakeFleet
 from tests.fleet.fleet import (

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.boundary.node.processes import ADMIN
-from tests.campaign.sampling import campaign
+from tests.campaign.parameter_sample import campaign
 from tests.differential.engines import ServerEngine, running
 from tests.fleet.__main__ import faults
 from tests.fleet.fact_outage import MORE, fact_outage, link, sites
 from tests.fleet.fleet import LEASE, wait_until
 from tests.fleet.job_outage import BACKLOG, job_outage
 from tests.fleet.outages import FROZEN, STOPPED
-from tests.servers.missing import MissingServerError, missing
+from tests.servers.skip_loudly import MissingServerError, missing
 
 pytestmark = [
     pytest.mark.slow,

@@ -35,7 +35,7 @@ from ergon_framework.jobs.results import Ear, wait_for
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Bell, Search, Settlement, Topic
-from tests.jobs.client_hand import BROKEN, SETTINGS, Clock, Hand
+from tests.jobs.manual_worker import BROKEN, SETTINGS, Clock, Hand
 from tests.storage.conftest import until
 
 pytestmark = pytest.mark.req("JOBS:client")

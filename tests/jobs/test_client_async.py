@@ -27,7 +27,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.async_client import THREADS, AsyncJobClient, Watcher
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import NewJob, Search, Topic
-from tests.jobs.client_hand import BROKEN, SETTINGS, Hand
+from tests.jobs.manual_worker import BROKEN, SETTINGS, Hand
 
 pytestmark = pytest.mark.req("JOBS:client")
 LONG = 3600.0

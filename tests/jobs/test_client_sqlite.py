@@ -17,7 +17,7 @@ from ergon_framework.core.job import Succeeded
 from ergon_framework.errors import ConfigurationError, DuplicateJobError, ErgonError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.jobstore import Search, Topic
-from tests.jobs.client_hand import Hand
+from tests.jobs.manual_worker import Hand
 from tests.storage.conftest import until
 
 pytestmark = pytest.mark.req("JOBS:client")

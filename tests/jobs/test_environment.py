@@ -17,7 +17,7 @@ from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.providers.base import ProviderBase
-from tests.jobs.workplace import PROGRAMS, get, job, quick, unruly, worker
+from tests.jobs.real_worker import PROGRAMS, get, job, quick, unruly, worker
 
 WORKER = {
     "PATH": "/bin",

@@ -17,8 +17,8 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.storage.redis import client as link
 from tests.differential.engines import ServerEngine, running
-from tests.jobs.workplace import at_work, get, job, quick, wait_until, worker
-from tests.servers.missing import MissingServerError, missing
+from tests.jobs.real_worker import at_work, get, job, quick, wait_until, worker
+from tests.servers.skip_loudly import MissingServerError, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:fleet-outage")]
 

@@ -22,7 +22,7 @@ from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.jobstore import Hold, WorkerRecord
 from ergon_framework.testing.suites.drivers import HandClock
 from tests.executor.link import request
-from tests.jobs.workplace import (
+from tests.jobs.real_worker import (
     PATIENCE,
     at_work,
     get,

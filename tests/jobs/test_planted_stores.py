@@ -12,8 +12,8 @@ from ergon_framework.testing.suites.jobstore import (
     JobStoreSuiteError,
     exercise_job_store,
 )
-from tests.jobs import planted_store_moves as moves
 from tests.jobs import planted_store_rows as on_disk
+from tests.jobs import planted_store_transitions as moves
 from tests.jobs import planted_stores as planted
 
 PLANTED: list[tuple[type[planted.Honest], str]] = [

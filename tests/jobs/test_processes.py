@@ -19,8 +19,8 @@ from ergon_framework.ports.jobstore import FullJobStore, Schedule, Search, Settl
 from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, new
-from tests.jobs.programs.promising import ROUNDS
-from tests.jobs.workplace import PROGRAMS
+from tests.jobs.programs.store_user import ROUNDS
+from tests.jobs.real_worker import PROGRAMS
 
 pytestmark = [
     pytest.mark.slow,
@@ -73,7 +73,7 @@ def store(url: str) -> Iterator[FullJobStore]:
 def run(url: str, point: str, nth: int) -> dict[str, list[str]]:
     """Let a process work until it dies at that pass; what it said, by word."""
     done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, PROGRAMS / "promising.py", url, KEYS[url.partition(":")[0]]],
+        [sys.executable, PROGRAMS / "store_user.py", url, KEYS[url.partition(":")[0]]],
         env=os.environ | {"ERGON_FAILPOINTS": f"{point}=kill@{nth}"},
         capture_output=True,
         text=True,
@@ -139,7 +139,7 @@ def test_processes_never_get_the_same_job(url: str, store: FullJobStore) -> None
     store.set_queue("q1", max_active=9)
     crew = [
         subprocess.Popen(  # noqa: S603 - our own interpreter
-            [sys.executable, PROGRAMS / "claiming.py", url],
+            [sys.executable, PROGRAMS / "claim_loop.py", url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

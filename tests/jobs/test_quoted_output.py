@@ -16,7 +16,7 @@ from ergon_framework.cli.output import json_text
 from ergon_framework.core.text import indented, one_line, quoted_json, whole_record
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from tests.jobs.workplace import at_work, quick, wait_until, worker
+from tests.jobs.real_worker import at_work, quick, wait_until, worker
 
 FORGED = "2026-01-01 00:00:00 ERROR ergon: all is lost"
 

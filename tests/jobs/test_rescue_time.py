@@ -17,7 +17,7 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import WorkerRecord
-from tests.jobs.workplace import get, job, quick, worker
+from tests.jobs.real_worker import get, job, quick, worker
 
 pytestmark = pytest.mark.req("X13")
 

@@ -24,7 +24,7 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Hold, WorkerRecord
-from tests.jobs.workplace import get, job
+from tests.jobs.real_worker import get, job
 
 pytestmark = pytest.mark.req("X13", "SCALE:fleet-outage")
 

@@ -20,7 +20,7 @@ from ergon_framework.jobs.results import result_of
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job
-from tests.jobs.workplace import burst, get, job, quick, unruly
+from tests.jobs.real_worker import burst, get, job, quick, unruly
 
 APP = """
 import sys
@@ -147,7 +147,7 @@ def test_what_an_executor_sends_cannot_steer_a_terminal() -> None:
     """Nor forge a line, nor be longer than a history has room for."""
     from ergon_framework.jobs.claims import Judgement
     from ergon_framework.jobs.stores.memory import MemoryJobStore
-    from tests.jobs.client_hand import Hand
+    from tests.jobs.manual_worker import Hand
 
     store = MemoryJobStore()
     store.add([job("h", executor="")])

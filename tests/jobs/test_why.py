@@ -15,7 +15,7 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
-from tests.jobs.client_hand import BROKEN, Clock, Hand
+from tests.jobs.manual_worker import BROKEN, Clock, Hand
 
 pytestmark = pytest.mark.req("JOBS:operator")
 SETTINGS = JobsSettings(default_executor="python", max_attempts=2)

@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry import add_listener, remove_listener
-from tests.jobs.workplace import burst, get, job, unruly, worker
+from tests.jobs.real_worker import burst, get, job, unruly, worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:orchestrator")]
 

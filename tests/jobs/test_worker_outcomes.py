@@ -12,7 +12,7 @@ import pytest
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from tests.jobs.workplace import (
+from tests.jobs.real_worker import (
     at_work,
     burst,
     finish,

@@ -15,7 +15,7 @@ from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import Worker
-from tests.jobs.workplace import (
+from tests.jobs.real_worker import (
     PROGRAMS,
     at_work,
     burst,
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:orchestrator")]
 
 def batching(*arguments: str, **options: Any) -> ExecutorSettings:
     """An executor that wants its slots filled."""
-    command = (sys.executable, str(PROGRAMS / "batching.py"), *arguments)
+    command = (sys.executable, str(PROGRAMS / "batching_executor.py"), *arguments)
     values = {"pool_size": 1, "max_in_flight": 4, "kill_grace": 0.5}
     return ExecutorSettings(command=command, **{**values, **options})
 

@@ -10,7 +10,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Search, Settlement
-from tests.jobs.workplace import at_work, get, job, quick, wait_until, worker
+from tests.jobs.real_worker import at_work, get, job, quick, wait_until, worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:orchestrator")]
 

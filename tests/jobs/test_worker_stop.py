@@ -18,7 +18,7 @@ from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import Burst
 from ergon_framework.ports.jobstore import Job, Schedule, Search
-from tests.jobs.workplace import (
+from tests.jobs.real_worker import (
     PATIENCE,
     at_work,
     burst,

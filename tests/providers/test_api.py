@@ -28,7 +28,7 @@ from ergon_framework.providers.schemas import (
 )
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from tests.providers.asking import HERE, PATH, ask
+from tests.providers.asgi_client import HERE, PATH, ask
 from tests.providers.recorder_fakes import row
 
 pytestmark = pytest.mark.req("PROVIDERS:api")

@@ -15,7 +15,7 @@ from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import Batch, LaneKey
 from ergon_framework.providers.api import create_router
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from tests.providers.asking import PATH
+from tests.providers.asgi_client import PATH
 from tests.providers.recorder_fakes import row
 
 pytestmark = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.campaign.sampling import sampled
+from tests.campaign.parameter_sample import sampled
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "providers.py"
 CHEAP = ("success", "retries", "rejection", "threads", "memory")

@@ -29,7 +29,7 @@ from ergon_framework.providers.tasks import Carried, Gate, TaskEnd
 from ergon_framework.redaction import is_secret
 from ergon_framework.testing import VirtualClock
 from tests.local_users import NOBODY, acting_as, needs_root, shared_folder
-from tests.providers.task_hands import call, provider, runner
+from tests.providers.scripted_tasks import call, provider, runner
 
 pytestmark = [pytest.mark.req("PEF:A-16", "PEF:T-3"), pytest.mark.usefixtures("own_place", "clock")]
 

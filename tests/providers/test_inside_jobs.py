@@ -17,7 +17,7 @@ from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job, NewJob
-from tests.jobs.workplace import at_work, get, history, job, quick, wait_until, worker
+from tests.jobs.real_worker import at_work, get, history, job, quick, wait_until, worker
 
 pytestmark = pytest.mark.slow
 

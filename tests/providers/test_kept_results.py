@@ -17,7 +17,7 @@ from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.providers.tasks import TaskEnd, TaskEnding, TaskOptions
-from tests.providers.task_hands import call
+from tests.providers.scripted_tasks import call
 
 pytestmark = pytest.mark.req("PEF:T-3", "PEF:A-16")
 KEY: dict[str, Any] = {"idempotency_key": "k"}

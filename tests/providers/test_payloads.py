@@ -18,7 +18,7 @@ from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import PLAIN, acall, call
-from tests.providers.task_hands import call as task_call
+from tests.providers.scripted_tasks import call as task_call
 
 pytestmark = pytest.mark.req("PEF:B-4", "PEF:R-6")
 

@@ -29,7 +29,7 @@ from ergon_framework.providers.tasks import (
     TaskOptions,
 )
 from ergon_framework.testing import VirtualClock
-from tests.providers.task_hands import FlakyStore, call, provider, runner
+from tests.providers.scripted_tasks import FlakyStore, call, provider, runner
 
 pytestmark = [pytest.mark.req("PROVIDERS:celery"), pytest.mark.usefixtures("own_place", "clock")]
 

@@ -11,7 +11,7 @@ from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.tasks import TaskEnd
 from ergon_framework.testing import VirtualClock
-from tests.providers.task_hands import FlakyStore, call, runner
+from tests.providers.scripted_tasks import FlakyStore, call, runner
 from tests.providers.test_runner import again, letters
 
 pytestmark = [pytest.mark.req("PROVIDERS:celery"), pytest.mark.usefixtures("own_place", "clock")]

@@ -23,7 +23,7 @@ from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.providers.tasks import TaskEnd
-from tests.providers.task_hands import call, provider, runner
+from tests.providers.scripted_tasks import call, provider, runner
 
 pytestmark = pytest.mark.req("PROVIDERS:celery")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.missing import MissingServerError
 from tests.servers.server import Server, free_port, made, started
+from tests.servers.skip_loudly import MissingServerError
 
 _CONFIG = """
 listen: "127.0.0.1:{port}"

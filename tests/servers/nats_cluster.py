@@ -15,9 +15,9 @@ import pytest
 from ergon_framework.errors import ErgonError
 from ergon_framework.storage.nats import Line, address_of, client
 from ergon_framework.storage.nats.diagnostics import Account
-from tests.servers.missing import STARTUP, MissingServerError
 from tests.servers.nats import NatsServer
 from tests.servers.server import free_port, started
+from tests.servers.skip_loudly import STARTUP, MissingServerError
 
 _CLUSTER = """
 cluster {{ name: ergon, listen: "127.0.0.1:{port}", routes: [{routes}] }}

@@ -16,8 +16,8 @@ from benchmarks.server_programs import (
     server_folder,
     server_user,
 )
-from tests.servers.missing import MissingServerError
 from tests.servers.server import Server, started
+from tests.servers.skip_loudly import MissingServerError
 
 
 def name_of(url: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.server_programs import MissingProgramError, redis_program
-from tests.servers.missing import MissingServerError
 from tests.servers.server import Server, free_port, started
+from tests.servers.skip_loudly import MissingServerError
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 FORGETFUL = ("--appendonly", "no")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.missing import STARTUP, MissingServerError
 from tests.servers.server import Server, free_port, started
+from tests.servers.skip_loudly import STARTUP, MissingServerError
 
 KEYS = {"AWS_ACCESS_KEY_ID": "ergon", "AWS_SECRET_ACCESS_KEY": "ergon-secret"}
 REGION = "us-east-1"

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from tests.servers.missing import STARTUP, MissingServerError, missing
+from tests.servers.skip_loudly import STARTUP, MissingServerError, missing
 
 
 def free_port() -> int:

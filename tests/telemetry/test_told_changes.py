@@ -19,7 +19,7 @@ from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
 from ergon_framework.providers.recorder import Recorder
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.telemetry import add_listener, remove_listener
-from tests.jobs.client_hand import BROKEN, Clock, Hand
+from tests.jobs.manual_worker import BROKEN, Clock, Hand
 
 pytestmark = pytest.mark.req("ONE:notices")
 

@@ -17,7 +17,7 @@ from ergon_framework.providers.schemas import ProviderHealthError, ProviderHealt
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.web.application import create_app
 from ergon_framework.web.backends import JobSource
-from tests.providers.asking import ask
+from tests.providers.asgi_client import ask
 from tests.providers.recorder_fakes import row
 from tests.web.content import fill_jobs, fill_zone, settings_in
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.web.application import create_app
-from tests.cli.boundary_desk import running
+from tests.cli.boundary_node import running
 from tests.web.content import FREE, fill_zone, settings_in
 from tests.web.test_job_routes import get
 

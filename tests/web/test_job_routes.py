@@ -13,7 +13,7 @@ from ergon_framework.app.settings import load_settings
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import NewJob, Search
 from ergon_framework.web.application import create_app
-from tests.providers.asking import ask
+from tests.providers.asgi_client import ask
 from tests.web.content import fill_jobs, settings_in
 
 pytestmark = pytest.mark.req("ONE:serve")

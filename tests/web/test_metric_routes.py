@@ -24,7 +24,7 @@ from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.inspector import _ended, _reasons
 from ergon_framework.web.application import create_app
 from ergon_framework.web.metrics import LONGEST, MOST, Family, exposed
-from tests.providers.asking import ask
+from tests.providers.asgi_client import ask
 from tests.web.content import TENANT, fill_calls, fill_jobs, fill_zone, settings_in
 
 pytestmark = pytest.mark.req("ONE:serve")

@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from ergon_framework.app.settings import load_settings
 from ergon_framework.web.application import create_app
 from ergon_framework.web.backends import sources_of
-from tests.jobs.workplace import wait_until
-from tests.providers.asking import ask
+from tests.jobs.real_worker import wait_until
+from tests.providers.asgi_client import ask
 from tests.servers.postgres import PostgresServer
 from tests.web.content import fill_jobs
 

@@ -23,7 +23,7 @@ from ergon_framework.ports.moving import is_half_moved
 from ergon_framework.testing.suites.jobstore.records import fill
 from ergon_framework.testing.suites.jobstore.subject import Subject, new
 from tests.app.moving.stock import claim, copied, discarded, ergon, job_sums, moved, with_jobs
-from tests.campaign.sampling import sampled
+from tests.campaign.parameter_sample import sampled
 
 pytestmark = pytest.mark.req("SCALE:move")
 

@@ -24,7 +24,7 @@ from ergon_framework.testing.suites.jobstore import records as job_checks
 from ergon_framework.testing.suites.jobstore.subject import Subject as JobSubject
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 from tests.app.moving.stock import ZONE, ergon, fact_sums, job_sums, moved, with_facts, with_jobs
-from tests.campaign.sampling import campaign, sampled
+from tests.campaign.parameter_sample import campaign, sampled
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:move")]
 

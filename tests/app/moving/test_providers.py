@@ -28,7 +28,7 @@ from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, me
 from ergon_framework.providers.stores.registry import open_store as open_provider_store
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.app.moving.stock import copied, discarded, ergon, job_sums, moved, with_jobs
-from tests.campaign.sampling import campaign, sampled
+from tests.campaign.parameter_sample import campaign, sampled
 from tests.servers.postgres import name_of
 
 pytestmark = pytest.mark.req("SCALE:move")

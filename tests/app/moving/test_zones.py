@@ -29,7 +29,7 @@ from tests.app.moving.stock import (
     with_facts,
     with_jobs,
 )
-from tests.campaign.sampling import sampled
+from tests.campaign.parameter_sample import sampled
 
 pytestmark = pytest.mark.req("SCALE:move")
 

@@ -19,7 +19,7 @@ from tests.boundary.nats import crash_child
 from tests.boundary.nats.crash_child import ROUNDS
 from tests.boundary.sqlite.crash_child import INBOX, PEER
 from tests.boundary.sqlite.test_crash import check_log, check_reading, said
-from tests.campaign.sampling import sampled
+from tests.campaign.parameter_sample import sampled
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:boundary-nats")]
 CALLS = ("append", "receive", "confirm", "truncate", "bind", "quarantine")

@@ -15,7 +15,7 @@ from ergon_framework.boundary.node import node as node_module
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.storage.failpoints import NAMES
 from tests.boundary.node.processes import ADMIN, CORE, Answer, NodeProcess
-from tests.campaign.sampling import sampled
+from tests.campaign.parameter_sample import sampled
 
 assert node_module.run_node is not None  # importing it declares every failpoint of a node
 

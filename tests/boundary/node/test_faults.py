@@ -19,7 +19,7 @@ import pytest
 
 from ergon_framework.cli import invoke
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, Answer, NodeProcess, running
-from tests.campaign.sampling import sampled
+from tests.campaign.parameter_sample import sampled
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:badinput")]
 

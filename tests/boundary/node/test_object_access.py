@@ -13,7 +13,7 @@ from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.errors import BoundaryNotFoundError, NotPermittedError
 from ergon_framework.testing import VirtualClock
-from tests.boundary.node.test_reviewed_calls import Site
+from tests.boundary.node.test_call_permissions import Site
 
 ZONES = ("plant-b", "plant-c")
 

@@ -17,7 +17,7 @@ from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.sqlite.test_crash import CALLS, killed
-from tests.campaign.sampling import sampled
+from tests.campaign.parameter_sample import sampled
 from tests.servers.postgres import PostgresServer
 
 WAIT = 60.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.boundary.node.processes import ADMIN, CORE, Answer, NodeProcess, fact, running
-from tests.boundary.powercut.recording import ZONE, Recording, compiled, read, watched
+from tests.boundary.powercut.recorder import ZONE, Recording, compiled, read, watched
 from tests.storage.conftest import until
 
 ARTIFACTS = 5

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
-from tests.boundary.powercut.recording import Event, Kind
+from tests.boundary.powercut.recorder import Event, Kind
 
 SECTOR = 512
 """Bytes that a disk writes as a whole."""

@@ -15,7 +15,7 @@ from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.factstore import OUTBOUND, Flaw
-from tests.boundary.powercut.recording import Exchange
+from tests.boundary.powercut.recorder import Exchange
 
 
 @dataclass(slots=True)

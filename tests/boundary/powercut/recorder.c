@@ -1,5 +1,5 @@
 /* Writes down, in order, what one process asks of the disk below one folder, and what it says and
- * hears on its sockets. Loaded with LD_PRELOAD; recording.py starts it and reads what it wrote.
+ * hears on its sockets. Loaded with LD_PRELOAD; recorder.py starts it and reads what it wrote.
  *
  * POWERCUT_FOLDER  only files and folders below it are recorded
  * POWERCUT_RECORD  the file the events are appended to

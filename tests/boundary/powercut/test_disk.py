@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.boundary.powercut.disk import Disk, Fate, Luck, everything, nothing
-from tests.boundary.powercut.recording import Event, Kind
+from tests.boundary.powercut.recorder import Event, Kind
 
 pytestmark = pytest.mark.req("P11")
 

@@ -15,7 +15,7 @@ import pytest
 from tests.boundary.node.processes import running
 from tests.boundary.powercut.disk import Disk, Luck, nothing
 from tests.boundary.powercut.promises import Promises, broken, promised
-from tests.boundary.powercut.recording import ZONE, Kind, Recording, read, watched
+from tests.boundary.powercut.recorder import ZONE, Kind, Recording, read, watched
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.boundary.powercut.disk import Disk, everything
-from tests.boundary.powercut.recording import ZONE, Event, Exchange, Kind, Recording, compiled
+from tests.boundary.powercut.recorder import ZONE, Event, Exchange, Kind, Recording, compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("P11", "BOUNDARY:store")]
 

@@ -17,7 +17,7 @@ from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.storage.failpoints import NAMES
 from tests.boundary.sqlite import crash_child
 from tests.boundary.sqlite.crash_child import INBOX, PEER, ROUNDS
-from tests.campaign.sampling import sampled
+from tests.campaign.parameter_sample import sampled
 
 pytestmark = [
     pytest.mark.slow,

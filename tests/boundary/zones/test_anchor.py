@@ -23,7 +23,7 @@ from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
 from tests.boundary.node.processes import ADMIN, NodeProcess
-from tests.cli.boundary_desk import message
+from tests.cli.boundary_node import message
 from tests.local_users import GROUP, WEB, WORKER, acting_as, mode_of, needs_root, shared_folder
 
 pytestmark = pytest.mark.req("BOUNDARY:node", "BOUNDARY:zones")

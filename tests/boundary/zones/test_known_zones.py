@@ -11,7 +11,7 @@ from ergon_framework.boundary.node import certificates_of
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, FactInvalidError
-from tests.cli.boundary_desk import message
+from tests.cli.boundary_node import message
 
 pytestmark = pytest.mark.req("BOUNDARY:badinput")
 

@@ -24,8 +24,7 @@ from ergon_framework.testing import VirtualClock
 from tests.boundary.client.scripted import Colour, MemoryNode, envelope, fact
 from tests.boundary.client.test_consumer import BOTH, Handler, confirms, read_all
 from tests.boundary.suite.stores import damage_memory
-from tests.boundary.zones.test_puller import Bench, on_bench
-from tests.boundary.zones.test_reviewed_links import (
+from tests.boundary.zones.test_link_edge_cases import (
     Speaker,
     delivered,
     in_memory,
@@ -33,6 +32,7 @@ from tests.boundary.zones.test_reviewed_links import (
     message,
     page,
 )
+from tests.boundary.zones.test_puller import Bench, on_bench
 
 pytestmark = pytest.mark.req("BOUNDARY:zones", "BOUNDARY:consumer")
 LIMITS = LimitSettings()

@@ -16,7 +16,7 @@ from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, StoreFullError
 from ergon_framework.ports.factstore import NewFact, Outcome
-from tests.cli.boundary_desk import message
+from tests.cli.boundary_node import message
 
 pytestmark = pytest.mark.req("BOUNDARY:node", "BOUNDARY:operator")
 

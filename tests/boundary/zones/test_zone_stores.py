@@ -27,7 +27,7 @@ from ergon_framework.boundary.store_urls import (
 from ergon_framework.boundary.verification import Finding, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, MissingExtraError
-from tests.cli.boundary_desk import message
+from tests.cli.boundary_node import message
 
 STORES = ["sqlite", "postgresql", "nats"]
 

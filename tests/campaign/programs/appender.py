@@ -11,8 +11,8 @@ import sys
 from contextlib import closing
 
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
-from tests.campaign.books import Book, at_work
-from tests.campaign.patience import patiently
+from tests.campaign.event_file import Book, at_work
+from tests.campaign.outage_retry import patiently
 from tests.campaign.programs.facts import BATCH, artifact, fact, opened, places
 
 

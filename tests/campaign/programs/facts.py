@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from ergon_framework.ports.factstore import Appended, FactStore, NewFact, Outcome, Reference
-from tests.campaign.patience import patiently
+from tests.campaign.outage_retry import patiently
 from tests.differential.places import Place, open_facts
 
 BATCH = 5

@@ -13,8 +13,8 @@ from contextlib import closing
 
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.ports.jobstore import FullJobStore, NewJob
-from tests.campaign.books import Book, at_work
-from tests.campaign.patience import patiently
+from tests.campaign.event_file import Book, at_work
+from tests.campaign.outage_retry import patiently
 from tests.differential.places import Place, open_jobs
 
 BATCH = 10

@@ -13,8 +13,8 @@ import sys
 from ergon_framework.boundary.client.producer import Producer
 from ergon_framework.boundary.model import Envelope, Fact, Receipt
 from ergon_framework.errors import NodeUnavailableError
-from tests.campaign.books import Book, at_work
-from tests.campaign.patience import pause
+from tests.campaign.event_file import Book, at_work
+from tests.campaign.outage_retry import pause
 from tests.campaign.programs.facts import BATCH, WEB, ZONES, name
 
 

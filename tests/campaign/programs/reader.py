@@ -16,8 +16,8 @@ from itertools import cycle
 
 from ergon_framework.errors import ConsumerHeldError, StoreError
 from ergon_framework.ports.factstore import FactStore
-from tests.campaign.books import Book, at_work
-from tests.campaign.patience import pause
+from tests.campaign.event_file import Book, at_work
+from tests.campaign.outage_retry import pause
 from tests.campaign.programs.facts import CONSUMERS, opened
 
 LEASE = 1.0

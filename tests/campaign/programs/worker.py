@@ -18,8 +18,8 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.settings import BackoffSettings, ExecutorSettings, JobsSettings
 from ergon_framework.jobs.worker import Worker
 from ergon_framework.ports.jobstore import Claimed, Settlement
-from tests.campaign.books import Book, at_work
-from tests.campaign.patience import TURNED_AWAY, patiently
+from tests.campaign.event_file import Book, at_work
+from tests.campaign.outage_retry import TURNED_AWAY, patiently
 from tests.differential.places import Place, open_jobs
 
 LEASE = 1.0

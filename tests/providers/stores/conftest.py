@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.stores import open_store
-from tests.providers.stores.workshop import HandClock
+from tests.providers.stores.store_factory import HandClock
 from tests.servers.postgres import PostgresServer, name_of
 
 POSTGRES = pytest.param("postgresql", marks=pytest.mark.slow)

@@ -28,7 +28,7 @@ from ergon_framework.providers.stores.sqlite import SqliteGround
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.server import ServerClock
 from tests.providers.stores.conftest import Opener
-from tests.providers.stores.workshop import LANE, START, HandClock, attempt
+from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 from tests.servers.postgres import PostgresServer, name_of
 
 pytestmark = pytest.mark.req("PROVIDERS:storage", "PROVIDERS:badinput")

@@ -11,7 +11,7 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
 )
 from tests.providers.stores.conftest import Opener
-from tests.providers.stores.workshop import START, HandClock, letter, race
+from tests.providers.stores.store_factory import START, HandClock, letter, race
 
 NAME = ("tenant", "key")
 

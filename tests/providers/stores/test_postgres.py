@@ -18,7 +18,7 @@ from ergon_framework.ports.providerstore import Batch, ClaimState
 from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
-from tests.providers.stores.workshop import LANE, START, HandClock, attempt
+from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 from tests.servers.postgres import PostgresServer
 
 PATIENCE = 20.0

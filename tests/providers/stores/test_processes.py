@@ -22,8 +22,8 @@ from ergon_framework.ports.providerstore import (
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.database import AFTER, BEFORE
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
-from tests.campaign.sampling import campaign, sampled
-from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
+from tests.campaign.parameter_sample import campaign, sampled
+from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
 pytestmark = pytest.mark.slow
 WAIT = 50
@@ -70,7 +70,7 @@ from ergon_framework.core.circuit_breaker import Breaker, State
 from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import Batch, LetterStatus
 from ergon_framework.providers.stores import open_store
-from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
+from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
 store = open_store(sys.argv[1], clock=HandClock())
 window = Window(START, START + 3600)
@@ -106,7 +106,7 @@ import os, sys
 from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import Batch, LaneKey
 from ergon_framework.providers.stores import open_store
-from tests.providers.stores.workshop import LANE, START, attempt
+from tests.providers.stores.store_factory import LANE, START, attempt
 
 store = open_store(sys.argv[1])
 window = Window(START, START + 3600)

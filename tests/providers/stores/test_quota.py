@@ -10,7 +10,7 @@ from ergon_framework.core.limits import Account, Window
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.stores import open_store
 from tests.providers.stores.conftest import Opener
-from tests.providers.stores.workshop import LANE, START, HandClock, race
+from tests.providers.stores.store_factory import LANE, START, HandClock, race
 
 HOUR = Window(START, START + 3600)
 NEXT = Window(HOUR.end, HOUR.end + 3600)

@@ -16,7 +16,7 @@ from ergon_framework.providers.stores.database import PACKAGE
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.storage.sql_files import load
 from tests.providers.stores.conftest import Opener
-from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
+from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
 HOUR = Window(START, START + 3600)
 

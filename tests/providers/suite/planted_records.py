@@ -17,7 +17,7 @@ from ergon_framework.ports.providerstore import (
 )
 from ergon_framework.providers.stores.planning import fold
 from ergon_framework.testing.suites.providerstore.subject import Clock
-from tests.providers.suite.planted_gates import Honest
+from tests.providers.suite.planted_circuits import Honest
 
 
 def lane_of(row: AttemptRow) -> LaneKey:

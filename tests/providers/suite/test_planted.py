@@ -9,8 +9,8 @@ from ergon_framework.testing import (
     ProviderStoreSuiteError,
     exercise_provider_store,
 )
-from tests.providers.suite import planted_desk as desk
-from tests.providers.suite import planted_gates as gates
+from tests.providers.suite import planted_circuits as gates
+from tests.providers.suite import planted_dead_letters as desk
 from tests.providers.suite import planted_records as records
 
 PLANTED: list[tuple[type[gates.Honest], str]] = [

@@ -10,7 +10,7 @@ import pytest
 from ergon_framework.boundary.factstore import group_commit as module
 from ergon_framework.boundary.factstore.group_commit import IN_VAIN, GroupCommit, Waiter
 from ergon_framework.errors import StoreUnavailableError
-from tests.boundary.test_grouping import WAIT, Caller
+from tests.boundary.test_group_commit import WAIT, Caller
 
 pytestmark = pytest.mark.req("BOUNDARY:store", "SCALE:boundary-postgres")
 

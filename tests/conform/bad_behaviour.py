@@ -1,6 +1,6 @@
 """Executors that run, refuse, remember or end wrongly, each in one way.
 
-Started as ``python -m tests.conform.bad_manners NameOfTheClass``.
+Started as ``python -m tests.conform.bad_behaviour NameOfTheClass``.
 """
 
 from __future__ import annotations

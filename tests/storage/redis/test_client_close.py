@@ -14,7 +14,7 @@ import redis
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.redis.address import address_of
 from ergon_framework.storage.redis.client import RedisLink
-from tests.jobs.workplace import wait_until
+from tests.jobs.real_worker import wait_until
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:url-errors")
 WAIT = 30.0

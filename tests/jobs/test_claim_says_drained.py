@@ -13,7 +13,7 @@ from ergon_framework.core.claim import Ask
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.sqlite.store import SqliteJobStore
-from tests.jobs.workplace import job
+from tests.jobs.real_worker import job
 
 pytestmark = pytest.mark.req("X13")
 

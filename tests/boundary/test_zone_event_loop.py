@@ -21,7 +21,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.factstore import Meanwhile, NewFact, Outcome
-from tests.boundary.test_zone_crowd import WAIT, message
+from tests.boundary.test_zone_concurrent_producers import WAIT, message
 
 pytestmark = pytest.mark.req("P1", "P7", "BOUNDARY:store")
 

@@ -14,7 +14,7 @@ from ergon_framework.ports.providerstore import Batch, ProviderStore
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.registry import check_url
-from tests.providers.stores.workshop import LANE, HandClock, attempt
+from tests.providers.stores.store_factory import LANE, HandClock, attempt
 
 pytestmark = pytest.mark.req("PROVIDERS:storage")
 

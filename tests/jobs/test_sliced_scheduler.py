@@ -23,7 +23,7 @@ from ergon_framework.jobs.store_thread import Keeper
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import Burst
 from ergon_framework.ports.jobstore import Queue, Schedule, Search, WorkerRecord
-from tests.jobs.workplace import get, job, wait_until, worker
+from tests.jobs.real_worker import get, job, wait_until, worker
 
 pytestmark = pytest.mark.req("X13", "JOBS:cron")
 

@@ -10,7 +10,7 @@ from ergon_framework.ports.providerstore import Batch, Counted, Ended, LaneKey, 
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores.inspector import SqlProviderLooking
 from tests.providers.stores.conftest import Opener
-from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
+from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
 pytestmark = pytest.mark.req("PROVIDERS:storage")
 WAITING = (LetterStatus.PENDING, LetterStatus.REDRIVE)

@@ -1,6 +1,6 @@
 """An executor on the standard library that writes down when each job begins and ends.
 
-    python hands.py BOOK
+    python recording_executor.py BOOK
 
 ``note`` takes as long as its argument says, ``hold`` until the file it names is there.
 """

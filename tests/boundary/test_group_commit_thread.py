@@ -13,7 +13,7 @@ import pytest
 from ergon_framework.boundary.factstore import group_commit as module
 from ergon_framework.boundary.factstore.group_commit import GroupCommit, Waiter
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from tests.boundary.test_grouping import WAIT, Caller, Kitchen, crowd, in_line
+from tests.boundary.test_group_commit import WAIT, Caller, Kitchen, crowd, in_line
 
 pytestmark = pytest.mark.req("BOUNDARY:store")
 

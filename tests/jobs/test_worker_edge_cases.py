@@ -15,7 +15,7 @@ from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.worker import WorkerReport
 from ergon_framework.ports.jobstore import WorkerRecord
-from tests.jobs.workplace import (
+from tests.jobs.real_worker import (
     PROGRAMS,
     at_work,
     burst,
@@ -213,7 +213,7 @@ def test_a_burst_does_not_wait_for_the_executor_of_a_dead_worker() -> None:
 def test_a_job_that_came_while_its_executor_started_is_claimed_at_once() -> None:
     """The first slot of a slow executor is news, whatever the others found."""
     store = MemoryJobStore()
-    executors = {"fast": unruly(), "slow": program("batching")}
+    executors = {"fast": unruly(), "slow": program("batching_executor")}
     settings = quick(default_executor="fast", poll=3600.0)
     store.add([job("slow#alone")])
     with at_work(worker(store, executors=executors, settings=settings)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.campaign.reporting import report
+from tests.campaign.report import report
 
 
 def told(store: str) -> dict[str, Any]:

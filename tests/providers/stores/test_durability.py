@@ -12,7 +12,7 @@ from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import Batch
 from ergon_framework.providers.stores.registry import open_store
 from ergon_framework.storage.sqlite.database import Database
-from tests.providers.stores.workshop import LANE, START, attempt, letter
+from tests.providers.stores.store_factory import LANE, START, attempt, letter
 
 
 def test_keys_and_letters_wait_for_the_disk(

@@ -10,7 +10,7 @@ from ergon_framework.boundary.facts.admission import Admission
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.zone import Zone
-from tests.boundary.test_zone_crowd import EACH, PRODUCERS, produce_in_a_crowd
+from tests.boundary.test_zone_concurrent_producers import EACH, PRODUCERS, produce_in_a_crowd
 
 pytestmark = pytest.mark.req("P1", "P7", "SCALE:boundary-postgres")
 

@@ -17,7 +17,7 @@ from ergon_framework.providers.models import ProviderHealthState
 from ergon_framework.providers.recorder import Recorder
 from ergon_framework.providers.stores import open_store, sql_attempts
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
-from tests.providers.stores.workshop import LANE, START, HandClock, attempt
+from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 
 pytestmark = pytest.mark.req("PEF:H-4", "PEF:A-22", "PROVIDERS:storage")
 

@@ -18,7 +18,7 @@ from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.telemetry.journal import VARIABLE
 from ergon_framework.telemetry.tracing import SpanKind, edge
 from tests.executor.link import PATIENCE, Child, request, runtime_command
-from tests.jobs.workplace import at_work, get, wait_until, worker
+from tests.jobs.real_worker import at_work, get, wait_until, worker
 
 pytestmark = pytest.mark.req("ONE:trace")
 

@@ -20,7 +20,7 @@ from ergon_framework.providers.stores.sql_attempts import _add_minutes
 from ergon_framework.providers.stores.sql_lanes import breaker_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.providers.stores.conftest import Opener
-from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
+from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
 pytestmark = pytest.mark.req("PROVIDERS:storage")
 HOUR = Window(START, START + 3600.0)

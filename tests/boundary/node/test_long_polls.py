@@ -18,7 +18,7 @@ from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.ports.factstore import OUTBOUND, Serving
-from tests.cli.boundary_desk import message
+from tests.cli.boundary_node import message
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:consumer")
 ROUNDS, PAUSE = 600, 0.05

@@ -24,7 +24,7 @@ from ergon_framework.boundary.verification import Finding, Progress, size_of, ve
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.moving import Archive, Mark
-from tests.cli.boundary_desk import Desk, message, running
+from tests.cli.boundary_node import Desk, message, running
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")
 

@@ -5,7 +5,7 @@ import pytest
 from ergon_framework.core.circuit_breaker import Breaker, Probe, State
 from ergon_framework.ports.providerstore import Batch, LaneKey, ProviderStore, Standing
 from tests.providers.stores.conftest import Opener
-from tests.providers.stores.workshop import LANE, START, HandClock, attempt, race
+from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, race
 
 OPEN = Breaker(State.OPEN, 5, START + 30.123456789, generation=3)
 HELD = Breaker(State.OPEN, 0, START + 3600.1, generation=5, held_for=3600.1)
