@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from ergon_framework.testing.suites.executor import EXECUTOR_CHECKS
-from ergon_framework.testing.suites.framework import Outcome, SuiteReport
+from ergon_framework.testing.suites.framework import CheckOutcome, SuiteReport
 from tests.conform.bad_tables import CHANGES, DIES, REFUSES
 from tests.conform.executors import bad, tried
 
@@ -157,7 +157,7 @@ def test_a_bad_executor_is_rejected(
     """The required check that is about its bug fails, and the reason names the bug."""
     results = reports[module, name, check].result().results
     (found,) = (one for one in results if one.name == check)
-    assert (found.outcome, found.required) == (Outcome.FAILED, True), found.reason
+    assert (found.outcome, found.required) == (CheckOutcome.FAILED, True), found.reason
     assert re.search(words, found.reason, re.DOTALL), found.reason
 
 
@@ -170,7 +170,7 @@ def test_an_impolite_executor_is_told_so(
     """The recommended check that is about its manners fails, and the report as a whole does not."""
     report = reports[module, name, check].result()
     (found,) = report.results
-    assert (found.outcome, found.required) == (Outcome.FAILED, False), found.reason
+    assert (found.outcome, found.required) == (CheckOutcome.FAILED, False), found.reason
     assert report.ok
     assert re.search(words, found.reason, re.DOTALL), found.reason
 

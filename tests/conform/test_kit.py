@@ -31,8 +31,8 @@ from ergon_framework.testing.suites.executor.harness import (
     same,
     shown,
 )
-from ergon_framework.testing.suites.executor.subject import Call
-from ergon_framework.testing.suites.framework import CheckResult, Outcome
+from ergon_framework.testing.suites.executor.subject import HandlerCall
+from ergon_framework.testing.suites.framework import CheckOutcome, CheckResult
 from tests.conform.executors import GOOD, bad, python, tried
 
 FEW = ("job_id_is_echoed", "success_is_a_success", "end_of_input_ends_it")
@@ -79,7 +79,7 @@ def test_an_executor_without_sample_handlers_is_not_blamed_for_that() -> None:
     report = tried(bad("bad_behaviour", "HasNoHandlers"), timeout=10.0)
     report.raise_for_failures(recommended=True)
     assert len(report.passed) > 60
-    reasons = {one.reason for one in report.results if one.outcome is Outcome.SKIPPED}
+    reasons = {one.reason for one in report.results if one.outcome is CheckOutcome.SKIPPED}
     assert "needs a handler 'echo': the executor has none" in reasons
     assert all(reason.startswith("needs a handler") for reason in reasons)
 
@@ -90,7 +90,7 @@ def test_a_handler_of_the_users_stands_in_for_echo() -> None:
     command = bad("bad_behaviour", "HasOneHandler")
     assert tried(command, "success_is_a_success").skipped == ("success_is_a_success",)
     for args, passes in (([2, 3], True), (["a", "b"], False)):
-        report = tried(command, "success_is_a_success", call=Call("multiply", args))
+        report = tried(command, "success_is_a_success", call=HandlerCall("multiply", args))
         assert report.ok is passes
 
 
@@ -104,7 +104,7 @@ def test_a_handler_of_the_same_name_that_does_something_else_is_not_used(
 ) -> None:
     """It is skipped with the reason, not failed."""
     (result,) = tried(bad("bad_behaviour", name), "keeps_unicode").results
-    assert result.outcome is Outcome.SKIPPED
+    assert result.outcome is CheckOutcome.SKIPPED
     assert reason in result.reason
 
 

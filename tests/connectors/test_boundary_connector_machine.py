@@ -13,7 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ergon_framework.boundary.client.flow import SCHEDULE
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.connector.boundary import BoundaryConnector, BoundaryConnectorError
-from ergon_framework.connector.boundary.window import Confirm, Entry, SetAside, State, Window
+from ergon_framework.connector.boundary.window import (
+    Confirm,
+    EntryState,
+    SetAside,
+    Window,
+    WindowEntry,
+)
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.clock import VirtualClock
@@ -187,14 +193,14 @@ def test_the_longest_prefix_is_confirmed(outcomes: list[str], order: Any) -> Non
     """Whatever the order of the outcomes, the cursor stands before the first fact without one."""
     window = Window()
     entries = [
-        Entry(n, Delivery(offset=n, envelope=envelope(n), fact=fact(n)))
+        WindowEntry(n, Delivery(offset=n, envelope=envelope(n), fact=fact(n)))
         for n in range(1, len(outcomes) + 1)
     ]
     window.extend(entries, 0)
     assert window.take(100, 0.0) == entries
     told: list[tuple[str, int]] = []
     for place in order.sample(range(len(outcomes)), len(outcomes)):
-        states = {"ack": State.DONE, "nack": State.FAILED, "none": State.IN_HAND}
+        states = {"ack": EntryState.DONE, "nack": EntryState.FAILED, "none": EntryState.IN_HAND}
         entries[place].state = states[outcomes[place]]
         while (step := window.next_step()) is not None:
             match step:

@@ -18,7 +18,7 @@ from ergon_framework.connector.jobs import (
     LeaseLostError,
     claims,
 )
-from ergon_framework.connector.jobs.codec import Delivery
+from ergon_framework.connector.jobs.codec import JobDelivery
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
@@ -421,7 +421,7 @@ def test_leases_are_renewed_while_a_job_is_in_hand(store: FullJobStore, clock: C
         holding.renew()
         clock.at += 7
         assert store.overdue(9) == []
-        assert isinstance(lost, Delivery)
+        assert isinstance(lost, JobDelivery)
         clock.at += 9
         with JobsConnector(store) as other:
             assert len(other.fetch_transactions(2)) == 2

@@ -40,7 +40,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,
     Clock,
-    Subject,
+    JobStoreSubject,
     ask,
     hold,
     new,
@@ -95,7 +95,7 @@ class JobTwins(Twins):
         self._forgets_keys = forgets_keys
         self._wakes_at_once = True
         stores = (MemoryJobStore(self.clock), store(self.clock))
-        self.subjects = [Subject(each, self.clock, None, PATIENCE) for each in stores]
+        self.subjects = [JobStoreSubject(each, self.clock, None, PATIENCE) for each in stores]
         self.held: list[tuple[Leased, ...]] = []
         self.made = 0
 
@@ -118,7 +118,7 @@ class JobTwins(Twins):
         for subject in self.subjects:
             subject.store.close()
 
-    def both(self, call: Callable[[Subject], Any]) -> Any:
+    def both(self, call: Callable[[JobStoreSubject], Any]) -> Any:
         """What both answered, which must be the same."""
         return same(*(_answer(call, subject) for subject in self.subjects))
 
@@ -178,7 +178,7 @@ class JobTwins(Twins):
         return found is not None and found.limit_key is not None
 
     def _settle_all(self, told: Sequence[Told]) -> None:
-        def call(s: Subject) -> list[bool]:
+        def call(s: JobStoreSubject) -> list[bool]:
             which = self.subjects.index(s)
             settlements = [s.told(pair[which], seen, **more) for pair, seen, more in told]
             return s.store.exchange(settlements, None)[0]
@@ -222,7 +222,7 @@ class JobTwins(Twins):
             pairs = self.dice.sample(self.held, min(len(self.held), 2))
             is_charged = self.dice.random() < 0.5
 
-            def call(s: Subject) -> list[bool]:
+            def call(s: JobStoreSubject) -> list[bool]:
                 which = self.subjects.index(s)
                 holds = [hold(pair[which], is_charged=is_charged) for pair in pairs]
                 return s.store.renew(holds, LEASE)
@@ -232,7 +232,7 @@ class JobTwins(Twins):
     def rescue(self) -> None:
         """Somebody looks for workers that died."""
 
-        def call(s: Subject) -> list[tuple[str, bool]]:
+        def call(s: JobStoreSubject) -> list[tuple[str, bool]]:
             found = s.store.overdue(1000)
             jobs = sorted(found, key=lambda job: (job.lease_expires_at, job.id))
             same([job.lease_expires_at for job in jobs], [job.lease_expires_at for job in found])
@@ -311,7 +311,7 @@ class JobTwins(Twins):
         return f"j{self.dice.randint(0, self.made)}"
 
 
-def _answer(call: Callable[[Subject], Any], subject: Subject) -> Any:
+def _answer(call: Callable[[JobStoreSubject], Any], subject: JobStoreSubject) -> Any:
     try:
         return call(subject)
     except (DuplicateJobError, Refused) as error:

@@ -26,7 +26,12 @@ from ergon_framework.testing.suites.jobstore import (
     JobStoreSuiteError,
     exercise_job_store,
 )
-from ergon_framework.testing.suites.jobstore.subject import RELEASED, SUCCEEDED, Subject, new
+from ergon_framework.testing.suites.jobstore.subject import (
+    RELEASED,
+    SUCCEEDED,
+    JobStoreSubject,
+    new,
+)
 
 
 @pytest.mark.req("JOBS:store")
@@ -129,10 +134,10 @@ def test_the_suite_needs_no_test_framework() -> None:
 # ---- what only the memory store promises --------------------------------------------------------
 
 
-def subject() -> Subject:
+def subject() -> JobStoreSubject:
     """A memory store with a clock set by hand."""
     clock = HandClock()
-    return Subject(MemoryJobStore(clock), clock, None, 10.0)
+    return JobStoreSubject(MemoryJobStore(clock), clock, None, 10.0)
 
 
 def test_a_closed_store_says_so() -> None:

@@ -18,7 +18,7 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import FullJobStore, Schedule, Search, Settlement, Topic
 from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, new
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
 from tests.jobs.programs.store_user import ROUNDS
 from tests.jobs.real_worker import PROGRAMS
 
@@ -90,7 +90,7 @@ def run(url: str, point: str, nth: int) -> dict[str, list[str]]:
 
 def drained(store: FullJobStore) -> Counter[str]:
     """Do all that can be done; how often each job came."""
-    subject = Subject(store, HandClock(), None, 15.0)
+    subject = JobStoreSubject(store, HandClock(), None, 15.0)
     came: Counter[str] = Counter()
     told: list[Settlement] = []
     while True:

@@ -20,13 +20,13 @@ from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     ask,
     hold,
     new,
 )
 
-Mine = Subject
+Mine = JobStoreSubject
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def s(tmp_path: Path) -> Iterator[Mine]:
     """A fresh store with a clock set by hand."""
     clock = HandClock()
     store = SqliteJobStore(tmp_path / "jobs.db", clock=clock)
-    yield Subject(store, clock, None, 15.0)
+    yield JobStoreSubject(store, clock, None, 15.0)
     store.close()
 
 

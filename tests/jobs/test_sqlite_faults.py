@@ -26,7 +26,7 @@ from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     ask,
     hold,
     new,
@@ -113,13 +113,13 @@ def test_a_file_that_cannot_be_written_any_more(
     ids=["add", "settle"],
 )
 def test_a_file_that_was_removed(
-    open_store: Open, path: Path, call: Callable[[Subject, Leased], object]
+    open_store: Open, path: Path, call: Callable[[JobStoreSubject, Leased], object]
 ) -> None:
     """Neither a new job nor an outcome is acknowledged that would be in no file."""
     store = open_store()
     store.add([new("a")])
     [job] = store.exchange([], ask(1))[1].jobs
-    subject = Subject(store, HandClock(), None, 15.0)
+    subject = JobStoreSubject(store, HandClock(), None, 15.0)
     for leftover in path.parent.glob("jobs.db*"):
         leftover.unlink()
     with pytest.raises(StoreUnavailableError, match="removed or replaced"):
@@ -156,7 +156,7 @@ def test_a_full_disk(open_store: Open) -> None:
 def test_a_settlement_on_a_full_disk_can_be_repeated(open_store: Open) -> None:
     """A result that did not fit is not lost: nothing of the settlement was applied."""
     store = open_store()
-    s = Subject(store, HandClock(), None, 15.0)
+    s = JobStoreSubject(store, HandClock(), None, 15.0)
     store.add([new("a")])
     [job] = store.exchange([], ask(1))[1].jobs
     told = s.told(job, SUCCEEDED, result=b'"%s"' % (b"x" * 200_000), keep=60.0)
@@ -255,7 +255,7 @@ def test_a_duplicate_in_the_middle_of_a_batch(open_store: Open) -> None:
 def test_a_requeue_whose_key_is_taken(open_store: Open) -> None:
     """A dead letter does not come back while another job holds its unique key."""
     store = open_store()
-    s = Subject(store, HandClock(), None, 15.0)
+    s = JobStoreSubject(store, HandClock(), None, 15.0)
     s.put("old", unique_key="k")
     dead = s.ended("old", FAILS_FOR_GOOD)
     s.put("new", unique_key="k")

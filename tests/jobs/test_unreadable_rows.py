@@ -14,7 +14,7 @@ from ergon_framework.errors import UnreadableJobError
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import LEASE, Subject, ids_of
+from ergon_framework.testing.suites.jobstore.subject import LEASE, JobStoreSubject, ids_of
 
 ODD = [
     ("stage", "9"),
@@ -50,15 +50,15 @@ ODD = [
 
 
 @pytest.fixture
-def s(tmp_path: Path) -> Iterator[Subject]:
+def s(tmp_path: Path) -> Iterator[JobStoreSubject]:
     """A store on disk with a clock set by hand."""
     clock = HandClock()
     store = SqliteJobStore(tmp_path / "jobs.db", clock=clock)
-    yield Subject(store, clock, None, 10.0)
+    yield JobStoreSubject(store, clock, None, 10.0)
     store.close()
 
 
-def write(s: Subject, column: str, value: str) -> None:
+def write(s: JobStoreSubject, column: str, value: str) -> None:
     """Put something into the row of the job ``bad``."""
     assert isinstance(s.store, SqliteJobStore)
     with closing(sqlite3.connect(s.store.path)) as connection, connection:
@@ -69,7 +69,7 @@ def write(s: Subject, column: str, value: str) -> None:
 @pytest.mark.req("JOBS:store")
 @pytest.mark.parametrize(("column", "value"), ODD)
 def test_a_waiting_row_that_cannot_be_read_holds_up_nobody(
-    s: Subject, column: str, value: str
+    s: JobStoreSubject, column: str, value: str
 ) -> None:
     """All others are claimed, found, rescued, counted and swept, whatever stands in the row."""
     s.put("a", "bad", "b")
@@ -90,7 +90,9 @@ def test_a_waiting_row_that_cannot_be_read_holds_up_nobody(
 
 @pytest.mark.req("JOBS:store")
 @pytest.mark.parametrize("value", ["'{'", "CAST(x'ff' AS TEXT)"])
-def test_a_running_row_that_cannot_be_read_is_set_aside_by_a_rescue(s: Subject, value: str) -> None:
+def test_a_running_row_that_cannot_be_read_is_set_aside_by_a_rescue(
+    s: JobStoreSubject, value: str
+) -> None:
     """Its last failure is no JSON: it is not rescued, and the one behind it is."""
     s.put("bad", "a")
     s.claim(2)
@@ -102,7 +104,7 @@ def test_a_running_row_that_cannot_be_read_is_set_aside_by_a_rescue(s: Subject, 
 
 
 @pytest.mark.req("JOBS:store")
-def test_an_outdated_row_that_cannot_be_read_stops_no_sweep(s: Subject) -> None:
+def test_an_outdated_row_that_cannot_be_read_stops_no_sweep(s: JobStoreSubject) -> None:
     """A sweep that meets one ends all the others."""
     s.put("bad", "a", expires_at=s.clock() + 5.0, delay=1.0)
     write(s, "status", "'dreaming'")
@@ -116,7 +118,9 @@ def test_an_outdated_row_that_cannot_be_read_stops_no_sweep(s: Subject) -> None:
 @pytest.mark.parametrize(
     ("column", "value"), [("max_active", "'two'"), ("rate", "x'01'"), ("full_at", "'soon'")]
 )
-def test_a_queue_whose_limits_cannot_be_read_is_paused(s: Subject, column: str, value: str) -> None:
+def test_a_queue_whose_limits_cannot_be_read_is_paused(
+    s: JobStoreSubject, column: str, value: str
+) -> None:
     """Nobody knows how it is limited: it waits, all others go on, and new limits put it right."""
     s.store.set_queue("q", max_active=1, rate=100.0)
     s.put("a", queue="q")
@@ -130,7 +134,7 @@ def test_a_queue_whose_limits_cannot_be_read_is_paused(s: Subject, column: str, 
     assert s.ids(5) == ["a"]
 
 
-def test_a_reader_sets_nothing_aside(s: Subject, tmp_path: Path) -> None:
+def test_a_reader_sets_nothing_aside(s: JobStoreSubject, tmp_path: Path) -> None:
     """A store that was opened to be read leaves such rows out, and changes nothing."""
     s.put("bad", "a")
     s.claim(2)
@@ -142,7 +146,9 @@ def test_a_reader_sets_nothing_aside(s: Subject, tmp_path: Path) -> None:
         assert reader.unreadable() == []
 
 
-def test_what_stands_in_the_row_is_not_told(s: Subject, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_stands_in_the_row_is_not_told(
+    s: JobStoreSubject, caplog: pytest.LogCaptureFixture
+) -> None:
     """Neither the log nor the listing has anything of the arguments."""
     s.put("bad", args=b'["sesame"]')
     write(s, "args", """CAST('["sesame' AS BLOB)""")

@@ -120,7 +120,7 @@ ItemId = Annotated[int, typer.Argument(metavar="ID", min=1, help="As the list ha
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Goes into the journal.")]
 
 
-class State(StrEnum):
+class QuarantineState(StrEnum):
     """Which items a list shows."""
 
     QUARANTINED = "quarantined"
@@ -137,7 +137,9 @@ def list_items(
     consumer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only of this consumer.")
     ] = None,
-    state: Annotated[State, typer.Option(help="Only in this state.")] = State.QUARANTINED,
+    state: Annotated[
+        QuarantineState, typer.Option(help="Only in this state.")
+    ] = QuarantineState.QUARANTINED,
     data: DataFolder = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -146,7 +148,7 @@ def list_items(
 
 
 def _items(
-    node: Node, consumer: str | None, state: State, data: Path | None
+    node: Node, consumer: str | None, state: QuarantineState, data: Path | None
 ) -> list[dict[str, Any]]:
     """What was set aside, as the node or the folder has it."""
     if data is None:
@@ -156,7 +158,7 @@ def _items(
     from ergon_framework.boundary.backup import open_read_only
     from ergon_framework.boundary.node.wire import quarantine_shape
 
-    chosen = None if state is State.ALL else state.value
+    chosen = None if state is QuarantineState.ALL else state.value
     with open_read_only(data) as zone:
         return [quarantine_shape(each) for each in zone.store.quarantine(consumer, chosen)]
 
@@ -167,7 +169,7 @@ def show(node: Node, item: ItemId, data: DataFolder = None, as_json: JsonFlag = 
     """Tell why a fact was set aside, and what helps. Content is not shown."""
     from ergon_framework.errors import BoundaryNotFoundError
 
-    found = [each for each in _items(node, None, State.ALL, data) if each["id"] == item]
+    found = [each for each in _items(node, None, QuarantineState.ALL, data) if each["id"] == item]
     if not found:
         raise BoundaryNotFoundError(
             f"nothing was set aside under the id {item}",

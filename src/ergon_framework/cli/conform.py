@@ -18,7 +18,7 @@ from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ergon_framework.testing.suites.executor import Progress
-    from ergon_framework.testing.suites.executor.subject import Call
+    from ergon_framework.testing.suites.executor.subject import HandlerCall
     from ergon_framework.testing.suites.framework import CheckResult, SuiteReport
 
 COLOURS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
@@ -82,8 +82,8 @@ def conform(
     return 0 if report.ok else 1
 
 
-def _call(handler: str | None, args: str | None, kwargs: str | None) -> Call | None:
-    from ergon_framework.testing.suites.executor.subject import Call
+def _call(handler: str | None, args: str | None, kwargs: str | None) -> HandlerCall | None:
+    from ergon_framework.testing.suites.executor.subject import HandlerCall
 
     if handler is None:
         if args is not None or kwargs is not None:
@@ -92,7 +92,7 @@ def _call(handler: str | None, args: str | None, kwargs: str | None) -> Call | N
                 remedy="name it with --handler",
             )
         return None
-    return Call(
+    return HandlerCall(
         handler, _json("--args", args or "[]", list), _json("--kwargs", kwargs or "{}", dict)
     )
 

@@ -23,7 +23,7 @@ NodeUrl = Annotated[
 ]
 
 
-class Kind(StrEnum):
+class UnitKind(StrEnum):
     """What can be explained."""
 
     JOB = "job"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
     CALL = "call"
 
 
-OfKind = Annotated[Kind | None, typer.Option("--kind", help="Look for this kind only.")]
+OfKind = Annotated[UnitKind | None, typer.Option("--kind", help="Look for this kind only.")]
 
 
 def why(

@@ -22,11 +22,11 @@ from ergon_framework.ports.jobstore import FullJobStore
 from ergon_framework.ports.moving import Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import archive as fact_checks
-from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
+from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import Ways
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore import records as job_checks
-from ergon_framework.testing.suites.jobstore.subject import Subject as JobSubject
+from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject as JobSubject
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 
 ZONE = "plant-a"

@@ -24,12 +24,12 @@ from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.moving import Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore.subject import INBOX, Ways, new, sent
-from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
+from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
 )
 from tests.app.moving.stock import ZONE
 
@@ -46,7 +46,7 @@ def brought(part: Part) -> None:
         assert summed(part.target, kind) == summed(part.source, kind), kind.__name__
 
 
-def live(s: Subject, chance: random.Random) -> None:
+def live(s: JobStoreSubject, chance: random.Random) -> None:
     """Let something happen to jobs: keys change hands, ids are used again, jobs come and go."""
     s.clock.forward(chance.choice((0.0, 1.0, 20.0)))
     jobs = list(s.store.search(Search()))
@@ -89,7 +89,7 @@ def test_jobs_are_followed(seed: int, job_target: Archive) -> None:
     """Whatever happened between two moves, the copy is the same after each."""
     chance, clock = random.Random(seed), HandClock()  # noqa: S311 - a repeatable one
     with closing(MemoryJobStore(clock)) as source:
-        s = Subject(source, clock, None, 15.0)
+        s = JobStoreSubject(source, clock, None, 15.0)
         part = Part("jobs", source.records, job_target, JOB_KINDS, "one", "another")
         for _ in range(12):
             for _ in range(chance.randrange(15)):

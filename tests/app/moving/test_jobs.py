@@ -21,7 +21,7 @@ from ergon_framework.ports.copies import JOB_KINDS
 from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.ports.moving import is_half_moved
 from ergon_framework.testing.suites.jobstore.records import fill
-from ergon_framework.testing.suites.jobstore.subject import Subject, new
+from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, new
 from tests.app.moving.stock import claim, copied, discarded, ergon, job_sums, moved, with_jobs
 from tests.campaign.parameter_sample import sampled
 
@@ -55,7 +55,7 @@ def test_only_what_changed_is_copied_again(places: tuple[str, str]) -> None:
     """What is new, what was moved on and what is gone since, and nothing else."""
     moved(*places)
 
-    def more(s: Subject) -> None:
+    def more(s: JobStoreSubject) -> None:
         s.must(s.get("again"), CancelAsked(), keep=60.0)
         s.store.purge([s.get("dead")])
         s.put("fresh", "fresher")
@@ -73,12 +73,12 @@ def test_a_unique_key_may_change_hands_in_between(tmp_path: Path) -> None:
     """Also to a job that is older than the one that had it when first moved."""
     source, target = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db"
 
-    def first(s: Subject) -> None:
+    def first(s: JobStoreSubject) -> None:
         s.put("older", unique_key="u")
         s.must(s.get("older"), CancelAsked())
         s.put("younger", unique_key="u")
 
-    def then(s: Subject) -> None:
+    def then(s: JobStoreSubject) -> None:
         s.must(s.get("younger"), CancelAsked())
         s.must(s.get("older"), RunAsked())
 
@@ -93,11 +93,11 @@ def test_an_id_may_be_used_again_in_between(tmp_path: Path) -> None:
     """The new job of an old id comes last, as it does where it was added."""
     source, target = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db"
 
-    def first(s: Subject) -> None:
+    def first(s: JobStoreSubject) -> None:
         s.put("a", "b", "c")
         s.must(s.get("a"), CancelAsked())
 
-    def then(s: Subject) -> None:
+    def then(s: JobStoreSubject) -> None:
         s.clock.forward(5.0)
         s.store.purge([s.get("a")])
         s.put("a")
@@ -237,7 +237,7 @@ def test_names_hold_no_secrets() -> None:
     assert Place("redis://:hush@db.example/0").name == "redis://db.example/0"
 
 
-def many(s: Subject) -> None:
+def many(s: JobStoreSubject) -> None:
     """Enough jobs for several commits."""
     fill(s)
     s.store.add([new(f"n{number}") for number in range(1200)])

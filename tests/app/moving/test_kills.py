@@ -18,10 +18,10 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.moving import is_half_moved
 from ergon_framework.testing.suites.factstore import archive as fact_checks
-from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
+from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore import records as job_checks
-from ergon_framework.testing.suites.jobstore.subject import Subject as JobSubject
+from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject as JobSubject
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 from tests.app.moving.stock import ZONE, ergon, fact_sums, job_sums, moved, with_facts, with_jobs
 from tests.campaign.parameter_sample import campaign, sampled

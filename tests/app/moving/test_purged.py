@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import JobCopy
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.moving import Archive, records_of
-from ergon_framework.testing.suites.jobstore.subject import Subject
+from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject
 from tests.app.moving.stock import copied, discarded, job_sums, moved, with_jobs
 
 pytestmark = pytest.mark.req("SCALE:move")
@@ -26,7 +26,7 @@ def target(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/new.db"
 
 
-def done_and_purged(s: Subject) -> None:
+def done_and_purged(s: JobStoreSubject) -> None:
     """The jobs run, and go when their time has come; others come."""
     for name in "abc":
         s.ended(name, keep=5.0)
@@ -47,7 +47,7 @@ def test_jobs_that_were_purged_meanwhile_are_discarded(jobs: str, target: str) -
 def test_jobs_whose_time_has_come_are_discarded(jobs: str, target: str) -> None:
     """Although nothing is left in the source: they would have gone from the copy as well."""
 
-    def ended(s: Subject) -> None:
+    def ended(s: JobStoreSubject) -> None:
         for name in "abc":
             s.ended(name, keep=5.0)
 
@@ -85,7 +85,7 @@ def test_a_store_that_was_put_back_from_a_backup(tmp_path: Path, target: str) ->
     source = with_jobs(f"sqlite:///{tmp_path}/old.db", lambda s: s.put("early"))
     shutil.copy(tmp_path / "old.db", tmp_path / "backup.db")
 
-    def went_on(s: Subject) -> None:
+    def went_on(s: JobStoreSubject) -> None:
         s.clock.forward(10.0)
         _empty(s)
         s.put(*"abc")
@@ -101,10 +101,10 @@ def test_a_store_that_was_put_back_from_a_backup(tmp_path: Path, target: str) ->
     assert job_sums(target) == before
 
 
-def _purge(s: Subject) -> None:
+def _purge(s: JobStoreSubject) -> None:
     assert s.store.purge(list(s.store.search(Search()))) == 3
 
 
-def _empty(s: Subject) -> None:
+def _empty(s: JobStoreSubject) -> None:
     archive = cast("Archive", records_of(s.store))
     archive.discard(archive.dump(JobCopy, None, 10))

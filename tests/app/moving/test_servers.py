@@ -13,10 +13,10 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.testing.suites.factstore import archive as fact_checks
-from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
+from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore import records as job_checks
-from ergon_framework.testing.suites.jobstore.subject import Subject as JobSubject
+from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject as JobSubject
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 from tests.app.moving.stock import (
     ZONE,

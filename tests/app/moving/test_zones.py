@@ -17,7 +17,7 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, ErgonError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.testing.suites.factstore.archive import fill
-from ergon_framework.testing.suites.factstore.subject import Subject, new
+from ergon_framework.testing.suites.factstore.subject import FactStoreSubject, new
 from tests.app.moving.stock import (
     ZONE,
     copied,
@@ -65,7 +65,7 @@ def test_what_came_since_is_added(places: tuple[Path, Path]) -> None:
     places[1].mkdir()
     moved(source, target, zone=ZONE)
 
-    def more(s: Subject) -> None:
+    def more(s: FactStoreSubject) -> None:
         s.put("x", "y")
         s.store.truncate(OUTBOUND, 5, loss_reason="disk")
         s.store.delete_consumer("guest")
@@ -288,7 +288,7 @@ def test_a_trial_writes_nothing(zone: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def many(s: Subject) -> None:
+def many(s: FactStoreSubject) -> None:
     """Enough facts for several commits, and many that were dropped."""
     fill(s)
     for start in range(0, 3000, 500):

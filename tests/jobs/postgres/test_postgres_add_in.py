@@ -25,7 +25,13 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, hold, new
+from ergon_framework.testing.suites.jobstore.subject import (
+    SUCCEEDED,
+    JobStoreSubject,
+    ask,
+    hold,
+    new,
+)
 from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.req("SCALE:transaction", "SCALE:jobs-postgres")
@@ -436,7 +442,7 @@ def test_a_long_transaction_keeps_no_job_from_ending(
     [job] = store.exchange([], ask(1))[1].jobs
     [added] = store.add_in(mine, [new("new", unique_key="k", on_duplicate=OnDuplicate.EXISTING)])
     assert added.id == "old"
-    told = Subject(store, HandClock(), None, PATIENCE).told(job, SUCCEEDED)
+    told = JobStoreSubject(store, HandClock(), None, PATIENCE).told(job, SUCCEEDED)
     assert store.exchange([told], None)[0] == [True]
     mine.commit()
 

@@ -21,7 +21,7 @@ from ergon_framework.ports.jobstore import Claimed, Search
 from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     ask,
     ids_of,
     new,
@@ -204,7 +204,7 @@ def test_limits_hold_across_stores(
     lock = threading.Lock()
 
     def work(store: PostgresJobStore) -> None:
-        s = Subject(store, clock, None, PATIENCE)
+        s = JobStoreSubject(store, clock, None, PATIENCE)
         for _ in range(12):
             jobs = store.exchange([], ask(5))[1].jobs
             with lock:
@@ -224,7 +224,7 @@ def test_limits_hold_across_stores(
     assert max(most["k0"], most["k1"]) <= 2
     assert done["slow"] == 5
     stores[0].sweep(100)
-    s = Subject(stores[0], clock, None, PATIENCE)
+    s = JobStoreSubject(stores[0], clock, None, PATIENCE)
     while jobs := stores[0].exchange([], ask(50))[1].jobs:
         done.update(job.queue for job in jobs)
         stores[0].exchange([s.told(job, SUCCEEDED) for job in jobs], None)
@@ -238,7 +238,7 @@ def test_no_wake_up_is_lost(open_store: Callable[[], PostgresJobStore], clock: H
     done: list[str] = []
 
     def work(store: PostgresJobStore) -> None:
-        s = Subject(store, clock, None, PATIENCE)
+        s = JobStoreSubject(store, clock, None, PATIENCE)
         idle = 0
         while idle < 15:
             jobs = store.exchange([], ask(2))[1].jobs
@@ -258,7 +258,7 @@ def test_sweeps_come_to_every_limit_key(
 ) -> None:
     """A wake-up that was lost with its worker is made up for, behind keys that are not free."""
     store = open_store()
-    s = Subject(store, clock, None, PATIENCE)
+    s = JobStoreSubject(store, clock, None, PATIENCE)
     for n in range(7):
         s.put(f"first-{n}", f"next-{n}", limit_key=f"k{n}")
     jobs = {job.id: job for job in s.claim(20)}

@@ -15,7 +15,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     RELEASED,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     new,
 )
 
@@ -42,7 +42,7 @@ def test_jobs_and_outcomes_wait_for_the_disk(postgres_url: str) -> None:
         PostgresJobStore(postgres_url).close()
         connection.execute(NOTE)
         with closing(PostgresJobStore(postgres_url)) as store:
-            s = Subject(store, HandClock(), None, 50.0)
+            s = JobStoreSubject(store, HandClock(), None, 50.0)
             store.add([new(f"j{n}") for n in range(5)])
             store.add([new("alone")])
             s.must(s.take("j0"), SUCCEEDED)

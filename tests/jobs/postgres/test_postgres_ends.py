@@ -16,7 +16,7 @@ from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     hold,
     ids_of,
 )
@@ -26,14 +26,14 @@ ENDS = pytest.mark.parametrize("keep", [None, 9.0], ids=["any move", "the usual 
 
 
 @pytest.fixture
-def subject(jobs_url: str) -> Iterator[Subject]:
+def subject(jobs_url: str) -> Iterator[JobStoreSubject]:
     """A store by itself."""
     clock = HandClock()
     with closing(PostgresJobStore(jobs_url, clock=clock)) as store:
-        yield Subject(store, clock, None, 20.0)
+        yield JobStoreSubject(store, clock, None, 20.0)
 
 
-def test_both_ways_to_end_leave_the_same(subject: Subject) -> None:
+def test_both_ways_to_end_leave_the_same(subject: JobStoreSubject) -> None:
     """Also of a job that has been through something: only how long it is kept differs."""
     ended: list[Job] = []
     for keep in (None, 9.0):
@@ -59,7 +59,7 @@ def test_both_ways_to_end_leave_the_same(subject: Subject) -> None:
 
 
 @ENDS
-def test_an_end_makes_room_in_a_full_queue(subject: Subject, keep: float | None) -> None:
+def test_an_end_makes_room_in_a_full_queue(subject: JobStoreSubject, keep: float | None) -> None:
     """Whoever waits for work hears of it."""
     subject.store.set_queue("q", max_active=1)
     subject.put("a", "b", queue="q")
@@ -72,7 +72,7 @@ def test_an_end_makes_room_in_a_full_queue(subject: Subject, keep: float | None)
 
 
 @ENDS
-def test_an_end_frees_its_limit_key(subject: Subject, keep: float | None) -> None:
+def test_an_end_frees_its_limit_key(subject: JobStoreSubject, keep: float | None) -> None:
     """The next job of the key is claimed with the end of the one before, ahead of later jobs."""
     subject.put("a", "b", limit_key="k")
     (leased,) = subject.claim(9)
@@ -82,7 +82,7 @@ def test_an_end_frees_its_limit_key(subject: Subject, keep: float | None) -> Non
 
 
 def test_slots_are_counted_for_jobs_that_name_their_executor_and_for_others(
-    subject: Subject,
+    subject: JobStoreSubject,
 ) -> None:
     """They stand in one line, and get no more than the slots of their executor together."""
     for n in range(12):
@@ -90,7 +90,7 @@ def test_slots_are_counted_for_jobs_that_name_their_executor_and_for_others(
     assert [len(subject.claim(slots)) for slots in (4, 3, 9)] == [4, 3, 5]
 
 
-def test_claimed_jobs_come_queue_by_queue(subject: Subject) -> None:
+def test_claimed_jobs_come_queue_by_queue(subject: JobStoreSubject) -> None:
     """In each of them by their place."""
     for n, queue in enumerate("abab"):
         subject.put(f"{queue}{n}", queue=queue, priority=n)

@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.postgres.settle import KEY_LOCKS
 from ergon_framework.ports.jobstore import Claimed, Search, Topic
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, ids_of
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, ids_of
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres", "SCALE:fleet-limits")
 PATIENCE = 30.0
@@ -32,15 +32,15 @@ def clock() -> HandClock:
 @pytest.fixture
 def open_subject(
     jobs_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], Subject]]:
+) -> Iterator[Callable[[], JobStoreSubject]]:
     """Opens stores that raise an error where others would wait for a lock."""
     impatient = f"{transactions._GREETING}; SET lock_timeout = '50ms'"
     monkeypatch.setattr(transactions, "_GREETING", impatient)
     opened: list[PostgresJobStore] = []
 
-    def open_one() -> Subject:
+    def open_one() -> JobStoreSubject:
         opened.append(PostgresJobStore(jobs_url, clock=clock))
-        return Subject(opened[-1], clock, None, PATIENCE)
+        return JobStoreSubject(opened[-1], clock, None, PATIENCE)
 
     yield open_one
     for store in opened:
@@ -56,12 +56,12 @@ def holding(url: str, *keys: str) -> Iterator[Connection]:
         yield connection
 
 
-def claimed(s: Subject, slots: int = 20) -> Claimed:
+def claimed(s: JobStoreSubject, slots: int = 20) -> Claimed:
     """What a worker gets."""
     return s.store.exchange([], ask(slots))[1]
 
 
-def test_a_late_answer_costs_nobody_his_turn(open_subject: Callable[[], Subject]) -> None:
+def test_a_late_answer_costs_nobody_his_turn(open_subject: Callable[[], JobStoreSubject]) -> None:
     """Whoever waits for a key is there when the exchange that frees it claims, although an answer
     to an earlier claim of the same job came before.
     """
@@ -79,7 +79,9 @@ def test_a_late_answer_costs_nobody_his_turn(open_subject: Callable[[], Subject]
     assert ids_of(found.jobs) == ["second"]
 
 
-def test_a_held_key_is_passed_over(jobs_url: str, open_subject: Callable[[], Subject]) -> None:
+def test_a_held_key_is_passed_over(
+    jobs_url: str, open_subject: Callable[[], JobStoreSubject]
+) -> None:
     """Jobs of other keys and without any are claimed at once; those of the key when it is free."""
     s = open_subject()
     s.put("held-1", "held-2", limit_key="k", limit=2)
@@ -97,7 +99,7 @@ def test_a_held_key_is_passed_over(jobs_url: str, open_subject: Callable[[], Sub
 
 
 def test_a_long_line_of_a_held_key_hides_nobody(
-    jobs_url: str, open_subject: Callable[[], Subject]
+    jobs_url: str, open_subject: Callable[[], JobStoreSubject]
 ) -> None:
     """Whoever stands behind many of them comes at once, and behind very many after a few claims."""
     s = open_subject()
@@ -116,7 +118,7 @@ def test_a_long_line_of_a_held_key_hides_nobody(
 
 
 def test_a_held_key_in_a_queue_with_settings(
-    jobs_url: str, open_subject: Callable[[], Subject]
+    jobs_url: str, open_subject: Callable[[], JobStoreSubject]
 ) -> None:
     """Who is passed over takes nothing of what the queue allows, expired or not."""
     s = open_subject()
@@ -135,7 +137,7 @@ def test_a_held_key_in_a_queue_with_settings(
 
 
 def test_the_limit_holds_when_the_key_is_free_again(
-    jobs_url: str, open_subject: Callable[[], Subject]
+    jobs_url: str, open_subject: Callable[[], JobStoreSubject]
 ) -> None:
     """What the holder started meanwhile is counted."""
     s, other = open_subject(), open_subject()
@@ -152,7 +154,7 @@ def test_the_limit_holds_when_the_key_is_free_again(
 
 @pytest.mark.parametrize("is_asking", [True, False])
 def test_a_wake_up_is_made_up_for(
-    jobs_url: str, open_subject: Callable[[], Subject], is_asking: bool
+    jobs_url: str, open_subject: Callable[[], JobStoreSubject], is_asking: bool
 ) -> None:
     """A job begins to wait for its key just when the worker ends the one that had it."""
     s = open_subject()
@@ -172,7 +174,7 @@ def test_a_wake_up_is_made_up_for(
 
 
 def test_a_worker_is_rung_for_what_it_could_not_wake(
-    jobs_url: str, open_subject: Callable[[], Subject]
+    jobs_url: str, open_subject: Callable[[], JobStoreSubject]
 ) -> None:
     """One that only settles this time asks soon, because its bell rings."""
     s, other = open_subject(), open_subject()
@@ -194,7 +196,7 @@ def test_a_worker_that_will_not_come_back_soon_waits_for_the_key(
     """Because its slots are full now, or because it stops: nobody else would wake the job."""
     with closing(PostgresJobStore(jobs_url, clock=clock)) as other:
         store = PostgresJobStore(jobs_url, clock=clock)
-        s = Subject(store, clock, None, PATIENCE)
+        s = JobStoreSubject(store, clock, None, PATIENCE)
         s.put("first", limit_key="k")
         [first] = claimed(s).jobs
         s.put("next", limit_key="k")
@@ -209,11 +211,11 @@ def test_a_worker_that_will_not_come_back_soon_waits_for_the_key(
             holder.commit()
             assert settled.result(PATIENCE)[0] == [True]
         store.close()
-        assert "next" in ids_of(claimed(Subject(other, clock, None, PATIENCE)).jobs)
+        assert "next" in ids_of(claimed(JobStoreSubject(other, clock, None, PATIENCE)).jobs)
 
 
 def test_who_only_settles_waits_for_the_key(
-    jobs_url: str, open_subject: Callable[[], Subject], caplog: pytest.LogCaptureFixture
+    jobs_url: str, open_subject: Callable[[], JobStoreSubject], caplog: pytest.LogCaptureFixture
 ) -> None:
     """An operator's process may end after this call, and could not make up for anything."""
     s, operator = open_subject(), open_subject()
@@ -224,7 +226,9 @@ def test_who_only_settles_waits_for_the_key(
     assert "cut short" in caplog.text
 
 
-def test_a_sweep_waits_for_no_key(jobs_url: str, open_subject: Callable[[], Subject]) -> None:
+def test_a_sweep_waits_for_no_key(
+    jobs_url: str, open_subject: Callable[[], JobStoreSubject]
+) -> None:
     """It wakes whom it can, whoever holds a key in between."""
     s = open_subject()
     for key in ("k", "l"):

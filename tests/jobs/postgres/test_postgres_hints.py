@@ -16,7 +16,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     RELEASED,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     ask,
     ids_of,
     new,
@@ -32,21 +32,21 @@ FAILURES = {
 
 
 @pytest.fixture
-def subject(jobs_url: str) -> Iterator[Subject]:
+def subject(jobs_url: str) -> Iterator[JobStoreSubject]:
     """A store, and a table that refuses what is written when it is committed."""
     with psycopg.connect(jobs_url, autocommit=True) as other:
         other.execute("CREATE TABLE late_to_fail (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
         other.execute("INSERT INTO late_to_fail VALUES (1)")
         clock = HandClock()
         store = PostgresJobStore(jobs_url, clock=clock)
-        yield Subject(store, clock, None, 20.0)
+        yield JobStoreSubject(store, clock, None, 20.0)
         store.close()
         other.execute("DROP TABLE late_to_fail")
 
 
 @pytest.fixture(params=FAILURES)
 def failing(
-    request: pytest.FixtureRequest, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, subject: JobStoreSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From here on no hint gets through."""
     subject.put(*"abcdef")
@@ -55,7 +55,7 @@ def failing(
 
 @pytest.mark.usefixtures("failing")
 def test_an_exchange_is_told_when_its_hint_fails(
-    subject: Subject, caplog: pytest.LogCaptureFixture
+    subject: JobStoreSubject, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was settled and claimed is answered, and nothing runs in nobody's hands."""
     held = subject.claim(1)
@@ -70,7 +70,7 @@ def test_an_exchange_is_told_when_its_hint_fails(
 
 
 @pytest.mark.usefixtures("failing")
-def test_jobs_are_added_when_their_hint_fails(subject: Subject) -> None:
+def test_jobs_are_added_when_their_hint_fails(subject: JobStoreSubject) -> None:
     """Whoever adds jobs, with keys or without, is told that they are there."""
     assert [each.id for each in subject.put("x", "y")] == ["x", "y"]
     assert subject.put("z", unique_key="k")[0].is_new
@@ -78,7 +78,7 @@ def test_jobs_are_added_when_their_hint_fails(subject: Subject) -> None:
 
 
 @pytest.mark.usefixtures("failing")
-def test_ringing_in_vain_is_no_error(subject: Subject) -> None:
+def test_ringing_in_vain_is_no_error(subject: JobStoreSubject) -> None:
     """Waking others is a hint wherever it happens, and the desk goes on without."""
     store = subject.store
     assert isinstance(store, PostgresJobStore)
@@ -88,7 +88,7 @@ def test_ringing_in_vain_is_no_error(subject: Subject) -> None:
 
 
 def test_an_error_before_the_hint_is_told(
-    subject: Subject, caplog: pytest.LogCaptureFixture
+    subject: JobStoreSubject, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only the hint may fail: what goes wrong before it is the caller's to know."""
     subject.put("a")
@@ -100,7 +100,7 @@ def test_an_error_before_the_hint_is_told(
 
 @pytest.mark.parametrize("statement", ["DISCARD ALL", "DEALLOCATE ALL"])
 def test_a_connection_that_forgot_its_statements_is_replaced(
-    subject: Subject, statement: str
+    subject: JobStoreSubject, statement: str
 ) -> None:
     """What was prepared on it is gone, as behind some poolers: the call is made anew."""
     store = subject.store
@@ -117,7 +117,7 @@ def test_a_connection_that_forgot_its_statements_is_replaced(
     assert store.count(Search()) == 3
 
 
-def test_counts_are_of_one_instant(subject: Subject) -> None:
+def test_counts_are_of_one_instant(subject: JobStoreSubject) -> None:
     """Queues are counted while their jobs move, and the numbers fit together."""
     subject.put(*map(str, range(30)))
     ends = threading.Event()

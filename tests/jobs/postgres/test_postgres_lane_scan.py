@@ -18,7 +18,7 @@ from ergon_framework.jobs.stores.postgres.transactions import Words
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import START, HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, new
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
 PATIENCE = 30.0
@@ -99,7 +99,7 @@ def test_a_look_does_not_walk_past_what_was_claimed(jobs_url: str) -> None:
         connection.execute("ALTER TABLE ergon_jobs SET (autovacuum_enabled = false)")
     try:
         with closing(PostgresJobStore(jobs_url)) as store:
-            s = Subject(store, HandClock(), None, PATIENCE)
+            s = JobStoreSubject(store, HandClock(), None, PATIENCE)
             s.put(*(f"j{n}" for n in range(20_000)))
             told: list[Any] = []
             for _ in range(30):

@@ -19,7 +19,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     LEASE,
     RELEASED,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     ask,
     new,
 )
@@ -52,10 +52,10 @@ def far(line: DeafLine, jobs_url: str, clock: HandClock) -> Iterator[PostgresJob
 
 
 @pytest.fixture
-def near(jobs_url: str, clock: HandClock) -> Iterator[Subject]:
+def near(jobs_url: str, clock: HandClock) -> Iterator[JobStoreSubject]:
     """Somebody with a good line to the same database."""
     store = PostgresJobStore(jobs_url, clock=clock)
-    yield Subject(store, clock, None, PATIENCE)
+    yield JobStoreSubject(store, clock, None, PATIENCE)
     store.close()
 
 
@@ -89,7 +89,7 @@ def losing(
     "seen", [SUCCEEDED, FAILS_ONCE, RELEASED], ids=lambda seen: type(seen).__name__
 )
 def test_a_settlement_that_was_applied_is_not_late(
-    line: DeafLine, far: PostgresJobStore, near: Subject, seen: object
+    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject, seen: object
 ) -> None:
     """Sent again after its answer was lost, it is told as applied, and is not applied twice."""
     near.put("a", "b")
@@ -107,7 +107,7 @@ def test_a_settlement_that_was_applied_is_not_late(
 
 
 def test_a_settlement_that_was_applied_frees_its_limit_key(
-    line: DeafLine, far: PostgresJobStore, near: Subject
+    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject
 ) -> None:
     """Whoever waits for the key goes on when the truth is known, before any sweep."""
     near.put("a", limit_key="k")
@@ -123,7 +123,7 @@ def test_a_settlement_that_was_applied_frees_its_limit_key(
 
 
 def test_who_is_unsure_twice_is_told_the_truth(
-    line: DeafLine, far: PostgresJobStore, near: Subject, monkeypatch: pytest.MonkeyPatch
+    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What became of an exchange is asked within the next one, and not after it: a look that
     fails cannot take away what that one settled and claimed.
@@ -144,7 +144,7 @@ def test_who_is_unsure_twice_is_told_the_truth(
 
 
 def test_a_settlement_that_was_not_applied_is_applied(
-    line: DeafLine, far: PostgresJobStore, near: Subject
+    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject
 ) -> None:
     """Lost before the server could act, it is applied when it is sent again."""
     near.put("a")
@@ -160,7 +160,7 @@ def test_a_settlement_that_was_not_applied_is_applied(
 
 
 def test_a_settlement_that_came_too_late_is_late(
-    line: DeafLine, far: PostgresJobStore, near: Subject
+    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject
 ) -> None:
     """Whoever is unsure is told the truth also when somebody else took the job."""
     near.put("a")
@@ -181,7 +181,7 @@ def test_a_settlement_that_came_too_late_is_late(
 )
 def test_a_client_whose_answer_was_lost_adds_nothing_twice(
     far: PostgresJobStore,
-    near: Subject,
+    near: JobStoreSubject,
     monkeypatch: pytest.MonkeyPatch,
     fields: dict[str, Any],
 ) -> None:
@@ -199,7 +199,7 @@ def test_a_client_whose_answer_was_lost_adds_nothing_twice(
     assert [job.id for job in near.store.search(Search())] == ["b", "a"]
 
 
-def test_another_job_of_that_id_is_no_success(far: PostgresJobStore, near: Subject) -> None:
+def test_another_job_of_that_id_is_no_success(far: PostgresJobStore, near: JobStoreSubject) -> None:
     """An id that somebody else took is refused, whatever became of the first answer."""
     near.put("a", handler="other")
     lost = StoreUnavailableError("cut off", details={"is_lost": True})
@@ -210,7 +210,7 @@ def test_another_job_of_that_id_is_no_success(far: PostgresJobStore, near: Subje
 def test_a_client_is_told_that_nobody_knows(
     line: DeafLine,
     far: PostgresJobStore,
-    near: Subject,
+    near: JobStoreSubject,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the store cannot be asked, the error has the ids that tell."""
@@ -231,7 +231,9 @@ def test_a_client_is_told_that_nobody_knows(
     assert [job.id for job in near.store.search(Search())] == ["a"]
 
 
-def test_reading_is_simply_done_again(line: DeafLine, far: PostgresJobStore, near: Subject) -> None:
+def test_reading_is_simply_done_again(
+    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject
+) -> None:
     """A lost connection is no error for who only reads."""
     near.put("a")
     assert far.find("a") is not None
@@ -239,24 +241,24 @@ def test_reading_is_simply_done_again(line: DeafLine, far: PostgresJobStore, nea
     assert far.find("a") is not None
 
 
-def far_url(near: Subject) -> str:
+def far_url(near: JobStoreSubject) -> str:
     """Where the database is."""
     store = near.store
     assert isinstance(store, PostgresJobStore)
     return store.name
 
 
-def is_waiting(near: Subject) -> bool:
+def is_waiting(near: JobStoreSubject) -> bool:
     """Whether somebody waits for a lock."""
     return any(event == "Lock" for _, event in _others(near))
 
 
-def is_idle(near: Subject) -> bool:
+def is_idle(near: JobStoreSubject) -> bool:
     """Whether nobody is in the middle of anything."""
     return all(state == "idle" for state, _ in _others(near))
 
 
-def _others(near: Subject) -> list[tuple[str, str]]:
+def _others(near: JobStoreSubject) -> list[tuple[str, str]]:
     statement = """
         SELECT state, wait_event_type FROM pg_stat_activity
         WHERE datname = current_database() AND backend_type = 'client backend'
@@ -275,7 +277,7 @@ def test_a_client_that_reaches_nobody_knows(line: DeafLine, far: PostgresJobStor
 
 
 def test_what_was_claimed_is_told_when_the_rest_fails(
-    far: PostgresJobStore, near: Subject, monkeypatch: pytest.MonkeyPatch
+    far: PostgresJobStore, near: JobStoreSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exchange that is cut short answers with what is committed; the next one hears of it."""
     near.put("a", "b")
@@ -298,7 +300,7 @@ def test_what_was_claimed_is_told_when_the_rest_fails(
 
 
 def test_an_add_stays_unknown_when_the_server_lets_nobody_in(
-    line: DeafLine, far: PostgresJobStore, near: Subject, monkeypatch: pytest.MonkeyPatch
+    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who cannot look whether the jobs are there does not say that they are not."""
 

@@ -23,7 +23,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     ids_of,
 )
 
@@ -55,9 +55,9 @@ searches = st.lists(
 )
 
 
-def filled(store: FullJobStore, wanted: list[tuple[str, str]]) -> Subject:
+def filled(store: FullJobStore, wanted: list[tuple[str, str]]) -> JobStoreSubject:
     """A store with jobs that stand as they were meant to."""
-    s = Subject(store, HandClock(), None, PATIENCE)
+    s = JobStoreSubject(store, HandClock(), None, PATIENCE)
     s.put("runs", queue="limited", limit_key="k")
     s.take("runs")
     for n, (fate, queue) in enumerate(wanted):

@@ -11,7 +11,7 @@ from ergon_framework.errors import StoreReadOnlyError, StoreSchemaError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.transactions import SCHEMA
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, new
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, new
 
 pytestmark = pytest.mark.req("SCALE:upgrade", "SCALE:fleet-versions", "SCALE:jobs-postgres")
 
@@ -40,7 +40,7 @@ def test_this_program_goes_on_with_later_tables(
 ) -> None:
     """It adds, claims, settles, finds and copies, and leaves what it does not know alone."""
     store = PostgresJobStore(postgres_url)
-    s = Subject(store, HandClock(), None, 15.0)
+    s = JobStoreSubject(store, HandClock(), None, 15.0)
     store.add([new("a"), new("b", unique_key="k", limit_key="l")])
     jobs = store.exchange([], ask(5))[1].jobs
     assert [job.id for job in jobs] == ["a", "b"]

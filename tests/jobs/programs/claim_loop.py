@@ -7,11 +7,11 @@ import sys
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import Settlement
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask
 
 if __name__ == "__main__":
     store = open_store(sys.argv[1])
-    subject = Subject(store, HandClock(), None, 15.0)
+    subject = JobStoreSubject(store, HandClock(), None, 15.0)
     print("ready", flush=True)
     sys.stdin.readline()
     told: list[Settlement] = []

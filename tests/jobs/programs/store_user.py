@@ -13,7 +13,7 @@ from ergon_framework.ports.copies import JobCopy
 from ergon_framework.ports.jobstore import FullJobStore, Hold, NewJob, WorkerRecord
 from ergon_framework.ports.moving import Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask
 
 ROUNDS = 6
 
@@ -59,7 +59,7 @@ def fire(store: FullJobStore, at: float) -> None:
 
 def work(store: FullJobStore) -> None:
     """Claim two jobs and settle them."""
-    subject = Subject(store, HandClock(), None, 15.0)
+    subject = JobStoreSubject(store, HandClock(), None, 15.0)
     jobs = store.exchange([], ask(2))[1].jobs
     say("claimed", *(job.id for job in jobs))
     store.renew([Hold(job.key, job.id, job.fence, True) for job in jobs], 30.0)

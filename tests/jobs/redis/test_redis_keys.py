@@ -22,7 +22,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,
     WAIT,
-    Subject,
+    JobStoreSubject,
     ask,
     new,
 )
@@ -56,7 +56,7 @@ def test_a_life_of_jobs_leaves_nothing_behind(open_store: Open) -> None:
     """When all jobs, settings, schedules and workers are gone, only the counters are left."""
     clock = HandClock()
     store = open_store(clock=clock)
-    s = Subject(store, clock, None, 15.0)
+    s = JobStoreSubject(store, clock, None, 15.0)
     s.put("old", unique_key="u")
     s.put("young", unique_key="u", on_duplicate=OnDuplicate.REPLACE)
     s.put("l1", "l2", "l3", limit_key="l", queue="limits")
@@ -105,9 +105,9 @@ def test_fences_are_never_given_twice(open_store: Open) -> None:
     store.add([new("a")])
     [after] = store.exchange([], ask(1))[1].jobs
     assert after.fence > before.fence
-    assert store.exchange([Subject(store, HandClock(), None, 1.0).told(before, SUCCEEDED)], None)[
-        0
-    ] == [False]
+    assert store.exchange(
+        [JobStoreSubject(store, HandClock(), None, 1.0).told(before, SUCCEEDED)], None
+    )[0] == [False]
 
 
 def test_adding_quickly_writes_what_adding_slowly_does(
@@ -174,7 +174,7 @@ def _life(
     monkeypatch.setattr("ergon_framework.jobs.stores.redis.transitions.EXCHANGE", script)
     clock, dice = HandClock(), random.Random(7)  # noqa: S311
     store = open_store(clock=clock, prefix=prefix)
-    s = Subject(store, clock, None, 15.0)
+    s = JobStoreSubject(store, clock, None, 15.0)
     seen = []
     for turn in range(40):
         s.put(*(f"{turn}-{n}" for n in range(8)), queue=dice.choice(("a", "b")))
@@ -204,7 +204,7 @@ def test_a_job_is_replaced_though_it_was_moved_meanwhile(
 ) -> None:
     """The move is made of what the job is when it is replaced, not of what it was before."""
     store = open_store()
-    s = Subject(store, HandClock(), None, 15.0)
+    s = JobStoreSubject(store, HandClock(), None, 15.0)
     s.put("old", unique_key="u")
     turns = []
 
@@ -227,7 +227,7 @@ def test_rates_follow_the_one_formula(open_store: Open) -> None:
     for n in range(25):
         clock = HandClock()
         store = open_store(clock=clock, prefix=f"rate{n}")
-        s = Subject(store, clock, None, 15.0)
+        s = JobStoreSubject(store, clock, None, 15.0)
         rate, burst = round(dice.uniform(0.05, 20.0), 3), dice.randint(1, 6)
         store.set_queue("default", rate=rate, burst=burst)
         s.put(*(f"job-{n}" for n in range(60)))
@@ -250,7 +250,7 @@ def test_rates_follow_the_one_formula(open_store: Open) -> None:
 def test_a_search_finds_what_is_there_without_reading_all(open_store: Open) -> None:
     """Dead letters and running jobs are found by their own indexes among thousands of others."""
     store = open_store()
-    s = Subject(store, HandClock(), None, 15.0)
+    s = JobStoreSubject(store, HandClock(), None, 15.0)
     s.put("dead", priority=9)
     s.ended("dead", FAILS_FOR_GOOD)
     s.put("again", priority=9)
@@ -280,7 +280,7 @@ def test_a_large_batch_is_added_whole(open_store: Open) -> None:
     with pytest.raises(ValueError, match="there is a job with the id 'job-4999'"):
         store.add([new(f"new-{n}") for n in range(5000)] + [new("job-4999")])
     assert store.count(Search()) == 5000
-    s = Subject(store, HandClock(), None, 15.0)
+    s = JobStoreSubject(store, HandClock(), None, 15.0)
     claimed = store.exchange([], ask(5000))[1]
     assert len(claimed.jobs) == 1000
     assert claimed.next_at is not None
@@ -292,7 +292,7 @@ def test_a_large_batch_is_added_whole(open_store: Open) -> None:
 def test_large_results_are_settled_in_several_steps(open_store: Open) -> None:
     """No script keeps the server busy with more than a few megabytes, and every answer comes."""
     store = open_store()
-    s = Subject(store, HandClock(), None, 15.0)
+    s = JobStoreSubject(store, HandClock(), None, 15.0)
     s.put(*"abcdef")
     large = b'"' + b"x" * 5_000_000 + b'"'
     told = [s.told(job, SUCCEEDED, result=large, keep=60.0) for job in s.claim(5)]
@@ -307,7 +307,7 @@ def test_large_results_are_settled_in_several_steps(open_store: Open) -> None:
 def test_running_jobs_are_read_in_pages(open_store: Open) -> None:
     """Who looks at the newest of them does not keep the server busy with all the others."""
     store = open_store()
-    s = Subject(store, HandClock(), None, 15.0)
+    s = JobStoreSubject(store, HandClock(), None, 15.0)
     s.put(*(f"job-{number:03}" for number in range(450)), args=b'["' + b"x" * 20_000 + b'"]')
     while s.claim(100):
         pass

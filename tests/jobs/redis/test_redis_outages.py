@@ -22,7 +22,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     RELEASED,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     ask,
     hold,
     new,
@@ -47,9 +47,9 @@ def store(own_server: RedisServer) -> Iterator[RedisJobStore]:
         yield found
 
 
-def subject(store: RedisJobStore) -> Subject:
+def subject(store: RedisJobStore) -> JobStoreSubject:
     """Short words for a store."""
-    return Subject(store, HandClock(), None, WAIT)
+    return JobStoreSubject(store, HandClock(), None, WAIT)
 
 
 @pytest.mark.slow
@@ -305,7 +305,7 @@ def test_an_outdated_job_that_could_not_be_ended_is_swept(
     """A claim sets it aside; if its end cannot be written, the claimed jobs are not lost for it."""
     clock = HandClock()
     store = open_store(clock=clock)
-    s = Subject(store, clock, None, WAIT)
+    s = JobStoreSubject(store, clock, None, WAIT)
     s.put("late", expires_at=clock() + 5.0, priority=9)
     s.put("fine")
     clock.forward(6.0)

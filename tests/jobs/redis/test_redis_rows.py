@@ -11,15 +11,20 @@ import redis
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.jobstore.subject import LEASE, SUCCEEDED, Subject, ids_of
+from ergon_framework.testing.suites.jobstore.subject import (
+    LEASE,
+    SUCCEEDED,
+    JobStoreSubject,
+    ids_of,
+)
 
 
 @pytest.fixture
-def s(redis_url: str) -> Iterator[Subject]:
+def s(redis_url: str) -> Iterator[JobStoreSubject]:
     """A store with a clock set by hand."""
     clock = HandClock()
     store = RedisJobStore(redis_url, clock=clock)
-    yield Subject(store, clock, None, 10.0)
+    yield JobStoreSubject(store, clock, None, 10.0)
     store.close()
 
 
@@ -47,7 +52,7 @@ def write(url: str, part: str, name: str, value: bytes | None) -> None:
 )
 @pytest.mark.parametrize("way", ["due", "later", "limited", "running"])
 def test_a_row_that_is_none_holds_up_nobody(
-    s: Subject, redis_url: str, part: str, value: bytes | None, way: str
+    s: JobStoreSubject, redis_url: str, part: str, value: bytes | None, way: str
 ) -> None:
     """All others are claimed, found, rescued, counted and swept, whatever stands in the row."""
     ways: dict[str, dict[str, Any]] = {"later": {"delay": 5.0}, "limited": {"limit_key": "k"}}
@@ -81,7 +86,7 @@ def test_a_row_that_is_none_holds_up_nobody(
 
 
 @pytest.mark.req("SCALE:jobs-redis")
-def test_a_history_that_was_lost_stops_no_settlement(s: Subject, redis_url: str) -> None:
+def test_a_history_that_was_lost_stops_no_settlement(s: JobStoreSubject, redis_url: str) -> None:
     """What happened before is gone; what happens now is recorded."""
     s.put("a")
     leased = s.take("a")
@@ -92,7 +97,7 @@ def test_a_history_that_was_lost_stops_no_settlement(s: Subject, redis_url: str)
 
 
 @pytest.mark.req("SCALE:jobs-redis")
-def test_a_queue_whose_limits_cannot_be_read_is_paused(s: Subject, redis_url: str) -> None:
+def test_a_queue_whose_limits_cannot_be_read_is_paused(s: JobStoreSubject, redis_url: str) -> None:
     """Nobody knows how it is limited: it waits, all others go on, and new limits put it right."""
     s.store.set_queue("q", max_active=1)
     s.put("a", queue="q")

@@ -22,7 +22,7 @@ from ergon_framework.connector.boundary.link import BoundaryConnectorError, Node
 from ergon_framework.connector.boundary.publisher import FactPublisher
 from ergon_framework.connector.boundary.reader import Driver, FactReader
 from ergon_framework.connector.boundary.transactions import DeliveredFact, delivered
-from ergon_framework.connector.boundary.window import Entry, State
+from ergon_framework.connector.boundary.window import EntryState, WindowEntry
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.errors import ConfigurationError, TransactionException, describe
 from ergon_framework.ports.factstore import Reference
@@ -306,20 +306,20 @@ class BoundaryConnector:
 
     def ack(self, transaction: Transaction) -> None:
         """It succeeded: confirmed as soon as everything before it has its outcome."""
-        self._settle(transaction, "ack", State.DONE)
+        self._settle(transaction, "ack", EntryState.DONE)
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
         """It failed: set aside with its reason, as soon as its turn has come."""
-        self._settle(transaction, "nack", State.FAILED, _reason(exc))
+        self._settle(transaction, "nack", EntryState.FAILED, _reason(exc))
 
     def release(self, transaction: Transaction) -> None:
         """It was not worked to an end: it is delivered again."""
-        self._settle(transaction, "release", State.WAITING)
+        self._settle(transaction, "release", EntryState.WAITING)
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
         """A gate is closed: it comes again then, and nothing at or behind it is confirmed."""
         check_seconds(seconds=seconds)
-        self._settle(transaction, "release_after", State.WAITING, hold=seconds)
+        self._settle(transaction, "release_after", EntryState.WAITING, hold=seconds)
 
     # ---- the same for event loops ----
 
@@ -347,20 +347,20 @@ class BoundaryConnector:
 
     async def ack_async(self, transaction: Transaction) -> None:
         """The asyncio twin of :meth:`ack`."""
-        await self._settle_async(transaction, "ack", State.DONE)
+        await self._settle_async(transaction, "ack", EntryState.DONE)
 
     async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
         """The asyncio twin of :meth:`nack`."""
-        await self._settle_async(transaction, "nack", State.FAILED, _reason(exc))
+        await self._settle_async(transaction, "nack", EntryState.FAILED, _reason(exc))
 
     async def release_async(self, transaction: Transaction) -> None:
         """The asyncio twin of :meth:`release`."""
-        await self._settle_async(transaction, "release", State.WAITING)
+        await self._settle_async(transaction, "release", EntryState.WAITING)
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
         """The asyncio twin of :meth:`release_after`."""
         check_seconds(seconds=seconds)
-        await self._settle_async(transaction, "release_after", State.WAITING, hold=seconds)
+        await self._settle_async(transaction, "release_after", EntryState.WAITING, hold=seconds)
 
     # ---- artifacts ----
 
@@ -426,7 +426,7 @@ class BoundaryConnector:
     ) -> list[DeliveredFact]:
         return self._handed(driver, await driver.fetch_async(most, wait, gave_up))
 
-    def _handed(self, driver: Driver, entries: list[Entry]) -> list[DeliveredFact]:
+    def _handed(self, driver: Driver, entries: list[WindowEntry]) -> list[DeliveredFact]:
         """Made where the facts were taken: whoever lets them fall on the way has let go of them."""
         handed = []
         for entry in entries:
@@ -441,10 +441,15 @@ class BoundaryConnector:
         await asyncio.wait([fetching])
         if fetching.exception() is None:
             for fact in fetching.result():
-                driver.reader.note(fact.entry, State.WAITING)
+                driver.reader.note(fact.entry, EntryState.WAITING)
 
     def _settle(
-        self, transaction: Transaction, verb: str, state: State, reason: str = "", hold: float = 0.0
+        self,
+        transaction: Transaction,
+        verb: str,
+        state: EntryState,
+        reason: str = "",
+        hold: float = 0.0,
     ) -> None:
         with self._claimed(transaction, verb) as entry:
             if entry is not None:
@@ -453,7 +458,12 @@ class BoundaryConnector:
                 driver.advance()
 
     async def _settle_async(
-        self, transaction: Transaction, verb: str, state: State, reason: str = "", hold: float = 0.0
+        self,
+        transaction: Transaction,
+        verb: str,
+        state: EntryState,
+        reason: str = "",
+        hold: float = 0.0,
     ) -> None:
         if self._line.tasks is None:
             await self._line.own_threads.run(self._settle, transaction, verb, state, reason, hold)
@@ -465,7 +475,7 @@ class BoundaryConnector:
                 await driver.advance_async()
 
     @contextmanager
-    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[Entry | None]:
+    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[WindowEntry | None]:
         """What is to be settled, or None when it was settled in this way before."""
         self._reading()
         with settling(DeliveredFact, transaction, self, verb, BoundaryConnectorError) as delivery:

@@ -29,7 +29,14 @@ from ergon_framework.boundary.client.flow import Flow, Now, TaskRunner, ThreadRu
 from ergon_framework.boundary.model import Batch, Loss
 from ergon_framework.connector.base import Forsaken
 from ergon_framework.connector.boundary.link import FactPassedError, NodeLink
-from ergon_framework.connector.boundary.window import Confirm, Entry, SetAside, State, Step, Window
+from ergon_framework.connector.boundary.window import (
+    Confirm,
+    EntryState,
+    SetAside,
+    Step,
+    Window,
+    WindowEntry,
+)
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import BoundaryError, ConsumerHeldError, WiringError
@@ -62,12 +69,14 @@ class FactReader:
         self._lock = threading.Lock()
         self._is_unsure = False  # the node may have served facts that never came here
         self._is_adrift = False  # the name was let go for a moment, and may be another's
-        self._survivor: Entry | None = None  # came back alive, and was suspected before
-        self.forsaken: Forsaken[Entry] = Forsaken()
+        self._survivor: WindowEntry | None = None  # came back alive, and was suspected before
+        self.forsaken: Forsaken[WindowEntry] = Forsaken()
 
     # ---- reading ----
 
-    def fetch(self, most: int, wait: float, is_called_off: Callable[[], bool]) -> Flow[list[Entry]]:
+    def fetch(
+        self, most: int, wait: float, is_called_off: Callable[[], bool]
+    ) -> Flow[list[WindowEntry]]:
         """Up to so many facts, in order: those that came back, then new ones.
 
         One that is called off waits no longer than it takes to hear of it.
@@ -109,11 +118,11 @@ class FactReader:
         yield from self.advance()
         yield from self._clear_the_survivor()
 
-    def _take(self, most: int, now: float) -> list[Entry]:
+    def _take(self, most: int, now: float) -> list[WindowEntry]:
         with self._lock:
             for entry in self.forsaken.take():  # as if their process had died
-                if entry.state is State.IN_HAND:
-                    entry.state, entry.not_before = State.WAITING, now + self.desk.lease
+                if entry.state is EntryState.IN_HAND:
+                    entry.state, entry.not_before = EntryState.WAITING, now + self.desk.lease
                     logger.warning(
                         "nobody has the fact at %d any more; it comes again", entry.offset
                     )
@@ -145,7 +154,7 @@ class FactReader:
                 self._on_gap(loss)
         return len(found)
 
-    def _suspect(self, first: Entry, deaths: int, through: int) -> None:
+    def _suspect(self, first: WindowEntry, deaths: int, through: int) -> None:
         """Processes died with this page in hand: one by one, and the death of many is set aside."""
         if deaths <= 0:
             return
@@ -153,7 +162,7 @@ class FactReader:
         self._window.careful_until = max(self._window.careful_until, through)
         if deaths >= max(self._max_deliveries, FEWEST_DEATHS):
             text = f"given to {deaths} processes before, none of which came back"
-            first.state, first.code, first.reason = State.FAILED, CRASH_LOOP, text
+            first.state, first.code, first.reason = EntryState.FAILED, CRASH_LOOP, text
 
     def _clear_the_survivor(self) -> Flow[None]:
         """Let the node count from the start: letting go of the name is how it is told to.
@@ -164,7 +173,7 @@ class FactReader:
         if entry is None or self._window.in_hand:
             return
         self._survivor = None
-        if entry.state is not State.WAITING:  # settled since: the cursor has moved
+        if entry.state is not EntryState.WAITING:  # settled since: the cursor has moved
             return
         self._is_unsure = self._is_adrift = True
         try:
@@ -175,13 +184,15 @@ class FactReader:
 
     # ---- settling ----
 
-    def note(self, entry: Entry, state: State, reason: str = "", not_before: float = 0.0) -> None:
+    def note(
+        self, entry: WindowEntry, state: EntryState, reason: str = "", not_before: float = 0.0
+    ) -> None:
         """Remember what became of a fact; :meth:`advance` tells the node as much as it can."""
         self.forsaken.forget(entry)
         with self._lock:
             if entry.told_as is state:  # by whoever settled another one since this was tried
                 return
-            if entry.state is State.GONE:
+            if entry.state is EntryState.GONE:
                 raise FactPassedError(
                     f"the fact at {entry.offset} is no longer in this process's hands",
                     remedy="nothing to do: whoever has the consumer's name now has its outcome",
@@ -235,16 +246,16 @@ def _waiting(until: float, is_called_off: Callable[[], bool]) -> Flow[None]:
         yield Wait(min(left, LONGEST_ASK))
 
 
-def _entries(batch: Batch, is_released: bool) -> Iterator[Entry]:
+def _entries(batch: Batch, is_released: bool) -> Iterator[WindowEntry]:
     last = 0
     for delivery in batch.facts:
         last = delivery.offset
-        yield Entry(delivery.offset, delivery)
+        yield WindowEntry(delivery.offset, delivery)
     for loss in batch.gaps:
         last = max(last, loss.last_offset)
-        yield Entry(loss.last_offset, state=State.DONE)
+        yield WindowEntry(loss.last_offset, state=EntryState.DONE)
     if not is_released and batch.through_offset > max(last, batch.cursor):
-        yield Entry(batch.through_offset, state=State.DONE)
+        yield WindowEntry(batch.through_offset, state=EntryState.DONE)
 
 
 T = TypeVar("T")
@@ -274,7 +285,9 @@ class Driver:
         """Let the fetch under way, or the next one, wait no longer."""
         self._stop_waiting.set()
 
-    def _fetching(self, most: int, wait: float, gave_up: threading.Event) -> Flow[list[Entry]]:
+    def _fetching(
+        self, most: int, wait: float, gave_up: threading.Event
+    ) -> Flow[list[WindowEntry]]:
         def is_called_off() -> bool:
             return gave_up.is_set() or self._stop_waiting.is_set()
 
@@ -290,7 +303,7 @@ class Driver:
         """The time that scripts see."""
         return current_clock().now()
 
-    def fetch(self, most: int, wait: float, gave_up: threading.Event) -> list[Entry]:
+    def fetch(self, most: int, wait: float, gave_up: threading.Event) -> list[WindowEntry]:
         """Up to so many facts to be handed out; whoever gives up sets the event."""
         self._keep()
         return self._run(self._fetching(most, wait, gave_up))
@@ -326,7 +339,9 @@ class Driver:
 
     # ---- tasks ----
 
-    async def fetch_async(self, most: int, wait: float, gave_up: threading.Event) -> list[Entry]:
+    async def fetch_async(
+        self, most: int, wait: float, gave_up: threading.Event
+    ) -> list[WindowEntry]:
         """The asyncio twin of :meth:`fetch`."""
         self._keep_async()
         return await self._run_async(self._fetching(most, wait, gave_up))

@@ -17,7 +17,7 @@ from ergon_framework.boundary.facts.schema import LONGEST_NOTE, MOST_LABELS
 from ergon_framework.boundary.model import Delivery, Fact
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.connector.base import Delivered, difference
-from ergon_framework.connector.boundary.window import Entry
+from ergon_framework.connector.boundary.window import WindowEntry
 from ergon_framework.errors import EnvelopeError, FactInvalidError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.propagation import extract, outgoing, read, written
@@ -35,7 +35,7 @@ class DeliveredFact(Delivered):
 
     __slots__ = ("entry",)
 
-    entry: Entry
+    entry: WindowEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,9 @@ class Message:
 # ---- to a transaction ----
 
 
-def delivered(entry: Entry, delivery: Delivery, owner: object, source: str | None) -> DeliveredFact:
+def delivered(
+    entry: WindowEntry, delivery: Delivery, owner: object, source: str | None
+) -> DeliveredFact:
     """What is handed out for a fact: a copy, so that a redelivery finds nothing changed."""
     envelope, fact = delivery.envelope, delivery.fact
     labels = envelope.labels or {}

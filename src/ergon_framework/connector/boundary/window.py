@@ -22,7 +22,7 @@ from ergon_framework.boundary.model import Delivery
 Key: TypeAlias = tuple[bool, int]
 
 
-class State(Enum):
+class EntryState(Enum):
     """Where a fact stands."""
 
     WAITING = auto()
@@ -32,21 +32,21 @@ class State(Enum):
     GONE = auto()  # confirmed, set aside, or another's by now
 
 
-_ENDED = (State.DONE, State.FAILED)
+_ENDED = (EntryState.DONE, EntryState.FAILED)
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class WindowEntry:
     """One fact, or without a delivery a stretch of the log that needs no handling."""
 
     offset: int
     delivery: Delivery | None = None
-    state: State = State.WAITING
+    state: EntryState = EntryState.WAITING
     code: str = ""  # why it failed, in a word …
     reason: str = ""  # … and in a sentence
     not_before: float = 0.0
     deaths: int = 0  # of processes that had it in hand, perhaps beside others
-    told_as: State | None = None  # the outcome that the node has from us, once it is gone
+    told_as: EntryState | None = None  # the outcome that the node has from us, once it is gone
 
     @property
     def key(self) -> Key:
@@ -59,14 +59,14 @@ class Confirm:
     """Everything up to ``offset`` has its outcome."""
 
     offset: int
-    entries: tuple[Entry, ...]
+    entries: tuple[WindowEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
     """The next fact failed."""
 
-    entry: Entry
+    entry: WindowEntry
 
 
 Step: TypeAlias = Confirm | SetAside
@@ -76,7 +76,7 @@ class Window:
     """A pure record. Whoever shares it between threads locks it."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[WindowEntry] = []
         self._known: set[Key] = set()
         self.careful_until = 0
         """Up to here one fact at a time: a process that had them in hand has died."""
@@ -84,20 +84,20 @@ class Window:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[WindowEntry]:
         return iter(self._entries)
 
     @property
     def in_hand(self) -> int:
         """How many are with somebody."""
-        return sum(each.state is State.IN_HAND for each in self._entries)
+        return sum(each.state is EntryState.IN_HAND for each in self._entries)
 
     def next_due(self, now: float) -> float:
         """Seconds until one that is parked may be handed out."""
-        waiting = (each for each in self._entries if each.state is State.WAITING)
+        waiting = (each for each in self._entries if each.state is EntryState.WAITING)
         return min((max(0.0, each.not_before - now) for each in waiting), default=math.inf)
 
-    def extend(self, entries: Iterable[Entry], cursor: int) -> None:
+    def extend(self, entries: Iterable[WindowEntry], cursor: int) -> None:
         """Add what was read, and drop what lies below a cursor that others have moved."""
         for entry in entries:
             if entry.key not in self._known:
@@ -108,7 +108,7 @@ class Window:
         self._drop([each for each in passed if each.state in _ENDED], is_told=True)
         self._drop([each for each in passed if each.state not in _ENDED])
 
-    def knows(self, entry: Entry) -> bool:
+    def knows(self, entry: WindowEntry) -> bool:
         """Whether it is here already."""
         return entry.key in self._known
 
@@ -117,28 +117,28 @@ class Window:
         self._drop(list(self._entries))
         self.careful_until = 0
 
-    def take(self, most: int, now: float) -> list[Entry]:
+    def take(self, most: int, now: float) -> list[WindowEntry]:
         """The first that may be handed out."""
-        taken: list[Entry] = []
+        taken: list[WindowEntry] = []
         for entry in self._entries:
             if len(taken) == most:
                 break
-            if entry.state is not State.WAITING or entry.not_before > now:
+            if entry.state is not EntryState.WAITING or entry.not_before > now:
                 continue  # parked ones and done ones slow nobody down
             if entry.offset <= self.careful_until and entry.key[0]:
                 most = 1  # it may have been the death of the last process that had it
                 if taken or self.in_hand:
                     break
-            entry.state = State.IN_HAND
+            entry.state = EntryState.IN_HAND
             taken.append(entry)
         return taken
 
     def next_step(self) -> Step | None:
         """What the node may be told now."""
-        prefix: list[Entry] = []
+        prefix: list[WindowEntry] = []
         for entry in self._entries:
-            if entry.state is not State.DONE:
-                if not prefix and entry.state is State.FAILED:
+            if entry.state is not EntryState.DONE:
+                if not prefix and entry.state is EntryState.FAILED:
                     return SetAside(entry)
                 break
             prefix.append(entry)
@@ -149,13 +149,13 @@ class Window:
         """The node has taken it."""
         self._drop(step.entries if isinstance(step, Confirm) else (step.entry,), is_told=True)
 
-    def _drop(self, entries: Iterable[Entry], *, is_told: bool = False) -> None:
+    def _drop(self, entries: Iterable[WindowEntry], *, is_told: bool = False) -> None:
         gone = set(map(id, entries))
         if not gone:
             return
         for entry in self._entries:
             if id(entry) in gone:
                 entry.told_as = entry.state if is_told else None
-                entry.state = State.GONE
+                entry.state = EntryState.GONE
                 self._known.discard(entry.key)
         self._entries = [each for each in self._entries if id(each) not in gone]

@@ -36,7 +36,7 @@ _T = TypeVar("_T", bound=Transaction)
 _decode = msgspec.json.decode
 
 
-class Delivery(Delivered):
+class JobDelivery(Delivered):
     """A delivered job that knows its claim."""
 
     __slots__ = ("claim", "claimed_at")
@@ -161,9 +161,9 @@ def _canonical(text: bytes) -> bytes:
 # ---- and back ----
 
 
-def delivery_of(claim: Claim, owner: object, source: str | None, claimed_at: float) -> Delivery:
+def delivery_of(claim: Claim, owner: object, source: str | None, claimed_at: float) -> JobDelivery:
     """What is handed out for a claimed job."""
-    delivery = _made(Delivery, claim.job, source)
+    delivery = _made(JobDelivery, claim.job, source)
     delivery.belongs_to(owner, claim=claim, claimed_at=claimed_at)
     return delivery
 

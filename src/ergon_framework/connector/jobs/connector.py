@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from ergon_framework.connector.base import ThreadedTwins, settling
 from ergon_framework.connector.jobs.claims import Desk
 from ergon_framework.connector.jobs.codec import (
-    Delivery,
+    JobDelivery,
     add_once,
     delivery_of,
     held_for,
@@ -323,15 +323,15 @@ class JobsConnector(ThreadedTwins):
             if delivery is not None:
                 self._record(delivery, seen)
 
-    def _record(self, delivery: Delivery, seen: Seen) -> None:
+    def _record(self, delivery: JobDelivery, seen: Seen) -> None:
         self._desk.settle(delivery.claim, seen, SYSTEM_CLOCK.now() - delivery.claimed_at)
 
     @contextmanager
-    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[Delivery | None]:
+    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[JobDelivery | None]:
         """What is to be settled, or None when it was settled in this way before.
 
         What fails may be tried again, while the lease lasts.
         """
-        with settling(Delivery, transaction, self, verb, JobsConnectorError) as delivery:
+        with settling(JobDelivery, transaction, self, verb, JobsConnectorError) as delivery:
             self._desk.client()  # raises when it is closed
             yield delivery

@@ -1,6 +1,6 @@
 """Files that only grow: fsynced appends, repair of a torn tail, the directory's lock, and parts.
 
-``Outbox`` writes the lines of a connector that dispatches, into one file after another.
+``RotatingWriter`` writes the lines of a connector that dispatches, into one file after another.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def _after_last_newline(file: FileIO, size: int) -> int:
 _PART = re.compile(r"part-(\d{8,})\.jsonl")
 
 
-class Outbox:
+class RotatingWriter:
     """Appends lines to ``part-00000001.jsonl`` and its successors.
 
     A part is continued after a restart until it has ``rotate_bytes``. Several connectors may write

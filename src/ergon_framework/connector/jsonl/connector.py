@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Self, cast
 
 from ergon_framework.connector.base import Delivered, ThreadedTwins, settling
 from ergon_framework.connector.jsonl import codec
-from ergon_framework.connector.jsonl.append_file import Outbox
+from ergon_framework.connector.jsonl.append_file import RotatingWriter
 from ergon_framework.connector.jsonl.codec import JsonlConnectorError, MalformedLineError
-from ergon_framework.connector.jsonl.offsets import Line
+from ergon_framework.connector.jsonl.offsets import InboxLine
 from ergon_framework.connector.jsonl.reader import DirectoryReader
 from ergon_framework.errors import ConfigurationError, EnvelopeError, describe
 from ergon_framework.ports.transaction import Transaction
@@ -29,7 +29,7 @@ class _Delivery(Delivered):
 
     __slots__ = ("line",)
 
-    line: Line
+    line: InboxLine
 
 
 @dataclass(slots=True)
@@ -75,10 +75,10 @@ class JsonlConnector(ThreadedTwins):
         self._closed = False
         self._fetching = threading.Lock()
         self._inbox: DirectoryReader[_Delivery] | None = None
-        self._outbox: Outbox | None = None
+        self._outbox: RotatingWriter | None = None
         source, dead = _check_places(inbox, outbox, dead_letters)
         if outbox is not None:
-            self._outbox = Outbox(Path(outbox), rotate_bytes=rotate_bytes, fsync=fsync)
+            self._outbox = RotatingWriter(Path(outbox), rotate_bytes=rotate_bytes, fsync=fsync)
         if source is not None:
             self._inbox = DirectoryReader(
                 source,
@@ -160,7 +160,10 @@ class JsonlConnector(ThreadedTwins):
 
     def health(self) -> bool:
         """Whether it can be used: open, and no write has failed."""
-        parts: list[DirectoryReader[_Delivery] | Outbox | None] = [self._inbox, self._outbox]
+        parts: list[DirectoryReader[_Delivery] | RotatingWriter | None] = [
+            self._inbox,
+            self._outbox,
+        ]
         return not self._closed and all(part is None or part.is_sound for part in parts)
 
     def close(self) -> None:
@@ -205,7 +208,7 @@ class JsonlConnector(ThreadedTwins):
             for transaction in handover.batch:
                 self.release(transaction)
 
-    def _parse(self, line: Line) -> _Delivery:
+    def _parse(self, line: InboxLine) -> _Delivery:
         value = codec.decode(line.data or b"")
         try:
             delivery = self._wrap(line, value) if self._raw else self._open(value)
@@ -214,7 +217,7 @@ class JsonlConnector(ThreadedTwins):
         delivery.belongs_to(self, line=line)
         return delivery
 
-    def _wrap(self, line: Line, value: Any) -> _Delivery:
+    def _wrap(self, line: InboxLine, value: Any) -> _Delivery:
         name = codec.shown(line.file.name)
         place = {"file": name, "line": line.number}
         return _Delivery(f"{name}:{line.number}", value, place, source=self.name)
@@ -225,7 +228,7 @@ class JsonlConnector(ThreadedTwins):
         return cast(_Delivery, _Delivery.from_dict(value))  # it makes the class it is called on
 
     @contextmanager
-    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[Line | None]:
+    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[InboxLine | None]:
         """The line to act upon, or None when it was settled in this way before."""
         self._reading()
         with settling(_Delivery, transaction, self, verb, JsonlConnectorError) as delivery:
@@ -239,7 +242,7 @@ class JsonlConnector(ThreadedTwins):
             )
         return self._inbox
 
-    def _writing(self) -> Outbox:
+    def _writing(self) -> RotatingWriter:
         self._refuse_when_closed()
         if self._outbox is None:
             raise ConfigurationError(

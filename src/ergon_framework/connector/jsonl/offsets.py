@@ -50,7 +50,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class InboxLine:
     """One line that was read, and where it stands. ``data`` is None when it is too long to hold."""
 
     file: FileProgress
@@ -77,7 +77,7 @@ class Line:
         return self.is_terminated or (self.data is not None and is_complete(self.data))
 
 
-def scan(file: BufferedReader, known: FileProgress, limit: int) -> Iterator[Line]:
+def scan(file: BufferedReader, known: FileProgress, limit: int) -> Iterator[InboxLine]:
     """The lines after the cursor of ``known``, which is left where it is."""
     number, start, whole = known.next_line, known.next_offset, known.whole or 0
     file.seek(start)
@@ -91,7 +91,7 @@ def scan(file: BufferedReader, known: FileProgress, limit: int) -> Iterator[Line
                 end, whole = end + len(more), zlib.crc32(more, whole)
         elif start == 0:
             data = piece.removesuffix(NEWLINE).removeprefix(_BYTE_ORDER_MARK)
-        yield Line(known, number, start, end, data, piece[-1:] == NEWLINE, whole)
+        yield InboxLine(known, number, start, end, data, piece[-1:] == NEWLINE, whole)
         number, start = number + 1, end
 
 
@@ -253,14 +253,14 @@ class FileProgress:
                 self.whole = zlib.crc32(NEWLINE, self.whole or 0)
         self._meet()
 
-    def read(self, line: Line) -> None:
+    def read(self, line: InboxLine) -> None:
         """Move the cursor behind ``line``."""
         self.next_line = line.number + 1
         self.next_offset = line.end
         self.whole = line.whole
         self.remembered.pop(line.number, None)
 
-    def settle(self, line: Line) -> None:
+    def settle(self, line: InboxLine) -> None:
         """Mark ``line`` as settled and move the frontier as far as it goes."""
         self.unfolded += 1
         self.ahead[line.number] = (line.end, line.check, line.whole)
@@ -315,7 +315,7 @@ class CommittedOffsets:
         for name in self._files.keys() - names:
             del self._files[name]
 
-    def record(self, lines: list[Line]) -> int:
+    def record(self, lines: list[InboxLine]) -> int:
         """Write down that ``lines`` are settled; returns the ticket for :meth:`sync`."""
         entries = []
         for line in lines:
@@ -412,7 +412,7 @@ class CommittedOffsets:
             return None
 
 
-def _settled(line: Line) -> dict[str, Any]:
+def _settled(line: InboxLine) -> dict[str, Any]:
     return _entry(line.file.name, line=line.number, check=line.check)
 
 

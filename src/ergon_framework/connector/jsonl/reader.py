@@ -25,7 +25,7 @@ from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.connector.jsonl.offsets import (
     CommittedOffsets,
     FileProgress,
-    Line,
+    InboxLine,
     Stamp,
     fingerprint,
     pieces,
@@ -46,8 +46,8 @@ class _Gathered(Generic[T]):
     """What one look into one file gave."""
 
     file: FileProgress
-    items: list[tuple[Line, T]] = field(default_factory=list)
-    malformed: list[tuple[Line, MalformedLineError]] = field(default_factory=list)
+    items: list[tuple[InboxLine, T]] = field(default_factory=list)
+    malformed: list[tuple[InboxLine, MalformedLineError]] = field(default_factory=list)
     is_exhausted: bool = False
     error: JsonlConnectorError | None = None
 
@@ -61,7 +61,7 @@ class DirectoryReader(Generic[T]):
     def __init__(
         self,
         directory: Path,
-        parse: Callable[[Line], T],
+        parse: Callable[[InboxLine], T],
         *,
         dead_letters: Path | None,
         strict: bool,
@@ -74,7 +74,7 @@ class DirectoryReader(Generic[T]):
         self._limit = max_line_bytes
         self._lock = threading.RLock()
         self._names: deque[str] = deque()  # files still to be looked into in this round
-        self._released: list[tuple[str, int, int, Line]] = []
+        self._released: list[tuple[str, int, int, InboxLine]] = []
         self._tie = itertools.count()
         self.malformed = 0
         self.dead_path = dead_letters or directory / STATE / "dead_letters.jsonl"
@@ -109,7 +109,7 @@ class DirectoryReader(Generic[T]):
         """Whether settlements can still be written down."""
         return self._dead.is_sound and self._progress.is_sound
 
-    def take(self, count: int) -> list[tuple[Line, T]]:
+    def take(self, count: int) -> list[tuple[InboxLine, T]]:
         """Up to ``count`` items in order: what was given back first, then by file and line.
 
         Nothing is handed out whose end could not be written down.
@@ -117,7 +117,7 @@ class DirectoryReader(Generic[T]):
         self._progress.check()
         self._dead.check()
         with self._lock:
-            items: list[tuple[Line, T]] = []
+            items: list[tuple[InboxLine, T]] = []
             try:
                 while self._released and len(items) < count:
                     line = heapq.heappop(self._released)[3]
@@ -128,19 +128,19 @@ class DirectoryReader(Generic[T]):
                 raise
             return items
 
-    def settle(self, line: Line) -> None:
+    def settle(self, line: InboxLine) -> None:
         """The line is done with. On disk when this returns."""
         with self._lock:
             ticket = self._progress.record([line])
         self._progress.sync(ticket)
 
-    def set_aside(self, line: Line, transaction_id: str, reason: str) -> None:
+    def set_aside(self, line: InboxLine, transaction_id: str, reason: str) -> None:
         """Write a dead letter, then settle: dying in between repeats it, but never loses it."""
         where = _place(line) | {"transaction_id": transaction_id}
         self._dead.append(lambda: [codec.letter(reason, where, line.data or b"")])
         self.settle(line)
 
-    def give_back(self, lines: Iterable[Line]) -> None:
+    def give_back(self, lines: Iterable[InboxLine]) -> None:
         """Deliver the lines again, before everything that comes after them."""
         with self._lock:
             for line in lines:
@@ -153,7 +153,7 @@ class DirectoryReader(Generic[T]):
             unread = sum(1 for name in self._listed() for _ in self._unread(name))
             return len(self._released) + unread
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[InboxLine]:
         """Every line that can be read, settled or not."""
         for name in self._listed():
             with contextlib.suppress(FileNotFoundError), self._drop.open(name) as file:
@@ -168,7 +168,7 @@ class DirectoryReader(Generic[T]):
         with self._lock:
             self._opened.close()
 
-    def _take_new(self, items: list[tuple[Line, T]], count: int) -> None:
+    def _take_new(self, items: list[tuple[InboxLine, T]], count: int) -> None:
         is_new_round = False
         while len(items) < count:
             if not self._names:
@@ -234,7 +234,7 @@ class DirectoryReader(Generic[T]):
                 return
         seen.is_exhausted = True
 
-    def _parsed(self, line: Line) -> T:
+    def _parsed(self, line: InboxLine) -> T:
         place = f"{codec.shown(line.file.name)}, line {line.number}"
         if line.data is None:
             raise LineTooLongError(
@@ -248,7 +248,7 @@ class DirectoryReader(Generic[T]):
                 f"{place}: {error.message}", remedy="mend the line and put it into a new file"
             ) from error
 
-    def _bury(self, malformed: list[tuple[Line, MalformedLineError]]) -> None:
+    def _bury(self, malformed: list[tuple[InboxLine, MalformedLineError]]) -> None:
         if not malformed:
             return
         self._dead.append(
@@ -257,7 +257,7 @@ class DirectoryReader(Generic[T]):
         self._progress.sync(self._progress.record([line for line, _ in malformed]))
         self.malformed += len(malformed)
 
-    def _letter(self, line: Line, error: MalformedLineError) -> Iterable[bytes]:
+    def _letter(self, line: InboxLine, error: MalformedLineError) -> Iterable[bytes]:
         if line.data is not None:
             return [codec.letter(describe(error), _place(line), line.data)]
         content = pieces(self._drop, line.file.name, line.start, line.end)
@@ -270,7 +270,7 @@ class DirectoryReader(Generic[T]):
             self._progress.forget_missing(set(names))
         return names
 
-    def _unread(self, name: str) -> Iterator[Line]:
+    def _unread(self, name: str) -> Iterator[InboxLine]:
         with contextlib.suppress(FileNotFoundError), self._drop.open(name) as file:
             known = self._progress.verified(name, file)
             for line in scan(file, known, self._limit):
@@ -288,9 +288,9 @@ def _opened_state(path: Path) -> Folder:
         ) from error
 
 
-def _is_done(line: Line) -> bool:
+def _is_done(line: InboxLine) -> bool:
     return line.is_blank or line.file.remembered.get(line.number) == line.check
 
 
-def _place(line: Line) -> dict[str, Any]:
+def _place(line: InboxLine) -> dict[str, Any]:
     return {"file": codec.shown(line.file.name), "line": line.number}

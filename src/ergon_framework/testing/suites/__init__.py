@@ -21,9 +21,9 @@ from ergon_framework.testing.suites.factstore import (
     exercise_fact_store,
 )
 from ergon_framework.testing.suites.framework import (
+    CheckOutcome,
     CheckResult,
     ConnectorSuiteError,
-    Outcome,
     SuiteFailure,
     SuiteReport,
 )
@@ -50,13 +50,13 @@ __all__ = [
     "JOB_STORE_CHECKS",
     "OBJECT_STORE_CHECKS",
     "PROVIDER_STORE_CHECKS",
+    "CheckOutcome",
     "CheckResult",
     "ConnectorSuiteError",
     "ExecutorSuiteError",
     "FactStoreSuiteError",
     "JobStoreSuiteError",
     "ObjectStoreSuiteError",
-    "Outcome",
     "ProviderStoreSuiteError",
     "SuiteFailure",
     "SuiteReport",

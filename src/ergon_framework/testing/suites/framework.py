@@ -54,7 +54,7 @@ def fail(complaint: str) -> NoReturn:
     raise CheckFailed(complaint)
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """How a check ended."""
 
     PASSED = "passed"
@@ -71,7 +71,7 @@ class CheckResult:
     sentence: str
     colour: str
     required: bool
-    outcome: Outcome
+    outcome: CheckOutcome
     reason: str = ""
 
 
@@ -112,12 +112,12 @@ class SuiteReport:
     @property
     def passed(self) -> tuple[str, ...]:
         """The names of the checks that passed in at least one colour."""
-        return _names(one for one in self.results if one.outcome is Outcome.PASSED)
+        return _names(one for one in self.results if one.outcome is CheckOutcome.PASSED)
 
     @property
     def skipped(self) -> tuple[str, ...]:
         """The names of the checks that were skipped or waived in at least one colour."""
-        left_out = (Outcome.SKIPPED, Outcome.WAIVED)
+        left_out = (CheckOutcome.SKIPPED, CheckOutcome.WAIVED)
         return _names(one for one in self.results if one.outcome in left_out)
 
     def failures(self, *, recommended: bool = False) -> tuple[CheckResult, ...]:
@@ -125,7 +125,7 @@ class SuiteReport:
         return tuple(
             one
             for one in self.results
-            if one.outcome is Outcome.FAILED and (one.required or recommended)
+            if one.outcome is CheckOutcome.FAILED and (one.required or recommended)
         )
 
     def raise_for_failures(self, *, recommended: bool = False) -> None:
@@ -150,13 +150,13 @@ class SuiteReport:
     def __str__(self) -> str:
         counts = (
             f"{sum(one.outcome is outcome for one in self.results)} {outcome}"
-            for outcome in Outcome
+            for outcome in CheckOutcome
         )
         lines = [f"{self.subject}: {', '.join(counts)}"]
         lines += [
             f"  {one.outcome}: {_told(one)}"
             for one in self.results
-            if one.outcome is not Outcome.PASSED
+            if one.outcome is not CheckOutcome.PASSED
         ]
         return "\n".join(lines)
 

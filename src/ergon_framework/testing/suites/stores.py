@@ -13,8 +13,8 @@ from ergon_framework.testing.suites.drivers import ThreadHands, outcome
 from ergon_framework.testing.suites.framework import (
     Check,
     CheckFailed,
+    CheckOutcome,
     CheckResult,
-    Outcome,
     SuiteFailure,
     SuiteReport,
 )
@@ -119,7 +119,7 @@ class StoreSuite(Generic[S]):
 
 def _result(check: Check[S], begin: Callable[[], S], *, is_waived: bool) -> tuple[str, CheckResult]:
     """Run one check on a store of its own; the store's name and how it went."""
-    name, how, reason = "", Outcome.WAIVED, ""
+    name, how, reason = "", CheckOutcome.WAIVED, ""
     if not is_waived:
         subject = begin()
         name = type(subject.store).__name__
@@ -131,17 +131,17 @@ def _result(check: Check[S], begin: Callable[[], S], *, is_waived: bool) -> tupl
     return name, CheckResult(check.name, check.sentence, "sync", check.required, how, reason)
 
 
-def _run(check: Check[S], subject: S) -> tuple[Outcome, str]:
+def _run(check: Check[S], subject: S) -> tuple[CheckOutcome, str]:
     missing = check.needs - subject.capabilities
     if missing:
-        return Outcome.SKIPPED, f"needs {', '.join(sorted(missing))}"
+        return CheckOutcome.SKIPPED, f"needs {', '.join(sorted(missing))}"
     hands = ThreadHands()
     try:
         outcome(hands.start(lambda: check.run(subject)), PATIENT * subject.patience, "the check")
     except CheckFailed as error:
-        return Outcome.FAILED, str(error)
+        return CheckOutcome.FAILED, str(error)
     except Exception as error:
-        return Outcome.FAILED, describe(error)
+        return CheckOutcome.FAILED, describe(error)
     finally:
         hands.close()
-    return Outcome.PASSED, ""
+    return CheckOutcome.PASSED, ""

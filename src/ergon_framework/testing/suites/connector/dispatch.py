@@ -10,10 +10,10 @@ from typing import Any
 
 from ergon_framework.errors import PayloadError
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.suites.connector.subject import Subject, ids_of, one, some
+from ergon_framework.testing.suites.connector.subject import ConnectorSubject, ids_of, one, some
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ConnectorSubject]] = []
 check = register(CHECKS)
 
 
@@ -22,7 +22,7 @@ def _unserialisable() -> Any:
 
 
 @check("dispatch")
-def dispatch_accepts_any_iterable(s: Subject) -> None:
+def dispatch_accepts_any_iterable(s: ConnectorSubject) -> None:
     """Transactions may be dispatched from a generator."""
     given = some(3)
     s.call("dispatch", (each for each in given))
@@ -30,14 +30,14 @@ def dispatch_accepts_any_iterable(s: Subject) -> None:
 
 
 @check("dispatch")
-def dispatching_nothing_is_fine(s: Subject) -> None:
+def dispatching_nothing_is_fine(s: ConnectorSubject) -> None:
     """An empty dispatch is no error and delivers nothing."""
     s.call("dispatch", [])
     expect(s.drain() == [], "something came")
 
 
 @check("dispatch")
-def unserialisable_payload_is_refused(s: Subject) -> None:
+def unserialisable_payload_is_refused(s: ConnectorSubject) -> None:
     """A payload that cannot be carried raises a PayloadError that names the transaction."""
     bad = one(_unserialisable())
     error = s.refusal(lambda: s.call("dispatch", [bad]))
@@ -50,7 +50,7 @@ def unserialisable_payload_is_refused(s: Subject) -> None:
 
 
 @check("dispatch")
-def refused_payload_loses_nothing(s: Subject) -> None:
+def refused_payload_loses_nothing(s: ConnectorSubject) -> None:
     """After a refused payload, what was dispatched before and after is delivered."""
     before, after = some(2, "before"), some(2, "after")
     s.call("dispatch", before)
@@ -61,7 +61,7 @@ def refused_payload_loses_nothing(s: Subject) -> None:
 
 
 @check("dispatch", required=False)
-def dispatch_is_all_or_nothing(s: Subject) -> None:
+def dispatch_is_all_or_nothing(s: ConnectorSubject) -> None:
     """When one payload of a batch is refused, nothing of the batch is delivered."""
     good = some(2)
     mixed = [good[0], one(_unserialisable()), good[1]]
@@ -71,14 +71,14 @@ def dispatch_is_all_or_nothing(s: Subject) -> None:
 
 
 @check("dispatch", required=False)
-def refuses_what_is_no_transaction(s: Subject) -> None:
+def refuses_what_is_no_transaction(s: ConnectorSubject) -> None:
     """Dispatching something that is not a Transaction is an error."""
     error = s.refusal(lambda: s.call("dispatch", [{"transaction_id": "t1"}]))
     expect(error, "a dict was accepted")
 
 
 @check("dispatch")
-def dispatches_concurrently(s: Subject) -> None:
+def dispatches_concurrently(s: ConnectorSubject) -> None:
     """Dispatches from several threads or tasks at once all arrive, each exactly once."""
     batches = [some(3, f"batch{n}-") for n in range(6)]
     s.together([("dispatch", batch) for batch in batches])
@@ -88,7 +88,7 @@ def dispatches_concurrently(s: Subject) -> None:
 
 
 @check("dispatch", "fifo")
-def dispatch_keeps_the_order_of_a_batch(s: Subject) -> None:
+def dispatch_keeps_the_order_of_a_batch(s: ConnectorSubject) -> None:
     """The transactions of one dispatch come in the order they were given in."""
     given = some(9)
     s.call("dispatch", given)
@@ -96,7 +96,7 @@ def dispatch_keeps_the_order_of_a_batch(s: Subject) -> None:
 
 
 @check("dispatch", "unique_ids")
-def same_again_changes_nothing(s: Subject) -> None:
+def same_again_changes_nothing(s: ConnectorSubject) -> None:
     """A transaction that is dispatched again, in one batch or later, is delivered once."""
     given = some(2)
     s.call("dispatch", [*given, given[0]])
@@ -107,7 +107,7 @@ def same_again_changes_nothing(s: Subject) -> None:
 
 
 @check("dispatch", "unique_ids")
-def other_content_under_an_id_is_refused(s: Subject) -> None:
+def other_content_under_an_id_is_refused(s: ConnectorSubject) -> None:
     """Another payload under an id that is taken is an error that names the id."""
     s.call("dispatch", [Transaction("same", {"n": 1})])
     error = s.refusal(lambda: s.call("dispatch", [Transaction("same", {"n": 2})]))
@@ -125,24 +125,24 @@ NESTED: dict[str, Any] = {
 TEXT = 'line\u2028separator\u2029 tab\t nul\x00 quote" back\\slash \r\n é ünï 漢字 🧵🏽 \ufeff'
 
 
-def _round_trip(s: Subject, transaction: Transaction) -> Transaction:
+def _round_trip(s: ConnectorSubject, transaction: Transaction) -> Transaction:
     s.put([transaction])
     return s.take(1)[0]
 
 
-def _keeps(s: Subject, field: str, value: Any) -> None:
+def _keeps(s: ConnectorSubject, field: str, value: Any) -> None:
     came = getattr(_round_trip(s, one("work", **{field: value})), field)
     expect(came == value, f"{field} came back {'empty' if not came else 'different'}")
 
 
-def _keeps_payload(s: Subject, payload: Any) -> None:
+def _keeps_payload(s: ConnectorSubject, payload: Any) -> None:
     came = s.payload_of(_round_trip(s, one(payload)))
     expect(type(came) is type(payload), f"{type(payload).__name__} became {type(came).__name__}")
     expect(came == payload, "the payload came back different")
 
 
 @check("put")
-def keeps_the_id(s: Subject) -> None:
+def keeps_the_id(s: ConnectorSubject) -> None:
     """transaction_id survives, whatever characters it holds."""
     for identity in ("plain", "with space/and:slash", "ünï-🧵", "x" * 200):
         came = _round_trip(s, Transaction(identity)).transaction_id
@@ -150,44 +150,44 @@ def keeps_the_id(s: Subject) -> None:
 
 
 @check("put", "carries metadata")
-def keeps_metadata(s: Subject) -> None:
+def keeps_metadata(s: ConnectorSubject) -> None:
     """Metadata survives, nested values included."""
     _keeps(s, "metadata", {"tenant": "blue", "attempts": 3, "route": {"hops": ["a", "b"]}})
 
 
 @check("put", "carries correlation_id")
-def keeps_correlation_id(s: Subject) -> None:
+def keeps_correlation_id(s: ConnectorSubject) -> None:
     """correlation_id survives."""
     _keeps(s, "correlation_id", "flow-1")
 
 
 @check("put", "carries trace_id")
-def keeps_trace_id(s: Subject) -> None:
+def keeps_trace_id(s: ConnectorSubject) -> None:
     """trace_id survives."""
     _keeps(s, "trace_id", "0af7651916cd43dd8448eb211c80319c")
 
 
 @check("put", "carries source")
-def keeps_source(s: Subject) -> None:
+def keeps_source(s: ConnectorSubject) -> None:
     """A source that is set survives."""
     _keeps(s, "source", "till-7")
 
 
 @check("put", "carries parent_id")
-def keeps_parent_id(s: Subject) -> None:
+def keeps_parent_id(s: ConnectorSubject) -> None:
     """parent_id survives."""
     _keeps(s, "parent_id", "cause-1")
 
 
 @check("put", "carries created_at")
-def keeps_created_at(s: Subject) -> None:
+def keeps_created_at(s: ConnectorSubject) -> None:
     """created_at survives to the microsecond, whatever time zone it was given in."""
     instant = datetime(2021, 3, 4, 5, 6, 7, 891011, tzinfo=timezone(timedelta(hours=5, minutes=30)))
     _keeps(s, "created_at", instant.astimezone(UTC))
 
 
 @check("put")
-def unset_fields_stay_unset(s: Subject) -> None:
+def unset_fields_stay_unset(s: ConnectorSubject) -> None:
     """What was not set is not invented."""
     came = _round_trip(s, one("work"))
     for field in ("correlation_id", "trace_id", "parent_id"):
@@ -195,25 +195,25 @@ def unset_fields_stay_unset(s: Subject) -> None:
 
 
 @check("put")
-def keeps_nested_payload(s: Subject) -> None:
+def keeps_nested_payload(s: ConnectorSubject) -> None:
     """A payload of nested objects and lists survives."""
     _keeps_payload(s, NESTED)
 
 
 @check("put")
-def keeps_unicode(s: Subject) -> None:
+def keeps_unicode(s: ConnectorSubject) -> None:
     """Text survives: line separators, control characters, emoji, a byte order mark."""
     _keeps_payload(s, {"text": TEXT, TEXT: "as a key"})
 
 
 @check("put")
-def keeps_large_payload(s: Subject) -> None:
+def keeps_large_payload(s: ConnectorSubject) -> None:
     """A payload of one mebibyte survives."""
     _keeps_payload(s, {"blob": "0123456789abcdef" * 65536})
 
 
 @check("put")
-def keeps_empty_payloads(s: Subject) -> None:
+def keeps_empty_payloads(s: ConnectorSubject) -> None:
     """None, False, 0, and empty text, list and object survive as what they are."""
     payloads: list[Any] = [None, False, 0, "", [], {}]
     for payload in payloads:
@@ -221,13 +221,13 @@ def keeps_empty_payloads(s: Subject) -> None:
 
 
 @check("put")
-def keeps_numbers_exactly(s: Subject) -> None:
+def keeps_numbers_exactly(s: ConnectorSubject) -> None:
     """Numbers survive exactly, those beyond a float's precision included."""
     _keeps_payload(s, {"large": 2**53 + 1, "negative": -(2**62), "float": 0.1, "whole": 1.0})
 
 
 @check("put")
-def delivered_transactions_are_immutable(s: Subject) -> None:
+def delivered_transactions_are_immutable(s: ConnectorSubject) -> None:
     """A delivered transaction's fields and metadata cannot be changed."""
     came = _round_trip(s, one("work", metadata={"tenant": "blue"}))
     for change in (_change_payload, _change_metadata):
@@ -236,7 +236,7 @@ def delivered_transactions_are_immutable(s: Subject) -> None:
 
 
 @check("put", "dispatch", required=False)
-def dispatch_takes_a_snapshot(s: Subject) -> None:
+def dispatch_takes_a_snapshot(s: ConnectorSubject) -> None:
     """What the caller changes after the dispatch changes nothing in the queue."""
     payload: dict[str, Any] = {"items": [1, 2]}
     route = ["a"]
@@ -251,7 +251,7 @@ def dispatch_takes_a_snapshot(s: Subject) -> None:
 
 
 @check("put", "release", required=False)
-def redelivery_is_pristine(s: Subject) -> None:
+def redelivery_is_pristine(s: ConnectorSubject) -> None:
     """What a handler does to the payload is not seen by the next delivery."""
     s.put([one({"items": [1, 2]})])
     first = s.take(1)[0]

@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.suites.connector.subject import Subject, ids_of, some
+from ergon_framework.testing.suites.connector.subject import ConnectorSubject, ids_of, some
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ConnectorSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def fetch_has_the_right_colour(s: Subject) -> None:
+def fetch_has_the_right_colour(s: ConnectorSubject) -> None:
     """fetch_transactions returns a batch; fetch_transactions_async returns an awaitable."""
     if s.colour == "sync":
         s.fetch(1)
@@ -33,7 +33,7 @@ def fetch_has_the_right_colour(s: Subject) -> None:
 
 
 @check("put")
-def batch_is_iterable_or_none(s: Subject) -> None:
+def batch_is_iterable_or_none(s: ConnectorSubject) -> None:
     """A batch is None or an iterable of transactions, not a mapping, text or one transaction."""
     s.put(some(2))
     batch, items = s.batch(2)
@@ -43,7 +43,7 @@ def batch_is_iterable_or_none(s: Subject) -> None:
 
 
 @check("put")
-def delivers_transactions_only(s: Subject) -> None:
+def delivers_transactions_only(s: ConnectorSubject) -> None:
     """Everything delivered is a Transaction."""
     s.put(some(3))
     for item in s.drain():
@@ -51,7 +51,7 @@ def delivers_transactions_only(s: Subject) -> None:
 
 
 @check("put")
-def ids_are_never_empty(s: Subject) -> None:
+def ids_are_never_empty(s: ConnectorSubject) -> None:
     """Every delivered transaction has an id: text, and not empty."""
     s.put(some(3))
     for identity in ids_of(s.take(3)):
@@ -59,7 +59,7 @@ def ids_are_never_empty(s: Subject) -> None:
 
 
 @check("put")
-def batch_size_is_respected(s: Subject) -> None:
+def batch_size_is_respected(s: ConnectorSubject) -> None:
     """A fetch never delivers more than batch_size."""
     s.put(some(7))
     for size in (1, 2, 3):
@@ -68,14 +68,14 @@ def batch_size_is_respected(s: Subject) -> None:
 
 
 @check("put")
-def large_batch_size_takes_what_there_is(s: Subject) -> None:
+def large_batch_size_takes_what_there_is(s: ConnectorSubject) -> None:
     """A batch_size above what waits gives what waits, without waiting for more."""
     s.put(some(3))
     expect(s.fetch(1000), "three were waiting, and nothing came")
 
 
 @check(required=False)
-def batch_size_below_one_is_refused(s: Subject) -> None:
+def batch_size_below_one_is_refused(s: ConnectorSubject) -> None:
     """A batch_size of 0 or less is an error."""
     for size in (0, -1):
         error = s.refusal(partial(s.fetch, size))
@@ -83,13 +83,13 @@ def batch_size_below_one_is_refused(s: Subject) -> None:
 
 
 @check()
-def empty_fetch_is_prompt(s: Subject) -> None:
+def empty_fetch_is_prompt(s: ConnectorSubject) -> None:
     """With nothing to deliver a fetch returns an empty batch or None, and soon."""
     expect(s.fetch(5) == [], "something came out of an empty connector")
 
 
 @check("put")
-def delivers_everything(s: Subject) -> None:
+def delivers_everything(s: ConnectorSubject) -> None:
     """Whatever was put in comes out."""
     given = some(25)
     s.put(given)
@@ -98,7 +98,7 @@ def delivers_everything(s: Subject) -> None:
 
 
 @check("put")
-def runs_dry(s: Subject) -> None:
+def runs_dry(s: ConnectorSubject) -> None:
     """When everything was delivered and acknowledged, nothing more comes."""
     s.put(some(5))
     s.drain(2)
@@ -106,7 +106,7 @@ def runs_dry(s: Subject) -> None:
 
 
 @check("put", "fifo")
-def first_in_first_out(s: Subject) -> None:
+def first_in_first_out(s: ConnectorSubject) -> None:
     """Transactions come in the order in which they were put in."""
     given = some(12)
     s.put(given[:6])
@@ -115,7 +115,7 @@ def first_in_first_out(s: Subject) -> None:
 
 
 @check("put")
-def no_double_delivery(s: Subject) -> None:
+def no_double_delivery(s: ConnectorSubject) -> None:
     """A transaction is not delivered again while nobody settled it."""
     given = some(6)
     s.put(given)
@@ -126,7 +126,7 @@ def no_double_delivery(s: Subject) -> None:
 
 
 @check("put", "repeating_ids")
-def same_id_twice_is_delivered_twice(s: Subject) -> None:
+def same_id_twice_is_delivered_twice(s: ConnectorSubject) -> None:
     """Ids may repeat over time: two transactions with one id are both delivered."""
     s.put([Transaction("same", 1), Transaction("other", 2), Transaction("same", 3)])
     payloads = sorted(s.payload_of(each) for each in s.drain())
@@ -134,7 +134,7 @@ def same_id_twice_is_delivered_twice(s: Subject) -> None:
 
 
 @check("put")
-def batches_are_independent(s: Subject) -> None:
+def batches_are_independent(s: ConnectorSubject) -> None:
     """What the caller does to a batch changes neither the connector nor other batches."""
     given = some(6)
     s.put(given)
@@ -149,7 +149,7 @@ def batches_are_independent(s: Subject) -> None:
 
 
 @check("put", colours=("sync",))
-def fetches_from_any_thread(s: Subject) -> None:
+def fetches_from_any_thread(s: ConnectorSubject) -> None:
     """Fetches may come from different threads."""
     s.put(some(4))
     s.together([("fetch", 1)])
@@ -158,7 +158,7 @@ def fetches_from_any_thread(s: Subject) -> None:
 
 
 @check("put")
-def unknown_settings_lose_nothing(s: Subject) -> None:
+def unknown_settings_lose_nothing(s: ConnectorSubject) -> None:
     """A setting the connector does not know is ignored or refused, and nothing gets lost."""
     given = some(3)
     s.put(given)

@@ -8,16 +8,16 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.suites.connector.subject import Subject, ids_of, listed, some
+from ergon_framework.testing.suites.connector.subject import ConnectorSubject, ids_of, listed, some
 from ergon_framework.testing.suites.drivers import outcome
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ConnectorSubject]] = []
 check = register(CHECKS)
 
 
 @check("put", "count")
-def counts_what_waits(s: Subject) -> None:
+def counts_what_waits(s: ConnectorSubject) -> None:
     """The count is the number of transactions that wait; 0 when everything is done."""
     expect(s.call("count") == 0, "an empty connector counts something")
     s.put(some(4))
@@ -28,7 +28,7 @@ def counts_what_waits(s: Subject) -> None:
 
 
 @check("put", "by_id")
-def finds_by_id(s: Subject) -> None:
+def finds_by_id(s: ConnectorSubject) -> None:
     """A waiting transaction is found by its id, and looking does not take it."""
     given = some(3)
     s.put(given)
@@ -39,7 +39,7 @@ def finds_by_id(s: Subject) -> None:
 
 
 @check("put", "by_id")
-def does_not_find_the_unknown(s: Subject) -> None:
+def does_not_find_the_unknown(s: ConnectorSubject) -> None:
     """Looking for an unknown id gives None or an error."""
     s.put(some(1))
     found: list[Any] = []
@@ -48,13 +48,13 @@ def does_not_find_the_unknown(s: Subject) -> None:
 
 
 @check("health")
-def is_healthy_when_fresh(s: Subject) -> None:
+def is_healthy_when_fresh(s: ConnectorSubject) -> None:
     """health() of a fresh connector is true."""
     expect(s.call("health"), "it is not")
 
 
 @check("health", "close", required=False)
-def is_unhealthy_when_closed(s: Subject) -> None:
+def is_unhealthy_when_closed(s: ConnectorSubject) -> None:
     """health() of a closed connector is false or an error."""
     s.call("close")
     healthy: list[Any] = []
@@ -63,14 +63,14 @@ def is_unhealthy_when_closed(s: Subject) -> None:
 
 
 @check("close")
-def closes_twice(s: Subject) -> None:
+def closes_twice(s: ConnectorSubject) -> None:
     """Closing a closed connector is no error."""
     s.call("close")
     s.call("close")
 
 
 @check("close", required=False)
-def fetch_after_close_is_refused(s: Subject) -> None:
+def fetch_after_close_is_refused(s: ConnectorSubject) -> None:
     """A fetch from a closed connector is an error with a message, not an empty batch."""
     s.call("close")
     error = s.refusal(lambda: s.fetch(1))
@@ -79,7 +79,7 @@ def fetch_after_close_is_refused(s: Subject) -> None:
 
 
 @check("put", colours=("async",), required=False)
-def cancelled_fetch_loses_nothing(s: Subject) -> None:
+def cancelled_fetch_loses_nothing(s: ConnectorSubject) -> None:
     """What a cancelled fetch had in its hands is delivered to the next one."""
     given = some(12)
     s.put(given)
@@ -91,14 +91,14 @@ def cancelled_fetch_loses_nothing(s: Subject) -> None:
 
 
 @check(colours=("async",), required=False)
-def loop_stays_responsive(s: Subject) -> None:
+def loop_stays_responsive(s: ConnectorSubject) -> None:
     """The event loop goes on while a fetch finds nothing."""
     fetch = s.hands.start(lambda: s.methods["fetch"](1))
     outcome(s.hands.start(lambda: None), s.patience, "the event loop, during a fetch,")
     outcome(fetch, s.patience, "the fetch")
 
 
-async def _fetch_and_cancel(s: Subject, steps: int) -> list[Any]:
+async def _fetch_and_cancel(s: ConnectorSubject, steps: int) -> list[Any]:
     task = asyncio.ensure_future(s.methods["fetch"](2))
     for _ in range(steps):
         await asyncio.sleep(0)

@@ -11,23 +11,23 @@ from typing import Any, Literal
 from ergon_framework.errors import WiringError, describe
 from ergon_framework.testing.suites.connector import dispatch, fetch, lifecycle, settlement
 from ergon_framework.testing.suites.connector.subject import (
+    ConnectorSubject,
     DeadLetters,
     Seed,
     Shape,
-    Subject,
     methods_of,
 )
 from ergon_framework.testing.suites.drivers import Hands, LoopHands, ThreadHands, outcome
 from ergon_framework.testing.suites.framework import (
     Check,
     CheckFailed,
+    CheckOutcome,
     CheckResult,
     ConnectorSuiteError,
-    Outcome,
     SuiteReport,
 )
 
-CONNECTOR_CHECKS: tuple[Check[Subject], ...] = (
+CONNECTOR_CHECKS: tuple[Check[ConnectorSubject], ...] = (
     *fetch.CHECKS,
     *dispatch.CHECKS,
     *settlement.CHECKS,
@@ -138,31 +138,31 @@ class _Suite:
             )
         return title, wanted
 
-    def result(self, check: Check[Subject], colour: str) -> CheckResult:
+    def result(self, check: Check[ConnectorSubject], colour: str) -> CheckResult:
         """Run one check on a connector of its own."""
-        how, reason = Outcome.WAIVED, ""
+        how, reason = CheckOutcome.WAIVED, ""
         if check.name not in self._waived:
             how, reason = self._run(check, colour)
         return CheckResult(check.name, check.sentence, colour, check.required, how, reason)
 
-    def _run(self, check: Check[Subject], colour: str) -> tuple[Outcome, str]:
+    def _run(self, check: Check[ConnectorSubject], colour: str) -> tuple[CheckOutcome, str]:
         try:
             with self._subject(colour) as subject:
                 missing = check.needs - subject.capabilities - self._promised
                 if missing:
-                    return Outcome.SKIPPED, f"needs {', '.join(sorted(missing))}"
+                    return CheckOutcome.SKIPPED, f"needs {', '.join(sorted(missing))}"
                 check.run(subject)
         except CheckFailed as error:
-            return Outcome.FAILED, str(error)
+            return CheckOutcome.FAILED, str(error)
         except Exception as error:
-            return Outcome.FAILED, describe(error)
-        return Outcome.PASSED, ""
+            return CheckOutcome.FAILED, describe(error)
+        return CheckOutcome.PASSED, ""
 
     @contextlib.contextmanager
-    def _subject(self, colour: str) -> Iterator[Subject]:
+    def _subject(self, colour: str) -> Iterator[ConnectorSubject]:
         hands: Hands = ThreadHands() if colour == "sync" else LoopHands()
         with contextlib.closing(hands), _entered(self._make, hands, self._patience) as connector:
-            yield Subject(
+            yield ConnectorSubject(
                 connector,
                 colour,
                 hands,

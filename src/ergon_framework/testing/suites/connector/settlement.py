@@ -7,22 +7,22 @@ from collections import Counter
 
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.suites.connector.subject import Subject, ids_of, one, some
+from ergon_framework.testing.suites.connector.subject import ConnectorSubject, ids_of, one, some
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ConnectorSubject]] = []
 check = register(CHECKS)
 
 REASON = "the customer is unknown"
 
 
-def _refusal(s: Subject, verb: str, transaction: Transaction) -> Exception | None:
+def _refusal(s: ConnectorSubject, verb: str, transaction: Transaction) -> Exception | None:
     reason = [ValueError(REASON)] if verb == "nack" else []
     return s.refusal(lambda: s.call(verb, transaction, *reason))
 
 
 @check("put", "ack")
-def ack_forgets(s: Subject) -> None:
+def ack_forgets(s: ConnectorSubject) -> None:
     """An acknowledged transaction is never delivered again."""
     s.put(some(4))
     done = s.take(2)
@@ -33,7 +33,7 @@ def ack_forgets(s: Subject) -> None:
 
 
 @check("put", "nack")
-def nack_does_not_redeliver(s: Subject) -> None:
+def nack_does_not_redeliver(s: ConnectorSubject) -> None:
     """A transaction that failed for good is not delivered again, and the others still are."""
     s.put(some(3))
     bad = s.take(1)[0]
@@ -44,7 +44,7 @@ def nack_does_not_redeliver(s: Subject) -> None:
 
 
 @check("put", "nack", "dead")
-def nack_keeps_the_reason(s: Subject) -> None:
+def nack_keeps_the_reason(s: ConnectorSubject) -> None:
     """A transaction that failed for good is set aside with its id and the text of the exception."""
     s.put(some(2))
     bad = s.take(1)[0]
@@ -55,7 +55,7 @@ def nack_keeps_the_reason(s: Subject) -> None:
 
 
 @check("put", "release")
-def release_redelivers(s: Subject) -> None:
+def release_redelivers(s: ConnectorSubject) -> None:
     """A released transaction is delivered again."""
     s.put(some(3))
     taken = s.take(3)
@@ -65,7 +65,7 @@ def release_redelivers(s: Subject) -> None:
 
 
 @check("put", "release")
-def release_leaves_the_others_alone(s: Subject) -> None:
+def release_leaves_the_others_alone(s: ConnectorSubject) -> None:
     """Releasing one transaction does not deliver others that are still in flight."""
     s.put(some(4))
     taken = s.take(4)
@@ -75,7 +75,7 @@ def release_leaves_the_others_alone(s: Subject) -> None:
 
 
 @check("put", "release")
-def release_keeps_the_envelope(s: Subject) -> None:
+def release_keeps_the_envelope(s: ConnectorSubject) -> None:
     """A redelivery has the same id, payload and metadata as the first delivery."""
     s.put([one({"n": 1}, metadata={"tenant": "blue"}, correlation_id="flow", parent_id="p")])
     first = s.take(1)[0]
@@ -88,7 +88,7 @@ def release_keeps_the_envelope(s: Subject) -> None:
 
 
 @check("put", "release")
-def releases_again_and_again(s: Subject) -> None:
+def releases_again_and_again(s: ConnectorSubject) -> None:
     """A transaction can be released more than once and still be acknowledged in the end."""
     s.put(some(1))
     for _ in range(3):
@@ -97,7 +97,7 @@ def releases_again_and_again(s: Subject) -> None:
 
 
 @check("put", "release", "strict_order")
-def release_restores_order(s: Subject) -> None:
+def release_restores_order(s: ConnectorSubject) -> None:
     """Released transactions come back before later ones, in their old order."""
     given = some(6)
     s.put(given)
@@ -108,7 +108,7 @@ def release_restores_order(s: Subject) -> None:
 
 
 @check("put", "ack", required=False)
-def settlement_is_idempotent(s: Subject) -> None:
+def settlement_is_idempotent(s: ConnectorSubject) -> None:
     """Settling a delivery twice in the same way is no error."""
     s.put(some(1))
     transaction = s.take(1)[0]
@@ -117,7 +117,7 @@ def settlement_is_idempotent(s: Subject) -> None:
 
 
 @check("put", "ack", "release", required=False)
-def second_settlement_does_no_harm(s: Subject) -> None:
+def second_settlement_does_no_harm(s: ConnectorSubject) -> None:
     """Settling a delivery again, refused or not, neither loses nor repeats anything."""
     second = "same" if "repeating_ids" in s.promised else "second"
     s.put([Transaction("same", 1), Transaction(second, 2), Transaction("other", 3)])
@@ -131,7 +131,7 @@ def second_settlement_does_no_harm(s: Subject) -> None:
 
 
 @check("put", "ack", "release", required=False)
-def contradicting_settlement_changes_nothing(s: Subject) -> None:
+def contradicting_settlement_changes_nothing(s: ConnectorSubject) -> None:
     """After an ack, a release or nack of the same delivery is refused or ignored."""
     s.put(some(1))
     transaction = s.take(1)[0]
@@ -141,7 +141,7 @@ def contradicting_settlement_changes_nothing(s: Subject) -> None:
 
 
 @check("put", "ack", required=False)
-def settling_the_unknown_is_refused(s: Subject) -> None:
+def settling_the_unknown_is_refused(s: ConnectorSubject) -> None:
     """Settling a transaction that was never delivered is an error and changes nothing."""
     s.put(some(2))
     for verb in ("ack", "nack", "release"):
@@ -152,7 +152,7 @@ def settling_the_unknown_is_refused(s: Subject) -> None:
 
 
 @check("put", "ack", "release", "repeating_ids")
-def same_ids_settle_separately(s: Subject) -> None:
+def same_ids_settle_separately(s: ConnectorSubject) -> None:
     """Of two deliveries with one id, each is settled by its own object."""
     s.put([Transaction("same", "done"), Transaction("same", "again")])
     by_payload = {s.payload_of(each): each for each in s.take(2)}
@@ -163,7 +163,7 @@ def same_ids_settle_separately(s: Subject) -> None:
 
 
 @check("put", "ack", "nack", "release")
-def settles_concurrently(s: Subject) -> None:
+def settles_concurrently(s: ConnectorSubject) -> None:
     """Settlements from several threads or tasks at once all count, each exactly once."""
     s.put(some(12))
     taken = s.take(12)
@@ -181,7 +181,7 @@ def settles_concurrently(s: Subject) -> None:
 
 
 @check("put", "ack", colours=("sync",))
-def settles_from_any_thread(s: Subject) -> None:
+def settles_from_any_thread(s: ConnectorSubject) -> None:
     """A transaction may be settled from another thread than the one that fetched it."""
     s.put(some(1))
     s.together([("ack", s.take(1)[0])])
@@ -194,7 +194,7 @@ LOOK = 0.02  # seconds between two looks for what is to come back
 
 
 @check("put", "release_after")
-def parked_waits_for_its_time(s: Subject) -> None:
+def parked_waits_for_its_time(s: ConnectorSubject) -> None:
     """A parked transaction is not delivered before its time, and the others flow."""
     s.put(some(3))
     parked = s.take(1)[0]
@@ -205,7 +205,7 @@ def parked_waits_for_its_time(s: Subject) -> None:
 
 
 @check("put", "release_after")
-def parked_comes_back(s: Subject) -> None:
+def parked_comes_back(s: ConnectorSubject) -> None:
     """When its time has come, a parked transaction is delivered as it was, and once."""
     s.put([one({"n": 1}, correlation_id="flow")])
     first = s.take(1)[0]
@@ -221,7 +221,7 @@ def parked_comes_back(s: Subject) -> None:
 
 
 @check("put", "release_after")
-def parks_again_and_again(s: Subject) -> None:
+def parks_again_and_again(s: ConnectorSubject) -> None:
     """A transaction can be parked more than once: a gate may stay closed."""
     s.put(some(1))
     s.call("release_after", s.take(1)[0], 0.0)
@@ -231,7 +231,7 @@ def parks_again_and_again(s: Subject) -> None:
 
 
 @check("put", "release_after", "release", required=False)
-def parking_settles_once(s: Subject) -> None:
+def parking_settles_once(s: ConnectorSubject) -> None:
     """Settling a parked delivery again, refused or not, brings nothing back and nothing twice."""
     s.put(some(2))
     later, soon = s.take(2)
@@ -244,7 +244,7 @@ def parking_settles_once(s: Subject) -> None:
     expect(s.drain() == [], "parked twice, it came twice")
 
 
-def _returned(s: Subject) -> Transaction:
+def _returned(s: ConnectorSubject) -> Transaction:
     """The one that was parked, as soon as it is there."""
     until, never = SYSTEM_CLOCK.now() + s.patience, threading.Event()
     while SYSTEM_CLOCK.now() < until:

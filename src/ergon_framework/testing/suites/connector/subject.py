@@ -33,7 +33,7 @@ DeadLetters = Callable[[Any], Iterable[tuple[str, str]]]
 Shape = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
-class Subject:
+class ConnectorSubject:
     """One fresh connector and the verbs it offers, every call bounded in time."""
 
     def __init__(

@@ -20,17 +20,17 @@ from ergon_framework.testing.suites.executor import (
     requests,
 )
 from ergon_framework.testing.suites.executor.harness import Patience, Program
-from ergon_framework.testing.suites.executor.subject import Call, NotTried, Subject
+from ergon_framework.testing.suites.executor.subject import ExecutorSubject, HandlerCall, NotTried
 from ergon_framework.testing.suites.framework import (
     Check,
     CheckFailed,
+    CheckOutcome,
     CheckResult,
-    Outcome,
     SuiteFailure,
     SuiteReport,
 )
 
-EXECUTOR_CHECKS: tuple[Check[Subject], ...] = (
+EXECUTOR_CHECKS: tuple[Check[ExecutorSubject], ...] = (
     *first_request.CHECKS,
     *outcomes.CHECKS,
     *requests.CHECKS,
@@ -56,7 +56,7 @@ def exercise_executor(
     cwd: Path | str | None = None,
     timeout: float = TIMEOUT,
     progress: Progress | None = None,
-    call: Call | None = None,
+    call: HandlerCall | None = None,
     only: Collection[str] = (),
     required_only: bool = False,
 ) -> SuiteReport:
@@ -72,7 +72,7 @@ def exercise_executor(
     checks = chosen_checks(only, required_only=required_only)
     program = Program(tuple(command), dict(env or {}), None if cwd is None else Path(cwd))
     program.check()
-    subject = Subject(program, Patience(timeout), call)
+    subject = ExecutorSubject(program, Patience(timeout), call)
     results: list[CheckResult] = []
     try:
         for check in checks if subject.first.is_answered else _after_the_first(checks):
@@ -86,7 +86,7 @@ def exercise_executor(
 
 def chosen_checks(
     only: Collection[str] = (), *, required_only: bool = False
-) -> tuple[Check[Subject], ...]:
+) -> tuple[Check[ExecutorSubject], ...]:
     """The checks of these names, or all of them."""
     known = [check.name for check in EXECUTOR_CHECKS]
     for name in only:
@@ -105,31 +105,31 @@ def chosen_checks(
     )
 
 
-def _after_the_first(checks: Sequence[Check[Subject]]) -> list[Check[Subject]]:
+def _after_the_first(checks: Sequence[Check[ExecutorSubject]]) -> list[Check[ExecutorSubject]]:
     """Whatever was chosen: why there was no answer to the first request comes before it."""
     return [*first_request.CHECKS, *(one for one in checks if one not in first_request.CHECKS)]
 
 
-def _result(check: Check[Subject], subject: Subject) -> CheckResult:
+def _result(check: Check[ExecutorSubject], subject: ExecutorSubject) -> CheckResult:
     how, reason = _run(check, subject)
     return CheckResult(check.name, check.sentence, COLOUR, check.required, how, reason)
 
 
-def _run(check: Check[Subject], subject: Subject) -> tuple[Outcome, str]:
+def _run(check: Check[ExecutorSubject], subject: ExecutorSubject) -> tuple[CheckOutcome, str]:
     if check not in first_request.CHECKS and not subject.first.is_answered:
-        return Outcome.SKIPPED, "not tried: the first request had no answer that can be read"
+        return CheckOutcome.SKIPPED, "not tried: the first request had no answer that can be read"
     try:
         missing = subject.why_missing(check.needs)
         if missing:
-            return Outcome.SKIPPED, missing
+            return CheckOutcome.SKIPPED, missing
         with subject.check():
             check.run(subject)
     except NotTried as why:
-        return Outcome.SKIPPED, f"not tried: {why}"
+        return CheckOutcome.SKIPPED, f"not tried: {why}"
     except CheckFailed as error:
-        return Outcome.FAILED, str(error)
+        return CheckOutcome.FAILED, str(error)
     except ErgonError:
         raise  # the command can no longer be started: no fault of this check
     except Exception as error:
-        return Outcome.FAILED, describe(error)
-    return Outcome.PASSED, ""
+        return CheckOutcome.FAILED, describe(error)
+    return CheckOutcome.PASSED, ""

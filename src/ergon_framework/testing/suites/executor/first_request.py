@@ -12,25 +12,25 @@ from functools import partial
 from ergon_framework.testing.suites.executor.harness import (
     NO_JSON,
     NO_OBJECT,
-    Reply,
+    OutputLine,
     reply_of,
     shown,
 )
-from ergon_framework.testing.suites.executor.subject import FirstExchange, NotTried, Subject
+from ergon_framework.testing.suites.executor.subject import ExecutorSubject, FirstExchange, NotTried
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ExecutorSubject]] = []
 check = partial(register(CHECKS), colours=("stdio",))
 
 
 @check()
-def answers_a_request(s: Subject) -> None:
+def answers_a_request(s: ExecutorSubject) -> None:
     """A request on standard input is answered with an outcome on standard output."""
     expect(s.first.is_answered, s.first.why_not)
 
 
 @check()
-def answers_while_input_is_open(s: Subject) -> None:
+def answers_while_input_is_open(s: ExecutorSubject) -> None:
     """The answer comes at once, not when input ends: output is flushed after every outcome."""
     expect(
         s.first.output or not s.first.rest,
@@ -40,7 +40,7 @@ def answers_while_input_is_open(s: Subject) -> None:
 
 
 @check()
-def outcome_is_on_one_line(s: Subject) -> None:
+def outcome_is_on_one_line(s: ExecutorSubject) -> None:
     """An outcome is one line, however long."""
     output = _written(s.first)
     count = len(output.strip().split(b"\n"))
@@ -48,21 +48,21 @@ def outcome_is_on_one_line(s: Subject) -> None:
 
 
 @check()
-def outcome_ends_with_a_newline(s: Subject) -> None:
+def outcome_ends_with_a_newline(s: ExecutorSubject) -> None:
     """Every outcome ends with a line feed, byte 0x0A."""
     output = _written(s.first)
     expect(output.endswith(b"\n"), f"its output ends with {shown(output[-20:])}")
 
 
 @check(required=False)
-def outcome_ends_with_nothing_but_a_newline(s: Subject) -> None:
+def outcome_ends_with_nothing_but_a_newline(s: ExecutorSubject) -> None:
     """Lines end with a line feed alone, without a carriage return."""
     output = _written(s.first)
     expect(b"\r\n" not in output, "its lines end with a carriage return and a line feed")
 
 
 @check()
-def outcome_is_utf8(s: Subject) -> None:
+def outcome_is_utf8(s: ExecutorSubject) -> None:
     """Standard output is UTF-8, without a byte order mark."""
     output = _written(s.first)
     try:
@@ -73,7 +73,7 @@ def outcome_is_utf8(s: Subject) -> None:
 
 
 @check()
-def outcome_is_json(s: Subject) -> None:
+def outcome_is_json(s: ExecutorSubject) -> None:
     """An outcome is a JSON value that any strict reader accepts."""
     output = _written(s.first)
     if _is_spread(output):
@@ -83,14 +83,14 @@ def outcome_is_json(s: Subject) -> None:
 
 
 @check()
-def outcome_is_an_object(s: Subject) -> None:
+def outcome_is_an_object(s: ExecutorSubject) -> None:
     """An outcome is a JSON object."""
     for reply in _lines(_written(s.first)):
         expect(reply.problem != NO_OBJECT, f"a line {reply.problem}: {reply}")
 
 
 @check()
-def stdout_holds_only_outcomes(s: Subject) -> None:
+def stdout_holds_only_outcomes(s: ExecutorSubject) -> None:
     """Standard output holds outcomes and nothing else: no greeting, no prompt, no log, no blank."""
     output = _written(s.first)
     others = [one for one in _lines(output) if one.fields is None]
@@ -100,14 +100,14 @@ def stdout_holds_only_outcomes(s: Subject) -> None:
 
 
 @check()
-def one_request_has_one_outcome(s: Subject) -> None:
+def one_request_has_one_outcome(s: ExecutorSubject) -> None:
     """One request is answered once."""
     found = [one for one in _lines(_written(s.first) + s.first.rest) if one.fields is not None]
     expect(len(found) <= 1, f"one request was sent, {len(found)} outcomes came")
 
 
 @check(required=False)
-def first_answer_comes_soon(s: Subject) -> None:
+def first_answer_comes_soon(s: ExecutorSubject) -> None:
     """A new process answers its first request within the time for any other."""
     if not s.first.is_answered:
         raise NotTried("there was no answer")
@@ -123,7 +123,7 @@ def _written(first: FirstExchange) -> bytes:
     return output
 
 
-def _lines(output: bytes) -> Iterator[Reply]:
+def _lines(output: bytes) -> Iterator[OutputLine]:
     for line in output.removesuffix(b"\n").split(b"\n"):
         yield reply_of(line)
 

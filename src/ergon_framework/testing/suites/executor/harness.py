@@ -276,7 +276,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class OutputLine:
     """One line of standard output: an object with its fields, or none and what is wrong with it."""
 
     line: bytes
@@ -293,18 +293,18 @@ class Reply:
         return shown(self.line)
 
 
-def reply_of(line: bytes) -> Reply:
+def reply_of(line: bytes) -> OutputLine:
     """Understand a line, or say why it is no outcome."""
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError:
-        return Reply(line, None, "is not UTF-8")
+        return OutputLine(line, None, "is not UTF-8")
     except (ValueError, RecursionError) as error:
         why = getattr(error, "msg", error)
-        return Reply(line, None, f"{NO_JSON} ({why})" if line.strip() else "is blank")
+        return OutputLine(line, None, f"{NO_JSON} ({why})" if line.strip() else "is blank")
     if not isinstance(value, dict):
-        return Reply(line, None, NO_OBJECT)
-    return Reply(line, value, _problem(value))
+        return OutputLine(line, None, NO_OBJECT)
+    return OutputLine(line, value, _problem(value))
 
 
 def _problem(fields: Mapping[str, Any]) -> str:
@@ -422,10 +422,10 @@ class Conversation:
     def __init__(self, process: Process, patience: Patience) -> None:
         self.process = process
         self.patience = patience
-        self.replies: list[Reply] = []
+        self.replies: list[OutputLine] = []
         self.has_junk = False
         self._sent: set[str] = set()
-        self._open: list[Reply] = []  # nobody has asked for them yet
+        self._open: list[OutputLine] = []  # nobody has asked for them yet
         self._read = 0
 
     def __enter__(self) -> Self:
@@ -454,13 +454,13 @@ class Conversation:
 
     # ---- hearing --------------------------------------------------------------------------------
 
-    def ask(self, request: Request, *, line: bytes | None = None) -> Reply:
+    def ask(self, request: Request, *, line: bytes | None = None) -> OutputLine:
         """Send a request and wait for its answer."""
         return self.answer(self.send(request, line=line))
 
-    def answer(self, job_id: str, *, after: float = 0.0) -> Reply:
+    def answer(self, job_id: str, *, after: float = 0.0) -> OutputLine:
         """The answer to a request that takes so long; fails the check when none comes in time."""
-        found: list[Reply] = []
+        found: list[OutputLine] = []
 
         def is_there() -> bool:
             reply = self._take(job_id)
@@ -476,11 +476,11 @@ class Conversation:
             fail(f"no outcome came for job_id {shown(job_id)}: {self.why_not(seconds)}")
         return found[0]
 
-    def answers(self, job_ids: Iterable[str], *, after: float = 0.0) -> list[Reply]:
+    def answers(self, job_ids: Iterable[str], *, after: float = 0.0) -> list[OutputLine]:
         """One answer to each of these requests."""
         return [self.answer(job_id, after=after) for job_id in job_ids]
 
-    def known(self) -> list[Reply]:
+    def known(self) -> list[OutputLine]:
         """Every whole line so far."""
         output = self.process.output
         while (end := output.find(b"\n", self._read)) >= 0 and len(self.replies) < MOST_LINES:
@@ -493,7 +493,7 @@ class Conversation:
             self.process.stop_flood()
         return self.replies
 
-    def strays(self) -> list[Reply]:
+    def strays(self) -> list[OutputLine]:
         """The lines that are no outcome of a request that was sent."""
         return [one for one in self.known() if one.problem or not self._is_expected(one)]
 
@@ -506,7 +506,7 @@ class Conversation:
         self.known()
         return bytes(self.process.output[self._read :])
 
-    def _take(self, job_id: str) -> Reply | None:
+    def _take(self, job_id: str) -> OutputLine | None:
         """The next outcome for a request.
 
         An outcome with an id nobody asked about must be meant for it too, unless there was junk:
@@ -519,7 +519,7 @@ class Conversation:
                 return reply
         return None
 
-    def _is_expected(self, reply: Reply) -> bool:
+    def _is_expected(self, reply: OutputLine) -> bool:
         return isinstance(reply.job_id, str) and reply.job_id in self._sent
 
     def _longest(self) -> float:

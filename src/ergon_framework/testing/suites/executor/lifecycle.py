@@ -15,10 +15,10 @@ from ergon_framework.testing.suites.executor.harness import (
     shown,
     told,
 )
-from ergon_framework.testing.suites.executor.subject import QUIET, Subject
+from ergon_framework.testing.suites.executor.subject import QUIET, ExecutorSubject
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ExecutorSubject]] = []
 check = partial(register(CHECKS), colours=("stdio",))
 
 SEVERAL = {"ERGON_MAX_IN_FLIGHT": "2"}
@@ -26,21 +26,21 @@ NAP = 0.5
 
 
 @check()
-def many_requests_one_after_the_other(s: Subject) -> None:
+def many_requests_one_after_the_other(s: ExecutorSubject) -> None:
     """A hundred requests, each sent after the last answer, are all answered."""
     for _ in range(100):
         s.ask(s.simple())
 
 
 @check()
-def many_requests_at_once(s: Subject) -> None:
+def many_requests_at_once(s: ExecutorSubject) -> None:
     """Sixty requests sent without waiting are all answered."""
     with s.fresh() as talk:
         _answered_once(talk, [s.simple() for _ in range(60)])
 
 
 @check()
-def different_requests_at_once(s: Subject) -> None:
+def different_requests_at_once(s: ExecutorSubject) -> None:
     """Requests that succeed, fail and find no handler do not get in each other's way."""
     kinds = [NO_SUCH_HANDLER, *(name for name in ("echo", "fail", "retry") if s.has(name))]
     with s.fresh() as talk:
@@ -48,14 +48,14 @@ def different_requests_at_once(s: Subject) -> None:
 
 
 @check()
-def large_requests_at_once(s: Subject) -> None:
+def large_requests_at_once(s: ExecutorSubject) -> None:
     """Ten requests of 64 KiB sent without waiting are all answered."""
     with s.fresh() as talk:
         _answered_once(talk, [s.simple(args=["x" * 65536]) for _ in range(10)])
 
 
 @check()
-def nothing_is_answered_twice(s: Subject) -> None:
+def nothing_is_answered_twice(s: ExecutorSubject) -> None:
     """No request has a second outcome, not even when input ends."""
     with s.fresh() as talk:
         asked = [s.simple() for _ in range(5)]
@@ -66,7 +66,7 @@ def nothing_is_answered_twice(s: Subject) -> None:
 
 
 @check()
-def all_of_stdout_is_outcomes(s: Subject) -> None:
+def all_of_stdout_is_outcomes(s: ExecutorSubject) -> None:
     """In a whole conversation, standard output holds outcomes of what was asked, nothing else."""
     with s.fresh() as talk:
         for name in (NO_SUCH_HANDLER, "echo", "fail", "retry"):
@@ -80,7 +80,7 @@ def all_of_stdout_is_outcomes(s: Subject) -> None:
 
 
 @check(required=False)
-def idle_executor_is_silent(s: Subject) -> None:
+def idle_executor_is_silent(s: ExecutorSubject) -> None:
     """An executor with nothing to do writes nothing."""
     with s.fresh() as talk:
         for _ in range(2):
@@ -94,7 +94,7 @@ def idle_executor_is_silent(s: Subject) -> None:
 
 
 @check(required=False)
-def answers_come_in_order(s: Subject) -> None:
+def answers_come_in_order(s: ExecutorSubject) -> None:
     """Without ERGON_MAX_IN_FLIGHT, answers come in the order of the requests."""
     with s.fresh() as talk:
         asked = [talk.send(s.simple()) for _ in range(20)]
@@ -104,35 +104,35 @@ def answers_come_in_order(s: Subject) -> None:
 
 
 @check("sleep", required=False)
-def one_at_a_time_unless_told_otherwise(s: Subject) -> None:
+def one_at_a_time_unless_told_otherwise(s: ExecutorSubject) -> None:
     """Without ERGON_MAX_IN_FLIGHT, a slow job is finished before the next begins."""
     with s.fresh() as talk:
         _expect_order(talk, s, "the quick job overtook the slow one", is_slow_first=True)
 
 
 @check(required=False)
-def in_flight_of_one_is_served(s: Subject) -> None:
+def in_flight_of_one_is_served(s: ExecutorSubject) -> None:
     """With ERGON_MAX_IN_FLIGHT=1 every request is served."""
     with s.fresh({"ERGON_MAX_IN_FLIGHT": "1"}) as talk:
         _answered_once(talk, [s.simple() for _ in range(5)])
 
 
 @check(required=False)
-def in_flight_of_several_is_served(s: Subject) -> None:
+def in_flight_of_several_is_served(s: ExecutorSubject) -> None:
     """With ERGON_MAX_IN_FLIGHT=2 every request is served once, in whatever order."""
     with s.fresh(SEVERAL) as talk:
         _answered_once(talk, [s.simple() for _ in range(20)])
 
 
 @check("sleep", required=False)
-def several_in_flight_when_asked(s: Subject) -> None:
+def several_in_flight_when_asked(s: ExecutorSubject) -> None:
     """With ERGON_MAX_IN_FLIGHT=2 a quick job does not wait for a slow one."""
     with s.fresh(SEVERAL) as talk:
         _expect_order(talk, s, "the quick job waited for the slow one", is_slow_first=False)
 
 
 @check("sleep", required=False)
-def in_flight_limit_is_kept(s: Subject) -> None:
+def in_flight_limit_is_kept(s: ExecutorSubject) -> None:
     """With ERGON_MAX_IN_FLIGHT=2 a third job waits until one of two slow ones is finished."""
     with s.fresh(SEVERAL) as talk:
         talk.ask(s.simple())
@@ -154,7 +154,9 @@ def _expect_single(talk: Conversation, asked: list[dict[str, object]]) -> None:
         expect(count <= 1, f"one request was answered {count} times")
 
 
-def _expect_order(talk: Conversation, s: Subject, complaint: str, *, is_slow_first: bool) -> None:
+def _expect_order(
+    talk: Conversation, s: ExecutorSubject, complaint: str, *, is_slow_first: bool
+) -> None:
     """A slow job, then a quick one: which is answered first?"""
     talk.ask(s.simple())
     slow: Request = request("sleep", [NAP])
@@ -168,7 +170,7 @@ LONG_NAP = 1.0
 
 
 @check()
-def end_of_input_ends_it(s: Subject) -> None:
+def end_of_input_ends_it(s: ExecutorSubject) -> None:
     """When standard input ends, the process ends."""
     with s.fresh() as talk:
         talk.ask(s.simple())
@@ -176,14 +178,14 @@ def end_of_input_ends_it(s: Subject) -> None:
 
 
 @check()
-def end_of_input_ends_it_without_requests(s: Subject) -> None:
+def end_of_input_ends_it_without_requests(s: ExecutorSubject) -> None:
     """A process that never got a request ends with its input too."""
     with s.fresh() as talk:
         _expect_end(talk)
 
 
 @check()
-def what_was_asked_before_the_end_is_answered(s: Subject) -> None:
+def what_was_asked_before_the_end_is_answered(s: ExecutorSubject) -> None:
     """Requests that were sent before standard input ended are all answered."""
     with s.fresh() as talk:
         asked = [talk.send(s.simple()) for _ in range(10)]
@@ -193,7 +195,7 @@ def what_was_asked_before_the_end_is_answered(s: Subject) -> None:
 
 
 @check("sleep")
-def running_job_outlives_the_end_of_input(s: Subject) -> None:
+def running_job_outlives_the_end_of_input(s: ExecutorSubject) -> None:
     """A job that runs while standard input ends is answered before the process ends."""
     with s.fresh() as talk:
         talk.ask(s.simple())
@@ -204,7 +206,7 @@ def running_job_outlives_the_end_of_input(s: Subject) -> None:
 
 
 @check()
-def last_line_needs_no_newline(s: Subject) -> None:
+def last_line_needs_no_newline(s: ExecutorSubject) -> None:
     """A last request without a line feed is served when input ends."""
     with s.fresh() as talk:
         asked = s.simple()
@@ -214,7 +216,7 @@ def last_line_needs_no_newline(s: Subject) -> None:
 
 
 @check()
-def half_a_request_at_the_end_is_harmless(s: Subject) -> None:
+def half_a_request_at_the_end_is_harmless(s: ExecutorSubject) -> None:
     """When input ends in the middle of a request, the process ends."""
     with s.fresh() as talk:
         talk.ask(s.simple())
@@ -224,7 +226,7 @@ def half_a_request_at_the_end_is_harmless(s: Subject) -> None:
 
 
 @check()
-def last_outcome_is_whole(s: Subject) -> None:
+def last_outcome_is_whole(s: ExecutorSubject) -> None:
     """Nothing is cut off at the end: the last outcome has its line feed."""
     with s.fresh() as talk:
         asked = talk.send(s.simple(args=["x" * 200_000]))
@@ -235,7 +237,7 @@ def last_outcome_is_whole(s: Subject) -> None:
 
 
 @check(required=False)
-def end_of_input_is_exit_code_zero(s: Subject) -> None:
+def end_of_input_is_exit_code_zero(s: ExecutorSubject) -> None:
     """A process that ends because its input did has the exit code 0."""
     with s.fresh() as talk:
         talk.ask(s.simple())
@@ -244,7 +246,7 @@ def end_of_input_is_exit_code_zero(s: Subject) -> None:
 
 
 @check(required=False)
-def bad_line_does_not_change_the_exit_code(s: Subject) -> None:
+def bad_line_does_not_change_the_exit_code(s: ExecutorSubject) -> None:
     """The exit code at the end of input is 0 even after lines that were no requests."""
     with s.fresh() as talk:
         talk.junk(b"no JSON\n")
@@ -254,7 +256,7 @@ def bad_line_does_not_change_the_exit_code(s: Subject) -> None:
 
 
 @check(required=False)
-def sigterm_ends_an_idle_process(s: Subject) -> None:
+def sigterm_ends_an_idle_process(s: ExecutorSubject) -> None:
     """SIGTERM ends a process with nothing to do, with the exit code 0."""
     with s.fresh() as talk:
         talk.ask(s.simple())
@@ -264,7 +266,7 @@ def sigterm_ends_an_idle_process(s: Subject) -> None:
 
 
 @check("sleep", required=False)
-def sigterm_lets_a_running_job_finish(s: Subject) -> None:
+def sigterm_lets_a_running_job_finish(s: ExecutorSubject) -> None:
     """SIGTERM lets the running job finish: it is answered, then the process ends with 0."""
     with s.fresh() as talk:
         _expect_finished(talk, s, signal.SIGTERM)
@@ -273,14 +275,14 @@ def sigterm_lets_a_running_job_finish(s: Subject) -> None:
 
 
 @check("sleep", required=False)
-def sigint_lets_a_running_job_finish(s: Subject) -> None:
+def sigint_lets_a_running_job_finish(s: ExecutorSubject) -> None:
     """SIGINT, which Ctrl-C may send to everybody, costs no running job its answer."""
     with s.fresh() as talk:
         _expect_finished(talk, s, signal.SIGINT)
 
 
 @check(required=False)
-def ends_when_nobody_reads(s: Subject) -> None:
+def ends_when_nobody_reads(s: ExecutorSubject) -> None:
     """When nobody reads its outcomes any more, the process still ends with its input."""
     with s.fresh() as talk:
         talk.ask(s.simple())
@@ -291,7 +293,7 @@ def ends_when_nobody_reads(s: Subject) -> None:
 
 
 @check(required=False)
-def readiness_is_reported(s: Subject) -> None:
+def readiness_is_reported(s: ExecutorSubject) -> None:
     """It writes a line to the descriptor in ERGON_READY_FD once it can serve."""
     reader, writer = os.pipe()
     try:
@@ -309,14 +311,14 @@ def readiness_is_reported(s: Subject) -> None:
 
 
 @check(required=False)
-def broken_ready_descriptor_is_harmless(s: Subject) -> None:
+def broken_ready_descriptor_is_harmless(s: ExecutorSubject) -> None:
     """An ERGON_READY_FD that cannot be written to does not keep it from serving."""
     for value in ("", "none", "987", "-1"):
         with s.fresh({"ERGON_READY_FD": value}) as talk:
             talk.ask(s.simple())
 
 
-def _expect_finished(talk: Conversation, s: Subject, number: signal.Signals) -> None:
+def _expect_finished(talk: Conversation, s: ExecutorSubject, number: signal.Signals) -> None:
     """A job that runs when the signal comes succeeds."""
     talk.ask(s.simple())
     running = talk.send(request("sleep", [LONG_NAP]))

@@ -14,10 +14,10 @@ from ergon_framework.testing.suites.executor.harness import (
     HANDLER_NOT_FOUND,
     NO_SUCH_HANDLER,
     Conversation,
+    OutputLine,
     Patience,
     Process,
     Program,
-    Reply,
     Request,
     request,
     shown,
@@ -28,7 +28,7 @@ QUIET = 0.2  # seconds in which something that should not come would have come
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HandlerCall:
     """A handler of the executor under test, and arguments it takes."""
 
     handler: str
@@ -41,12 +41,12 @@ class Call:
 
 
 _SAMPLES = (
-    Call("echo", [1, "two"], {"flag": True}),
-    Call("fail"),
-    Call("retry"),
-    Call("sleep", [0]),
-    Call("print", ["a line of text"]),
-    Call("unserialisable"),
+    HandlerCall("echo", [1, "two"], {"flag": True}),
+    HandlerCall("fail"),
+    HandlerCall("retry"),
+    HandlerCall("sleep", [0]),
+    HandlerCall("print", ["a line of text"]),
+    HandlerCall("unserialisable"),
 )
 SAMPLES = {call.handler: call for call in _SAMPLES}
 """The conventional handlers the checks use, where the executor has them."""
@@ -68,10 +68,10 @@ class NotTried(Exception):
     """The check found nothing to judge; its text says why."""
 
 
-class Subject:
+class ExecutorSubject:
     """The executor under test. Checks share a process until one of them spoils it."""
 
-    def __init__(self, program: Program, patience: Patience, call: Call | None) -> None:
+    def __init__(self, program: Program, patience: Patience, call: HandlerCall | None) -> None:
         self.program = program
         self.patience = patience
         self.call = call
@@ -114,7 +114,7 @@ class Subject:
 
     # ---- asking the shared one ------------------------------------------------------------------
 
-    def ask(self, asked: Request, *, line: bytes | None = None) -> Reply:
+    def ask(self, asked: Request, *, line: bytes | None = None) -> OutputLine:
         """Send a request and wait for its answer."""
         return self.shared.ask(asked, line=line)
 
@@ -193,7 +193,7 @@ class Subject:
         return FirstExchange(output, rest, seconds, is_answered, has_died, why_not)
 
 
-def _absence(handler: str, reply: Reply) -> str:
+def _absence(handler: str, reply: OutputLine) -> str:
     """Why a sample handler cannot be used; empty when it does what its name says."""
     if reply.error_type == HANDLER_NOT_FOUND:
         return "the executor has none"

@@ -17,7 +17,7 @@ from ergon_framework.ports.factstore import (
 )
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
-    Subject,
+    FactStoreSubject,
     added,
     new,
     offsets,
@@ -26,18 +26,18 @@ from ergon_framework.testing.suites.factstore.subject import (
 )
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def offsets_start_at_one(s: Subject) -> None:
+def offsets_start_at_one(s: FactStoreSubject) -> None:
     """The first fact of a log has the offset 1."""
     same(s.put("a"), [1], "the first offset")
 
 
 @check()
-def offsets_are_dense(s: Subject) -> None:
+def offsets_are_dense(s: FactStoreSubject) -> None:
     """Offsets go up by one, whoever appends and however many at a time."""
     found = [*s.put("a"), *s.put("b", "c"), *s.put("d"), *s.put("e", "f", "g")]
     same(found, [1, 2, 3, 4, 5, 6, 7], "offsets")
@@ -45,7 +45,7 @@ def offsets_are_dense(s: Subject) -> None:
 
 
 @check()
-def refusals_leave_no_hole(s: Subject) -> None:
+def refusals_leave_no_hole(s: FactStoreSubject) -> None:
     """A refused fact does not use an offset up."""
     s.put("a")
     s.append(other("a"), new("x", references=(MISSING,)))
@@ -54,7 +54,7 @@ def refusals_leave_no_hole(s: Subject) -> None:
 
 
 @check()
-def logs_count_on_their_own(s: Subject) -> None:
+def logs_count_on_their_own(s: FactStoreSubject) -> None:
     """Each log has offsets of its own."""
     s.put("a", "b")
     same(s.put("c", log=INBOX), [1], "the first offset of another log")
@@ -63,7 +63,7 @@ def logs_count_on_their_own(s: Subject) -> None:
 
 
 @check()
-def batch_keeps_its_order(s: Subject) -> None:
+def batch_keeps_its_order(s: FactStoreSubject) -> None:
     """The facts of one call lie in the log as they were given."""
     ids = [f"id-{n * 7 % 50}" for n in range(50)]
     same(s.put(*ids), list(range(1, 51)), "offsets")
@@ -71,7 +71,7 @@ def batch_keeps_its_order(s: Subject) -> None:
 
 
 @check()
-def batch_answers_item_by_item(s: Subject) -> None:
+def batch_answers_item_by_item(s: FactStoreSubject) -> None:
     """A call with facts of every kind has an outcome for each, in order, and stores the good."""
     s.put("a", "b")
     missing = new("e", references=(MISSING,))
@@ -84,14 +84,14 @@ def batch_answers_item_by_item(s: Subject) -> None:
 
 
 @check()
-def empty_batch_is_fine(s: Subject) -> None:
+def empty_batch_is_fine(s: FactStoreSubject) -> None:
     """Appending nothing is answered with nothing, and changes nothing."""
     same(s.store.append(OUTBOUND, []), [], "outcomes")
     same(s.head(), 0, "the head")
 
 
 @check()
-def large_batch_fits(s: Subject) -> None:
+def large_batch_fits(s: FactStoreSubject) -> None:
     """A thousand facts may come in one call."""
     ids = [f"id-{n}" for n in range(1000)]
     same(s.put(*ids), list(range(1, 1001)), "offsets")
@@ -99,7 +99,7 @@ def large_batch_fits(s: Subject) -> None:
 
 
 @check()
-def fact_keeps_every_field(s: Subject) -> None:
+def fact_keeps_every_field(s: FactStoreSubject) -> None:
     """What is read is what was appended, field by field."""
     fact = new("a", from_zone="Plant A", to_zone="Zone Ü", source_offset=77)
     added(s.one(fact, INBOX))
@@ -110,7 +110,7 @@ def fact_keeps_every_field(s: Subject) -> None:
 
 
 @check()
-def bytes_are_untouched(s: Subject) -> None:
+def bytes_are_untouched(s: FactStoreSubject) -> None:
     """Envelope and fact come out byte by byte as they went in."""
     envelope = b'{ "labels" : {"k":"\xc3\xa9 \\u00e9"},\n "n": 1.0 }'
     body = b'{"object_json": [1, 1.0, 1e2, "\\u0000", null, {"b":1,"a":2}] }  '
@@ -120,14 +120,14 @@ def bytes_are_untouched(s: Subject) -> None:
 
 
 @check()
-def source_offset_may_be_absent(s: Subject) -> None:
+def source_offset_may_be_absent(s: FactStoreSubject) -> None:
     """A fact of this zone has no source offset."""
     s.put("a")
     same(s.page().facts[0].source_offset, None, "source_offset")
 
 
 @check()
-def recorded_at_is_the_stores_time(s: Subject) -> None:
+def recorded_at_is_the_stores_time(s: FactStoreSubject) -> None:
     """Each fact carries the instant of its appending by the store's clock, fractions included."""
     s.clock.forward(0.25)
     first = s.clock()
@@ -142,7 +142,7 @@ def recorded_at_is_the_stores_time(s: Subject) -> None:
 
 
 @check()
-def clock_may_go_back(s: Subject) -> None:
+def clock_may_go_back(s: FactStoreSubject) -> None:
     """A clock that jumps back does not change offsets or order."""
     s.put("a")
     s.clock.forward(-3600.0)
@@ -156,12 +156,12 @@ def _conflict(answer: Outcome) -> Conflict:
     return answer if isinstance(answer, Conflict) else fail(f"no conflict, but {answer!r:.200}")
 
 
-def _found(s: Subject, message_id: str, log: str | None = None) -> Found:
+def _found(s: FactStoreSubject, message_id: str, log: str | None = None) -> Found:
     found = s.store.find("plant-a", message_id, log)
     return found if found is not None else fail(f"{message_id!r} is not known")
 
 
-def _forgotten(s: Subject) -> None:
+def _forgotten(s: FactStoreSubject) -> None:
     """Two facts whose payload is gone, and one that is kept."""
     s.consumer()
     s.put("a", "b", "c")
@@ -170,7 +170,7 @@ def _forgotten(s: Subject) -> None:
 
 
 @check()
-def duplicate_answers_its_offset(s: Subject) -> None:
+def duplicate_answers_its_offset(s: FactStoreSubject) -> None:
     """The same fact again is answered with the offset it has, each time, and stored once."""
     s.put("a", "b")
     same([s.again("a").offset for _ in range(3)], [1, 1, 1], "offsets")
@@ -178,7 +178,7 @@ def duplicate_answers_its_offset(s: Subject) -> None:
 
 
 @check()
-def duplicate_in_a_batch(s: Subject) -> None:
+def duplicate_in_a_batch(s: FactStoreSubject) -> None:
     """A fact that occurs twice in one call is stored once."""
     found = s.append(new("a"), new("b"), new("a"))
     told = [(e.offset, e.is_duplicate) for e in found if isinstance(e, Appended)]
@@ -187,7 +187,7 @@ def duplicate_in_a_batch(s: Subject) -> None:
 
 
 @check()
-def first_envelope_stays(s: Subject) -> None:
+def first_envelope_stays(s: FactStoreSubject) -> None:
     """A repeated fact whose envelope differs is a duplicate, and the first envelope is answered."""
     s.one(new("a", envelope=b'{"n":1}'))
     answer = s.again("a", envelope=b'{"n":2}')
@@ -196,7 +196,7 @@ def first_envelope_stays(s: Subject) -> None:
 
 
 @check()
-def conflict_stores_nothing(s: Subject) -> None:
+def conflict_stores_nothing(s: FactStoreSubject) -> None:
     """Other content under the same id is refused with the offset and digest that the id has."""
     s.put("a", "b")
     before = s.page()
@@ -207,7 +207,7 @@ def conflict_stores_nothing(s: Subject) -> None:
 
 
 @check()
-def conflict_in_a_batch(s: Subject) -> None:
+def conflict_in_a_batch(s: FactStoreSubject) -> None:
     """Of two contents under one id in one call, the first counts."""
     first, second = s.append(new("a"), other("a"))
     same(isinstance(first, Appended), True, "the first was stored")
@@ -215,7 +215,7 @@ def conflict_in_a_batch(s: Subject) -> None:
 
 
 @check()
-def conflict_is_found_late_in_the_digest(s: Subject) -> None:
+def conflict_is_found_late_in_the_digest(s: FactStoreSubject) -> None:
     """Digests that differ in a late byte of their first half are different."""
     digest = new("a").digest
     s.one(new("a"))
@@ -224,7 +224,7 @@ def conflict_is_found_late_in_the_digest(s: Subject) -> None:
 
 
 @check()
-def same_id_in_another_log(s: Subject) -> None:
+def same_id_in_another_log(s: FactStoreSubject) -> None:
     """An id is known per log: the same one in another log is another fact."""
     s.put("a")
     same(s.put("a", log=INBOX), [1], "its offset there")
@@ -233,7 +233,7 @@ def same_id_in_another_log(s: Subject) -> None:
 
 
 @check()
-def same_id_from_another_zone(s: Subject) -> None:
+def same_id_from_another_zone(s: FactStoreSubject) -> None:
     """An id is known per zone that asserts it."""
     s.put("a")
     same(s.put("a", from_zone="plant-z"), [2], "its offset")
@@ -242,7 +242,7 @@ def same_id_from_another_zone(s: Subject) -> None:
 
 
 @check()
-def ids_are_told_apart(s: Subject) -> None:
+def ids_are_told_apart(s: FactStoreSubject) -> None:
     """Zones and ids that look alike are different, however they are put together."""
     pairs = [("ab", "c"), ("a", "bc"), ("a", "b:c"), ("a:b", "c"), ("a/b", "c"), ("a", "b/c")]
     pairs += [("A", "bc"), ("a", "BC"), ("a ", "bc"), ("a", "bc "), ("a", "é"), ("a", "e\u0301")]
@@ -254,14 +254,14 @@ def ids_are_told_apart(s: Subject) -> None:
 
 
 @check()
-def ids_may_be_long(s: Subject) -> None:
+def ids_may_be_long(s: FactStoreSubject) -> None:
     """Ids that differ only at their end are different."""
     s.put("x" * 254 + "a", "x" * 254 + "b")
     same(s.again("x" * 254 + "b").offset, 2, "the offset of the second")
 
 
 @check()
-def look_up_tells_what_is_known(s: Subject) -> None:
+def look_up_tells_what_is_known(s: FactStoreSubject) -> None:
     """An id is found with its log, offset and digest, and that the payload is there."""
     s.put("a", "b")
     wanted = Found(OUTBOUND, 2, new("b").digest, is_retained=True)
@@ -270,7 +270,7 @@ def look_up_tells_what_is_known(s: Subject) -> None:
 
 
 @check()
-def look_up_of_nothing(s: Subject) -> None:
+def look_up_of_nothing(s: FactStoreSubject) -> None:
     """An id that was never appended, or was refused, is not found."""
     s.put("a")
     s.append(new("full"), capacity=1)
@@ -281,7 +281,7 @@ def look_up_of_nothing(s: Subject) -> None:
 
 
 @check()
-def look_up_asks_outbound_first(s: Subject) -> None:
+def look_up_asks_outbound_first(s: FactStoreSubject) -> None:
     """Without a log all are searched, and ``outbound`` counts first."""
     s.put("a", "c", log="inbound:aaa")
     s.put("b", "a")
@@ -291,7 +291,7 @@ def look_up_asks_outbound_first(s: Subject) -> None:
 
 
 @check()
-def ledger_outlives_the_payload(s: Subject) -> None:
+def ledger_outlives_the_payload(s: FactStoreSubject) -> None:
     """A duplicate of a fact whose payload was dropped is answered with the offset it had."""
     _forgotten(s)
     answer = s.again("a")
@@ -301,7 +301,7 @@ def ledger_outlives_the_payload(s: Subject) -> None:
 
 
 @check()
-def conflict_outlives_the_payload(s: Subject) -> None:
+def conflict_outlives_the_payload(s: FactStoreSubject) -> None:
     """Other content is refused also when the payload of the first was dropped."""
     _forgotten(s)
     answer = _conflict(s.one(other("a")))
@@ -311,7 +311,7 @@ def conflict_outlives_the_payload(s: Subject) -> None:
 
 
 @check()
-def look_up_outlives_the_payload(s: Subject) -> None:
+def look_up_outlives_the_payload(s: FactStoreSubject) -> None:
     """An id is found after its payload was dropped, and the answer says that it was."""
     _forgotten(s)
     found = _found(s, "a")
@@ -324,7 +324,7 @@ SIZE = len(new("a").envelope) + len(new("a").fact)
 
 
 @check()
-def full_log_refuses(s: Subject) -> None:
+def full_log_refuses(s: FactStoreSubject) -> None:
     """A fact that would take the log above its capacity is refused, and not stored."""
     s.put("a", "b")
     same(s.one(new("c"), capacity=3 * SIZE - 1), Full(2 * SIZE), "the answer")
@@ -332,14 +332,14 @@ def full_log_refuses(s: Subject) -> None:
 
 
 @check()
-def log_may_be_filled(s: Subject) -> None:
+def log_may_be_filled(s: FactStoreSubject) -> None:
     """A fact that just fits is stored."""
     s.put("a", "b")
     same(s.one(new("c"), capacity=3 * SIZE), Appended(3), "the answer")
 
 
 @check()
-def full_log_answers_duplicates(s: Subject) -> None:
+def full_log_answers_duplicates(s: FactStoreSubject) -> None:
     """What is there already is answered even when the log is full; so is a conflict."""
     s.put("a", "b")
     found = s.append(new("b"), other("a"), new("c"), capacity=1)
@@ -347,7 +347,7 @@ def full_log_answers_duplicates(s: Subject) -> None:
 
 
 @check()
-def batch_fills_item_by_item(s: Subject) -> None:
+def batch_fills_item_by_item(s: FactStoreSubject) -> None:
     """In one call facts are taken as long as they fit."""
     found = s.append(*(new(each) for each in "abcd"), capacity=2 * SIZE)
     same([type(each) for each in found], [Appended, Appended, Full, Full], "kinds of outcomes")
@@ -355,7 +355,7 @@ def batch_fills_item_by_item(s: Subject) -> None:
 
 
 @check()
-def nothing_overtakes_in_a_full_log(s: Subject) -> None:
+def nothing_overtakes_in_a_full_log(s: FactStoreSubject) -> None:
     """In one call a small fact does not enter behind a large one that did not fit."""
     large = new("b")
     large.fact = large.fact + b" " * SIZE
@@ -364,14 +364,14 @@ def nothing_overtakes_in_a_full_log(s: Subject) -> None:
 
 
 @check()
-def refused_fact_may_come_again(s: Subject) -> None:
+def refused_fact_may_come_again(s: FactStoreSubject) -> None:
     """A fact that was refused by a full log is taken when there is room."""
     s.one(new("a"), capacity=1)
     same(s.put("a"), [1], "its offset")
 
 
 @check()
-def dropping_makes_room(s: Subject) -> None:
+def dropping_makes_room(s: FactStoreSubject) -> None:
     """What was truncated no longer counts."""
     s.consumer()
     s.put("a", "b")
@@ -381,7 +381,7 @@ def dropping_makes_room(s: Subject) -> None:
 
 
 @check()
-def logs_fill_on_their_own(s: Subject) -> None:
+def logs_fill_on_their_own(s: FactStoreSubject) -> None:
     """The capacity of one log is not used up by another."""
     s.put("a", "b", log=INBOX)
     same(s.one(new("a"), capacity=SIZE), Appended(1), "the answer")
@@ -390,25 +390,25 @@ def logs_fill_on_their_own(s: Subject) -> None:
 MISSING = Reference("files", "missing", bytes(32), 5)
 
 
-def is_marked(s: Subject, key: str) -> bool:
+def is_marked(s: FactStoreSubject, key: str) -> bool:
     """Whether a name of the usual bucket is known to be referred to."""
     return _object(s, key).is_referenced
 
 
-def _object(s: Subject, key: str) -> StoredObject:
+def _object(s: FactStoreSubject, key: str) -> StoredObject:
     found = s.store.object("files", key)
     return found if found is not None else fail(f"the object {key!r} is gone")
 
 
 @check()
-def missing_object_is_unfounded(s: Subject) -> None:
+def missing_object_is_unfounded(s: FactStoreSubject) -> None:
     """A fact that refers to an object that is not there is refused, and not stored."""
     same(s.one(new("a", references=(MISSING,))), Unfounded(MISSING, None), "the answer")
     same((s.head(), s.store.find("plant-a", "a")), (0, None), "what is there")
 
 
 @check()
-def other_digest_is_unfounded(s: Subject) -> None:
+def other_digest_is_unfounded(s: FactStoreSubject) -> None:
     """A fact whose object has another digest is refused, and told which."""
     there = s.bind("k")
     asked = replace(there, digest=bytes(32))
@@ -417,7 +417,7 @@ def other_digest_is_unfounded(s: Subject) -> None:
 
 
 @check()
-def other_size_is_unfounded(s: Subject) -> None:
+def other_size_is_unfounded(s: FactStoreSubject) -> None:
     """A fact whose object has another size is refused, and told which."""
     there = s.bind("k")
     asked = replace(there, size=there.size + 1)
@@ -425,7 +425,7 @@ def other_size_is_unfounded(s: Subject) -> None:
 
 
 @check()
-def same_bytes_under_another_name(s: Subject) -> None:
+def same_bytes_under_another_name(s: FactStoreSubject) -> None:
     """It is the name that must be there, not just the bytes."""
     there = s.bind("k")
     for asked in (replace(there, key="K"), replace(there, bucket="other")):
@@ -433,7 +433,7 @@ def same_bytes_under_another_name(s: Subject) -> None:
 
 
 @check()
-def founded_fact_is_stored(s: Subject) -> None:
+def founded_fact_is_stored(s: FactStoreSubject) -> None:
     """A fact whose objects are all there is stored, and the objects are marked."""
     both = s.bind("k"), s.bind("l", b"others")
     s.bind("m")
@@ -442,7 +442,7 @@ def founded_fact_is_stored(s: Subject) -> None:
 
 
 @check()
-def every_reference_counts(s: Subject) -> None:
+def every_reference_counts(s: FactStoreSubject) -> None:
     """One missing object among several refuses the fact, and marks none of the others."""
     there = s.bind("k")
     answer = s.one(new("a", references=(there, MISSING)))
@@ -451,7 +451,7 @@ def every_reference_counts(s: Subject) -> None:
 
 
 @check()
-def refused_fact_marks_nothing(s: Subject) -> None:
+def refused_fact_marks_nothing(s: FactStoreSubject) -> None:
     """A fact that does not enter the log, for whatever reason, marks no object."""
     there = s.bind("k")
     s.put("a")
@@ -461,7 +461,7 @@ def refused_fact_marks_nothing(s: Subject) -> None:
 
 
 @check()
-def unfounded_fact_may_come_again(s: Subject) -> None:
+def unfounded_fact_may_come_again(s: FactStoreSubject) -> None:
     """A fact that was refused is taken once its object is there."""
     there = s.bind("k")
     s.store.unbind("files", "k")
@@ -472,7 +472,7 @@ def unfounded_fact_may_come_again(s: Subject) -> None:
 
 
 @check()
-def unneeded_artifacts_are_marked_all_the_same(s: Subject) -> None:
+def unneeded_artifacts_are_marked_all_the_same(s: FactStoreSubject) -> None:
     """A fact that needs no artifact enters without it, and what it refers to is never an orphan."""
     there = s.bind("k")
     wanted = replace(there, key="later")
@@ -482,7 +482,7 @@ def unneeded_artifacts_are_marked_all_the_same(s: Subject) -> None:
 
 
 @check()
-def names_are_marked_on_request(s: Subject) -> None:
+def names_are_marked_on_request(s: FactStoreSubject) -> None:
     """Those that stand for something, and those that will."""
     s.bind("k")
     s.bind("m")
@@ -492,14 +492,14 @@ def names_are_marked_on_request(s: Subject) -> None:
 
 
 @check()
-def duplicate_is_answered_before_its_references(s: Subject) -> None:
+def duplicate_is_answered_before_its_references(s: FactStoreSubject) -> None:
     """The ledger is asked first: what is there already needs nothing more."""
     s.put("a")
     same(s.again("a", references=(MISSING,)).offset, 1, "its offset")
 
 
 @check()
-def mark_outlives_the_payload(s: Subject) -> None:
+def mark_outlives_the_payload(s: FactStoreSubject) -> None:
     """An object stays marked when the fact that referred to it was truncated."""
     s.consumer()
     added(s.one(new("a", references=(s.bind("k"),))))
@@ -509,7 +509,7 @@ def mark_outlives_the_payload(s: Subject) -> None:
 
 
 @check()
-def reference_in_a_batch(s: Subject) -> None:
+def reference_in_a_batch(s: FactStoreSubject) -> None:
     """A refused fact in a batch leaves its neighbours alone."""
     there = s.bind("k")
     found = s.append(new("a"), new("b", references=(MISSING,)), new("c", references=(there,)))

@@ -31,7 +31,7 @@ from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Gap
 from ergon_framework.ports.moving import PAGE_BYTES, Archive
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
-    Subject,
+    FactStoreSubject,
     Ways,
     new,
     other,
@@ -40,7 +40,7 @@ from ergon_framework.testing.suites.factstore.subject import (
 )
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 C = TypeVar("C", bound=Copy)
@@ -49,7 +49,7 @@ BODY = b'{"\xc3\xa9":1}'
 
 
 @check(NEEDS)
-def everything_can_be_copied_out(s: Subject) -> None:
+def everything_can_be_copied_out(s: FactStoreSubject) -> None:
     """What another store was given in copies is all that this one holds."""
     fill(s)
     with _memory(s) as old:
@@ -58,7 +58,7 @@ def everything_can_be_copied_out(s: Subject) -> None:
 
 
 @check(NEEDS)
-def everything_can_be_copied_in(s: Subject) -> None:
+def everything_can_be_copied_in(s: FactStoreSubject) -> None:
     """What came in copies is all that the other store holds, also for who opens this one anew."""
     with _filled(s) as old:
         _copy(_archive(old), _archive(s))
@@ -68,7 +68,7 @@ def everything_can_be_copied_in(s: Subject) -> None:
 
 
 @check(NEEDS)
-def a_moved_store_goes_on_alike(s: Subject) -> None:
+def a_moved_store_goes_on_alike(s: FactStoreSubject) -> None:
     """What is appended, received, served and cut afterwards comes out as in the other store."""
     with _filled(s) as old:
         _copy(_archive(old), _archive(s))
@@ -88,7 +88,7 @@ def a_moved_store_goes_on_alike(s: Subject) -> None:
 
 
 @check(NEEDS)
-def moved_logs_are_sound(s: Subject) -> None:
+def moved_logs_are_sound(s: FactStoreSubject) -> None:
     """Verification finds nothing to complain of, and peers find the chain that they know."""
     with _filled(s) as old:
         _copy(_archive(old), _archive(s))
@@ -101,7 +101,7 @@ def moved_logs_are_sound(s: Subject) -> None:
 
 
 @check(NEEDS)
-def moved_ids_are_known_for_ever(s: Subject) -> None:
+def moved_ids_are_known_for_ever(s: FactStoreSubject) -> None:
     """Facts that were dropped before the move are neither stored again nor taken for others."""
     with _filled(s) as old:
         _copy(_archive(old), _archive(s))
@@ -115,7 +115,7 @@ def moved_ids_are_known_for_ever(s: Subject) -> None:
 
 
 @check(NEEDS)
-def many_ids_can_be_moved(s: Subject) -> None:
+def many_ids_can_be_moved(s: FactStoreSubject) -> None:
     """Ids come in the order of their keys, each once, however many there are."""
     with _memory(s) as old:
         names = [f"fact-{n}" for n in range(1500)]
@@ -130,7 +130,7 @@ def many_ids_can_be_moved(s: Subject) -> None:
 
 
 @check(NEEDS)
-def pages_of_large_facts_are_short(s: Subject) -> None:
+def pages_of_large_facts_are_short(s: FactStoreSubject) -> None:
     """Few large facts make a page, and one that is larger than a page is a page."""
     half = b'{"x":"' + b"x" * (PAGE_BYTES // 2) + b'"}'
     s.put("whole", fact=b'{"x":"' + b"x" * PAGE_BYTES + b'"}')
@@ -141,7 +141,7 @@ def pages_of_large_facts_are_short(s: Subject) -> None:
 
 
 @check(NEEDS)
-def loading_again_changes_nothing(s: Subject) -> None:
+def loading_again_changes_nothing(s: FactStoreSubject) -> None:
     """A move that begins anew meets what it has done."""
     with _filled(s) as old:
         for _ in range(2):
@@ -150,7 +150,7 @@ def loading_again_changes_nothing(s: Subject) -> None:
 
 
 @check(NEEDS)
-def what_came_later_is_added(s: Subject) -> None:
+def what_came_later_is_added(s: FactStoreSubject) -> None:
     """A second move brings the facts that came since, and cuts what was dropped since."""
     with _filled(s) as old:
         _copy(_archive(old), _archive(s))
@@ -165,7 +165,7 @@ def what_came_later_is_added(s: Subject) -> None:
 
 
 @check(NEEDS)
-def ids_may_come_before_their_facts(s: Subject) -> None:
+def ids_may_come_before_their_facts(s: FactStoreSubject) -> None:
     """A store that grows while it is moved gives ids out whose facts come in the next turn."""
     with _filled(s) as old:
         source, target = _archive(old), _archive(s)
@@ -183,7 +183,7 @@ def ids_may_come_before_their_facts(s: Subject) -> None:
 
 
 @check(NEEDS)
-def a_log_that_was_cut_beyond_is_begun_anew(s: Subject) -> None:
+def a_log_that_was_cut_beyond_is_begun_anew(s: FactStoreSubject) -> None:
     """When all that a first move brought is gone, the log goes on where the other one does."""
     with _memory(s) as old:
         old.put("a", "b", "c")
@@ -204,7 +204,7 @@ def a_log_that_was_cut_beyond_is_begun_anew(s: Subject) -> None:
 
 
 @check(NEEDS)
-def facts_that_do_not_fit_are_refused(s: Subject) -> None:
+def facts_that_do_not_fit_are_refused(s: FactStoreSubject) -> None:
     """A fact that belongs to another chain, or that leaves one out, is not stored."""
     with _memory(s) as old:
         old.put("a", "b", "c")
@@ -221,7 +221,7 @@ def facts_that_do_not_fit_are_refused(s: Subject) -> None:
 
 
 @check(NEEDS)
-def another_log_is_refused(s: Subject) -> None:
+def another_log_is_refused(s: FactStoreSubject) -> None:
     """A log of another number, or one that was cut further, is not an earlier copy."""
     s.put("a", "b", "c")
     s.store.truncate(OUTBOUND, 2, loss_reason="disk")
@@ -234,7 +234,7 @@ def another_log_is_refused(s: Subject) -> None:
 
 
 @check(NEEDS)
-def books_can_be_taken_away(s: Subject) -> None:
+def books_can_be_taken_away(s: FactStoreSubject) -> None:
     """What is gone on the other side can go here, and what is left alone stays."""
     fill(s)
     store = _archive(s)
@@ -247,7 +247,7 @@ def books_can_be_taken_away(s: Subject) -> None:
 
 
 @check(NEEDS)
-def a_mark_is_kept(s: Subject) -> None:
+def a_mark_is_kept(s: FactStoreSubject) -> None:
     """What a move wrote down is there until it is taken away, also for who opens it anew."""
     same(_archive(s).mark(), None, "the mark of a fresh store")
     _archive(s).set_mark(b"\x00one")
@@ -259,7 +259,7 @@ def a_mark_is_kept(s: Subject) -> None:
 
 
 @check(NEEDS, "corrupt")
-def a_damaged_fact_is_not_copied(s: Subject) -> None:
+def a_damaged_fact_is_not_copied(s: FactStoreSubject) -> None:
     """Who copies is told of a row that is not what was stored."""
     s.put("a", "b", "c")
     s.corrupt(OUTBOUND, 2)
@@ -267,19 +267,19 @@ def a_damaged_fact_is_not_copied(s: Subject) -> None:
     expect(getattr(error, "reason", "") == "corrupted", f"a damaged row got {error!r:.200}")
 
 
-def _archive(s: Subject) -> Archive:
+def _archive(s: FactStoreSubject) -> Archive:
     return cast("Archive", s.store)
 
 
 @contextmanager
-def _memory(s: Subject) -> Iterator[Subject]:
+def _memory(s: FactStoreSubject) -> Iterator[FactStoreSubject]:
     """A fresh store of the same zone, in memory."""
     with closing(MemoryFactStore(s.store.info().zone, clock=s.clock)) as store:
-        yield Subject(store, s.clock, Ways(), s.patience)
+        yield FactStoreSubject(store, s.clock, Ways(), s.patience)
 
 
 @contextmanager
-def _filled(s: Subject) -> Iterator[Subject]:
+def _filled(s: FactStoreSubject) -> Iterator[FactStoreSubject]:
     with _memory(s) as old:
         fill(old)
         yield old
@@ -322,7 +322,7 @@ def _compare(found: Archive, wanted: Archive) -> None:
                 same(mine, theirs, f"{kind.__name__} {mine.place}")
 
 
-def fill(s: Subject) -> None:
+def fill(s: FactStoreSubject) -> None:
     """Put something of everything into a store."""
     s.consumer("c")
     s.consumer("view", to_zone="plant-c")

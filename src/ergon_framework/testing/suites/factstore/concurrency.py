@@ -10,7 +10,7 @@ from ergon_framework.errors import ConsumerHeldError, ObjectConflictError, Store
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Full, Outcome
 from ergon_framework.testing.suites.factstore.subject import (
     PLENTY,
-    Subject,
+    FactStoreSubject,
     new,
     offsets,
     other,
@@ -18,12 +18,12 @@ from ergon_framework.testing.suites.factstore.subject import (
 )
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def threads_share_one_offset(s: Subject) -> None:
+def threads_share_one_offset(s: FactStoreSubject) -> None:
     """Of many threads that append the same fact at once, one stores it and all get its offset."""
     for n in range(5):
         found = s.together([partial(s.one, new(f"id-{n}"))] * 16)
@@ -33,7 +33,7 @@ def threads_share_one_offset(s: Subject) -> None:
 
 
 @check()
-def threads_conflict_once(s: Subject) -> None:
+def threads_conflict_once(s: FactStoreSubject) -> None:
     """Of many threads with different contents under one id, one wins and the others are told."""
     facts = [new("a", fact=b'{"n":%d}' % n) for n in range(12)]
     found = s.together([partial(s.one, fact) for fact in facts])
@@ -45,7 +45,7 @@ def threads_conflict_once(s: Subject) -> None:
 
 
 @check()
-def threads_append_densely(s: Subject) -> None:
+def threads_append_densely(s: FactStoreSubject) -> None:
     """Offsets of many threads are dense, different, and in order for each of them."""
 
     def work(name: str) -> list[int]:
@@ -58,7 +58,7 @@ def threads_append_densely(s: Subject) -> None:
 
 
 @check()
-def nothing_turns_up_late(s: Subject) -> None:
+def nothing_turns_up_late(s: FactStoreSubject) -> None:
     """A reader that has seen an offset never later finds one below it that it had not seen."""
     writers = 4
     done = threading.Semaphore(0)
@@ -85,7 +85,7 @@ def nothing_turns_up_late(s: Subject) -> None:
 
 
 @check()
-def threads_race_for_the_lease(s: Subject) -> None:
+def threads_race_for_the_lease(s: FactStoreSubject) -> None:
     """Of many processes that come under one name at once, one gets it."""
     s.consumer()
     s.put("a")
@@ -100,7 +100,7 @@ def threads_race_for_the_lease(s: Subject) -> None:
 
 
 @check()
-def threads_confirm_upwards(s: Subject) -> None:
+def threads_confirm_upwards(s: FactStoreSubject) -> None:
     """Confirmations that arrive in any order end at the highest."""
     s.consumer()
     s.put(*(f"id-{n}" for n in range(20)))
@@ -111,7 +111,7 @@ def threads_confirm_upwards(s: Subject) -> None:
 
 
 @check()
-def threads_bind_one(s: Subject) -> None:
+def threads_bind_one(s: FactStoreSubject) -> None:
     """Of many threads that give one name to different bytes, one wins."""
 
     def bind(n: int) -> bool:
@@ -126,7 +126,7 @@ def threads_bind_one(s: Subject) -> None:
 
 
 @check()
-def reference_and_removal_exclude_each_other(s: Subject) -> None:
+def reference_and_removal_exclude_each_other(s: FactStoreSubject) -> None:
     """A fact never ends up with its object gone, however the two race."""
     for n in range(20):
         there = s.bind(f"k{n}", b"%d" % n)
@@ -141,7 +141,7 @@ def reference_and_removal_exclude_each_other(s: Subject) -> None:
 
 
 @check()
-def truncation_among_appends(s: Subject) -> None:
+def truncation_among_appends(s: FactStoreSubject) -> None:
     """Truncation while others append loses nothing that was not confirmed."""
     s.consumer()
     s.put(*(f"id-{n}" for n in range(20)))
@@ -159,7 +159,7 @@ def truncation_among_appends(s: Subject) -> None:
 
 
 @check()
-def appending_soon(s: Subject) -> None:
+def appending_soon(s: FactStoreSubject) -> None:
     """An append that is not waited for is answered later, with the same outcomes."""
     answers: list[list[Outcome] | BaseException] = []
     answered = threading.Semaphore(0)
@@ -178,7 +178,7 @@ def appending_soon(s: Subject) -> None:
 
 
 @check()
-def answer_of_appending_soon_is_true(s: Subject) -> None:
+def answer_of_appending_soon_is_true(s: FactStoreSubject) -> None:
     """When the answer comes, the fact is there and is found."""
     seen: list[object] = []
     answered = threading.Event()
@@ -194,7 +194,7 @@ def answer_of_appending_soon_is_true(s: Subject) -> None:
 
 
 @check()
-def many_appends_soon(s: Subject) -> None:
+def many_appends_soon(s: FactStoreSubject) -> None:
     """Appends of many threads that wait for nothing are each answered once, and none is lost."""
     told: list[tuple[str, int]] = []
     answered = threading.Semaphore(0)
@@ -217,7 +217,7 @@ def many_appends_soon(s: Subject) -> None:
 
 
 @check()
-def closed_store_answers_an_append_soon(s: Subject) -> None:
+def closed_store_answers_an_append_soon(s: FactStoreSubject) -> None:
     """A closed store says so, by raising or by answering with the error; it is not silent."""
     answers: list[list[Outcome] | BaseException] = []
     answered = threading.Event()

@@ -9,19 +9,19 @@ from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     PLENTY,
-    Subject,
+    FactStoreSubject,
     new,
     offsets,
     same,
 )
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def consumer_begins_at_the_start(s: Subject) -> None:
+def consumer_begins_at_the_start(s: FactStoreSubject) -> None:
     """A new consumer gets everything the log holds."""
     s.put(*"ab")
     same(s.consumer().cursor, 0, "its cursor")
@@ -29,7 +29,7 @@ def consumer_begins_at_the_start(s: Subject) -> None:
 
 
 @check()
-def consumer_begins_at_the_end(s: Subject) -> None:
+def consumer_begins_at_the_end(s: FactStoreSubject) -> None:
     """A new consumer may ask for what is yet to come alone."""
     s.put(*"ab")
     same(s.consumer(from_end=True).cursor, 2, "its cursor")
@@ -39,7 +39,7 @@ def consumer_begins_at_the_end(s: Subject) -> None:
 
 
 @check()
-def start_is_the_first_kept_fact(s: Subject) -> None:
+def start_is_the_first_kept_fact(s: FactStoreSubject) -> None:
     """A consumer that is created after a truncation begins with the first fact that is kept."""
     s.consumer()
     s.put(*"abc")
@@ -50,7 +50,7 @@ def start_is_the_first_kept_fact(s: Subject) -> None:
 
 
 @check()
-def consumer_tells_what_it_is(s: Subject) -> None:
+def consumer_tells_what_it_is(s: FactStoreSubject) -> None:
     """A consumer is known by its name, log, view and whether retention waits for it."""
     made = s.consumer("c", INBOX, to_zone="z", is_required=False)
     told = made.name, made.log, made.to_zone, made.is_required, made.holder
@@ -62,7 +62,7 @@ def consumer_tells_what_it_is(s: Subject) -> None:
 
 
 @check()
-def same_consumer_again(s: Subject) -> None:
+def same_consumer_again(s: FactStoreSubject) -> None:
     """Creating the same consumer again answers the one there is, where it stands."""
     s.put(*"abc")
     s.consumer(to_zone="plant-b")
@@ -73,7 +73,7 @@ def same_consumer_again(s: Subject) -> None:
 
 
 @check()
-def other_log_is_refused(s: Subject) -> None:
+def other_log_is_refused(s: FactStoreSubject) -> None:
     """A name that reads one log cannot be made to read another."""
     s.consumer()
     s.refused(lambda: s.consumer("c", INBOX), "consumer_exists", "already_exists")
@@ -82,7 +82,7 @@ def other_log_is_refused(s: Subject) -> None:
 
 
 @check()
-def other_view_is_refused(s: Subject) -> None:
+def other_view_is_refused(s: FactStoreSubject) -> None:
     """A name that reads one view cannot be made to read another."""
     s.consumer(to_zone="b")
     for zone in ("c", None):
@@ -92,7 +92,7 @@ def other_view_is_refused(s: Subject) -> None:
 
 
 @check()
-def consumers_are_listed(s: Subject) -> None:
+def consumers_are_listed(s: FactStoreSubject) -> None:
     """Consumers are listed by name."""
     for name in ("b", "a", "c"):
         s.consumer(name)
@@ -100,7 +100,7 @@ def consumers_are_listed(s: Subject) -> None:
 
 
 @check()
-def unknown_consumer(s: Subject) -> None:
+def unknown_consumer(s: FactStoreSubject) -> None:
     """Whoever acts under a name that does not exist is told so."""
     s.put("a")
     calls = (
@@ -115,7 +115,7 @@ def unknown_consumer(s: Subject) -> None:
 
 
 @check()
-def deleted_consumer_is_gone(s: Subject) -> None:
+def deleted_consumer_is_gone(s: FactStoreSubject) -> None:
     """A deleted consumer is forgotten with its quarantine; its name begins anew."""
     s.consumer()
     s.consumer("other")
@@ -132,7 +132,7 @@ def deleted_consumer_is_gone(s: Subject) -> None:
 
 
 @check(required=False)
-def deletion_is_in_the_journal(s: Subject) -> None:
+def deletion_is_in_the_journal(s: FactStoreSubject) -> None:
     """That retention no longer waits for a consumer is written down."""
     s.consumer("billing")
     s.store.delete_consumer("billing")
@@ -144,7 +144,7 @@ def deletion_is_in_the_journal(s: Subject) -> None:
 
 
 @check()
-def lag_is_counted(s: Subject) -> None:
+def lag_is_counted(s: FactStoreSubject) -> None:
     """A consumer's lag is the number of facts of its view above its cursor."""
     s.consumer()
     s.consumer("view", to_zone="b")
@@ -158,7 +158,7 @@ def lag_is_counted(s: Subject) -> None:
 
 
 @check()
-def waiting_since_the_oldest(s: Subject) -> None:
+def waiting_since_the_oldest(s: FactStoreSubject) -> None:
     """A consumer tells when the oldest fact that waits for it was recorded."""
     s.consumer()
     same(s.store.consumer("c").waiting_since, None, "when nothing waits")
@@ -176,7 +176,7 @@ def waiting_since_the_oldest(s: Subject) -> None:
 
 
 @check()
-def pages_without_a_holder(s: Subject) -> None:
+def pages_without_a_holder(s: FactStoreSubject) -> None:
     """Who names no holder takes no lease, and anybody else may read too."""
     s.consumer()
     s.put("a")
@@ -189,7 +189,7 @@ SIZE = len(new("a").envelope) + len(new("a").fact)
 
 
 @check()
-def page_repeats_until_confirmed(s: Subject) -> None:
+def page_repeats_until_confirmed(s: FactStoreSubject) -> None:
     """Without a confirmation the same page comes again."""
     s.consumer()
     s.put(*"abcde")
@@ -201,7 +201,7 @@ def page_repeats_until_confirmed(s: Subject) -> None:
 
 
 @check()
-def prefix_may_be_confirmed(s: Subject) -> None:
+def prefix_may_be_confirmed(s: FactStoreSubject) -> None:
     """A consumer may confirm the good part of a page, and gets the rest again."""
     s.consumer()
     s.put(*"abcd")
@@ -210,7 +210,7 @@ def prefix_may_be_confirmed(s: Subject) -> None:
 
 
 @check()
-def served_page_is_bounded(s: Subject) -> None:
+def served_page_is_bounded(s: FactStoreSubject) -> None:
     """A page for a consumer obeys its limits as any other."""
     s.consumer()
     s.put(*"abcde")
@@ -220,7 +220,7 @@ def served_page_is_bounded(s: Subject) -> None:
 
 
 @check()
-def consumer_sees_its_view(s: Subject) -> None:
+def consumer_sees_its_view(s: FactStoreSubject) -> None:
     """A consumer of a view is given the facts to its zone, and passes the others."""
     s.consumer(to_zone="b")
     for n, zone in enumerate("cbcbcc", 1):
@@ -232,7 +232,7 @@ def consumer_sees_its_view(s: Subject) -> None:
 
 
 @check()
-def empty_view_can_be_passed(s: Subject) -> None:
+def empty_view_can_be_passed(s: FactStoreSubject) -> None:
     """A page without facts may be confirmed up to its ``through``: retention waits for it."""
     s.consumer(to_zone="nobody")
     s.put(*"abc")
@@ -243,7 +243,7 @@ def empty_view_can_be_passed(s: Subject) -> None:
 
 
 @check()
-def consumers_are_independent(s: Subject) -> None:
+def consumers_are_independent(s: FactStoreSubject) -> None:
     """Each consumer has a cursor of its own."""
     s.consumer("a")
     s.consumer("b")
@@ -253,7 +253,7 @@ def consumers_are_independent(s: Subject) -> None:
 
 
 @check()
-def serving_tells_where_it_stands(s: Subject) -> None:
+def serving_tells_where_it_stands(s: FactStoreSubject) -> None:
     """A page comes with its consumer, the head and the chain at the cursor."""
     s.consumer()
     s.put(*"abc")
@@ -268,7 +268,7 @@ def serving_tells_where_it_stands(s: Subject) -> None:
 
 
 @check()
-def confirming_again_is_fine(s: Subject) -> None:
+def confirming_again_is_fine(s: FactStoreSubject) -> None:
     """A confirmation that is repeated answers the cursor."""
     s.consumer()
     s.put(*"abc")
@@ -277,7 +277,7 @@ def confirming_again_is_fine(s: Subject) -> None:
 
 
 @check()
-def cursor_never_goes_down(s: Subject) -> None:
+def cursor_never_goes_down(s: FactStoreSubject) -> None:
     """A late confirmation of less changes nothing and answers the cursor."""
     s.consumer()
     s.put(*"abc")
@@ -287,7 +287,7 @@ def cursor_never_goes_down(s: Subject) -> None:
 
 
 @check()
-def unserved_is_not_confirmed(s: Subject) -> None:
+def unserved_is_not_confirmed(s: FactStoreSubject) -> None:
     """What was never served cannot be confirmed, though it may be there."""
     s.consumer()
     s.put(*"abcd")
@@ -300,7 +300,7 @@ def unserved_is_not_confirmed(s: Subject) -> None:
 
 
 @check()
-def served_is_remembered(s: Subject) -> None:
+def served_is_remembered(s: FactStoreSubject) -> None:
     """A smaller page later does not take back what was served before."""
     s.consumer()
     s.put(*"abcd")
@@ -311,7 +311,7 @@ def served_is_remembered(s: Subject) -> None:
 
 
 @check()
-def served_is_per_consumer(s: Subject) -> None:
+def served_is_per_consumer(s: FactStoreSubject) -> None:
     """What one consumer was served, another cannot confirm."""
     s.consumer("a")
     s.consumer("b")
@@ -321,21 +321,21 @@ def served_is_per_consumer(s: Subject) -> None:
 
 
 @check()
-def end_counts_as_confirmed(s: Subject) -> None:
+def end_counts_as_confirmed(s: FactStoreSubject) -> None:
     """A consumer created at the end may confirm its cursor, though it was served nothing."""
     s.put(*"abc")
     s.consumer(from_end=True)
     same(s.store.confirm("c", 3), 3, "the cursor")
 
 
-def _ready(s: Subject, through: int = 4) -> None:
+def _ready(s: FactStoreSubject, through: int = 4) -> None:
     s.consumer()
     s.put(*"abcde")
     s.done(through)
 
 
 @check()
-def seek_goes_back(s: Subject) -> None:
+def seek_goes_back(s: FactStoreSubject) -> None:
     """A seek sets the cursor back, and the facts above it come again."""
     _ready(s)
     same(s.store.seek("c", 1, reason="again").cursor, 1, "the cursor answered")
@@ -343,7 +343,7 @@ def seek_goes_back(s: Subject) -> None:
 
 
 @check()
-def seek_goes_forward(s: Subject) -> None:
+def seek_goes_forward(s: FactStoreSubject) -> None:
     """A seek sets the cursor forward without the facts having been served."""
     _ready(s, 1)
     s.put("f")
@@ -352,7 +352,7 @@ def seek_goes_forward(s: Subject) -> None:
 
 
 @check()
-def seek_serves_nothing(s: Subject) -> None:
+def seek_serves_nothing(s: FactStoreSubject) -> None:
     """Facts that were skipped by a seek, and are to come after all, count as never served."""
     s.consumer()
     s.put(*"abc")
@@ -366,7 +366,7 @@ def seek_serves_nothing(s: Subject) -> None:
 
 
 @check()
-def seek_to_the_start(s: Subject) -> None:
+def seek_to_the_start(s: FactStoreSubject) -> None:
     """Zero is the start of the log; when that was dropped, nobody is led past it unawares."""
     _ready(s)
     same(s.store.seek("c", 0, reason="again").cursor, 0, "the cursor")
@@ -378,7 +378,7 @@ def seek_to_the_start(s: Subject) -> None:
 
 
 @check()
-def seek_beyond_the_head(s: Subject) -> None:
+def seek_beyond_the_head(s: FactStoreSubject) -> None:
     """A seek above the head is refused, and the cursor stays."""
     _ready(s)
     s.refused(lambda: s.store.seek("c", 6, reason="x"), "beyond_head", "out_of_range")
@@ -387,7 +387,7 @@ def seek_beyond_the_head(s: Subject) -> None:
 
 
 @check()
-def seek_below_what_is_kept(s: Subject) -> None:
+def seek_below_what_is_kept(s: FactStoreSubject) -> None:
     """A seek to facts that were dropped is refused, and the cursor stays."""
     _ready(s)
     s.store.truncate(OUTBOUND, 3)
@@ -397,7 +397,7 @@ def seek_below_what_is_kept(s: Subject) -> None:
 
 
 @check()
-def seek_is_in_the_journal(s: Subject) -> None:
+def seek_is_in_the_journal(s: FactStoreSubject) -> None:
     """A seek is written down with its time, its consumer and its reason; a refused one is not."""
     _ready(s)
     s.clock.forward(60.0)
@@ -412,7 +412,7 @@ def seek_is_in_the_journal(s: Subject) -> None:
 
 
 @check()
-def seek_drops_the_lease(s: Subject) -> None:
+def seek_drops_the_lease(s: FactStoreSubject) -> None:
     """After a seek the name is free at once."""
     s.consumer()
     s.put(*"abc")
@@ -422,7 +422,7 @@ def seek_drops_the_lease(s: Subject) -> None:
 
 
 @check()
-def seek_is_not_undone_by_a_late_confirmation(s: Subject) -> None:
+def seek_is_not_undone_by_a_late_confirmation(s: FactStoreSubject) -> None:
     """Who held the name before a seek cannot confirm over it."""
     s.consumer()
     s.put(*"abc")
@@ -439,7 +439,7 @@ def seek_is_not_undone_by_a_late_confirmation(s: Subject) -> None:
 
 
 @check()
-def seek_starts_the_count_anew(s: Subject) -> None:
+def seek_starts_the_count_anew(s: FactStoreSubject) -> None:
     """After a seek the next fact counts as not yet delivered."""
     s.consumer()
     s.put(*"abc")
@@ -449,7 +449,7 @@ def seek_starts_the_count_anew(s: Subject) -> None:
 
 
 @check()
-def seek_brings_back_what_was_set_aside(s: Subject) -> None:
+def seek_brings_back_what_was_set_aside(s: FactStoreSubject) -> None:
     """After a seek back, facts in quarantine come along with the others."""
     s.consumer()
     s.put(*"abc")

@@ -7,7 +7,7 @@ from functools import partial
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
-    Subject,
+    FactStoreSubject,
     offsets,
     other,
     same,
@@ -15,16 +15,16 @@ from ergon_framework.testing.suites.factstore.subject import (
 )
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 
-def _flaws(s: Subject, log: str = OUTBOUND, after: int = 0) -> list[int]:
+def _flaws(s: FactStoreSubject, log: str = OUTBOUND, after: int = 0) -> list[int]:
     return [e.offset for e in s.store.verify(log, after) if isinstance(e, Flaw)]
 
 
 @check()
-def sound_log_has_no_flaws(s: Subject) -> None:
+def sound_log_has_no_flaws(s: FactStoreSubject) -> None:
     """Verification of a sound log finds nothing, from any place on and after a truncation."""
     s.consumer()
     s.put(*(f"id-{n}" for n in range(40)))
@@ -36,7 +36,7 @@ def sound_log_has_no_flaws(s: Subject) -> None:
 
 
 @check()
-def verification_tells_how_far_it_is(s: Subject) -> None:
+def verification_tells_how_far_it_is(s: FactStoreSubject) -> None:
     """What verification says about its place goes up, and stays within the log."""
     s.put(*(f"id-{n}" for n in range(40)))
     places = [each for each in s.store.verify(OUTBOUND) if isinstance(each, int)]
@@ -45,7 +45,7 @@ def verification_tells_how_far_it_is(s: Subject) -> None:
 
 
 @check("corrupt")
-def damage_is_found(s: Subject) -> None:
+def damage_is_found(s: FactStoreSubject) -> None:
     """Verification names the damaged fact, and goes on behind it."""
     s.put(*"abcde")
     s.corrupt(OUTBOUND, 2)
@@ -57,7 +57,7 @@ def damage_is_found(s: Subject) -> None:
 
 
 @check("corrupt")
-def flaw_says_what_it_is(s: Subject) -> None:
+def flaw_says_what_it_is(s: FactStoreSubject) -> None:
     """A flaw names its log and says something."""
     s.put("a")
     s.corrupt(OUTBOUND, 1)
@@ -67,7 +67,7 @@ def flaw_says_what_it_is(s: Subject) -> None:
 
 
 @check("corrupt")
-def page_ends_before_damage(s: Subject) -> None:
+def page_ends_before_damage(s: FactStoreSubject) -> None:
     """A page for a consumer ends before a damaged fact."""
     s.consumer()
     s.put(*"abcd")
@@ -78,7 +78,7 @@ def page_ends_before_damage(s: Subject) -> None:
 
 
 @check("corrupt")
-def damaged_fact_is_passed(s: Subject) -> None:
+def damaged_fact_is_passed(s: FactStoreSubject) -> None:
     """A damaged fact that comes next goes into quarantine as ``corrupted``; the others come."""
     s.consumer()
     s.put(*"abcd")
@@ -94,7 +94,7 @@ def damaged_fact_is_passed(s: Subject) -> None:
 
 
 @check("corrupt")
-def damage_at_the_end_is_passed(s: Subject) -> None:
+def damage_at_the_end_is_passed(s: FactStoreSubject) -> None:
     """When nothing but damage is left, the page is empty and reaches the head."""
     s.consumer()
     s.put(*"ab")
@@ -106,7 +106,7 @@ def damage_at_the_end_is_passed(s: Subject) -> None:
 
 
 @check("corrupt")
-def damage_is_not_read(s: Subject) -> None:
+def damage_is_not_read(s: FactStoreSubject) -> None:
     """Reading without a consumer never gives a damaged fact out either."""
     s.put(*"abc")
     s.corrupt(OUTBOUND, 2)
@@ -122,7 +122,7 @@ def damage_is_not_read(s: Subject) -> None:
 
 
 @check("corrupt")
-def damage_harms_no_append(s: Subject) -> None:
+def damage_harms_no_append(s: FactStoreSubject) -> None:
     """A log with a damaged fact takes new ones, and still knows all its ids."""
     s.put(*"abc")
     s.corrupt(OUTBOUND, 3)
@@ -130,7 +130,7 @@ def damage_harms_no_append(s: Subject) -> None:
 
 
 @check("corrupt", "reopen")
-def damage_does_not_stop_the_start(s: Subject) -> None:
+def damage_does_not_stop_the_start(s: FactStoreSubject) -> None:
     """A store with a damaged fact can be opened and used."""
     s.consumer()
     s.put(*"abc")
@@ -140,7 +140,7 @@ def damage_does_not_stop_the_start(s: Subject) -> None:
 
 
 @check("corrupt")
-def passed_damage_is_told(s: Subject) -> None:
+def passed_damage_is_told(s: FactStoreSubject) -> None:
     """A consumer hears of the damaged facts that were set aside on its way."""
     s.consumer()
     s.put(*"abcd")
@@ -159,7 +159,7 @@ def passed_damage_is_told(s: Subject) -> None:
 
 
 @check("corrupt")
-def damaged_fact_is_repaired_by_a_duplicate(s: Subject) -> None:
+def damaged_fact_is_repaired_by_a_duplicate(s: FactStoreSubject) -> None:
     """The same fact told again puts a damaged one right: it is read again, and no flaw is left."""
     s.put(*"abc")
     s.corrupt(OUTBOUND, 2)
@@ -170,7 +170,7 @@ def damaged_fact_is_repaired_by_a_duplicate(s: Subject) -> None:
 
 
 @check("corrupt")
-def repaired_fact_keeps_its_envelope(s: Subject) -> None:
+def repaired_fact_keeps_its_envelope(s: FactStoreSubject) -> None:
     """A duplicate with other advisory fields repairs the fact; the first envelope stays."""
     s.put(*"ab")
     first = s.page().facts[1]
@@ -181,7 +181,7 @@ def repaired_fact_keeps_its_envelope(s: Subject) -> None:
 
 
 @check("corrupt")
-def conflict_repairs_nothing(s: Subject) -> None:
+def conflict_repairs_nothing(s: FactStoreSubject) -> None:
     """Other content under the id of a damaged fact is a conflict, and the damage stays known."""
     s.put(*"ab")
     s.corrupt(OUTBOUND, 2)
@@ -191,7 +191,7 @@ def conflict_repairs_nothing(s: Subject) -> None:
 
 
 @check("corrupt")
-def received_duplicate_repairs(s: Subject) -> None:
+def received_duplicate_repairs(s: FactStoreSubject) -> None:
     """What a peer sends again repairs its damaged fact."""
     s.receive(sent("a", 1), sent("b", 2))
     s.corrupt(INBOX, 1)
@@ -201,7 +201,7 @@ def received_duplicate_repairs(s: Subject) -> None:
 
 
 @check("corrupt")
-def repaired_fact_is_given_out_on_release(s: Subject) -> None:
+def repaired_fact_is_given_out_on_release(s: FactStoreSubject) -> None:
     """A fact that was set aside as damaged is delivered once it was repaired and released."""
     s.consumer()
     s.put(*"ab")
@@ -214,7 +214,7 @@ def repaired_fact_is_given_out_on_release(s: Subject) -> None:
 
 
 @check("corrupt", "reopen")
-def repair_survives(s: Subject) -> None:
+def repair_survives(s: FactStoreSubject) -> None:
     """A repaired fact is in order also for the next process."""
     s.put(*"abc")
     s.corrupt(OUTBOUND, 2)
@@ -224,7 +224,7 @@ def repair_survives(s: Subject) -> None:
 
 
 @check("corrupt")
-def repaired_fact_can_be_dropped(s: Subject) -> None:
+def repaired_fact_can_be_dropped(s: FactStoreSubject) -> None:
     """Retention drops a repaired fact like any other, and its id stays known."""
     s.consumer()
     s.put(*"abc")

@@ -16,7 +16,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     PEER,
     PLENTY,
-    Subject,
+    FactStoreSubject,
     added,
     new,
     offsets,
@@ -26,13 +26,13 @@ from ergon_framework.testing.suites.factstore.subject import (
 )
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 BRIEF = 0.05  # seconds in which a call that must not come would have come
 
 
-def _wakes(s: Subject, call: Callable[[], Any], wait: float) -> bool:
+def _wakes(s: FactStoreSubject, call: Callable[[], Any], wait: float) -> bool:
     """Whether somebody who waits is woken by a call."""
     woken = threading.Event()
     s.store.subscribe(woken.set)
@@ -44,20 +44,20 @@ def _wakes(s: Subject, call: Callable[[], Any], wait: float) -> bool:
 
 
 @check()
-def appends_wake(s: Subject) -> None:
+def appends_wake(s: FactStoreSubject) -> None:
     """Whoever waits for facts is woken when another thread appends one."""
     expect(_wakes(s, lambda: s.put("a"), s.patience), "nobody was woken")
     expect(_wakes(s, lambda: s.put("b", log=INBOX), s.patience), "nobody was woken by another log")
 
 
 @check()
-def received_facts_wake(s: Subject) -> None:
+def received_facts_wake(s: FactStoreSubject) -> None:
     """Whoever waits for facts is woken when some come from a peer."""
     expect(_wakes(s, lambda: s.receive(sent("a", 1)), s.patience), "nobody was woken")
 
 
 @check()
-def woken_sees_the_facts(s: Subject) -> None:
+def woken_sees_the_facts(s: FactStoreSubject) -> None:
     """Who is woken finds what woke it, from within the call."""
     seen: list[list[int]] = []
     woken = threading.Event()
@@ -74,7 +74,7 @@ def woken_sees_the_facts(s: Subject) -> None:
 
 
 @check()
-def everybody_is_woken(s: Subject) -> None:
+def everybody_is_woken(s: FactStoreSubject) -> None:
     """All who wait are woken, not just one."""
     events = [threading.Event() for _ in range(3)]
     for event in events:
@@ -86,7 +86,7 @@ def everybody_is_woken(s: Subject) -> None:
 
 
 @check()
-def nothing_new_wakes_nobody(s: Subject) -> None:
+def nothing_new_wakes_nobody(s: FactStoreSubject) -> None:
     """Whoever waits sleeps on when nothing was added."""
     s.consumer()
     s.put("a")
@@ -103,7 +103,7 @@ def nothing_new_wakes_nobody(s: Subject) -> None:
 
 
 @check()
-def unsubscribed_sleeps(s: Subject) -> None:
+def unsubscribed_sleeps(s: FactStoreSubject) -> None:
     """Who no longer wants to know is not told; who never did may say so too."""
     woken = threading.Event()
     s.store.unsubscribe(woken.set)
@@ -117,14 +117,14 @@ def unsubscribed_sleeps(s: Subject) -> None:
 
 
 @check()
-def acknowledgement_is_a_sentence(s: Subject) -> None:
+def acknowledgement_is_a_sentence(s: FactStoreSubject) -> None:
     """The store says in one sentence what an acknowledged append survives."""
     text = s.store.acknowledgement
     expect(text.endswith(".") and len(text.split()) >= 5, f"it says {text!r}")
 
 
 @check()
-def closes_twice(s: Subject) -> None:
+def closes_twice(s: FactStoreSubject) -> None:
     """Closing a second time is no error."""
     s.put("a")
     s.store.close()
@@ -132,7 +132,7 @@ def closes_twice(s: Subject) -> None:
 
 
 @check()
-def closed_store_refuses(s: Subject) -> None:
+def closed_store_refuses(s: FactStoreSubject) -> None:
     """A closed store takes no facts and gives none: it says so instead of losing them."""
     s.consumer()
     s.put("a")
@@ -143,7 +143,7 @@ def closed_store_refuses(s: Subject) -> None:
 
 
 @check()
-def answers_are_copies(s: Subject) -> None:
+def answers_are_copies(s: FactStoreSubject) -> None:
     """What a caller does to an answer does not reach the store."""
     s.consumer()
     s.put("a", "b")
@@ -157,7 +157,7 @@ def answers_are_copies(s: Subject) -> None:
 
 
 @check()
-def facts_are_copied_in(s: Subject) -> None:
+def facts_are_copied_in(s: FactStoreSubject) -> None:
     """What a caller does to a fact after it was acknowledged does not reach the store."""
     fact = new("a")
     s.append(fact)
@@ -166,7 +166,7 @@ def facts_are_copied_in(s: Subject) -> None:
 
 
 @check("reopen")
-def facts_survive(s: Subject) -> None:
+def facts_survive(s: FactStoreSubject) -> None:
     """Facts, offsets and figures are the same, and offsets go on."""
     s.put(*"abc")
     s.receive(sent("x", 4))
@@ -178,7 +178,7 @@ def facts_survive(s: Subject) -> None:
 
 
 @check("reopen")
-def ledger_survives(s: Subject) -> None:
+def ledger_survives(s: FactStoreSubject) -> None:
     """Duplicates and conflicts are known, also of facts whose payload is gone."""
     s.consumer()
     s.put(*"abc")
@@ -194,7 +194,7 @@ def ledger_survives(s: Subject) -> None:
 
 
 @check("reopen")
-def consumers_survive(s: Subject) -> None:
+def consumers_survive(s: FactStoreSubject) -> None:
     """Cursors and views are the same; what was served can still be confirmed."""
     s.put(*"abcde")
     s.consumer()
@@ -210,7 +210,7 @@ def consumers_survive(s: Subject) -> None:
 
 
 @check("reopen")
-def leases_survive(s: Subject) -> None:
+def leases_survive(s: FactStoreSubject) -> None:
     """A holder keeps its name, and deliveries their count, over a restart of the node."""
     s.consumer()
     s.put("a")
@@ -224,7 +224,7 @@ def leases_survive(s: Subject) -> None:
 
 
 @check("reopen")
-def quarantine_survives(s: Subject) -> None:
+def quarantine_survives(s: FactStoreSubject) -> None:
     """Items are the same in every state, and released ones still come first."""
     s.consumer()
     s.put(*"abcd")
@@ -243,7 +243,7 @@ def quarantine_survives(s: Subject) -> None:
 
 
 @check("reopen")
-def gaps_survive(s: Subject) -> None:
+def gaps_survive(s: FactStoreSubject) -> None:
     """Recorded losses are the same, and still explain what is missing."""
     s.consumer()
     s.put(*"abc")
@@ -254,7 +254,7 @@ def gaps_survive(s: Subject) -> None:
 
 
 @check("reopen")
-def attributes_survive(s: Subject) -> None:
+def attributes_survive(s: FactStoreSubject) -> None:
     """The last text under a name is there; others are not."""
     for value in ("one", "two"):
         s.store.set_attribute("name", value)
@@ -263,7 +263,7 @@ def attributes_survive(s: Subject) -> None:
 
 
 @check("reopen")
-def objects_survive(s: Subject) -> None:
+def objects_survive(s: FactStoreSubject) -> None:
     """Names and marks are the same."""
     added(s.one(new("a", references=(s.bind("k"),))))
     s.bind("l")
@@ -275,7 +275,7 @@ def objects_survive(s: Subject) -> None:
 
 
 @check("reopen")
-def links_survive(s: Subject) -> None:
+def links_survive(s: FactStoreSubject) -> None:
     """Links, seals, the journal, the zone and its epoch are the same."""
     s.receive(sent("a", 5), chain=b"\x02" * 32)
     s.store.seal(PEER, "maintenance")
@@ -286,7 +286,7 @@ def links_survive(s: Subject) -> None:
 
 
 @check("reopen")
-def reopening_twice_changes_nothing(s: Subject) -> None:
+def reopening_twice_changes_nothing(s: FactStoreSubject) -> None:
     """A store can be opened and closed as often as one likes."""
     s.put("a")
     before = s.store.info(), s.page()
@@ -299,7 +299,7 @@ def reopening_twice_changes_nothing(s: Subject) -> None:
 
 
 @contextmanager
-def _restored(s: Subject) -> Iterator[tuple[str, FactStore]]:
+def _restored(s: FactStoreSubject) -> Iterator[tuple[str, FactStore]]:
     """A backup of the store as it is, opened."""
     folder = tempfile.mkdtemp(prefix="fact-store-suite-")
     copy: FactStore | None = None
@@ -314,7 +314,7 @@ def _restored(s: Subject) -> Iterator[tuple[str, FactStore]]:
 
 
 @check("restore")
-def backup_is_complete(s: Subject) -> None:
+def backup_is_complete(s: FactStoreSubject) -> None:
     """A backup that is opened has every fact, id, consumer, item, object and link."""
     s.consumer()
     added(s.one(new("a", references=(s.bind("k"),))))
@@ -332,7 +332,7 @@ def backup_is_complete(s: Subject) -> None:
 
 
 @check("restore")
-def backup_begins_a_new_epoch(s: Subject) -> None:
+def backup_begins_a_new_epoch(s: FactStoreSubject) -> None:
     """A store that is opened from a backup has an epoch of its own; the zone is the same."""
     s.put("a")
     before = s.store.info()
@@ -348,7 +348,7 @@ def backup_begins_a_new_epoch(s: Subject) -> None:
 
 
 @check("restore")
-def store_goes_on_after_a_backup(s: Subject) -> None:
+def store_goes_on_after_a_backup(s: FactStoreSubject) -> None:
     """What is appended after a backup is in the store and not in the backup."""
     s.put("a")
     with _restored(s) as (_, copy):

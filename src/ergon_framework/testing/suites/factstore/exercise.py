@@ -21,16 +21,16 @@ from ergon_framework.testing.suites.factstore import (
 )
 from ergon_framework.testing.suites.factstore.subject import (
     Corrupt,
+    FactStoreSubject,
     MakeStore,
     Reopen,
     Restore,
-    Subject,
     Ways,
 )
 from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.stores import StoreSuite
 
-FACT_STORE_CHECKS: tuple[Check[Subject], ...] = (
+FACT_STORE_CHECKS: tuple[Check[FactStoreSubject], ...] = (
     *append.CHECKS,
     *pages.CHECKS,
     *retention.CHECKS,
@@ -77,8 +77,8 @@ def exercise_fact_store(
     check gets a few times as much.
     """
 
-    def begin() -> Subject:
+    def begin() -> FactStoreSubject:
         clock = HandClock()
-        return Subject(make(clock), clock, Ways(reopen, corrupt, restore), patience)
+        return FactStoreSubject(make(clock), clock, Ways(reopen, corrupt, restore), patience)
 
     return _SUITE.exercise(begin, only=only, skip=skip, raises=raises)

@@ -7,18 +7,18 @@ from typing import Any
 
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.testing.suites.factstore.subject import LEASE, Subject, same
+from ergon_framework.testing.suites.factstore.subject import LEASE, FactStoreSubject, same
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 
-def _held(s: Subject, call: Callable[[], Any]) -> None:
+def _held(s: FactStoreSubject, call: Callable[[], Any]) -> None:
     s.refused(call, "consumer_held", "aborted", ConsumerHeldError)
 
 
-def _leased(s: Subject) -> None:
+def _leased(s: FactStoreSubject) -> None:
     """Three facts, and a consumer that ``one`` holds."""
     s.consumer()
     s.put(*"abc")
@@ -26,7 +26,7 @@ def _leased(s: Subject) -> None:
 
 
 @check()
-def holder_is_told(s: Subject) -> None:
+def holder_is_told(s: FactStoreSubject) -> None:
     """A consumer tells who holds its name, and until when."""
     _leased(s)
     one = s.store.consumer("c")
@@ -35,7 +35,7 @@ def holder_is_told(s: Subject) -> None:
 
 
 @check()
-def others_are_refused(s: Subject) -> None:
+def others_are_refused(s: FactStoreSubject) -> None:
     """While one holds the name, others get nothing, whether they name themselves or not."""
     _leased(s)
     _held(s, lambda: s.serve(holder="two"))
@@ -44,7 +44,7 @@ def others_are_refused(s: Subject) -> None:
 
 
 @check()
-def others_cannot_confirm(s: Subject) -> None:
+def others_cannot_confirm(s: FactStoreSubject) -> None:
     """While one holds the name, nobody else moves its cursor."""
     _leased(s)
     _held(s, lambda: s.store.confirm("c", 3, holder="two"))
@@ -54,7 +54,7 @@ def others_cannot_confirm(s: Subject) -> None:
 
 
 @check()
-def others_cannot_set_aside(s: Subject) -> None:
+def others_cannot_set_aside(s: FactStoreSubject) -> None:
     """While one holds the name, nobody else sets its facts aside."""
     _leased(s)
     _held(s, lambda: s.set_aside(1, holder="two"))
@@ -64,7 +64,7 @@ def others_cannot_set_aside(s: Subject) -> None:
 
 
 @check()
-def holder_renews(s: Subject) -> None:
+def holder_renews(s: FactStoreSubject) -> None:
     """Each page prolongs the lease."""
     _leased(s)
     for _ in range(5):
@@ -74,7 +74,7 @@ def holder_renews(s: Subject) -> None:
 
 
 @check()
-def confirming_renews(s: Subject) -> None:
+def confirming_renews(s: FactStoreSubject) -> None:
     """Each confirmation by the holder prolongs the lease, for as long as it was given."""
     _leased(s)
     for _ in range(5):
@@ -86,7 +86,7 @@ def confirming_renews(s: Subject) -> None:
 
 
 @check()
-def lease_outlives_no_clock(s: Subject) -> None:
+def lease_outlives_no_clock(s: FactStoreSubject) -> None:
     """A clock that goes back does not make a lease last for hours."""
     _leased(s)
     s.clock.forward(-10_000.0)
@@ -96,7 +96,7 @@ def lease_outlives_no_clock(s: Subject) -> None:
 
 
 @check()
-def lease_expires(s: Subject) -> None:
+def lease_expires(s: FactStoreSubject) -> None:
     """A holder that does not come back loses the name when its lease ends, not before."""
     _leased(s)
     s.clock.forward(LEASE - 1.0)
@@ -107,7 +107,7 @@ def lease_expires(s: Subject) -> None:
 
 
 @check()
-def former_holder_is_refused(s: Subject) -> None:
+def former_holder_is_refused(s: FactStoreSubject) -> None:
     """Who lost the name to another can neither read, confirm nor set aside."""
     _leased(s)
     s.clock.forward(LEASE + 1.0)
@@ -119,7 +119,7 @@ def former_holder_is_refused(s: Subject) -> None:
 
 
 @check()
-def slow_holder_may_confirm(s: Subject) -> None:
+def slow_holder_may_confirm(s: FactStoreSubject) -> None:
     """A holder whose lease has ended may still confirm when nobody took its place."""
     _leased(s)
     s.clock.forward(LEASE + 1.0)
@@ -127,7 +127,7 @@ def slow_holder_may_confirm(s: Subject) -> None:
 
 
 @check()
-def lease_is_given_back(s: Subject) -> None:
+def lease_is_given_back(s: FactStoreSubject) -> None:
     """A holder that lets go frees the name at once; letting go twice is fine."""
     _leased(s)
     s.store.release_lease("c", "one")
@@ -137,7 +137,7 @@ def lease_is_given_back(s: Subject) -> None:
 
 
 @check()
-def only_the_holder_lets_go(s: Subject) -> None:
+def only_the_holder_lets_go(s: FactStoreSubject) -> None:
     """Nothing happens when somebody lets go of a name that is not its own."""
     _leased(s)
     s.store.release_lease("c", "two")
@@ -146,7 +146,7 @@ def only_the_holder_lets_go(s: Subject) -> None:
 
 
 @check()
-def leases_are_per_consumer(s: Subject) -> None:
+def leases_are_per_consumer(s: FactStoreSubject) -> None:
     """A lease on one name does not touch another."""
     _leased(s)
     s.consumer("d")
@@ -156,7 +156,7 @@ def leases_are_per_consumer(s: Subject) -> None:
 
 
 @check()
-def empty_page_is_leased_too(s: Subject) -> None:
+def empty_page_is_leased_too(s: FactStoreSubject) -> None:
     """A holder keeps the name while it waits for facts."""
     s.consumer()
     s.serve(holder="one", lease=LEASE)
@@ -167,7 +167,7 @@ def empty_page_is_leased_too(s: Subject) -> None:
 
 
 @check()
-def deliveries_are_counted(s: Subject) -> None:
+def deliveries_are_counted(s: FactStoreSubject) -> None:
     """Each holder to whom the fact after the cursor goes out counts once, this one included."""
     s.consumer()
     s.put(*"abc")
@@ -177,7 +177,7 @@ def deliveries_are_counted(s: Subject) -> None:
 
 
 @check()
-def letting_go_starts_the_count_anew(s: Subject) -> None:
+def letting_go_starts_the_count_anew(s: FactStoreSubject) -> None:
     """A holder that lets go of the name has not died of what it was given."""
     s.consumer()
     s.put(*"abc")
@@ -188,7 +188,7 @@ def letting_go_starts_the_count_anew(s: Subject) -> None:
 
 
 @check()
-def deliveries_survive_the_holder(s: Subject) -> None:
+def deliveries_survive_the_holder(s: FactStoreSubject) -> None:
     """A fact that brings its holders down is counted from one to the next."""
     s.consumer()
     s.put("a")
@@ -199,7 +199,7 @@ def deliveries_survive_the_holder(s: Subject) -> None:
 
 
 @check()
-def nameless_deliveries_do_not_count(s: Subject) -> None:
+def nameless_deliveries_do_not_count(s: FactStoreSubject) -> None:
     """Whoever just looks does not count."""
     s.consumer()
     s.put("a")
@@ -209,7 +209,7 @@ def nameless_deliveries_do_not_count(s: Subject) -> None:
 
 
 @check()
-def empty_pages_do_not_count(s: Subject) -> None:
+def empty_pages_do_not_count(s: FactStoreSubject) -> None:
     """A page without facts is no delivery of the fact that comes next."""
     s.consumer()
     for _ in range(3):
@@ -219,7 +219,7 @@ def empty_pages_do_not_count(s: Subject) -> None:
 
 
 @check()
-def progress_starts_the_count_anew(s: Subject) -> None:
+def progress_starts_the_count_anew(s: FactStoreSubject) -> None:
     """Once the cursor has moved, the count is about the next fact."""
     s.consumer()
     s.put(*"abc")
@@ -234,7 +234,7 @@ def progress_starts_the_count_anew(s: Subject) -> None:
 
 
 @check()
-def standing_still_keeps_the_count(s: Subject) -> None:
+def standing_still_keeps_the_count(s: FactStoreSubject) -> None:
     """A confirmation that moves nothing does not start the count anew."""
     s.consumer()
     s.put(*"ab")
@@ -248,7 +248,7 @@ def standing_still_keeps_the_count(s: Subject) -> None:
 
 
 @check()
-def others_are_refused_before_anything_else(s: Subject) -> None:
+def others_are_refused_before_anything_else(s: FactStoreSubject) -> None:
     """Who does not hold a name hears that, also when facts behind its cursor are gone."""
     s.consumer(is_required=False)
     s.consumer("needed")

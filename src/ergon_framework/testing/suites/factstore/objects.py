@@ -7,10 +7,10 @@ from functools import partial
 
 from ergon_framework.errors import ObjectConflictError
 from ergon_framework.ports.factstore import StoredObject
-from ergon_framework.testing.suites.factstore.subject import Subject, added, new, same
+from ergon_framework.testing.suites.factstore.subject import FactStoreSubject, added, new, same
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 DIGEST = hashlib.sha256(b"bytes").digest()
@@ -21,7 +21,7 @@ def _names(found: list[StoredObject]) -> list[tuple[str, str]]:
 
 
 @check()
-def name_is_found(s: Subject) -> None:
+def name_is_found(s: FactStoreSubject) -> None:
     """A name tells the digest, the size, when it was given, and that nobody refers to it yet."""
     made = s.store.bind("files", "k", DIGEST, 5)
     told = made.bucket, made.key, made.digest, made.size, made.is_referenced
@@ -31,7 +31,7 @@ def name_is_found(s: Subject) -> None:
 
 
 @check()
-def unknown_name(s: Subject) -> None:
+def unknown_name(s: FactStoreSubject) -> None:
     """A name that was never given stands for nothing."""
     s.bind("k")
     same(s.store.object("files", "K"), None, "another key")
@@ -39,7 +39,7 @@ def unknown_name(s: Subject) -> None:
 
 
 @check()
-def same_bytes_again(s: Subject) -> None:
+def same_bytes_again(s: FactStoreSubject) -> None:
     """Giving the same name to the same bytes again is fine."""
     s.bind("k")
     s.clock.forward(60.0)
@@ -49,7 +49,7 @@ def same_bytes_again(s: Subject) -> None:
 
 
 @check()
-def same_bytes_again_when_referenced(s: Subject) -> None:
+def same_bytes_again_when_referenced(s: FactStoreSubject) -> None:
     """Giving the name again does not make the store forget that facts refer to it."""
     added(s.one(new("a", references=(s.bind("k"),))))
     same(s.store.bind("files", "k", DIGEST, 5).is_referenced, True, "is_referenced")
@@ -57,7 +57,7 @@ def same_bytes_again_when_referenced(s: Subject) -> None:
 
 
 @check()
-def other_bytes_are_refused(s: Subject) -> None:
+def other_bytes_are_refused(s: FactStoreSubject) -> None:
     """A name never stands for other bytes, referred to or not."""
     s.bind("k")
     for digest, size in ((bytes(32), 5), (DIGEST, 6)):
@@ -69,7 +69,7 @@ def other_bytes_are_refused(s: Subject) -> None:
 
 
 @check()
-def names_are_told_apart(s: Subject) -> None:
+def names_are_told_apart(s: FactStoreSubject) -> None:
     """Buckets and keys that look alike are different names."""
     pairs = [("a", "b/c"), ("a/b", "c"), ("a", "B/c"), ("a", "b/c "), ("a", "../x"), ("a", "é")]
     for bucket, key in pairs:
@@ -78,7 +78,7 @@ def names_are_told_apart(s: Subject) -> None:
 
 
 @check()
-def names_are_listed_in_order(s: Subject) -> None:
+def names_are_listed_in_order(s: FactStoreSubject) -> None:
     """Names are listed by bucket and key, and from a place on."""
     for bucket, key in (("b", "1"), ("a", "2"), ("b", "0"), ("a", "1"), ("c", "9")):
         s.bind(key, bucket=bucket)
@@ -93,7 +93,7 @@ def names_are_listed_in_order(s: Subject) -> None:
 
 
 @check()
-def orphans_are_old_and_alone(s: Subject) -> None:
+def orphans_are_old_and_alone(s: FactStoreSubject) -> None:
     """Orphans are the names given before an instant to which no fact refers."""
     referenced = s.bind("referenced")
     s.bind("old")
@@ -107,7 +107,7 @@ def orphans_are_old_and_alone(s: Subject) -> None:
 
 
 @check()
-def orphans_are_bounded(s: Subject) -> None:
+def orphans_are_bounded(s: FactStoreSubject) -> None:
     """No more orphans are listed than asked for."""
     for n in range(5):
         s.bind(f"k{n}")
@@ -116,7 +116,7 @@ def orphans_are_bounded(s: Subject) -> None:
 
 
 @check()
-def name_is_taken_away(s: Subject) -> None:
+def name_is_taken_away(s: FactStoreSubject) -> None:
     """A name that no fact refers to can be taken away; the object is answered, to be deleted."""
     s.bind("k")
     gone = s.store.unbind("files", "k")
@@ -126,7 +126,7 @@ def name_is_taken_away(s: Subject) -> None:
 
 
 @check()
-def freed_name_may_stand_for_others(s: Subject) -> None:
+def freed_name_may_stand_for_others(s: FactStoreSubject) -> None:
     """A name that was taken away may be given to other bytes."""
     s.bind("k")
     s.store.unbind("files", "k")
@@ -134,7 +134,7 @@ def freed_name_may_stand_for_others(s: Subject) -> None:
 
 
 @check()
-def referenced_name_stays(s: Subject) -> None:
+def referenced_name_stays(s: FactStoreSubject) -> None:
     """The name of an object that a fact refers to can never be taken away."""
     added(s.one(new("a", references=(s.bind("k"),))))
     s.refused(lambda: s.store.unbind("files", "k"), "referenced")
@@ -143,7 +143,7 @@ def referenced_name_stays(s: Subject) -> None:
 
 
 @check()
-def shared_bytes_stay(s: Subject) -> None:
+def shared_bytes_stay(s: FactStoreSubject) -> None:
     """While another name stands for the same bytes they may not be deleted."""
     s.bind("one")
     s.bind("two", bucket="other")
@@ -154,7 +154,7 @@ def shared_bytes_stay(s: Subject) -> None:
 
 
 @check()
-def each_name_is_referred_to_on_its_own(s: Subject) -> None:
+def each_name_is_referred_to_on_its_own(s: FactStoreSubject) -> None:
     """Of two names for the same bytes, one may be referred to and the other be an orphan."""
     one = s.bind("one")
     s.bind("two")
@@ -164,7 +164,7 @@ def each_name_is_referred_to_on_its_own(s: Subject) -> None:
 
 
 @check()
-def naming_again_makes_young(s: Subject) -> None:
+def naming_again_makes_young(s: FactStoreSubject) -> None:
     """A name that is given again is no orphan of old, and is not taken away as one."""
     s.store.bind("files", "k", b"d" * 32, 1)
     s.clock.forward(100.0)
@@ -178,7 +178,7 @@ def naming_again_makes_young(s: Subject) -> None:
 
 
 @check()
-def objects_are_totalled(s: Subject) -> None:
+def objects_are_totalled(s: FactStoreSubject) -> None:
     """The names and their bytes are counted."""
     same(s.store.object_totals(), (0, 0), "of none")
     s.store.bind("files", "a", b"a" * 32, 3)

@@ -7,7 +7,7 @@ from ergon_framework.ports.factstore import OUTBOUND, LogInfo
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     PLENTY,
-    Subject,
+    FactStoreSubject,
     new,
     offsets,
     other,
@@ -15,20 +15,20 @@ from ergon_framework.testing.suites.factstore.subject import (
 )
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 SIZE = len(new("a").envelope) + len(new("a").fact)
 
 
-def _mixed(s: Subject) -> None:
+def _mixed(s: FactStoreSubject) -> None:
     """Facts to b at 1, 3, 4 and 8; facts to c at the offsets between, the last at 10."""
     for n in range(1, 11):
         s.put(f"id-{n}", to_zone="b" if n in {1, 3, 4, 8} else "c")
 
 
 @check()
-def page_starts_after(s: Subject) -> None:
+def page_starts_after(s: FactStoreSubject) -> None:
     """A page holds what lies above the given offset, in order."""
     s.put(*"abcde")
     same(offsets(s.page(2).facts), [3, 4, 5], "offsets after 2")
@@ -36,7 +36,7 @@ def page_starts_after(s: Subject) -> None:
 
 
 @check()
-def page_is_bounded_in_number(s: Subject) -> None:
+def page_is_bounded_in_number(s: FactStoreSubject) -> None:
     """A page holds at most as many facts as asked for, and says how far it goes."""
     s.put(*"abcde")
     page = s.page(1, limit=2)
@@ -44,7 +44,7 @@ def page_is_bounded_in_number(s: Subject) -> None:
 
 
 @check()
-def page_is_bounded_in_bytes(s: Subject) -> None:
+def page_is_bounded_in_bytes(s: FactStoreSubject) -> None:
     """A page ends before the fact that would take it above the given bytes."""
     s.put(*"abcde")
     for most, wanted in ((2 * SIZE, 2), (3 * SIZE - 1, 2), (3 * SIZE, 3)):
@@ -54,7 +54,7 @@ def page_is_bounded_in_bytes(s: Subject) -> None:
 
 
 @check()
-def large_fact_still_goes_out(s: Subject) -> None:
+def large_fact_still_goes_out(s: FactStoreSubject) -> None:
     """A fact larger than a page comes in a page of its own."""
     s.put("a")
     s.put("b", fact=b"x" * 10_000)
@@ -65,7 +65,7 @@ def large_fact_still_goes_out(s: Subject) -> None:
 
 
 @check()
-def empty_page(s: Subject) -> None:
+def empty_page(s: FactStoreSubject) -> None:
     """At the head, and in an empty log, a page is empty and reaches the head."""
     page = s.page()
     same((page.facts, page.through, page.head), ([], 0, 0), "facts, through, head of nothing")
@@ -75,7 +75,7 @@ def empty_page(s: Subject) -> None:
 
 
 @check()
-def unknown_log_is_empty(s: Subject) -> None:
+def unknown_log_is_empty(s: FactStoreSubject) -> None:
     """A log that has not come into being reads as an empty one, and reading does not make it."""
     page = s.page(log=INBOX)
     same((page.facts, page.through, page.head), ([], 0, 0), "facts, through, head")
@@ -83,7 +83,7 @@ def unknown_log_is_empty(s: Subject) -> None:
 
 
 @check()
-def view_shows_its_own(s: Subject) -> None:
+def view_shows_its_own(s: FactStoreSubject) -> None:
     """A view holds the facts to one zone, in order."""
     _mixed(s)
     same(offsets(s.page(to_zone="b").facts), [1, 3, 4, 8], "facts to b")
@@ -92,7 +92,7 @@ def view_shows_its_own(s: Subject) -> None:
 
 
 @check()
-def view_is_exact(s: Subject) -> None:
+def view_is_exact(s: FactStoreSubject) -> None:
     """Zones whose names look alike have views of their own."""
     s.put("1", to_zone="b")
     s.put("2", to_zone="B")
@@ -103,7 +103,7 @@ def view_is_exact(s: Subject) -> None:
 
 
 @check()
-def each_fact_names_the_one_before(s: Subject) -> None:
+def each_fact_names_the_one_before(s: FactStoreSubject) -> None:
     """``previous`` is the offset before in the same view, also across pages; 0 for the first."""
     _mixed(s)
     found = [fact.previous for fact in s.page(to_zone="b").facts]
@@ -114,7 +114,7 @@ def each_fact_names_the_one_before(s: Subject) -> None:
 
 
 @check()
-def through_is_honest(s: Subject) -> None:
+def through_is_honest(s: FactStoreSubject) -> None:
     """Nothing else lies in the view at or below ``through``, and it goes on above."""
     _mixed(s)
     for after in range(11):
@@ -126,7 +126,7 @@ def through_is_honest(s: Subject) -> None:
 
 
 @check()
-def through_reaches_the_head(s: Subject) -> None:
+def through_reaches_the_head(s: FactStoreSubject) -> None:
     """When a view has nothing more, a page reaches the head of the log."""
     _mixed(s)
     same(s.page(0, 9, to_zone="b").through, 10, "through of the whole view")
@@ -135,7 +135,7 @@ def through_reaches_the_head(s: Subject) -> None:
 
 
 @check()
-def pages_join(s: Subject) -> None:
+def pages_join(s: FactStoreSubject) -> None:
     """A reader that goes on from ``through`` meets every fact of its view once, in order."""
     _mixed(s)
     for limit, most in ((1, PLENTY), (2, PLENTY), (9, 2 * SIZE)):
@@ -152,7 +152,7 @@ def pages_join(s: Subject) -> None:
 
 
 @check()
-def refused_facts_are_not_read(s: Subject) -> None:
+def refused_facts_are_not_read(s: FactStoreSubject) -> None:
     """A reader never sees what was refused."""
     s.put("a")
     s.append(other("a"))
@@ -161,7 +161,7 @@ def refused_facts_are_not_read(s: Subject) -> None:
 
 
 @check()
-def chain_grows_with_each_fact(s: Subject) -> None:
+def chain_grows_with_each_fact(s: FactStoreSubject) -> None:
     """The chain at an offset is known while it is kept, differs from the others, and stays."""
     s.put(*"abc")
     found = [s.page(n).chain for n in (1, 2, 3)]
@@ -172,7 +172,7 @@ def chain_grows_with_each_fact(s: Subject) -> None:
 
 
 @check()
-def chain_depends_on_what_was_before(s: Subject) -> None:
+def chain_depends_on_what_was_before(s: FactStoreSubject) -> None:
     """Logs that differ once differ from there on in their chains."""
     for log, first in ((OUTBOUND, new("a")), (INBOX, other("a"))):
         s.append(first, new("b"), log=log)
@@ -181,7 +181,7 @@ def chain_depends_on_what_was_before(s: Subject) -> None:
 
 
 @check()
-def page_tells_the_chain_at_its_end(s: Subject) -> None:
+def page_tells_the_chain_at_its_end(s: FactStoreSubject) -> None:
     """A page carries the chain at ``through``, which is where the next one begins."""
     _mixed(s)
     for after, limit in ((0, 3), (2, 1), (0, 99)):
@@ -192,13 +192,13 @@ def page_tells_the_chain_at_its_end(s: Subject) -> None:
 
 
 @check()
-def outbound_is_always_there(s: Subject) -> None:
+def outbound_is_always_there(s: FactStoreSubject) -> None:
     """A new store has an empty ``outbound`` log."""
     same(s.store.logs(), [LogInfo(OUTBOUND, 0, 1, 0, None)], "logs")
 
 
 @check()
-def logs_are_listed(s: Subject) -> None:
+def logs_are_listed(s: FactStoreSubject) -> None:
     """Every log is listed, ``outbound`` first; one comes into being with a fact or a consumer."""
     s.put("a", log="inbound:aa")
     s.consumer("c", "inbound:bb")
@@ -209,7 +209,7 @@ def logs_are_listed(s: Subject) -> None:
 
 
 @check()
-def logs_are_counted(s: Subject) -> None:
+def logs_are_counted(s: FactStoreSubject) -> None:
     """A log tells its head, its first kept offset, its size and when it last grew."""
     s.consumer()
     s.put("a", "b")
@@ -229,6 +229,6 @@ def logs_are_counted(s: Subject) -> None:
     same(_log(s)[:3], (3, 4, 0), "head, first, size when all is dropped")
 
 
-def _log(s: Subject) -> tuple[int, int, int, float | None]:
+def _log(s: FactStoreSubject) -> tuple[int, int, int, float | None]:
     log = s.store.logs()[0]
     return log.head, log.first, log.size, log.last_at

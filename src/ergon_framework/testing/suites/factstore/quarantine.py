@@ -6,15 +6,15 @@ from functools import partial
 
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import OUTBOUND, Quarantined
-from ergon_framework.testing.suites.factstore.subject import Subject, new, offsets, same
+from ergon_framework.testing.suites.factstore.subject import FactStoreSubject, new, offsets, same
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def set_aside_fact_makes_way(s: Subject) -> None:
+def set_aside_fact_makes_way(s: FactStoreSubject) -> None:
     """The next fact goes into quarantine and the cursor past it; the others come."""
     s.consumer()
     s.put(*"abc")
@@ -25,7 +25,7 @@ def set_aside_fact_makes_way(s: Subject) -> None:
 
 
 @check()
-def item_keeps_every_field(s: Subject) -> None:
+def item_keeps_every_field(s: FactStoreSubject) -> None:
     """An item tells whose it is, where it lies, what went wrong, how often and when."""
     s.consumer()
     s.put(*"ab")
@@ -40,7 +40,7 @@ def item_keeps_every_field(s: Subject) -> None:
 
 
 @check()
-def only_the_next_is_set_aside(s: Subject) -> None:
+def only_the_next_is_set_aside(s: FactStoreSubject) -> None:
     """Any other fact than the next is refused, and nothing moves."""
     s.consumer()
     s.put(*"abc")
@@ -51,7 +51,7 @@ def only_the_next_is_set_aside(s: Subject) -> None:
 
 
 @check()
-def next_is_next_in_the_view(s: Subject) -> None:
+def next_is_next_in_the_view(s: FactStoreSubject) -> None:
     """In a view, the next fact is the next one to its zone."""
     s.consumer(to_zone="b")
     for n, zone in enumerate("ccbcb", 1):
@@ -63,7 +63,7 @@ def next_is_next_in_the_view(s: Subject) -> None:
 
 
 @check()
-def others_still_get_it(s: Subject) -> None:
+def others_still_get_it(s: FactStoreSubject) -> None:
     """What one consumer set aside, another is given all the same."""
     s.consumer("a")
     s.consumer("b")
@@ -73,7 +73,7 @@ def others_still_get_it(s: Subject) -> None:
 
 
 @check()
-def quarantine_is_listed(s: Subject) -> None:
+def quarantine_is_listed(s: FactStoreSubject) -> None:
     """Items are listed oldest first, of one consumer or all, in one state or any."""
     s.consumer("a")
     s.consumer("b")
@@ -89,7 +89,7 @@ def quarantine_is_listed(s: Subject) -> None:
 
 
 @check()
-def set_aside_fact_may_be_confirmed_past(s: Subject) -> None:
+def set_aside_fact_may_be_confirmed_past(s: FactStoreSubject) -> None:
     """After a fact was set aside, the rest of its page is confirmed as ever."""
     s.consumer()
     s.put(*"abc")
@@ -101,7 +101,7 @@ def set_aside_fact_may_be_confirmed_past(s: Subject) -> None:
 
 
 @check()
-def unserved_fact_may_be_set_aside(s: Subject) -> None:
+def unserved_fact_may_be_set_aside(s: FactStoreSubject) -> None:
     """A fact may be set aside that was not served, as an operator would do."""
     s.consumer()
     s.put(*"ab")
@@ -112,7 +112,7 @@ def unserved_fact_may_be_set_aside(s: Subject) -> None:
 # ---- settling -----------------------------------------------------------------------------------
 
 
-def _item(s: Subject, *states: str) -> int:
+def _item(s: FactStoreSubject, *states: str) -> int:
     """An item that has gone through these states."""
     if not s.store.consumers():
         s.consumer()
@@ -125,7 +125,7 @@ def _item(s: Subject, *states: str) -> int:
 
 
 @check()
-def items_go_their_ways(s: Subject) -> None:
+def items_go_their_ways(s: FactStoreSubject) -> None:
     """From quarantine to released, discarded or settled; from released to the latter two."""
     ways = "released", "discarded", "settled", "released discarded", "released settled"
     for states in map(str.split, ways):
@@ -135,7 +135,7 @@ def items_go_their_ways(s: Subject) -> None:
 
 
 @check()
-def same_way_again_is_fine(s: Subject) -> None:
+def same_way_again_is_fine(s: FactStoreSubject) -> None:
     """An operator that repeats itself is answered with the item as it is."""
     for state in ("released", "discarded", "settled"):
         number = _item(s, state)
@@ -143,7 +143,7 @@ def same_way_again_is_fine(s: Subject) -> None:
 
 
 @check()
-def released_may_be_put_back(s: Subject) -> None:
+def released_may_be_put_back(s: FactStoreSubject) -> None:
     """What was released and cannot be delivered after all goes back into quarantine."""
     number = _item(s, "released")
     same(s.store.settle(number, "quarantined").state, "quarantined", "its state")
@@ -151,7 +151,7 @@ def released_may_be_put_back(s: Subject) -> None:
 
 
 @check()
-def wrong_ways_are_refused(s: Subject) -> None:
+def wrong_ways_are_refused(s: FactStoreSubject) -> None:
     """What is discarded or settled stays so."""
     for states, then in (
         (["discarded"], ("released", "settled", "quarantined")),
@@ -166,7 +166,7 @@ def wrong_ways_are_refused(s: Subject) -> None:
 
 
 @check()
-def unknown_item(s: Subject) -> None:
+def unknown_item(s: FactStoreSubject) -> None:
     """An item that is not there cannot be settled."""
     number = _item(s)
     call = lambda: s.store.settle(number + 1000, "released")  # noqa: E731
@@ -174,7 +174,7 @@ def unknown_item(s: Subject) -> None:
 
 
 @check()
-def settling_answers_the_item(s: Subject) -> None:
+def settling_answers_the_item(s: FactStoreSubject) -> None:
     """Whoever settles an item gets it back in its new state, everything else unchanged."""
     number = _item(s)
     before = s.store.quarantine()[0]
@@ -185,7 +185,7 @@ def settling_answers_the_item(s: Subject) -> None:
 
 
 @check()
-def discarded_does_not_come(s: Subject) -> None:
+def discarded_does_not_come(s: FactStoreSubject) -> None:
     """A discarded or settled item is not delivered again."""
     _item(s, "discarded")
     _item(s, "settled")
@@ -193,7 +193,7 @@ def discarded_does_not_come(s: Subject) -> None:
 
 
 @check()
-def operators_settle_in_the_journal(s: Subject) -> None:
+def operators_settle_in_the_journal(s: FactStoreSubject) -> None:
     """Releasing and discarding are written down with their reasons."""
     s.store.settle(_item(s), "released", reason="the parser is mended")
     s.store.settle(_item(s), "discarded", reason="a test fact")
@@ -203,7 +203,7 @@ def operators_settle_in_the_journal(s: Subject) -> None:
 
 
 @check()
-def ids_of_items_are_not_reused(s: Subject) -> None:
+def ids_of_items_are_not_reused(s: FactStoreSubject) -> None:
     """An item's number never stands for another one, not even when its consumer is gone."""
     first = _item(s)
     s.store.delete_consumer("c")
@@ -213,7 +213,7 @@ def ids_of_items_are_not_reused(s: Subject) -> None:
 SIZE = len(new("a").envelope) + len(new("a").fact)
 
 
-def _aside(s: Subject, *which: int) -> list[Quarantined]:
+def _aside(s: FactStoreSubject, *which: int) -> list[Quarantined]:
     """Five facts, of which some were set aside and the others up to the last of them confirmed."""
     s.consumer()
     s.put(*"abcde")
@@ -226,17 +226,17 @@ def _aside(s: Subject, *which: int) -> list[Quarantined]:
     return items
 
 
-def _release(s: Subject, *items: Quarantined) -> None:
+def _release(s: FactStoreSubject, *items: Quarantined) -> None:
     for item in items:
         s.store.settle(item.id, "released", reason="mended")
 
 
-def _states(s: Subject) -> list[tuple[int, str]]:
+def _states(s: FactStoreSubject) -> list[tuple[int, str]]:
     return [(item.offset, item.state) for item in s.store.quarantine(state=None)]
 
 
 @check()
-def released_comes_first(s: Subject) -> None:
+def released_comes_first(s: FactStoreSubject) -> None:
     """Released facts come before all others, in a page of their own that says so."""
     first, second = _aside(s, 1, 3)
     _release(s, second, first)
@@ -247,7 +247,7 @@ def released_comes_first(s: Subject) -> None:
 
 
 @check()
-def released_repeats_until_confirmed(s: Subject) -> None:
+def released_repeats_until_confirmed(s: FactStoreSubject) -> None:
     """A released fact comes again until it is confirmed; then the others go on."""
     (item,) = _aside(s, 2)
     _release(s, item)
@@ -259,7 +259,7 @@ def released_repeats_until_confirmed(s: Subject) -> None:
 
 
 @check()
-def confirmed_release_is_settled(s: Subject) -> None:
+def confirmed_release_is_settled(s: FactStoreSubject) -> None:
     """A released fact that was served and confirmed becomes settled."""
     (item,) = _aside(s, 2)
     _release(s, item)
@@ -268,7 +268,7 @@ def confirmed_release_is_settled(s: Subject) -> None:
 
 
 @check()
-def confirmation_below_the_cursor_stays_below(s: Subject) -> None:
+def confirmation_below_the_cursor_stays_below(s: FactStoreSubject) -> None:
     """Confirming a released fact does not move the cursor, down or up."""
     (item,) = _aside(s, 1)
     s.done(4)
@@ -278,7 +278,7 @@ def confirmation_below_the_cursor_stays_below(s: Subject) -> None:
 
 
 @check()
-def unserved_release_is_not_settled(s: Subject) -> None:
+def unserved_release_is_not_settled(s: FactStoreSubject) -> None:
     """A confirmation does not settle what was released meanwhile and not yet served."""
     (item,) = _aside(s, 1)
     s.serve()
@@ -288,7 +288,7 @@ def unserved_release_is_not_settled(s: Subject) -> None:
 
 
 @check()
-def part_of_a_release_may_be_confirmed(s: Subject) -> None:
+def part_of_a_release_may_be_confirmed(s: FactStoreSubject) -> None:
     """Of several released facts, those at or below the confirmed one are settled."""
     items = _aside(s, 1, 2, 3)
     _release(s, *items)
@@ -299,7 +299,7 @@ def part_of_a_release_may_be_confirmed(s: Subject) -> None:
 
 
 @check()
-def released_page_is_bounded(s: Subject) -> None:
+def released_page_is_bounded(s: FactStoreSubject) -> None:
     """A page of released facts obeys its limits, and the rest comes after."""
     items = _aside(s, 1, 2, 3)
     _release(s, *items)
@@ -312,7 +312,7 @@ def released_page_is_bounded(s: Subject) -> None:
 
 
 @check()
-def released_may_fail_again(s: Subject) -> None:
+def released_may_fail_again(s: FactStoreSubject) -> None:
     """A released fact that fails again goes back into quarantine, and is one item still."""
     (item,) = _aside(s, 2)
     _release(s, item)
@@ -325,7 +325,7 @@ def released_may_fail_again(s: Subject) -> None:
 
 
 @check()
-def released_again_is_served_again(s: Subject) -> None:
+def released_again_is_served_again(s: FactStoreSubject) -> None:
     """A fact that was released, failed and is released once more comes once more."""
     (item,) = _aside(s, 2)
     _release(s, item)
@@ -337,14 +337,14 @@ def released_again_is_served_again(s: Subject) -> None:
 
 
 @check()
-def quarantined_is_not_set_aside_again(s: Subject) -> None:
+def quarantined_is_not_set_aside_again(s: FactStoreSubject) -> None:
     """A fact that lies in quarantine and was not released is not the next one."""
     _aside(s, 2)
     s.refused(lambda: s.set_aside(2), "not_next")
 
 
 @check()
-def released_after_a_seek_skips_nothing(s: Subject) -> None:
+def released_after_a_seek_skips_nothing(s: FactStoreSubject) -> None:
     """A released fact above the cursor, after a seek back, does not take the cursor past others."""
     (item,) = _aside(s, 3)
     s.store.seek("c", 1, reason="again")
@@ -361,7 +361,7 @@ def released_after_a_seek_skips_nothing(s: Subject) -> None:
 
 
 @check()
-def failing_again_after_a_seek_is_one_item(s: Subject) -> None:
+def failing_again_after_a_seek_is_one_item(s: FactStoreSubject) -> None:
     """A fact that was set aside, comes again after a seek and fails again is one item still."""
     for state in ("quarantined", "released"):
         s.put("a" + state, "b" + state)
@@ -376,7 +376,7 @@ def failing_again_after_a_seek_is_one_item(s: Subject) -> None:
 
 
 @check()
-def release_is_for_its_consumer(s: Subject) -> None:
+def release_is_for_its_consumer(s: FactStoreSubject) -> None:
     """What is released to one consumer does not come to another."""
     s.consumer("other")
     (item,) = _aside(s, 1)
@@ -386,7 +386,7 @@ def release_is_for_its_consumer(s: Subject) -> None:
 
 
 @check()
-def released_needs_the_lease(s: Subject) -> None:
+def released_needs_the_lease(s: FactStoreSubject) -> None:
     """A page of released facts takes the lease like any other."""
     (item,) = _aside(s, 1)
     _release(s, item)
@@ -396,7 +396,7 @@ def released_needs_the_lease(s: Subject) -> None:
 
 
 @check()
-def lost_release_is_not_settled(s: Subject) -> None:
+def lost_release_is_not_settled(s: FactStoreSubject) -> None:
     """A released fact that is lost before it was given out is not settled by passing it."""
     s.consumer()
     s.put(*"abc")

@@ -19,7 +19,7 @@ from ergon_framework.testing.suites.factstore.append import MISSING, is_marked
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     PEER,
-    Subject,
+    FactStoreSubject,
     added,
     offsets,
     same,
@@ -27,7 +27,7 @@ from ergon_framework.testing.suites.factstore.subject import (
 )
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 
@@ -48,7 +48,7 @@ def _refused(source_offset: int, **changes: object) -> Quarantined:
 
 
 @check()
-def received_facts_lie_in_their_log(s: Subject) -> None:
+def received_facts_lie_in_their_log(s: FactStoreSubject) -> None:
     """What a peer sent lies in its inbound log with dense offsets, and knows where it came from."""
     found = s.receive(sent("a", 3), sent("b", 7))
     same([added(each) for each in found], [1, 2], "offsets")
@@ -58,7 +58,7 @@ def received_facts_lie_in_their_log(s: Subject) -> None:
 
 
 @check()
-def link_moves_with_the_facts(s: Subject) -> None:
+def link_moves_with_the_facts(s: FactStoreSubject) -> None:
     """The link stands where the puller said, and is read back whole."""
     link = Link(PEER, "e1", 9, b"\x01" * 32)
     s.store.receive(PEER, [sent("a", 7)], link)
@@ -69,14 +69,14 @@ def link_moves_with_the_facts(s: Subject) -> None:
 
 
 @check()
-def link_moves_without_facts(s: Subject) -> None:
+def link_moves_without_facts(s: FactStoreSubject) -> None:
     """A page that held nothing of this zone's view moves the link all the same."""
     same(s.receive(offset=40), [], "outcomes")
     same(s.store.link(PEER).offset, 40, "offset")
 
 
 @check()
-def received_twice_is_stored_once(s: Subject) -> None:
+def received_twice_is_stored_once(s: FactStoreSubject) -> None:
     """A page that comes again, as after a lost confirmation, adds nothing."""
     s.receive(sent("a", 1), sent("b", 2))
     found = s.receive(sent("a", 1), sent("b", 2), sent("c", 3))
@@ -86,7 +86,7 @@ def received_twice_is_stored_once(s: Subject) -> None:
 
 
 @check()
-def received_again_after_truncation(s: Subject) -> None:
+def received_again_after_truncation(s: FactStoreSubject) -> None:
     """What was received and dropped since is not inserted a second time."""
     s.receive(sent("a", 1), sent("b", 2))
     s.consumer("c", INBOX)
@@ -97,7 +97,7 @@ def received_again_after_truncation(s: Subject) -> None:
 
 
 @check()
-def conflict_from_a_peer_is_set_aside(s: Subject) -> None:
+def conflict_from_a_peer_is_set_aside(s: FactStoreSubject) -> None:
     """A fact of a peer whose id stands for other content goes into quarantine, and is passed."""
     s.receive(sent("a", 1))
     found = s.receive(sent("a", 2, fact=b'{"other":1}'), sent("b", 3))
@@ -111,14 +111,14 @@ def conflict_from_a_peer_is_set_aside(s: Subject) -> None:
 
 
 @check()
-def conflict_within_a_page(s: Subject) -> None:
+def conflict_within_a_page(s: FactStoreSubject) -> None:
     """Of two contents under one id in one page, the first counts and the second is set aside."""
     s.receive(sent("a", 1), sent("a", 2, fact=b"{}"))
     same((s.ids(INBOX), len(s.store.quarantine())), (["a"], 1), "the log, items")
 
 
 @check()
-def refused_facts_are_set_aside(s: Subject) -> None:
+def refused_facts_are_set_aside(s: FactStoreSubject) -> None:
     """What the puller could not take goes into quarantine in the same commit, payload and all."""
     link = Link(PEER, "e1", 3)
     s.store.receive(PEER, [sent("a", 1)], link, [_refused(2), _refused(3, reason="corrupted")])
@@ -135,7 +135,7 @@ def refused_facts_are_set_aside(s: Subject) -> None:
 
 
 @check()
-def refused_items_can_be_settled(s: Subject) -> None:
+def refused_items_can_be_settled(s: FactStoreSubject) -> None:
     """An operator decides about what the puller set aside as about everything else."""
     s.store.receive(PEER, [], Link(PEER), [_refused(2), _refused(3)])
     first, second = s.store.quarantine()
@@ -146,7 +146,7 @@ def refused_items_can_be_settled(s: Subject) -> None:
 
 
 @check()
-def references_of_a_peer_are_not_checked(s: Subject) -> None:
+def references_of_a_peer_are_not_checked(s: FactStoreSubject) -> None:
     """A received fact enters whether its objects are here or not, and marks those that are."""
     there = s.bind("k")
     found = s.receive(sent("a", 1, references=(there,)), sent("b", 2, references=(MISSING,)))
@@ -156,7 +156,7 @@ def references_of_a_peer_are_not_checked(s: Subject) -> None:
 
 
 @check()
-def late_object_of_a_peer_is_no_orphan(s: Subject) -> None:
+def late_object_of_a_peer_is_no_orphan(s: FactStoreSubject) -> None:
     """An object that comes after the fact that refers to it is referred to from the start."""
     there = s.bind("k")
     s.store.unbind("files", "k")
@@ -167,7 +167,7 @@ def late_object_of_a_peer_is_no_orphan(s: Subject) -> None:
 
 
 @check()
-def peers_have_logs_of_their_own(s: Subject) -> None:
+def peers_have_logs_of_their_own(s: FactStoreSubject) -> None:
     """Facts of two peers, and their links, do not meet."""
     s.receive(sent("a", 1))
     s.receive(sent("a", 5, from_zone="c"), peer="c")
@@ -176,14 +176,14 @@ def peers_have_logs_of_their_own(s: Subject) -> None:
 
 
 @check()
-def relayed_facts_keep_their_zone(s: Subject) -> None:
+def relayed_facts_keep_their_zone(s: FactStoreSubject) -> None:
     """Facts that a peer passes on for others are known by the zone that asserted them."""
     s.receive(sent("a", 1), sent("a", 2, from_zone="c"))
     same([f.from_zone for f in s.page(log=INBOX).facts], [PEER, "c"], "from_zone")
 
 
 @check()
-def received_facts_are_served(s: Subject) -> None:
+def received_facts_are_served(s: FactStoreSubject) -> None:
     """Consumers read an inbound log like any other."""
     s.consumer("c", INBOX)
     s.receive(sent("a", 4), sent("b", 6))
@@ -193,7 +193,7 @@ def received_facts_are_served(s: Subject) -> None:
 
 
 @check()
-def pull_does_not_hold_retention_up(s: Subject) -> None:
+def pull_does_not_hold_retention_up(s: FactStoreSubject) -> None:
     """What the puller set aside lies in quarantine itself: the log need not be kept for it."""
     s.consumer("c", INBOX)
     link = Link(PEER, "e1", 3)
@@ -204,7 +204,7 @@ def pull_does_not_hold_retention_up(s: Subject) -> None:
 
 
 @check()
-def late_page_moves_no_link_back(s: Subject) -> None:
+def late_page_moves_no_link_back(s: FactStoreSubject) -> None:
     """A page that another node of the zone has overtaken changes neither frontier nor epoch."""
     s.receive(sent("a", 5), sent("b", 9))
     same([each.is_duplicate for each in s.receive(sent("a", 5))], [True], "is_duplicate")  # type: ignore[union-attr]
@@ -221,7 +221,7 @@ def loss(first: int, last: int, reason: str = "retention", at: float = 7.5) -> G
     return Gap(OUTBOUND, first, last, reason, at)
 
 
-def _around(s: Subject) -> None:
+def _around(s: FactStoreSubject) -> None:
     """Two facts, a loss of the next three, and one more fact: 1, 2, a gap at 3, and 4."""
     s.receive(sent("a", 1), sent("b", 2), sent("f", 6), gaps=[loss(3, 5)])
 
@@ -231,7 +231,7 @@ def _told(page: Page) -> list[tuple[int, int, int | None, int | None]]:
 
 
 @check()
-def loss_of_a_peer_lies_in_order(s: Subject) -> None:
+def loss_of_a_peer_lies_in_order(s: FactStoreSubject) -> None:
     """It takes an offset between the facts around it, and says what the peer gave up and why."""
     _around(s)
     page = s.page(log=INBOX)
@@ -241,7 +241,7 @@ def loss_of_a_peer_lies_in_order(s: Subject) -> None:
 
 
 @check()
-def several_losses_of_a_peer(s: Subject) -> None:
+def several_losses_of_a_peer(s: FactStoreSubject) -> None:
     """Each lies before the facts that come after it at the peer, also one behind them all."""
     lost = [loss(1, 1), loss(3, 3, "corrupted"), loss(4, 6), loss(9, 9)]
     s.receive(sent("b", 2), sent("g", 7), sent("h", 8), gaps=lost)
@@ -252,7 +252,7 @@ def several_losses_of_a_peer(s: Subject) -> None:
 
 
 @check()
-def outcomes_are_those_of_the_facts(s: Subject) -> None:
+def outcomes_are_those_of_the_facts(s: FactStoreSubject) -> None:
     """Who hands over facts and losses gets an outcome for each fact."""
     found = s.receive(sent("b", 2), sent("c", 3), gaps=[loss(1, 1), loss(4, 4)])
     same([added(each) for each in found], [2, 3], "offsets")
@@ -260,14 +260,14 @@ def outcomes_are_those_of_the_facts(s: Subject) -> None:
 
 
 @check()
-def link_moves_with_a_loss(s: Subject) -> None:
+def link_moves_with_a_loss(s: FactStoreSubject) -> None:
     """A page that tells of a loss and nothing else moves the link."""
     s.receive(gaps=[loss(1, 9)])
     same((s.store.link(PEER).offset, s.head(INBOX)), (9, 1), "the link, and the head")
 
 
 @check()
-def consumer_is_told_of_a_peer_loss(s: Subject) -> None:
+def consumer_is_told_of_a_peer_loss(s: FactStoreSubject) -> None:
     """A consumer of the inbound log is told where it lies, until it has confirmed it."""
     s.consumer("c", INBOX)
     _around(s)
@@ -283,7 +283,7 @@ def consumer_is_told_of_a_peer_loss(s: Subject) -> None:
 
 
 @check()
-def peer_loss_comes_in_its_page(s: Subject) -> None:
+def peer_loss_comes_in_its_page(s: FactStoreSubject) -> None:
     """In small pages it comes with the fact behind it, and no other."""
     s.consumer("c", INBOX)
     _around(s)
@@ -296,7 +296,7 @@ def peer_loss_comes_in_its_page(s: Subject) -> None:
 
 
 @check()
-def peer_loss_without_facts(s: Subject) -> None:
+def peer_loss_without_facts(s: FactStoreSubject) -> None:
     """When nothing came behind it, it is told alone, can be confirmed, and is not told again."""
     s.consumer("c", INBOX)
     s.receive(sent("a", 1), gaps=[loss(2, 5)])
@@ -310,7 +310,7 @@ def peer_loss_without_facts(s: Subject) -> None:
 
 
 @check()
-def views_are_told_of_a_peer_loss(s: Subject) -> None:
+def views_are_told_of_a_peer_loss(s: FactStoreSubject) -> None:
     """Whichever facts a consumer reads, it is told: nobody knows to whom the lost ones went."""
     s.consumer("c", INBOX, to_zone="elsewhere")
     s.consumer("d", INBOX, to_zone="plant-a")
@@ -323,7 +323,7 @@ def views_are_told_of_a_peer_loss(s: Subject) -> None:
 
 
 @check()
-def peer_loss_is_no_fact(s: Subject) -> None:
+def peer_loss_is_no_fact(s: FactStoreSubject) -> None:
     """It is not counted as waiting, has no bytes, and is found under no id."""
     s.consumer("c", INBOX)
     s.receive(gaps=[loss(1, 3)])
@@ -337,7 +337,7 @@ def peer_loss_is_no_fact(s: Subject) -> None:
 
 
 @check()
-def fact_behind_a_peer_loss_is_next(s: Subject) -> None:
+def fact_behind_a_peer_loss_is_next(s: FactStoreSubject) -> None:
     """The fact behind it may be set aside, though the loss has an offset before it."""
     s.consumer("c", INBOX)
     s.receive(sent("d", 4), gaps=[loss(1, 2), loss(3, 3)])
@@ -347,7 +347,7 @@ def fact_behind_a_peer_loss_is_next(s: Subject) -> None:
 
 
 @check()
-def known_peer_loss_adds_nothing(s: Subject) -> None:
+def known_peer_loss_adds_nothing(s: FactStoreSubject) -> None:
     """What is pulled once more from the start is known, losses like facts; others are not."""
     _around(s)
     s.store.accept_epoch(PEER, "e2")
@@ -358,7 +358,7 @@ def known_peer_loss_adds_nothing(s: Subject) -> None:
 
 
 @check()
-def peers_lose_on_their_own(s: Subject) -> None:
+def peers_lose_on_their_own(s: FactStoreSubject) -> None:
     """The same loss of another peer is another one."""
     s.receive(gaps=[loss(1, 2)])
     s.receive(gaps=[loss(1, 2)], peer="c")
@@ -367,7 +367,7 @@ def peers_lose_on_their_own(s: Subject) -> None:
 
 
 @check()
-def loss_here_is_not_that_of_a_peer(s: Subject) -> None:
+def loss_here_is_not_that_of_a_peer(s: FactStoreSubject) -> None:
     """What is given up here is recorded apart, also right behind, and for the same reason."""
     s.consumer("c", INBOX)
     s.receive(sent("c", 3), sent("d", 4), gaps=[loss(1, 2)])
@@ -380,7 +380,7 @@ def loss_here_is_not_that_of_a_peer(s: Subject) -> None:
 
 
 @check()
-def peer_loss_outlives_the_payload(s: Subject) -> None:
+def peer_loss_outlives_the_payload(s: FactStoreSubject) -> None:
     """Who had not confirmed it is told also when the facts around it were given up here."""
     s.consumer("c", INBOX)
     _around(s)
@@ -393,7 +393,7 @@ def peer_loss_outlives_the_payload(s: Subject) -> None:
 
 
 @check()
-def peer_loss_does_not_hold_retention_up(s: Subject) -> None:
+def peer_loss_does_not_hold_retention_up(s: FactStoreSubject) -> None:
     """Confirmed, it goes with the facts around it."""
     s.consumer("c", INBOX)
     _around(s)
@@ -404,7 +404,7 @@ def peer_loss_does_not_hold_retention_up(s: Subject) -> None:
 
 
 @check()
-def peer_loss_wakes(s: Subject) -> None:
+def peer_loss_wakes(s: FactStoreSubject) -> None:
     """Whoever waits for facts is woken by a loss, and finds it."""
     woken = threading.Event()
     s.store.subscribe(woken.set)
@@ -417,7 +417,7 @@ def peer_loss_wakes(s: Subject) -> None:
 
 
 @check()
-def log_with_a_peer_loss_is_sound(s: Subject) -> None:
+def log_with_a_peer_loss_is_sound(s: FactStoreSubject) -> None:
     """The hash chain goes through it."""
     _around(s)
     found = list(s.store.verify(INBOX))
@@ -428,7 +428,7 @@ def log_with_a_peer_loss_is_sound(s: Subject) -> None:
 
 
 @check("corrupt")
-def damage_does_not_hide_a_loss(s: Subject) -> None:
+def damage_does_not_hide_a_loss(s: FactStoreSubject) -> None:
     """A damaged fact right behind a loss is passed only after the loss was confirmed."""
     s.consumer("c", INBOX)
     _around(s)
@@ -442,7 +442,7 @@ def damage_does_not_hide_a_loss(s: Subject) -> None:
 
 
 @check("reopen")
-def peer_losses_survive(s: Subject) -> None:
+def peer_losses_survive(s: FactStoreSubject) -> None:
     """They are the same, still told, and still known."""
     s.consumer("c", INBOX)
     _around(s)
@@ -456,7 +456,7 @@ def peer_losses_survive(s: Subject) -> None:
 
 
 @check()
-def store_tells_which_it_is(s: Subject) -> None:
+def store_tells_which_it_is(s: FactStoreSubject) -> None:
     """A store has a zone, an epoch that stays, and the instant of its making."""
     info = s.store.info()
     expect(info.zone and info.epoch, f"zone {info.zone!r}, epoch {info.epoch!r}")
@@ -467,7 +467,7 @@ def store_tells_which_it_is(s: Subject) -> None:
 
 
 @check()
-def fresh_link(s: Subject) -> None:
+def fresh_link(s: FactStoreSubject) -> None:
     """A peer never pulled from has a link at the very start, and asking does not make it."""
     link = s.store.link(PEER)
     told = link.peer, link.epoch, link.offset, link.chain, link.is_sealed
@@ -476,7 +476,7 @@ def fresh_link(s: Subject) -> None:
 
 
 @check()
-def sealed_link(s: Subject) -> None:
+def sealed_link(s: FactStoreSubject) -> None:
     """A sealed link says so and why; the frontier stays where it was."""
     s.receive(sent("a", 5))
     sealed = s.store.seal(PEER, "maintenance")
@@ -486,7 +486,7 @@ def sealed_link(s: Subject) -> None:
 
 
 @check()
-def unused_link_may_be_sealed(s: Subject) -> None:
+def unused_link_may_be_sealed(s: FactStoreSubject) -> None:
     """A link can be sealed before it was ever used, and is listed from then on."""
     s.store.seal(PEER, "not yet")
     found = [(e.peer, e.is_sealed, e.offset) for e in s.store.links()]
@@ -494,7 +494,7 @@ def unused_link_may_be_sealed(s: Subject) -> None:
 
 
 @check()
-def seal_is_sticky(s: Subject) -> None:
+def seal_is_sticky(s: FactStoreSubject) -> None:
     """A pull that was under way does not break the seal."""
     s.store.seal(PEER, "maintenance")
     s.receive(sent("a", 5), is_sealed=False, reason="")
@@ -504,14 +504,14 @@ def seal_is_sticky(s: Subject) -> None:
 
 
 @check()
-def pull_does_not_seal(s: Subject) -> None:
+def pull_does_not_seal(s: FactStoreSubject) -> None:
     """Only an operator seals: what a puller says about it is not listened to."""
     s.receive(sent("a", 1), is_sealed=True, reason="no")
     same((s.store.link(PEER).is_sealed, s.store.link(PEER).reason), (False, ""), "seal, reason")
 
 
 @check()
-def sealing_twice_is_fine(s: Subject) -> None:
+def sealing_twice_is_fine(s: FactStoreSubject) -> None:
     """A link that is sealed twice is opened once."""
     s.store.seal(PEER, "one")
     same(s.store.seal(PEER, "two").is_sealed, True, "is_sealed")
@@ -519,7 +519,7 @@ def sealing_twice_is_fine(s: Subject) -> None:
 
 
 @check()
-def opened_link(s: Subject) -> None:
+def opened_link(s: FactStoreSubject) -> None:
     """An opened link goes on where it was; opening what is open is fine."""
     s.receive(sent("a", 5))
     s.store.seal(PEER, "maintenance")
@@ -530,7 +530,7 @@ def opened_link(s: Subject) -> None:
 
 
 @check()
-def zone_has_a_seal(s: Subject) -> None:
+def zone_has_a_seal(s: FactStoreSubject) -> None:
     """The whole zone is sealed under the empty name, and no single link is touched by that."""
     s.receive(sent("a", 1))
     s.store.seal("", "fire drill")
@@ -540,7 +540,7 @@ def zone_has_a_seal(s: Subject) -> None:
 
 
 @check()
-def appends_do_not_mind_seals(s: Subject) -> None:
+def appends_do_not_mind_seals(s: FactStoreSubject) -> None:
     """A seal never stands in the way of an append, nor of a consumer."""
     s.store.seal("", "fire drill")
     s.store.seal(PEER, "maintenance")
@@ -549,7 +549,7 @@ def appends_do_not_mind_seals(s: Subject) -> None:
 
 
 @check()
-def epoch_is_accepted(s: Subject) -> None:
+def epoch_is_accepted(s: FactStoreSubject) -> None:
     """A trusted new epoch starts the frontier anew, and keeps seal and facts."""
     s.receive(sent("a", 5), chain=b"\x01" * 32)
     s.store.seal(PEER, "it was restored")
@@ -560,7 +560,7 @@ def epoch_is_accepted(s: Subject) -> None:
 
 
 @check()
-def accepted_epoch_doubles_nothing(s: Subject) -> None:
+def accepted_epoch_doubles_nothing(s: FactStoreSubject) -> None:
     """What is pulled once more from the start is known by its id, whatever its offset is now."""
     s.receive(sent("a", 5), sent("b", 6))
     s.store.accept_epoch(PEER, "e2")
@@ -570,7 +570,7 @@ def accepted_epoch_doubles_nothing(s: Subject) -> None:
 
 
 @check()
-def accepted_epoch_doubles_no_item(s: Subject) -> None:
+def accepted_epoch_doubles_no_item(s: FactStoreSubject) -> None:
     """What was set aside is not set aside once more when it is pulled once more."""
     pulled = sent("a", 5), sent("a", 6, fact=b"{}")
     s.receive(*pulled)
@@ -580,7 +580,7 @@ def accepted_epoch_doubles_no_item(s: Subject) -> None:
 
 
 @check()
-def epoch_may_be_forgotten(s: Subject) -> None:
+def epoch_may_be_forgotten(s: FactStoreSubject) -> None:
     """Trusting whatever comes next is possible, also for a peer never met."""
     s.receive(sent("a", 5))
     same(s.store.accept_epoch(PEER, None).epoch, None, "epoch")
@@ -588,7 +588,7 @@ def epoch_may_be_forgotten(s: Subject) -> None:
 
 
 @check()
-def journal_is_newest_first(s: Subject) -> None:
+def journal_is_newest_first(s: FactStoreSubject) -> None:
     """What operators did is listed newest first, with the instant, the peer and the reason."""
     began = s.clock()
     s.store.seal(PEER, "maintenance")
@@ -607,7 +607,7 @@ def journal_is_newest_first(s: Subject) -> None:
 
 
 @check()
-def journal_is_bounded(s: Subject) -> None:
+def journal_is_bounded(s: FactStoreSubject) -> None:
     """No more of the journal is listed than asked for."""
     for n in range(5):
         s.store.seal(PEER, f"reason-{n}")
@@ -617,7 +617,7 @@ def journal_is_bounded(s: Subject) -> None:
 
 
 @check()
-def journal_is_for_operators(s: Subject) -> None:
+def journal_is_for_operators(s: FactStoreSubject) -> None:
     """Everyday work is not written into the journal."""
     s.consumer()
     s.put(*"abc")

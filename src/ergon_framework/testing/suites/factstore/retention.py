@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from ergon_framework.ports.factstore import OUTBOUND, Gap
-from ergon_framework.testing.suites.factstore.subject import (
-    INBOX,
-    Subject,
-    offsets,
-    same,
-)
+from ergon_framework.testing.suites.factstore.subject import INBOX, FactStoreSubject, offsets, same
 from ergon_framework.testing.suites.framework import Check, expect, register
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
 
-def five(s: Subject, through: int) -> None:
+def five(s: FactStoreSubject, through: int) -> None:
     """Five facts, of which a consumer has confirmed some."""
     s.consumer()
     s.put(*"abcde")
     s.done(through)
 
 
-def drop(s: Subject, through: int, loss_reason: str | None = None) -> int:
+def drop(s: FactStoreSubject, through: int, loss_reason: str | None = None) -> int:
     """Truncate the outbound log; how many were dropped."""
     return s.store.truncate(OUTBOUND, through, loss_reason=loss_reason)
 
 
 @check()
-def confirmed_facts_may_go(s: Subject) -> None:
+def confirmed_facts_may_go(s: FactStoreSubject) -> None:
     """Payloads that the required consumer has confirmed are dropped as asked, and counted."""
     five(s, 4)
     same((drop(s, 3), s.ids()), (3, ["d", "e"]), "dropped, and what is left")
@@ -37,7 +32,7 @@ def confirmed_facts_may_go(s: Subject) -> None:
 
 
 @check()
-def unconfirmed_facts_stay(s: Subject) -> None:
+def unconfirmed_facts_stay(s: FactStoreSubject) -> None:
     """Nothing above the cursor of a required consumer is dropped."""
     five(s, 2)
     same((drop(s, 5), s.ids()), (2, ["c", "d", "e"]), "dropped, and what is left")
@@ -45,7 +40,7 @@ def unconfirmed_facts_stay(s: Subject) -> None:
 
 
 @check()
-def slowest_consumer_counts(s: Subject) -> None:
+def slowest_consumer_counts(s: FactStoreSubject) -> None:
     """Retention waits for the slowest of the required consumers."""
     s.consumer("slow")
     five(s, 4)
@@ -55,7 +50,7 @@ def slowest_consumer_counts(s: Subject) -> None:
 
 
 @check()
-def optional_consumer_does_not_count(s: Subject) -> None:
+def optional_consumer_does_not_count(s: FactStoreSubject) -> None:
     """Retention does not wait for a consumer that is not required."""
     s.consumer("guest", is_required=False)
     five(s, 4)
@@ -63,7 +58,7 @@ def optional_consumer_does_not_count(s: Subject) -> None:
 
 
 @check()
-def nobody_is_no_permission(s: Subject) -> None:
+def nobody_is_no_permission(s: FactStoreSubject) -> None:
     """A log without required consumers is not truncated."""
     s.put(*"abc")
     same(drop(s, 3), 0, "dropped without any consumer")
@@ -73,7 +68,7 @@ def nobody_is_no_permission(s: Subject) -> None:
 
 
 @check()
-def consumers_of_other_logs_do_not_count(s: Subject) -> None:
+def consumers_of_other_logs_do_not_count(s: FactStoreSubject) -> None:
     """Retention of a log looks at that log's consumers alone."""
     s.consumer("elsewhere", INBOX)
     five(s, 3)
@@ -83,7 +78,7 @@ def consumers_of_other_logs_do_not_count(s: Subject) -> None:
 
 
 @check()
-def deleted_consumer_does_not_count(s: Subject) -> None:
+def deleted_consumer_does_not_count(s: FactStoreSubject) -> None:
     """Retention no longer waits for a consumer that was deleted."""
     s.consumer("slow")
     five(s, 4)
@@ -92,7 +87,7 @@ def deleted_consumer_does_not_count(s: Subject) -> None:
 
 
 @check()
-def set_aside_facts_stay(s: Subject) -> None:
+def set_aside_facts_stay(s: FactStoreSubject) -> None:
     """A fact in quarantine is kept until somebody decides: it lies nowhere else."""
     s.consumer()
     s.put(*"abcde")
@@ -107,7 +102,7 @@ def set_aside_facts_stay(s: Subject) -> None:
 
 
 @check()
-def truncation_beyond_the_head(s: Subject) -> None:
+def truncation_beyond_the_head(s: FactStoreSubject) -> None:
     """More than there is may be asked for; then everything confirmed goes, and offsets go on."""
     five(s, 5)
     same((drop(s, 1000), s.ids()), (5, []), "dropped, and what is left")
@@ -117,7 +112,7 @@ def truncation_beyond_the_head(s: Subject) -> None:
 
 
 @check()
-def truncation_of_nothing(s: Subject) -> None:
+def truncation_of_nothing(s: FactStoreSubject) -> None:
     """An empty log, or one that is not there, has nothing to drop."""
     same((drop(s, 5), s.store.truncate(INBOX, 5)), (0, 0), "dropped")
     five(s, 5)
@@ -125,7 +120,7 @@ def truncation_of_nothing(s: Subject) -> None:
 
 
 @check()
-def previous_outlives_the_payload(s: Subject) -> None:
+def previous_outlives_the_payload(s: FactStoreSubject) -> None:
     """The first fact that is kept still names the one before it in its view."""
     s.consumer()
     for n, zone in enumerate("bcbbc", 1):
@@ -141,7 +136,7 @@ def previous_outlives_the_payload(s: Subject) -> None:
 
 
 @check()
-def page_begins_with_what_is_kept(s: Subject) -> None:
+def page_begins_with_what_is_kept(s: FactStoreSubject) -> None:
     """Reading without a consumer begins with the first fact that is kept."""
     five(s, 4)
     drop(s, 3)
@@ -151,7 +146,7 @@ def page_begins_with_what_is_kept(s: Subject) -> None:
 
 
 @check()
-def chain_outlives_the_payload(s: Subject) -> None:
+def chain_outlives_the_payload(s: FactStoreSubject) -> None:
     """The chain above what was dropped stays; below it is the same or no longer known."""
     five(s, 5)
     before = [s.page(n).chain for n in range(6)]
@@ -164,7 +159,7 @@ def chain_outlives_the_payload(s: Subject) -> None:
 
 
 @check()
-def behind_what_is_kept_is_said(s: Subject) -> None:
+def behind_what_is_kept_is_said(s: FactStoreSubject) -> None:
     """A consumer whose facts were dropped, with no gap recorded, is told so and not skipped."""
     s.consumer("guest", is_required=False)
     s.consumer()
@@ -181,7 +176,7 @@ def behind_what_is_kept_is_said(s: Subject) -> None:
 
 
 @check()
-def at_what_is_kept_is_fine(s: Subject) -> None:
+def at_what_is_kept_is_fine(s: FactStoreSubject) -> None:
     """A consumer that has confirmed all that was dropped is served as ever."""
     five(s, 3)
     drop(s, 3)
@@ -189,7 +184,7 @@ def at_what_is_kept_is_fine(s: Subject) -> None:
 
 
 @check()
-def age_is_told(s: Subject) -> None:
+def age_is_told(s: FactStoreSubject) -> None:
     """The store tells up to which offset everything was recorded before an instant."""
     began = s.clock()
     same(s.store.aged(OUTBOUND, began + 1.0), 0, "in an empty log")
@@ -202,7 +197,7 @@ def age_is_told(s: Subject) -> None:
 
 
 @check()
-def age_stops_at_the_first_young_fact(s: Subject) -> None:
+def age_stops_at_the_first_young_fact(s: FactStoreSubject) -> None:
     """When the clock went back, an old fact behind a young one does not count."""
     began = s.clock()
     s.put("a")
@@ -214,7 +209,7 @@ def age_stops_at_the_first_young_fact(s: Subject) -> None:
 
 
 @check()
-def age_counts_what_is_kept(s: Subject) -> None:
+def age_counts_what_is_kept(s: FactStoreSubject) -> None:
     """After a truncation the age of what is kept is told as before."""
     five(s, 5)
     s.clock.forward(10.0)
@@ -224,7 +219,7 @@ def age_counts_what_is_kept(s: Subject) -> None:
 
 
 @check()
-def loss_overrides_the_cursors(s: Subject) -> None:
+def loss_overrides_the_cursors(s: FactStoreSubject) -> None:
     """With a reason, facts are dropped that nobody has confirmed, and the loss is recorded."""
     five(s, 2)
     same((drop(s, 4, "disk"), s.ids()), (4, ["e"]), "dropped, and what is left")
@@ -235,7 +230,7 @@ def loss_overrides_the_cursors(s: Subject) -> None:
 
 
 @check()
-def confirmed_facts_are_no_loss(s: Subject) -> None:
+def confirmed_facts_are_no_loss(s: FactStoreSubject) -> None:
     """What every consumer had confirmed is dropped without a gap, with a reason as without."""
     five(s, 4)
     drop(s, 2)
@@ -243,7 +238,7 @@ def confirmed_facts_are_no_loss(s: Subject) -> None:
 
 
 @check()
-def optional_consumers_lose_too(s: Subject) -> None:
+def optional_consumers_lose_too(s: FactStoreSubject) -> None:
     """What an optional consumer had not confirmed is a loss as well."""
     s.consumer("guest", is_required=False)
     five(s, 5)
@@ -253,7 +248,7 @@ def optional_consumers_lose_too(s: Subject) -> None:
 
 
 @check()
-def nothing_dropped_is_no_gap(s: Subject) -> None:
+def nothing_dropped_is_no_gap(s: FactStoreSubject) -> None:
     """A truncation that drops nothing records nothing."""
     five(s, 1)
     drop(s, 2, "disk")
@@ -262,7 +257,7 @@ def nothing_dropped_is_no_gap(s: Subject) -> None:
 
 
 @check()
-def consumer_is_told_of_the_gap(s: Subject) -> None:
+def consumer_is_told_of_the_gap(s: FactStoreSubject) -> None:
     """A consumer is given the facts after a gap together with the gap, and confirms past both."""
     five(s, 1)
     drop(s, 3, "disk")
@@ -275,7 +270,7 @@ def consumer_is_told_of_the_gap(s: Subject) -> None:
 
 
 @check()
-def gap_without_facts(s: Subject) -> None:
+def gap_without_facts(s: FactStoreSubject) -> None:
     """When nothing is left behind a gap, the page has the gap alone and can be confirmed."""
     five(s, 1)
     drop(s, 5, "disk")
@@ -286,7 +281,7 @@ def gap_without_facts(s: Subject) -> None:
 
 
 @check()
-def gaps_are_listed(s: Subject) -> None:
+def gaps_are_listed(s: FactStoreSubject) -> None:
     """Gaps are listed for one log or for all."""
     five(s, 0)
     s.consumer("d", INBOX)
@@ -299,7 +294,7 @@ def gaps_are_listed(s: Subject) -> None:
 
 
 @check()
-def two_losses_explain_together(s: Subject) -> None:
+def two_losses_explain_together(s: FactStoreSubject) -> None:
     """Gaps that follow each other explain all that is missing."""
     five(s, 1)
     drop(s, 2, "one")
@@ -309,7 +304,7 @@ def two_losses_explain_together(s: Subject) -> None:
 
 
 @check()
-def lost_ids_are_known(s: Subject) -> None:
+def lost_ids_are_known(s: FactStoreSubject) -> None:
     """The ledger remembers also what was lost: it is not stored a second time."""
     five(s, 1)
     drop(s, 4, "disk")
@@ -317,7 +312,7 @@ def lost_ids_are_known(s: Subject) -> None:
 
 
 @check()
-def loss_is_in_the_journal(s: Subject) -> None:
+def loss_is_in_the_journal(s: FactStoreSubject) -> None:
     """A loss on purpose is written down with its reason."""
     five(s, 1)
     drop(s, 4, "the disk was full")

@@ -49,7 +49,7 @@ class Ways:
     restore: Restore | None = None
 
 
-class Subject(StoreSubject[FactStore]):
+class FactStoreSubject(StoreSubject[FactStore]):
     """One fresh, empty store and its clock."""
 
     def __init__(self, store: FactStore, clock: HandClock, ways: Ways, patience: float) -> None:

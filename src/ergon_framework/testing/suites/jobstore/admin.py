@@ -15,16 +15,16 @@ from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     RELEASED,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     ids_of,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
 
-def _found(s: Subject, limit: int | None = None, **filters: object) -> list[str]:
+def _found(s: JobStoreSubject, limit: int | None = None, **filters: object) -> list[str]:
     search = Search(**filters)  # type: ignore[arg-type]
     found = ids_of(s.store.search(search, limit))
     if limit is None:
@@ -36,7 +36,7 @@ def _found(s: Subject, limit: int | None = None, **filters: object) -> list[str]
 
 
 @check()
-def newest_come_first(s: Subject) -> None:
+def newest_come_first(s: JobStoreSubject) -> None:
     """A search without filters finds every job, the newest first."""
     s.put("b", "a")
     s.clock.forward(1.0)
@@ -47,7 +47,7 @@ def newest_come_first(s: Subject) -> None:
 
 
 @check()
-def search_by_status(s: Subject) -> None:
+def search_by_status(s: JobStoreSubject) -> None:
     """A search finds the jobs of each state that it names."""
     s.put("done", "dead", "again", "running", "waiting", "off")
     s.ended("done")
@@ -70,7 +70,7 @@ def search_by_status(s: Subject) -> None:
 
 
 @check()
-def search_by_queue_and_handler(s: Subject) -> None:
+def search_by_queue_and_handler(s: JobStoreSubject) -> None:
     """A search finds the jobs of a queue or a handler, named exactly as enqueued."""
     s.put("a", queue="one", handler="work")
     s.put("b", queue="two", handler="python#work", executor="python")
@@ -82,7 +82,7 @@ def search_by_queue_and_handler(s: Subject) -> None:
 
 
 @check()
-def search_by_code(s: Subject) -> None:
+def search_by_code(s: JobStoreSubject) -> None:
     """A search finds the jobs whose last failure has a code."""
     s.put("flaky", "bad", "fine")
     s.ended("flaky", FAILS_ONCE)
@@ -93,7 +93,7 @@ def search_by_code(s: Subject) -> None:
 
 
 @check()
-def search_by_code_among_any_words(s: Subject) -> None:
+def search_by_code_among_any_words(s: JobStoreSubject) -> None:
     """A search by code works whatever characters are in the words of other failures."""
     s.put("nul", "text", "bad")
     for words in ("nul \0 byte", "a path\\u0000x"):
@@ -104,7 +104,7 @@ def search_by_code_among_any_words(s: Subject) -> None:
 
 
 @check()
-def search_by_age(s: Subject) -> None:
+def search_by_age(s: JobStoreSubject) -> None:
     """A search finds the jobs that were last changed before an instant."""
     s.put("old", "moved")
     s.clock.forward(100.0)
@@ -115,7 +115,7 @@ def search_by_age(s: Subject) -> None:
 
 
 @check()
-def search_by_ids(s: Subject) -> None:
+def search_by_ids(s: JobStoreSubject) -> None:
     """A search finds the jobs of the ids it names, where they are there."""
     s.put("a", "b", "c")
     same(_found(s, ids=("c", "a", "nobody")), ["c", "a"], "by ids")
@@ -123,7 +123,7 @@ def search_by_ids(s: Subject) -> None:
 
 
 @check()
-def search_is_limited(s: Subject) -> None:
+def search_is_limited(s: JobStoreSubject) -> None:
     """A search gives no more than asked for: the newest."""
     s.put(*"abcde")
     same(_found(s, limit=2), ["e", "d"], "the first two")
@@ -131,7 +131,7 @@ def search_is_limited(s: Subject) -> None:
 
 
 @check()
-def search_reads_in_pages(s: Subject) -> None:
+def search_reads_in_pages(s: JobStoreSubject) -> None:
     """A long search finds every job once, also when jobs are added and moved meanwhile."""
     ids = [f"job-{n}" for n in range(1500)]
     s.put(*ids)
@@ -147,7 +147,7 @@ def search_reads_in_pages(s: Subject) -> None:
 
 
 @check()
-def filter_holds_while_jobs_move(s: Subject) -> None:
+def filter_holds_while_jobs_move(s: JobStoreSubject) -> None:
     """Jobs that are moved out of a search's filter while it is read do not hide others."""
     s.put(*(f"job-{n}" for n in range(700)))
     came = []
@@ -161,7 +161,7 @@ def filter_holds_while_jobs_move(s: Subject) -> None:
 
 
 @check()
-def purged_job_is_gone(s: Subject) -> None:
+def purged_job_is_gone(s: JobStoreSubject) -> None:
     """A purged job is found no more, and its id is free."""
     s.put("a", "b")
     done = s.ended("a")
@@ -172,7 +172,7 @@ def purged_job_is_gone(s: Subject) -> None:
 
 
 @check()
-def only_final_jobs_are_purged(s: Subject) -> None:
+def only_final_jobs_are_purged(s: JobStoreSubject) -> None:
     """Jobs that wait or run are never purged."""
     s.put("running", "again", "waiting")
     running = s.take("running")
@@ -184,7 +184,7 @@ def only_final_jobs_are_purged(s: Subject) -> None:
 
 
 @check()
-def moved_jobs_are_not_purged(s: Subject) -> None:
+def moved_jobs_are_not_purged(s: JobStoreSubject) -> None:
     """A job that was moved since it was read is not purged."""
     s.put("back", "round", "dead")
     jobs = [s.ended(each, FAILS_FOR_GOOD) for each in ("back", "round", "dead")]
@@ -196,7 +196,7 @@ def moved_jobs_are_not_purged(s: Subject) -> None:
 
 
 @check()
-def purging_twice_counts_once(s: Subject) -> None:
+def purging_twice_counts_once(s: JobStoreSubject) -> None:
     """A job that is gone already is not counted again."""
     s.put("a")
     done = s.ended("a")
@@ -207,7 +207,7 @@ def purging_twice_counts_once(s: Subject) -> None:
 
 
 @check()
-def queues_are_counted(s: Subject) -> None:
+def queues_are_counted(s: JobStoreSubject) -> None:
     """Every queue that has jobs is listed by name, with its jobs by status."""
     s.put("b1", "b2", "b3", queue="b")
     s.put("a1", queue="a")
@@ -227,7 +227,7 @@ def _counts(counts: object) -> dict[JobStatus, int]:
 
 
 @check()
-def queues_show_what_has_waited_longest(s: Subject) -> None:
+def queues_show_what_has_waited_longest(s: JobStoreSubject) -> None:
     """A queue shows since when its oldest due job has been due."""
     s.put("a")
     s.clock.forward(10.0)
@@ -241,7 +241,7 @@ def queues_show_what_has_waited_longest(s: Subject) -> None:
 
 
 @check()
-def queue_settings_are_kept(s: Subject) -> None:
+def queue_settings_are_kept(s: JobStoreSubject) -> None:
     """A change of a queue's settings leaves the others as they were."""
     s.store.set_queue("q", max_active=3, rate=2.5, burst=4)
     queue = s.store.set_queue("q", is_paused=True)
@@ -254,7 +254,7 @@ def queue_settings_are_kept(s: Subject) -> None:
 
 
 @check()
-def unknown_queue_setting_is_refused(s: Subject) -> None:
+def unknown_queue_setting_is_refused(s: JobStoreSubject) -> None:
     """A setting that a queue does not have is an error and changes nothing."""
     s.store.set_queue("q", max_active=3)
     expect(s.refusal(lambda: s.store.set_queue("q", max_active=5, colour="red")), "accepted")
@@ -262,7 +262,7 @@ def unknown_queue_setting_is_refused(s: Subject) -> None:
 
 
 @check()
-def emptied_queue_disappears(s: Subject) -> None:
+def emptied_queue_disappears(s: JobStoreSubject) -> None:
     """A queue without settings is not listed once its last job is gone."""
     s.put("a", queue="q")
     s.store.purge([s.ended("a")])
@@ -278,7 +278,7 @@ def _worker(name: str, **fields: object) -> WorkerRecord:
 
 
 @check()
-def workers_are_listed(s: Subject) -> None:
+def workers_are_listed(s: JobStoreSubject) -> None:
     """Workers are listed by id, as they last told of themselves, with the store's time."""
     fields = {"queues": ("q",), "executors": {"python": {"busy": 1}}, "counters": {"done": 3}}
     s.store.tell(_worker("w2"))
@@ -294,7 +294,7 @@ def workers_are_listed(s: Subject) -> None:
 
 
 @check()
-def worker_tells_again(s: Subject) -> None:
+def worker_tells_again(s: JobStoreSubject) -> None:
     """A worker's later word takes the place of its earlier one."""
     s.store.tell(_worker("w", counters={"done": 1}))
     s.clock.forward(9.0)
@@ -304,7 +304,7 @@ def worker_tells_again(s: Subject) -> None:
 
 
 @check()
-def worker_that_is_gone_is_not_listed(s: Subject) -> None:
+def worker_that_is_gone_is_not_listed(s: JobStoreSubject) -> None:
     """A worker that says good-bye is taken off the list; others stay."""
     s.store.tell(_worker("w1"))
     s.store.tell(_worker("w2"))
@@ -314,7 +314,7 @@ def worker_that_is_gone_is_not_listed(s: Subject) -> None:
 
 
 @check()
-def dead_worker_is_forgotten(s: Subject) -> None:
+def dead_worker_is_forgotten(s: JobStoreSubject) -> None:
     """A worker that was not heard of for a month is forgotten by a sweep; one that was is not."""
     s.store.tell(_worker("dead"))
     s.clock.forward(30 * DAY)
@@ -324,7 +324,7 @@ def dead_worker_is_forgotten(s: Subject) -> None:
 
 
 @check()
-def reading_changes_nothing(s: Subject) -> None:
+def reading_changes_nothing(s: JobStoreSubject) -> None:
     """Looking at jobs, queues and workers moves none of them."""
     s.put("a", "b")
     s.ended("a", RELEASED)
@@ -340,7 +340,7 @@ def reading_changes_nothing(s: Subject) -> None:
 
 
 @check()
-def sweep_purges_what_was_kept_long_enough(s: Subject) -> None:
+def sweep_purges_what_was_kept_long_enough(s: JobStoreSubject) -> None:
     """A sweep deletes the final jobs whose time has come, and no others."""
     s.put("short", "long", "ever", "waiting")
     for job_id, keep in (("short", 10.0), ("long", 100.0), ("ever", None)):
@@ -354,7 +354,7 @@ def sweep_purges_what_was_kept_long_enough(s: Subject) -> None:
 
 
 @check()
-def sweep_purges_every_end(s: Subject) -> None:
+def sweep_purges_every_end(s: JobStoreSubject) -> None:
     """Completed, dead-lettered and cancelled jobs are all swept."""
     s.put("done", "dead", "off")
     s.ended("done", SUCCEEDED, keep=1.0)
@@ -366,7 +366,7 @@ def sweep_purges_every_end(s: Subject) -> None:
 
 
 @check()
-def sweep_ends_what_is_outdated(s: Subject) -> None:
+def sweep_ends_what_is_outdated(s: JobStoreSubject) -> None:
     """A sweep dead-letters jobs that were not started before their expiry, due or not."""
     s.put("due", expires_at=START + 10.0)
     s.put("later", delay=500.0, expires_at=START + 10.0)
@@ -385,7 +385,7 @@ def sweep_ends_what_is_outdated(s: Subject) -> None:
 
 
 @check()
-def sweep_is_bounded(s: Subject) -> None:
+def sweep_is_bounded(s: JobStoreSubject) -> None:
     """A sweep does no more at a time than asked for, says so, and comes to an end."""
     s.put(*(f"job-{n}" for n in range(25)))
     s.store.exchange([s.told(job, SUCCEEDED, keep=1.0) for job in s.claim(25)], None)
@@ -404,14 +404,14 @@ def sweep_is_bounded(s: Subject) -> None:
 
 
 @check()
-def sweep_of_nothing_is_fine(s: Subject) -> None:
+def sweep_of_nothing_is_fine(s: JobStoreSubject) -> None:
     """A sweep in an empty store finds nothing to do."""
     found = s.store.sweep(10)
     same((found.purged, found.outdated, found.workers, found.more), (0, 0, 0, False), "found")
 
 
 @check()
-def swept_id_is_free(s: Subject) -> None:
+def swept_id_is_free(s: JobStoreSubject) -> None:
     """The id of a job that was swept can be used again."""
     s.put("a", unique_key="k")
     s.ended("a", keep=1.0)
@@ -425,14 +425,14 @@ def swept_id_is_free(s: Subject) -> None:
 
 
 @check()
-def durability_is_a_sentence(s: Subject) -> None:
+def durability_is_a_sentence(s: JobStoreSubject) -> None:
     """The store says in one sentence what its acknowledgement means."""
     text = s.store.durability
     expect(text.endswith(".") and len(text.split()) >= 5, f"it says {text!r}")
 
 
 @check()
-def closes_twice(s: Subject) -> None:
+def closes_twice(s: JobStoreSubject) -> None:
     """Closing a second time is no error."""
     s.put("a")
     s.store.close()
@@ -440,7 +440,7 @@ def closes_twice(s: Subject) -> None:
 
 
 @check()
-def closed_store_refuses(s: Subject) -> None:
+def closed_store_refuses(s: JobStoreSubject) -> None:
     """A closed store takes no jobs: it says so instead of losing them."""
     s.put("a")
     s.store.close()
@@ -449,7 +449,7 @@ def closed_store_refuses(s: Subject) -> None:
 
 
 @check("reopen")
-def jobs_survive(s: Subject) -> None:
+def jobs_survive(s: JobStoreSubject) -> None:
     """Jobs, counters, keys, queues and schedules are the same after the store was opened anew."""
     s.put("done", "again", unique_key=None)
     s.put("running", limit_key="l", priority=-1)
@@ -471,7 +471,7 @@ def jobs_survive(s: Subject) -> None:
 
 
 @check("reopen")
-def fences_survive(s: Subject) -> None:
+def fences_survive(s: JobStoreSubject) -> None:
     """After the store was opened anew, fences go on growing and late reports stay refused."""
     s.put("a")
     old = s.take("a")

@@ -16,14 +16,14 @@ from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,
     WAIT,
-    Subject,
+    JobStoreSubject,
     ask,
     ids_of,
     new,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
 
@@ -31,7 +31,7 @@ check = register(CHECKS)
 
 
 @check()
-def first_in_first_out(s: Subject) -> None:
+def first_in_first_out(s: JobStoreSubject) -> None:
     """Jobs of one queue and priority come in the order in which they became due."""
     for job_id in ("c", "a", "b"):
         s.put(job_id)
@@ -40,7 +40,7 @@ def first_in_first_out(s: Subject) -> None:
 
 
 @check()
-def ties_go_by_order_of_adding(s: Subject) -> None:
+def ties_go_by_order_of_adding(s: JobStoreSubject) -> None:
     """Jobs that became due at the same instant come in the order of their adding, not of ids."""
     ids = [f"job-{n}" for n in (7, 3, 9, 1, 8, 2, 10)]
     s.put(*ids[:4])
@@ -49,7 +49,7 @@ def ties_go_by_order_of_adding(s: Subject) -> None:
 
 
 @check()
-def due_time_comes_before_order_of_adding(s: Subject) -> None:
+def due_time_comes_before_order_of_adding(s: JobStoreSubject) -> None:
     """Of two jobs that wait, the one that was due first comes first, though added later."""
     s.put("slow", delay=30.0)
     s.put("quick", delay=10.0)
@@ -59,7 +59,7 @@ def due_time_comes_before_order_of_adding(s: Subject) -> None:
 
 
 @check()
-def higher_priority_comes_first(s: Subject) -> None:
+def higher_priority_comes_first(s: JobStoreSubject) -> None:
     """In one queue, a job of higher priority comes before all of lower priority."""
     s.put("low", priority=-5)
     s.put("usual")
@@ -68,7 +68,7 @@ def higher_priority_comes_first(s: Subject) -> None:
 
 
 @check()
-def released_job_keeps_its_place(s: Subject) -> None:
+def released_job_keeps_its_place(s: JobStoreSubject) -> None:
     """A job that was given back comes before those that were added after it."""
     s.put("a", "b", "c")
     s.ended("a", RELEASED)
@@ -76,7 +76,7 @@ def released_job_keeps_its_place(s: Subject) -> None:
 
 
 @check()
-def no_queue_starves(s: Subject) -> None:
+def no_queue_starves(s: JobStoreSubject) -> None:
     """A job in a quiet queue does not wait until a busy queue is empty."""
     s.put(*(f"busy-{n}" for n in range(50)), queue="busy")
     s.clock.forward(1.0)
@@ -90,7 +90,7 @@ def no_queue_starves(s: Subject) -> None:
 
 
 @check()
-def large_claim_is_fair(s: Subject) -> None:
+def large_claim_is_fair(s: JobStoreSubject) -> None:
     """One claim of several jobs has some of each queue that has any."""
     s.put(*(f"busy-{n}" for n in range(50)), queue="busy")
     s.clock.forward(1.0)
@@ -104,14 +104,14 @@ def large_claim_is_fair(s: Subject) -> None:
 
 
 @check()
-def never_more_than_slots(s: Subject) -> None:
+def never_more_than_slots(s: JobStoreSubject) -> None:
     """A worker never gets more jobs than it has slots."""
     s.put(*(f"job-{n}" for n in range(9)))
     same([len(s.claim(n)) for n in (4, 1, 3, 5, 2)], [4, 1, 3, 1, 0], "how many came")
 
 
 @check()
-def nothing_without_a_slot(s: Subject) -> None:
+def nothing_without_a_slot(s: JobStoreSubject) -> None:
     """A worker whose executors are all busy gets nothing, and what waits goes on waiting."""
     s.put("a")
     same(s.ids(0), [], "with no free slot")
@@ -120,7 +120,7 @@ def nothing_without_a_slot(s: Subject) -> None:
 
 
 @check()
-def nothing_without_an_ask(s: Subject) -> None:
+def nothing_without_an_ask(s: JobStoreSubject) -> None:
     """A call that only settles claims nothing."""
     s.put("a")
     _, claimed = s.store.exchange([], None)
@@ -128,7 +128,7 @@ def nothing_without_an_ask(s: Subject) -> None:
 
 
 @check()
-def slots_are_per_executor(s: Subject) -> None:
+def slots_are_per_executor(s: JobStoreSubject) -> None:
     """Each executor gets as many as it has slots, also behind jobs of one that has none."""
     s.put("p1", "p2", "p3")
     s.put("n1", "n2", handler="node#work", executor="node")
@@ -139,7 +139,7 @@ def slots_are_per_executor(s: Subject) -> None:
 
 
 @check()
-def handler_names_its_executor(s: Subject) -> None:
+def handler_names_its_executor(s: JobStoreSubject) -> None:
     """A job that names an executor goes to that one and to no other."""
     s.put("a", handler="node#work", executor="node")
     same(s.ids(), [], "for another executor")
@@ -147,7 +147,7 @@ def handler_names_its_executor(s: Subject) -> None:
 
 
 @check()
-def queue_has_a_route(s: Subject) -> None:
+def queue_has_a_route(s: JobStoreSubject) -> None:
     """A queue's route comes before the default executor, and after what the handler names."""
     s.put("routed", queue="web")
     s.put("named", queue="web", handler="python#work", executor="python")
@@ -160,7 +160,7 @@ def queue_has_a_route(s: Subject) -> None:
 
 
 @check()
-def job_waits_for_an_executor_that_nobody_has(s: Subject) -> None:
+def job_waits_for_an_executor_that_nobody_has(s: JobStoreSubject) -> None:
     """Jobs for an executor that no worker has are claimed by nobody, and stay as they are."""
     s.put("a", "b", handler="cobol#work", executor="cobol")
     s.put("c")
@@ -173,7 +173,7 @@ def job_waits_for_an_executor_that_nobody_has(s: Subject) -> None:
 
 
 @check()
-def executors_of_due_jobs_are_named(s: Subject) -> None:
+def executors_of_due_jobs_are_named(s: JobStoreSubject) -> None:
     """Which executors due jobs name, in which queues, and when a worker last had each."""
     same(s.store.named(), [], "with no job")
     s.put("a", "b", handler="cobol#work", executor="cobol", queue="two")
@@ -198,7 +198,7 @@ def executors_of_due_jobs_are_named(s: Subject) -> None:
 
 
 @check("reopen")
-def last_sight_of_an_executor_survives(s: Subject) -> None:
+def last_sight_of_an_executor_survives(s: JobStoreSubject) -> None:
     """A new process knows when a worker last had an executor, though that worker has left."""
     s.put("a", handler="cobol#work", executor="cobol")
     seen = s.store.now()
@@ -210,7 +210,7 @@ def last_sight_of_an_executor_survives(s: Subject) -> None:
 
 
 @check()
-def jobs_that_wait_for_an_executor_are_found(s: Subject) -> None:
+def jobs_that_wait_for_an_executor_are_found(s: JobStoreSubject) -> None:
     """Those of one executor that became due before an instant, whatever their priority."""
     odd = {"handler": "cobol#work", "executor": "cobol"}
     began = s.store.now()
@@ -233,7 +233,7 @@ def jobs_that_wait_for_an_executor_are_found(s: Subject) -> None:
 
 
 @check()
-def job_whose_executor_stays_away_is_dead_lettered(s: Subject) -> None:
+def job_whose_executor_stays_away_is_dead_lettered(s: JobStoreSubject) -> None:
     """What was found so can be ended, unless somebody has claimed it since."""
     s.put("a", "b", handler="cobol#work", executor="cobol")
     s.clock.forward(60.0)
@@ -249,7 +249,7 @@ def job_whose_executor_stays_away_is_dead_lettered(s: Subject) -> None:
 
 
 @check()
-def only_queues_asked_for(s: Subject) -> None:
+def only_queues_asked_for(s: JobStoreSubject) -> None:
     """A worker that serves some queues gets jobs of those alone."""
     s.put("a", queue="one")
     s.put("b", queue="two")
@@ -260,7 +260,7 @@ def only_queues_asked_for(s: Subject) -> None:
 
 
 @check()
-def paused_queue_waits(s: Subject) -> None:
+def paused_queue_waits(s: JobStoreSubject) -> None:
     """Nothing of a paused queue is claimed until it is resumed; others go on."""
     s.put("a", queue="one")
     s.put("b", queue="two")
@@ -271,7 +271,7 @@ def paused_queue_waits(s: Subject) -> None:
 
 
 @check()
-def claimers_never_share(s: Subject) -> None:
+def claimers_never_share(s: JobStoreSubject) -> None:
     """Of several workers that claim at once, each job goes to one."""
     s.put(*(f"job-{n}" for n in range(120)))
 
@@ -303,7 +303,7 @@ def worker_with(worker: str, *executors: str, state: str = "running") -> WorkerR
     )
 
 
-def named_by(s: Subject) -> list[tuple[str, tuple[str, ...], float | None]]:
+def named_by(s: JobStoreSubject) -> list[tuple[str, tuple[str, ...], float | None]]:
     """The executors that due jobs name, as plain values."""
     return [(each.executor, each.queues, each.seen_at) for each in s.store.named()]
 
@@ -312,7 +312,7 @@ BOTH = frozenset({"python", "node"})
 
 
 @check()
-def next_at_is_exact(s: Subject) -> None:
+def next_at_is_exact(s: JobStoreSubject) -> None:
     """A worker that got nothing learns the instant at which the next job is due."""
     s.put("later", delay=90.0)
     s.put("sooner", delay=40.25)
@@ -324,7 +324,7 @@ def next_at_is_exact(s: Subject) -> None:
 
 
 @check()
-def next_at_counts_retries(s: Subject) -> None:
+def next_at_counts_retries(s: JobStoreSubject) -> None:
     """A worker learns when the retry is due that it has just asked for."""
     s.put("a")
     leased = s.take("a")
@@ -333,7 +333,7 @@ def next_at_counts_retries(s: Subject) -> None:
 
 
 @check()
-def next_at_is_none_when_nothing_waits(s: Subject) -> None:
+def next_at_is_none_when_nothing_waits(s: JobStoreSubject) -> None:
     """There is no next instant when nothing waits for time to pass."""
     same(s.exchange()[1].next_at, None, "in an empty store")
     s.put("a", "b")
@@ -345,7 +345,7 @@ def next_at_is_none_when_nothing_waits(s: Subject) -> None:
 
 
 @check()
-def more_says_that_something_due_is_left(s: Subject) -> None:
+def more_says_that_something_due_is_left(s: JobStoreSubject) -> None:
     """A worker learns whether it left something due for want of a slot."""
     s.put("a", "b")
     s.put("later", delay=60.0)
@@ -356,14 +356,14 @@ def more_says_that_something_due_is_left(s: Subject) -> None:
 
 
 @check()
-def more_counts_other_executors(s: Subject) -> None:
+def more_counts_other_executors(s: JobStoreSubject) -> None:
     """What is due for an executor without a free slot counts as left."""
     s.put("a", handler="node#work", executor="node")
     same(s.exchange((), 5)[1].more, True, "more")
 
 
 @check()
-def more_is_about_own_executors(s: Subject) -> None:
+def more_is_about_own_executors(s: JobStoreSubject) -> None:
     """What no executor of the worker could ever run does not count as left."""
     own = frozenset({"python"})
     s.put("a", handler="node#work", executor="node")
@@ -378,7 +378,7 @@ def more_is_about_own_executors(s: Subject) -> None:
 
 
 @check()
-def more_counts_what_a_limit_holds_up(s: Subject) -> None:
+def more_counts_what_a_limit_holds_up(s: JobStoreSubject) -> None:
     """A due job that waits for its queue's rate or limit, or for its limit key, is left."""
     own = frozenset({"python"})
     for queue, limits in (("rate", {"rate": 0.1, "burst": 1}), ("active", {"max_active": 1})):
@@ -393,7 +393,7 @@ def more_counts_what_a_limit_holds_up(s: Subject) -> None:
 
 
 @check()
-def more_leaves_out_paused_queues(s: Subject) -> None:
+def more_leaves_out_paused_queues(s: JobStoreSubject) -> None:
     """What cannot be claimed because its queue is paused or not asked for is not left."""
     s.put("a", limit_key="k")
     s.put(*(f"b{n}" for n in range(100)), queue="paused", limit_key="k")
@@ -406,7 +406,7 @@ def more_leaves_out_paused_queues(s: Subject) -> None:
 
 
 @check()
-def outdated_job_is_dead_lettered(s: Subject) -> None:
+def outdated_job_is_dead_lettered(s: JobStoreSubject) -> None:
     """A job that was not started before its expiry is not delivered but dead-lettered."""
     s.put("a", expires_at=START + 10.0)
     s.put("b")
@@ -422,7 +422,7 @@ def outdated_job_is_dead_lettered(s: Subject) -> None:
 
 
 @check()
-def outdated_job_keeps_its_last_failure(s: Subject) -> None:
+def outdated_job_keeps_its_last_failure(s: JobStoreSubject) -> None:
     """A job whose expiry passes after a failed attempt is dead-lettered with that failure."""
     s.put("claimed", "swept", expires_at=START + WAIT / 2)
     for job_id in ("claimed", "swept"):
@@ -439,7 +439,7 @@ def outdated_job_keeps_its_last_failure(s: Subject) -> None:
 
 
 @check()
-def unexpired_job_is_delivered(s: Subject) -> None:
+def unexpired_job_is_delivered(s: JobStoreSubject) -> None:
     """A job whose expiry is still ahead is delivered, and may end after its expiry."""
     s.put("a", expires_at=START + 10.0)
     s.clock.forward(9.0)
@@ -452,7 +452,7 @@ def unexpired_job_is_delivered(s: Subject) -> None:
 
 
 @check()
-def claim_is_recorded(s: Subject) -> None:
+def claim_is_recorded(s: JobStoreSubject) -> None:
     """A claimed job shows who holds it, since when and until when."""
     s.put("a")
     s.clock.forward(3.0)
@@ -465,7 +465,7 @@ def claim_is_recorded(s: Subject) -> None:
 
 
 @check()
-def every_claim_counts_as_a_delivery(s: Subject) -> None:
+def every_claim_counts_as_a_delivery(s: JobStoreSubject) -> None:
     """A delivery is counted on every claim, whatever became of those before."""
     s.put("a")
     for delivery in (1, 2, 3):
@@ -475,14 +475,14 @@ def every_claim_counts_as_a_delivery(s: Subject) -> None:
 
 
 @check()
-def claiming_charges_nothing(s: Subject) -> None:
+def claiming_charges_nothing(s: JobStoreSubject) -> None:
     """A claim alone is no attempt."""
     s.put("a")
     same((s.take("a").attempts, s.get("a").attempts), (0, 0), "attempts")
 
 
 @check()
-def fence_grows(s: Subject) -> None:
+def fence_grows(s: JobStoreSubject) -> None:
     """Every claim of a job has a higher fence than those before."""
     s.put("a")
     fences = []
@@ -494,7 +494,7 @@ def fence_grows(s: Subject) -> None:
 
 
 @check()
-def lease_is_per_claim(s: Subject) -> None:
+def lease_is_per_claim(s: JobStoreSubject) -> None:
     """Jobs of one claim share an instant; a later claim has a lease of its own."""
     s.store.add([new("a"), new("b")])
     _, claimed = s.store.exchange([], ask(1))

@@ -17,12 +17,12 @@ from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,
     WAIT,
-    Subject,
+    JobStoreSubject,
     new,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
 ODD = "Ω\u2028é\U0001f980 'quo\"ted' %s \\n"  # line separators, emoji and quotes are only text
@@ -49,7 +49,7 @@ FULL = NewJob(
 
 
 @check()
-def added_job_is_found(s: Subject) -> None:
+def added_job_is_found(s: JobStoreSubject) -> None:
     """An added job is found by its id, waiting, with all its counters at zero."""
     s.put("a")
     job = s.get("a")
@@ -61,7 +61,7 @@ def added_job_is_found(s: Subject) -> None:
 
 
 @check()
-def keeps_every_field(s: Subject) -> None:
+def keeps_every_field(s: JobStoreSubject) -> None:
     """Every field of a job is found as it was handed in."""
     s.store.add([FULL])
     job = s.get("full")
@@ -70,7 +70,7 @@ def keeps_every_field(s: Subject) -> None:
 
 
 @check()
-def delivers_every_field(s: Subject) -> None:
+def delivers_every_field(s: JobStoreSubject) -> None:
     """A worker gets everything that running the job needs, as it was handed in."""
     s.store.add([FULL])
     leased = s.take("full")
@@ -81,7 +81,7 @@ def delivers_every_field(s: Subject) -> None:
 
 
 @check()
-def unset_fields_stay_unset(s: Subject) -> None:
+def unset_fields_stay_unset(s: JobStoreSubject) -> None:
     """What the client left to the worker's settings is None, not a default of the store."""
     s.put("a")
     job = s.get("a")
@@ -91,7 +91,7 @@ def unset_fields_stay_unset(s: Subject) -> None:
 
 
 @check()
-def unknown_job_is_not_found(s: Subject) -> None:
+def unknown_job_is_not_found(s: JobStoreSubject) -> None:
     """There is no job of an id that nobody added."""
     s.put("a")
     for job_id in ("b", "A", "a ", ""):
@@ -99,21 +99,21 @@ def unknown_job_is_not_found(s: Subject) -> None:
 
 
 @check()
-def answers_in_order(s: Subject) -> None:
+def answers_in_order(s: JobStoreSubject) -> None:
     """Each job of a batch gets its own answer, in the order of the batch."""
     found = s.put("c", "a", "b")
     same(found, [Added("c", True), Added("a", True), Added("b", True)], "answers")
 
 
 @check()
-def adding_nothing_is_fine(s: Subject) -> None:
+def adding_nothing_is_fine(s: JobStoreSubject) -> None:
     """An empty batch is no error."""
     same(s.store.add([]), [], "answer")
     same(s.store.count(Search()), 0, "jobs")
 
 
 @check()
-def created_at_is_the_stores_time(s: Subject) -> None:
+def created_at_is_the_stores_time(s: JobStoreSubject) -> None:
     """A job is created when the store's clock says so."""
     s.clock.forward(12.5)
     s.put("a")
@@ -122,7 +122,7 @@ def created_at_is_the_stores_time(s: Subject) -> None:
 
 
 @check()
-def duplicate_id_is_refused(s: Subject) -> None:
+def duplicate_id_is_refused(s: JobStoreSubject) -> None:
     """A second job of the same id is refused, and the first is untouched."""
     s.put("a", priority=1)
     before = s.get("a")
@@ -132,7 +132,7 @@ def duplicate_id_is_refused(s: Subject) -> None:
 
 
 @check()
-def duplicate_id_of_an_ended_job_is_refused(s: Subject) -> None:
+def duplicate_id_of_an_ended_job_is_refused(s: JobStoreSubject) -> None:
     """An id stays taken as long as its job is in the store, ended or not."""
     s.put("a")
     s.ended("a", result=b"1")
@@ -142,7 +142,7 @@ def duplicate_id_of_an_ended_job_is_refused(s: Subject) -> None:
 
 
 @check()
-def duplicate_id_in_a_batch_is_refused(s: Subject) -> None:
+def duplicate_id_in_a_batch_is_refused(s: JobStoreSubject) -> None:
     """Two jobs of one id in one batch are refused together."""
     error = s.refusal(lambda: s.put("a", "b", "a"))
     expect(isinstance(error, DuplicateJobError), f"no DuplicateJobError, but {error!r}")
@@ -150,7 +150,7 @@ def duplicate_id_in_a_batch_is_refused(s: Subject) -> None:
 
 
 @check()
-def add_is_all_or_nothing(s: Subject) -> None:
+def add_is_all_or_nothing(s: JobStoreSubject) -> None:
     """When one job of a batch is refused, none of them is stored or delivered."""
     s.put("there")
     expect(s.refusal(lambda: s.put("x", "y", "there")), "the duplicate was accepted")
@@ -159,7 +159,7 @@ def add_is_all_or_nothing(s: Subject) -> None:
 
 
 @check()
-def refused_batch_leaves_no_trace(s: Subject) -> None:
+def refused_batch_leaves_no_trace(s: JobStoreSubject) -> None:
     """A refused batch neither holds a unique key nor replaces a job."""
     s.put("there", unique_key="k")
     jobs = [
@@ -173,7 +173,7 @@ def refused_batch_leaves_no_trace(s: Subject) -> None:
 
 
 @check()
-def refused_id_can_be_used_later(s: Subject) -> None:
+def refused_id_can_be_used_later(s: JobStoreSubject) -> None:
     """The ids of a refused batch are free afterwards."""
     s.put("there")
     s.refusal(lambda: s.put("x", "there"))
@@ -181,7 +181,7 @@ def refused_id_can_be_used_later(s: Subject) -> None:
 
 
 @check()
-def delay_is_counted_from_now(s: Subject) -> None:
+def delay_is_counted_from_now(s: JobStoreSubject) -> None:
     """A delayed job is due when its delay has passed, and not before."""
     s.put("a", delay=30.0)
     same(s.get("a").run_at, START + 30.0, "run_at")
@@ -192,7 +192,7 @@ def delay_is_counted_from_now(s: Subject) -> None:
 
 
 @check()
-def run_at_is_an_instant(s: Subject) -> None:
+def run_at_is_an_instant(s: JobStoreSubject) -> None:
     """A job with an instant of its own is due then, whatever its delay says."""
     s.put("a", run_at=START + 60.0)
     same(s.get("a").run_at, START + 60.0, "run_at")
@@ -203,7 +203,7 @@ def run_at_is_an_instant(s: Subject) -> None:
 
 
 @check()
-def due_in_the_past_is_due_now(s: Subject) -> None:
+def due_in_the_past_is_due_now(s: JobStoreSubject) -> None:
     """A job whose instant has passed is due at once, before those that became due later."""
     s.put("now")
     s.put("past", run_at=START - 60.0)
@@ -211,7 +211,7 @@ def due_in_the_past_is_due_now(s: Subject) -> None:
 
 
 @check()
-def payload_is_untouched(s: Subject) -> None:
+def payload_is_untouched(s: JobStoreSubject) -> None:
     """Arguments come back byte for byte, however large and however they are laid out."""
     args = b'[ 1.0,\t"\\u00e9",  1e400 , ' + b'"' + b"x" * 500_000 + b'"]'
     kwargs = '{"\U0001f980": "\u2028"}'.encode()
@@ -222,7 +222,7 @@ def payload_is_untouched(s: Subject) -> None:
 
 
 @check()
-def texts_are_only_text(s: Subject) -> None:
+def texts_are_only_text(s: JobStoreSubject) -> None:
     """Ids, names and keys may hold any printable text, and are told apart exactly."""
     texts = {"handler": ODD, "queue": ODD, "unique_key": ODD, "limit_key": ODD}
     s.put(ODD, correlation_id=ODD, trace_context={"k": ODD}, **texts)
@@ -236,7 +236,7 @@ def texts_are_only_text(s: Subject) -> None:
 
 
 @check()
-def concurrent_adds_all_count(s: Subject) -> None:
+def concurrent_adds_all_count(s: JobStoreSubject) -> None:
     """Batches added from several threads at once are all there."""
     ids = [[f"{thread}-{n}" for n in range(25)] for thread in range(6)]
     s.together([partial(s.put, *batch) for batch in ids])
@@ -245,7 +245,7 @@ def concurrent_adds_all_count(s: Subject) -> None:
 
 
 @check()
-def concurrent_duplicates_add_one(s: Subject) -> None:
+def concurrent_duplicates_add_one(s: JobStoreSubject) -> None:
     """Of several threads that add the same id at once, exactly one succeeds."""
 
     def one(n: int) -> bool:
@@ -257,7 +257,7 @@ def concurrent_duplicates_add_one(s: Subject) -> None:
 
 
 @check()
-def thousands_of_jobs(s: Subject) -> None:
+def thousands_of_jobs(s: JobStoreSubject) -> None:
     """Thousands of jobs are added and run in order, each exactly once."""
     ids = [f"job-{n}" for n in range(3000)]
     for start in range(0, 3000, 500):
@@ -278,18 +278,18 @@ def thousands_of_jobs(s: Subject) -> None:
 EXISTING, REPLACE = OnDuplicate.EXISTING, OnDuplicate.REPLACE
 
 
-def _is_free(s: Subject, key: str = "k") -> bool:
+def _is_free(s: JobStoreSubject, key: str = "k") -> bool:
     added = s.put("probe", unique_key=key, on_duplicate=EXISTING)[0]
     return added.is_new
 
 
-def _live(s: Subject, key: str = "k") -> list[Job]:
+def _live(s: JobStoreSubject, key: str = "k") -> list[Job]:
     jobs = list(s.store.search(Search()))
     return [job for job in jobs if job.unique_key == key and not job.status.is_final]
 
 
 @check()
-def held_key_rejects(s: Subject) -> None:
+def held_key_rejects(s: JobStoreSubject) -> None:
     """A job whose unique key is held is refused when it asks for that."""
     s.put("a", unique_key="k")
     error = s.refusal(lambda: s.put("b", unique_key="k"))
@@ -299,7 +299,7 @@ def held_key_rejects(s: Subject) -> None:
 
 
 @check()
-def held_key_answers_with_the_holder(s: Subject) -> None:
+def held_key_answers_with_the_holder(s: JobStoreSubject) -> None:
     """A job whose unique key is held gets the id of the holder when it asks for that."""
     s.put("a", unique_key="k")
     before = s.get("a")
@@ -309,7 +309,7 @@ def held_key_answers_with_the_holder(s: Subject) -> None:
 
 
 @check()
-def held_key_replaces_the_holder(s: Subject) -> None:
+def held_key_replaces_the_holder(s: JobStoreSubject) -> None:
     """A job that asks to replace the holder is added, and the holder is cancelled."""
     s.put("a", unique_key="k")
     same(s.put("b", unique_key="k", on_duplicate=REPLACE), [Added("b", True, "a")], "answer")
@@ -320,7 +320,7 @@ def held_key_replaces_the_holder(s: Subject) -> None:
 
 
 @check()
-def replaced_retry_does_not_run(s: Subject) -> None:
+def replaced_retry_does_not_run(s: JobStoreSubject) -> None:
     """A job that waits for another attempt can be replaced too, and does not come back."""
     s.put("a", unique_key="k")
     s.ended("a", FAILS_ONCE)
@@ -331,7 +331,7 @@ def replaced_retry_does_not_run(s: Subject) -> None:
 
 
 @check()
-def running_job_is_not_replaced(s: Subject) -> None:
+def running_job_is_not_replaced(s: JobStoreSubject) -> None:
     """A running job is not replaced: the new one is refused, and the running one goes on."""
     s.put("a", unique_key="k")
     leased = s.take("a")
@@ -343,7 +343,7 @@ def running_job_is_not_replaced(s: Subject) -> None:
 
 
 @check()
-def replaced_job_is_not_kept_for_ever(s: Subject) -> None:
+def replaced_job_is_not_kept_for_ever(s: JobStoreSubject) -> None:
     """A replaced job is swept one day, though nobody said how long it is to be kept."""
     s.put("a", unique_key="k")
     s.put("b", unique_key="k", on_duplicate=REPLACE)
@@ -351,13 +351,13 @@ def replaced_job_is_not_kept_for_ever(s: Subject) -> None:
 
 
 @check()
-def replacing_a_free_key_replaces_nobody(s: Subject) -> None:
+def replacing_a_free_key_replaces_nobody(s: JobStoreSubject) -> None:
     """A job that would replace is simply added when nobody holds its key."""
     same(s.put("a", unique_key="k", on_duplicate=REPLACE), [Added("a", True)], "answer")
 
 
 @check()
-def batch_meets_its_own_keys(s: Subject) -> None:
+def batch_meets_its_own_keys(s: JobStoreSubject) -> None:
     """A job meets those before it in its batch like any others."""
     jobs = [
         new("a", unique_key="k"),
@@ -370,7 +370,7 @@ def batch_meets_its_own_keys(s: Subject) -> None:
 
 
 @check()
-def batch_that_meets_itself_is_refused(s: Subject) -> None:
+def batch_that_meets_itself_is_refused(s: JobStoreSubject) -> None:
     """Two jobs of one key in one batch are refused together when the second asks for that."""
     error = s.refusal(lambda: s.put("a", "b", unique_key="k"))
     expect(isinstance(error, DuplicateJobError), f"no DuplicateJobError, but {error!r}")
@@ -379,21 +379,21 @@ def batch_that_meets_itself_is_refused(s: Subject) -> None:
 
 
 @check()
-def key_is_held_across_queues(s: Subject) -> None:
+def key_is_held_across_queues(s: JobStoreSubject) -> None:
     """A unique key is unique in the whole store."""
     s.put("a", unique_key="k", queue="one")
     expect(s.refusal(lambda: s.put("b", unique_key="k", queue="two")), "it was accepted")
 
 
 @check()
-def keys_are_told_apart(s: Subject) -> None:
+def keys_are_told_apart(s: JobStoreSubject) -> None:
     """Keys that only look alike are different keys."""
     for n, key in enumerate(("k", "K", " k", "k ", "ḱ", "k%", "k_")):
         same(s.put(f"job-{n}", unique_key=key)[0].is_new, True, f"key {key!r}")
 
 
 @check()
-def key_is_held_while_running(s: Subject) -> None:
+def key_is_held_while_running(s: JobStoreSubject) -> None:
     """A running job holds its unique key."""
     s.put("a", unique_key="k")
     s.take("a")
@@ -401,7 +401,7 @@ def key_is_held_while_running(s: Subject) -> None:
 
 
 @check()
-def key_is_held_while_retrying(s: Subject) -> None:
+def key_is_held_while_retrying(s: JobStoreSubject) -> None:
     """A job that waits for another attempt holds its unique key."""
     s.put("a", unique_key="k")
     s.ended("a", FAILS_ONCE)
@@ -409,7 +409,7 @@ def key_is_held_while_retrying(s: Subject) -> None:
 
 
 @check()
-def key_is_held_after_a_release(s: Subject) -> None:
+def key_is_held_after_a_release(s: JobStoreSubject) -> None:
     """A job that was given back holds its unique key."""
     s.put("a", unique_key="k")
     s.ended("a", RELEASED)
@@ -417,7 +417,7 @@ def key_is_held_after_a_release(s: Subject) -> None:
 
 
 @check()
-def key_is_freed_by_success(s: Subject) -> None:
+def key_is_freed_by_success(s: JobStoreSubject) -> None:
     """A completed job holds its unique key no more."""
     s.put("a", unique_key="k")
     s.ended("a", SUCCEEDED)
@@ -425,7 +425,7 @@ def key_is_freed_by_success(s: Subject) -> None:
 
 
 @check()
-def key_is_freed_by_failure(s: Subject) -> None:
+def key_is_freed_by_failure(s: JobStoreSubject) -> None:
     """A dead-lettered job holds its unique key no more."""
     s.put("a", unique_key="k")
     s.ended("a", FAILS_FOR_GOOD)
@@ -433,7 +433,7 @@ def key_is_freed_by_failure(s: Subject) -> None:
 
 
 @check()
-def key_is_freed_by_cancelling(s: Subject) -> None:
+def key_is_freed_by_cancelling(s: JobStoreSubject) -> None:
     """A cancelled job holds its unique key no more."""
     s.put("a", unique_key="k")
     s.must(s.get("a"), CancelAsked())
@@ -441,7 +441,7 @@ def key_is_freed_by_cancelling(s: Subject) -> None:
 
 
 @check()
-def key_is_freed_by_expiry(s: Subject) -> None:
+def key_is_freed_by_expiry(s: JobStoreSubject) -> None:
     """A job that was not started in time holds its unique key no more."""
     s.put("a", unique_key="k", expires_at=s.store.now() + 5.0)
     s.clock.forward(6.0)
@@ -451,7 +451,7 @@ def key_is_freed_by_expiry(s: Subject) -> None:
 
 
 @check()
-def late_report_does_not_free_the_next_holder(s: Subject) -> None:
+def late_report_does_not_free_the_next_holder(s: JobStoreSubject) -> None:
     """A report of a job that has ended leaves its key with the job that holds it now."""
     s.put("a", unique_key="k")
     leased = s.take("a")
@@ -462,7 +462,7 @@ def late_report_does_not_free_the_next_holder(s: Subject) -> None:
 
 
 @check()
-def requeued_job_holds_its_key_again(s: Subject) -> None:
+def requeued_job_holds_its_key_again(s: JobStoreSubject) -> None:
     """A job sent back from the dead letters holds its unique key again."""
     s.put("a", unique_key="k")
     failed = s.ended("a", FAILS_FOR_GOOD)
@@ -471,7 +471,7 @@ def requeued_job_holds_its_key_again(s: Subject) -> None:
 
 
 @check()
-def requeue_does_not_share_a_key(s: Subject) -> None:
+def requeue_does_not_share_a_key(s: JobStoreSubject) -> None:
     """A job sent back while another holds its key does not make it a key of two."""
     s.put("a", unique_key="k")
     failed = s.ended("a", FAILS_FOR_GOOD)
@@ -481,7 +481,7 @@ def requeue_does_not_share_a_key(s: Subject) -> None:
 
 
 @check()
-def concurrent_keys_have_one_holder(s: Subject) -> None:
+def concurrent_keys_have_one_holder(s: JobStoreSubject) -> None:
     """Of several threads that add jobs of one key at once, one adds and all get its id."""
 
     def one(n: int) -> Added:

@@ -18,10 +18,15 @@ from ergon_framework.testing.suites.jobstore import (
     subscriptions,
     unreadable,
 )
-from ergon_framework.testing.suites.jobstore.subject import MakeStore, Reopen, Spoil, Subject
+from ergon_framework.testing.suites.jobstore.subject import (
+    JobStoreSubject,
+    MakeStore,
+    Reopen,
+    Spoil,
+)
 from ergon_framework.testing.suites.stores import StoreSuite
 
-JOB_STORE_CHECKS: tuple[Check[Subject], ...] = (
+JOB_STORE_CHECKS: tuple[Check[JobStoreSubject], ...] = (
     *enqueue.CHECKS,
     *claim.CHECKS,
     *settle.CHECKS,
@@ -64,8 +69,8 @@ def exercise_job_store(
     out. ``patience`` is how many seconds one wait may take; a whole check gets a few times as much.
     """
 
-    def begin() -> Subject:
+    def begin() -> JobStoreSubject:
         clock = HandClock()
-        return Subject(make(clock), clock, reopen, patience, spoil)
+        return JobStoreSubject(make(clock), clock, reopen, patience, spoil)
 
     return _SUITE.exercise(begin, only=only, skip=skip, raises=raises)

@@ -14,18 +14,18 @@ from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,
     WAIT,
-    Subject,
+    JobStoreSubject,
     hold,
     ids_of,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def lease_heals_after_the_clock_was_set_back(s: Subject) -> None:
+def lease_heals_after_the_clock_was_set_back(s: JobStoreSubject) -> None:
     """The lease of a dead holder lasts no longer than a lease, and that of a living one as long."""
     s.put("a", "b", "c")
     s.take("a", worker="dead")
@@ -43,7 +43,7 @@ def lease_heals_after_the_clock_was_set_back(s: Subject) -> None:
 
 
 @check()
-def renewal_prolongs(s: Subject) -> None:
+def renewal_prolongs(s: JobStoreSubject) -> None:
     """A renewed lease ends that much after the renewal, and moves nothing else."""
     s.put("a")
     leased = s.take("a")
@@ -56,7 +56,7 @@ def renewal_prolongs(s: Subject) -> None:
 
 
 @check()
-def renewed_job_is_not_overdue(s: Subject) -> None:
+def renewed_job_is_not_overdue(s: JobStoreSubject) -> None:
     """A job whose lease was renewed in time does not turn up among the lost ones."""
     s.put("a", "b")
     jobs = s.claim(2)
@@ -67,7 +67,7 @@ def renewed_job_is_not_overdue(s: Subject) -> None:
 
 
 @check()
-def renewal_after_expiry_counts(s: Subject) -> None:
+def renewal_after_expiry_counts(s: JobStoreSubject) -> None:
     """A holder that renews late keeps the job as long as nobody has taken it away."""
     s.put("a")
     leased = s.take("a")
@@ -77,7 +77,7 @@ def renewal_after_expiry_counts(s: Subject) -> None:
 
 
 @check()
-def renewal_charges_the_attempt(s: Subject) -> None:
+def renewal_charges_the_attempt(s: JobStoreSubject) -> None:
     """An attempt is charged when its holder says that a request was written."""
     s.put("a")
     leased = s.take("a")
@@ -88,7 +88,7 @@ def renewal_charges_the_attempt(s: Subject) -> None:
 
 
 @check()
-def renewal_charges_once(s: Subject) -> None:
+def renewal_charges_once(s: JobStoreSubject) -> None:
     """However often a charge is repeated, and whether or not it is, one attempt is charged."""
     s.put("a")
     leased = s.take("a")
@@ -98,7 +98,7 @@ def renewal_charges_once(s: Subject) -> None:
 
 
 @check()
-def outcome_counts_the_charged_attempt_once(s: Subject) -> None:
+def outcome_counts_the_charged_attempt_once(s: JobStoreSubject) -> None:
     """An attempt that was charged early is not counted again by its outcome."""
     s.put("a", "b")
     for job_id, seen in (("a", SUCCEEDED), ("b", FAILS_ONCE)):
@@ -109,7 +109,7 @@ def outcome_counts_the_charged_attempt_once(s: Subject) -> None:
 
 
 @check()
-def charge_belongs_to_one_delivery(s: Subject) -> None:
+def charge_belongs_to_one_delivery(s: JobStoreSubject) -> None:
     """A charge does not reach the next delivery of the job."""
     s.put("a")
     leased = s.take("a")
@@ -121,7 +121,7 @@ def charge_belongs_to_one_delivery(s: Subject) -> None:
 
 
 @check()
-def rescued_charge_counts(s: Subject) -> None:
+def rescued_charge_counts(s: JobStoreSubject) -> None:
     """A job that was lost after its request was written has used up an attempt."""
     s.put("a")
     leased = s.take("a")
@@ -134,7 +134,7 @@ def rescued_charge_counts(s: Subject) -> None:
 
 
 @check()
-def stale_holder_is_told(s: Subject) -> None:
+def stale_holder_is_told(s: JobStoreSubject) -> None:
     """A holder that has lost the job is told so, and neither prolongs nor charges anything."""
     s.put("a")
     lost = s.take("a")
@@ -149,7 +149,7 @@ def stale_holder_is_told(s: Subject) -> None:
 
 
 @check()
-def ended_job_cannot_be_renewed(s: Subject) -> None:
+def ended_job_cannot_be_renewed(s: JobStoreSubject) -> None:
     """A job that has ended, was given back or is gone is lost for its former holder."""
     s.put("a", "b", "c")
     jobs = s.claim(3)
@@ -161,7 +161,7 @@ def ended_job_cannot_be_renewed(s: Subject) -> None:
 
 
 @check()
-def renewals_are_answered_in_order(s: Subject) -> None:
+def renewals_are_answered_in_order(s: JobStoreSubject) -> None:
     """Each hold of a call has its own answer, in order."""
     s.put("a", "b", "c")
     jobs = s.claim(3)
@@ -173,7 +173,7 @@ def renewals_are_answered_in_order(s: Subject) -> None:
 
 
 @check()
-def overdue_are_the_expired_ones(s: Subject) -> None:
+def overdue_are_the_expired_ones(s: JobStoreSubject) -> None:
     """Only running jobs whose lease has expired are overdue."""
     s.put("gone", "alive", "done", "back")
     jobs = {job.id: job for job in s.claim(4)}
@@ -191,7 +191,7 @@ def overdue_are_the_expired_ones(s: Subject) -> None:
 
 
 @check()
-def oldest_lease_comes_first(s: Subject) -> None:
+def oldest_lease_comes_first(s: JobStoreSubject) -> None:
     """Those whose lease ended first come first, and no more of them than asked for."""
     s.put("a", "b", "c", "d")
     for lease in (40.0, 10.0, 30.0, 20.0):
@@ -202,7 +202,7 @@ def oldest_lease_comes_first(s: Subject) -> None:
 
 
 @check()
-def rescued_job_is_no_longer_overdue(s: Subject) -> None:
+def rescued_job_is_no_longer_overdue(s: JobStoreSubject) -> None:
     """What was rescued leaves the list at once."""
     s.put("a", "b")
     s.claim(2)
@@ -213,7 +213,7 @@ def rescued_job_is_no_longer_overdue(s: Subject) -> None:
 
 
 @check()
-def renewals_among_threads(s: Subject) -> None:
+def renewals_among_threads(s: JobStoreSubject) -> None:
     """Renewals and reports at the same time never both lose."""
     s.put(*(f"job-{n}" for n in range(20)))
     jobs = s.claim(20)

@@ -13,13 +13,13 @@ from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,
     WAIT,
-    Subject,
+    JobStoreSubject,
     ids_of,
     new,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
 
@@ -27,7 +27,7 @@ check = register(CHECKS)
 
 
 @check()
-def queue_runs_no_more_than_its_limit(s: Subject) -> None:
+def queue_runs_no_more_than_its_limit(s: JobStoreSubject) -> None:
     """A queue never has more running jobs than its limit, whoever claims, and others go on."""
     s.store.set_queue("q", max_active=2)
     s.put("a", "b", "c", queue="q")
@@ -38,7 +38,7 @@ def queue_runs_no_more_than_its_limit(s: Subject) -> None:
 
 
 @check()
-def queue_limit_is_freed(s: Subject) -> None:
+def queue_limit_is_freed(s: JobStoreSubject) -> None:
     """A job that stops running in any way makes room for another of its queue."""
     s.store.set_queue("q", max_active=1)
     s.put("a", "b", "c", "d", queue="q")
@@ -48,7 +48,7 @@ def queue_limit_is_freed(s: Subject) -> None:
 
 
 @check()
-def queue_limit_counts_each_queue(s: Subject) -> None:
+def queue_limit_counts_each_queue(s: JobStoreSubject) -> None:
     """The limit of one queue says nothing about another."""
     s.store.set_queue("one", max_active=1)
     s.store.set_queue("two", max_active=1)
@@ -58,7 +58,7 @@ def queue_limit_counts_each_queue(s: Subject) -> None:
 
 
 @check()
-def queue_limit_can_be_lifted(s: Subject) -> None:
+def queue_limit_can_be_lifted(s: JobStoreSubject) -> None:
     """Raising or lifting a limit lets the jobs go that waited for it."""
     s.store.set_queue("q", max_active=1)
     s.put("a", "b", "c", "d", queue="q")
@@ -70,7 +70,7 @@ def queue_limit_can_be_lifted(s: Subject) -> None:
 
 
 @check()
-def queue_limit_holds_among_executors(s: Subject) -> None:
+def queue_limit_holds_among_executors(s: JobStoreSubject) -> None:
     """What one queue may run is shared by all executors of a worker."""
     s.store.set_queue("q", max_active=2)
     for executor in ("python", "node", "deno", "cobol"):
@@ -84,7 +84,7 @@ def queue_limit_holds_among_executors(s: Subject) -> None:
 
 
 @check()
-def queue_limit_holds_among_threads(s: Subject) -> None:
+def queue_limit_holds_among_threads(s: JobStoreSubject) -> None:
     """Several workers that claim at once do not exceed a queue's limit together."""
     s.store.set_queue("q", max_active=5)
     s.put(*(f"job-{n}" for n in range(40)), queue="q")
@@ -96,7 +96,7 @@ def queue_limit_holds_among_threads(s: Subject) -> None:
 
 
 @check()
-def rate_begins_with_a_full_bucket(s: Subject) -> None:
+def rate_begins_with_a_full_bucket(s: JobStoreSubject) -> None:
     """A queue with a rate starts with its burst, and no job more."""
     s.store.set_queue("q", rate=0.5, burst=3)
     s.put(*(f"job-{n}" for n in range(9)), queue="q")
@@ -105,7 +105,7 @@ def rate_begins_with_a_full_bucket(s: Subject) -> None:
 
 
 @check()
-def rate_gives_tokens_with_time(s: Subject) -> None:
+def rate_gives_tokens_with_time(s: JobStoreSubject) -> None:
     """One job may start for each token, and tokens come at the rate."""
     s.store.set_queue("q", rate=0.5, burst=1)
     s.put(*(f"job-{n}" for n in range(9)), queue="q")
@@ -117,7 +117,7 @@ def rate_gives_tokens_with_time(s: Subject) -> None:
 
 
 @check()
-def rate_saves_no_more_than_its_burst(s: Subject) -> None:
+def rate_saves_no_more_than_its_burst(s: JobStoreSubject) -> None:
     """However long a queue rests, only its burst may start at once."""
     s.store.set_queue("q", rate=10.0, burst=2)
     s.put(*(f"job-{n}" for n in range(9)), queue="q")
@@ -128,7 +128,7 @@ def rate_saves_no_more_than_its_burst(s: Subject) -> None:
 
 
 @check()
-def rate_says_when_to_come_again(s: Subject) -> None:
+def rate_says_when_to_come_again(s: JobStoreSubject) -> None:
     """Whoever finds no token learns when there is one, and gets a job at that very instant."""
     s.store.set_queue("q", rate=3.0, burst=2)
     s.put(*(f"job-{n}" for n in range(12)), queue="q")
@@ -144,7 +144,7 @@ def rate_says_when_to_come_again(s: Subject) -> None:
 
 
 @check()
-def rate_counts_every_start(s: Subject) -> None:
+def rate_counts_every_start(s: JobStoreSubject) -> None:
     """A job that is delivered again takes a token again, and its end gives none back."""
     s.store.set_queue("q", rate=0.1, burst=2)
     s.put("a", "b", queue="q")
@@ -156,7 +156,7 @@ def rate_counts_every_start(s: Subject) -> None:
 
 
 @check()
-def rate_holds_among_executors(s: Subject) -> None:
+def rate_holds_among_executors(s: JobStoreSubject) -> None:
     """The tokens of one queue are shared by all executors of a worker."""
     s.store.set_queue("q", rate=0.1, burst=2)
     for executor in ("python", "node", "deno", "cobol"):
@@ -168,7 +168,7 @@ def rate_holds_among_executors(s: Subject) -> None:
 
 
 @check()
-def rate_of_one_queue_holds_up_no_other(s: Subject) -> None:
+def rate_of_one_queue_holds_up_no_other(s: JobStoreSubject) -> None:
     """A queue without a token does not keep others waiting."""
     s.store.set_queue("q", rate=0.1, burst=1)
     s.put("a", "b", queue="q")
@@ -178,7 +178,7 @@ def rate_of_one_queue_holds_up_no_other(s: Subject) -> None:
 
 
 @check()
-def rate_can_be_lifted(s: Subject) -> None:
+def rate_can_be_lifted(s: JobStoreSubject) -> None:
     """A queue whose rate was taken away goes on at once."""
     s.store.set_queue("q", rate=0.1, burst=1)
     s.put("a", "b", "c", queue="q")
@@ -188,7 +188,7 @@ def rate_can_be_lifted(s: Subject) -> None:
 
 
 @check()
-def key_limits_what_runs(s: Subject) -> None:
+def key_limits_what_runs(s: JobStoreSubject) -> None:
     """At most as many jobs of one key run at once as it says; those of other keys go on."""
     s.put("a1", "a2", "a3", limit_key="a")
     s.put("b1", limit_key="b")
@@ -198,7 +198,7 @@ def key_limits_what_runs(s: Subject) -> None:
 
 
 @check()
-def limited_job_says_so(s: Subject) -> None:
+def limited_job_says_so(s: JobStoreSubject) -> None:
     """A job that was passed over for its key says that it waits for that."""
     s.put("a", "b", limit_key="k")
     leased = s.claim(9)[0]
@@ -209,7 +209,7 @@ def limited_job_says_so(s: Subject) -> None:
 
 
 @check()
-def key_may_allow_several(s: Subject) -> None:
+def key_may_allow_several(s: JobStoreSubject) -> None:
     """A limit above one is used up and no more."""
     s.put(*(f"job-{n}" for n in range(6)), limit_key="k", limit=3)
     jobs = s.claim(9)
@@ -220,7 +220,7 @@ def key_may_allow_several(s: Subject) -> None:
 
 
 @check()
-def key_counts_across_queues(s: Subject) -> None:
+def key_counts_across_queues(s: JobStoreSubject) -> None:
     """Jobs of one key count together, in whatever queues they are."""
     s.put("a", queue="one", limit_key="k")
     s.put("b", queue="two", limit_key="k")
@@ -230,7 +230,7 @@ def key_counts_across_queues(s: Subject) -> None:
     same(len(s.claim(9)), 1, "after the first has ended")
 
 
-def _frees(s: Subject, seen: Seen) -> None:
+def _frees(s: JobStoreSubject, seen: Seen) -> None:
     s.put("a", "b", limit_key="k")
     leased = s.claim(9)[0]
     same((leased.id, s.ids(9)), ("a", []), "at first")
@@ -240,31 +240,31 @@ def _frees(s: Subject, seen: Seen) -> None:
 
 
 @check()
-def key_is_freed_when_completed(s: Subject) -> None:
+def key_is_freed_when_completed(s: JobStoreSubject) -> None:
     """A completed job frees its limit key."""
     _frees(s, SUCCEEDED)
 
 
 @check()
-def key_is_freed_when_failed(s: Subject) -> None:
+def key_is_freed_when_failed(s: JobStoreSubject) -> None:
     """A dead-lettered job frees its limit key."""
     _frees(s, FAILS_FOR_GOOD)
 
 
 @check()
-def key_is_freed_when_retrying(s: Subject) -> None:
+def key_is_freed_when_retrying(s: JobStoreSubject) -> None:
     """A job that waits for another attempt does not hold its limit key meanwhile."""
     _frees(s, FAILS_ONCE)
 
 
 @check()
-def key_is_freed_when_released(s: Subject) -> None:
+def key_is_freed_when_released(s: JobStoreSubject) -> None:
     """A job that was given back does not hold its limit key."""
     _frees(s, RELEASED)
 
 
 @check()
-def key_is_freed_when_rescued(s: Subject) -> None:
+def key_is_freed_when_rescued(s: JobStoreSubject) -> None:
     """A job that was taken from a lost worker does not hold its limit key."""
     s.put("a", "b", limit_key="k")
     s.claim(9)
@@ -274,7 +274,7 @@ def key_is_freed_when_rescued(s: Subject) -> None:
 
 
 @check()
-def key_is_freed_in_the_same_call(s: Subject) -> None:
+def key_is_freed_in_the_same_call(s: JobStoreSubject) -> None:
     """The job that waited for the key comes in the call that frees it."""
     s.put("a", "b", limit_key="k")
     leased = s.claim(9)[0]
@@ -283,7 +283,7 @@ def key_is_freed_in_the_same_call(s: Subject) -> None:
 
 
 @check()
-def late_report_frees_no_key(s: Subject) -> None:
+def late_report_frees_no_key(s: JobStoreSubject) -> None:
     """A report that is refused does not free the key of whoever runs now."""
     s.put("a", "b", limit_key="k")
     lost = s.claim(9)[0]
@@ -295,7 +295,7 @@ def late_report_frees_no_key(s: Subject) -> None:
 
 
 @check()
-def limited_jobs_keep_their_order(s: Subject) -> None:
+def limited_jobs_keep_their_order(s: JobStoreSubject) -> None:
     """Jobs that waited for their key come in the order in which they would have come."""
     s.put("first", limit_key="k")
     s.put("b", "c", limit_key="k")
@@ -312,7 +312,7 @@ def limited_jobs_keep_their_order(s: Subject) -> None:
 
 
 @check()
-def cancelled_job_passes_its_turn_on(s: Subject) -> None:
+def cancelled_job_passes_its_turn_on(s: JobStoreSubject) -> None:
     """When the job that would have got the key is cancelled, the next one gets it."""
     s.put("a", "b", "c", limit_key="k")
     leased = s.claim(9)[0]
@@ -322,7 +322,7 @@ def cancelled_job_passes_its_turn_on(s: Subject) -> None:
 
 
 @check()
-def cancelled_while_limited(s: Subject) -> None:
+def cancelled_while_limited(s: JobStoreSubject) -> None:
     """A job that is cancelled while it waits for its key never comes, and blocks nobody."""
     s.put("a", "b", "c", limit_key="k")
     leased = s.claim(9)[0]
@@ -332,7 +332,7 @@ def cancelled_while_limited(s: Subject) -> None:
 
 
 @check()
-def expired_job_passes_its_turn_on(s: Subject) -> None:
+def expired_job_passes_its_turn_on(s: JobStoreSubject) -> None:
     """When the job that would have got the key is outdated, the next one gets it."""
     s.put("a", limit_key="k")
     s.put("b", limit_key="k", expires_at=START + 5.0)
@@ -345,7 +345,7 @@ def expired_job_passes_its_turn_on(s: Subject) -> None:
 
 
 @check()
-def paused_queue_does_not_keep_a_key(s: Subject) -> None:
+def paused_queue_does_not_keep_a_key(s: JobStoreSubject) -> None:
     """A key that is free does not wait for jobs that cannot run, however many come before."""
     leased = _others_wait(s)
     s.store.set_queue("paused", is_paused=True)
@@ -355,7 +355,7 @@ def paused_queue_does_not_keep_a_key(s: Subject) -> None:
 
 
 @check()
-def queue_that_is_paused_late_does_not_keep_a_key(s: Subject) -> None:
+def queue_that_is_paused_late_does_not_keep_a_key(s: JobStoreSubject) -> None:
     """The same when the queue is paused after its job's turn has come."""
     leased = _others_wait(s)
     s.must(leased, SUCCEEDED)
@@ -364,7 +364,7 @@ def queue_that_is_paused_late_does_not_keep_a_key(s: Subject) -> None:
 
 
 @check()
-def queue_of_others_does_not_keep_a_key(s: Subject) -> None:
+def queue_of_others_does_not_keep_a_key(s: JobStoreSubject) -> None:
     """The same for a queue whose workers are away."""
     leased = _others_wait(s)
     s.must(leased, SUCCEEDED)
@@ -372,7 +372,7 @@ def queue_of_others_does_not_keep_a_key(s: Subject) -> None:
 
 
 @check()
-def busy_executor_does_not_keep_a_key(s: Subject) -> None:
+def busy_executor_does_not_keep_a_key(s: JobStoreSubject) -> None:
     """The same for an executor without a slot."""
     s.put("a", limit_key="k", priority=10)
     s.put("b1", "b2", limit_key="k", executor="node", priority=9)
@@ -384,7 +384,7 @@ def busy_executor_does_not_keep_a_key(s: Subject) -> None:
 
 
 @check()
-def resumed_queue_goes_on_with_its_key(s: Subject) -> None:
+def resumed_queue_goes_on_with_its_key(s: JobStoreSubject) -> None:
     """A job whose key was freed while its queue was paused goes when the queue is resumed."""
     leased = _others_wait(s)
     s.store.set_queue("paused", is_paused=True)
@@ -395,7 +395,7 @@ def resumed_queue_goes_on_with_its_key(s: Subject) -> None:
         s.must(s.take(job_id, queues=("paused",)), SUCCEEDED)
 
 
-def _others_wait(s: Subject) -> Leased:
+def _others_wait(s: JobStoreSubject) -> Leased:
     """A running job, and others in two queues that wait for its key."""
     s.put("a", limit_key="k")
     s.put("b1", "b2", "b3", limit_key="k", queue="paused", priority=9)
@@ -406,7 +406,7 @@ def _others_wait(s: Subject) -> Leased:
 
 
 @check()
-def retried_job_waits_for_its_key(s: Subject) -> None:
+def retried_job_waits_for_its_key(s: JobStoreSubject) -> None:
     """A job that is due again waits while another of its key runs."""
     s.put("a", "b", limit_key="k")
     s.must(s.take("a"), FAILS_ONCE)
@@ -418,7 +418,7 @@ def retried_job_waits_for_its_key(s: Subject) -> None:
 
 
 @check()
-def key_limit_holds_among_threads(s: Subject) -> None:
+def key_limit_holds_among_threads(s: JobStoreSubject) -> None:
     """Several workers that claim at once do not exceed a key's limit together."""
     s.put(*(f"job-{n}" for n in range(30)), limit_key="k", limit=4)
     came = s.together([lambda: s.ids(3)] * 6)
@@ -426,7 +426,7 @@ def key_limit_holds_among_threads(s: Subject) -> None:
 
 
 @check()
-def many_keys_run_side_by_side(s: Subject) -> None:
+def many_keys_run_side_by_side(s: JobStoreSubject) -> None:
     """Jobs behind a long row of one busy key are found, in a few claims at most."""
     s.store.add([new(f"busy-{n}", limit_key="busy") for n in range(300)])
     s.store.add([new(f"key-{n}", limit_key=f"key-{n}") for n in range(20)])

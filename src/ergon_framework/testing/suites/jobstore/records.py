@@ -24,12 +24,12 @@ from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     LEASE,
     RELEASED,
-    Subject,
+    JobStoreSubject,
     hold,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
 C = TypeVar("C", bound=Copy)
@@ -37,7 +37,7 @@ NEEDS = "moving"
 
 
 @check(NEEDS)
-def everything_can_be_copied_out(s: Subject) -> None:
+def everything_can_be_copied_out(s: JobStoreSubject) -> None:
     """What another store was given in copies is all that this one holds, in the same order."""
     fill(s)
     with closing(MemoryJobStore(s.clock)) as other:
@@ -51,10 +51,10 @@ def everything_can_be_copied_out(s: Subject) -> None:
 
 
 @check(NEEDS)
-def everything_can_be_copied_in(s: Subject) -> None:
+def everything_can_be_copied_in(s: JobStoreSubject) -> None:
     """What came in copies is all that the other store holds, also for who opens this one anew."""
     with closing(MemoryJobStore(s.clock)) as other:
-        fill(Subject(other, s.clock, None, s.patience))
+        fill(JobStoreSubject(other, s.clock, None, s.patience))
         _copy(_records(other), _archive(s))
         _compare(_archive(s), _records(other))
         s.reopen()
@@ -62,7 +62,7 @@ def everything_can_be_copied_in(s: Subject) -> None:
 
 
 @check(NEEDS)
-def copies_come_in_pages(s: Subject) -> None:
+def copies_come_in_pages(s: JobStoreSubject) -> None:
     """A page has no more copies than asked for, and the next one goes on behind it."""
     s.put(*"abcde")
     store = _archive(s)
@@ -75,7 +75,7 @@ def copies_come_in_pages(s: Subject) -> None:
 
 
 @check(NEEDS)
-def pages_of_large_jobs_are_short(s: Subject) -> None:
+def pages_of_large_jobs_are_short(s: JobStoreSubject) -> None:
     """Few large jobs make a page, and one that is larger than a page is a page."""
     half = b'["' + b"x" * (PAGE_BYTES // 2) + b'"]'
     s.put("whole", args=b'["' + b"x" * PAGE_BYTES + b'"]')
@@ -86,17 +86,17 @@ def pages_of_large_jobs_are_short(s: Subject) -> None:
 
 
 @check(NEEDS)
-def loading_again_changes_nothing(s: Subject) -> None:
+def loading_again_changes_nothing(s: JobStoreSubject) -> None:
     """A move that begins anew meets what it has done."""
     with closing(MemoryJobStore(s.clock)) as other:
-        fill(Subject(other, s.clock, None, s.patience))
+        fill(JobStoreSubject(other, s.clock, None, s.patience))
         _copy(_records(other), _archive(s))
         _copy(_records(other), _archive(s))
         _compare(_archive(s), _records(other))
 
 
 @check(NEEDS)
-def changed_jobs_stay_where_they_stand(s: Subject) -> None:
+def changed_jobs_stay_where_they_stand(s: JobStoreSubject) -> None:
     """A job that is loaded in another state becomes that, and keeps its place in the order."""
     s.put("a", "b", "c")
     store = _archive(s)
@@ -111,7 +111,7 @@ def changed_jobs_stay_where_they_stand(s: Subject) -> None:
 
 
 @check(NEEDS)
-def a_new_job_of_an_old_id_comes_last(s: Subject) -> None:
+def a_new_job_of_an_old_id_comes_last(s: JobStoreSubject) -> None:
     """A job that was made at another instant is another job."""
     s.put("a", "b", unique_key=None)
     [first, _] = _all(_archive(s), JobCopy)
@@ -122,7 +122,7 @@ def a_new_job_of_an_old_id_comes_last(s: Subject) -> None:
 
 
 @check(NEEDS)
-def discarded_jobs_are_gone(s: Subject) -> None:
+def discarded_jobs_are_gone(s: JobStoreSubject) -> None:
     """Whatever state a job is in, it can be taken out, and nothing of it stays behind."""
     s.put("running", unique_key="u", limit_key="k", priority=9)
     s.take("running")
@@ -144,10 +144,10 @@ def discarded_jobs_are_gone(s: Subject) -> None:
 
 
 @check(NEEDS)
-def loaded_jobs_run_in_order(s: Subject) -> None:
+def loaded_jobs_run_in_order(s: JobStoreSubject) -> None:
     """Waiting jobs are claimed by priority, then in the order of adding, and not before time."""
     with closing(MemoryJobStore(s.clock)) as other:
-        old = Subject(other, s.clock, None, s.patience)
+        old = JobStoreSubject(other, s.clock, None, s.patience)
         old.put("plain", "next")
         old.put("high", priority=5)
         old.put("late", delay=100.0)
@@ -158,10 +158,10 @@ def loaded_jobs_run_in_order(s: Subject) -> None:
 
 
 @check(NEEDS)
-def a_loaded_lease_is_kept_and_runs_out(s: Subject) -> None:
+def a_loaded_lease_is_kept_and_runs_out(s: JobStoreSubject) -> None:
     """A running job stays its worker's, holds its keys, and is rescued when nobody renews it."""
     with closing(MemoryJobStore(s.clock)) as other:
-        old = Subject(other, s.clock, None, s.patience)
+        old = JobStoreSubject(other, s.clock, None, s.patience)
         old.put("running", limit_key="k", unique_key="u", priority=9)
         leased = old.take("running")
         other.renew([hold(leased, is_charged=True)], LEASE)
@@ -179,10 +179,10 @@ def a_loaded_lease_is_kept_and_runs_out(s: Subject) -> None:
 
 
 @check(NEEDS)
-def loaded_jobs_hold_their_unique_keys(s: Subject) -> None:
+def loaded_jobs_hold_their_unique_keys(s: JobStoreSubject) -> None:
     """A key of a job that has not ended is taken, and that of one that has ended is free."""
     with closing(MemoryJobStore(s.clock)) as other:
-        old = Subject(other, s.clock, None, s.patience)
+        old = JobStoreSubject(other, s.clock, None, s.patience)
         old.put("held", unique_key="u", delay=10.0)
         old.put("over", unique_key="v")
         old.ended("over")
@@ -192,10 +192,10 @@ def loaded_jobs_hold_their_unique_keys(s: Subject) -> None:
 
 
 @check(NEEDS)
-def loaded_jobs_are_as_old_as_they_were(s: Subject) -> None:
+def loaded_jobs_are_as_old_as_they_were(s: JobStoreSubject) -> None:
     """Filters by age and the time of purging go by the instants that were copied."""
     with closing(MemoryJobStore(s.clock)) as other:
-        old = Subject(other, s.clock, None, s.patience)
+        old = JobStoreSubject(other, s.clock, None, s.patience)
         old.put("old")
         s.clock.forward(100.0)
         old.put("new", priority=1)
@@ -209,12 +209,12 @@ def loaded_jobs_are_as_old_as_they_were(s: Subject) -> None:
 
 
 @check(NEEDS)
-def tokens_that_were_taken_stay_taken(s: Subject) -> None:
+def tokens_that_were_taken_stay_taken(s: JobStoreSubject) -> None:
     """A queue that has used up its rate has used it up in the new store, and gets the next token
     when it would have got it in the old one.
     """
     with closing(MemoryJobStore(s.clock)) as other:
-        old = Subject(other, s.clock, None, s.patience)
+        old = JobStoreSubject(other, s.clock, None, s.patience)
         other.set_queue("default", rate=0.1, burst=2)
         old.put(*"abcd")
         same(old.ids(9), ["a", "b"], "claimed with all tokens")
@@ -226,11 +226,15 @@ def tokens_that_were_taken_stay_taken(s: Subject) -> None:
     same(s.ids(9), ["c"], "claimed with the next token")
     with closing(MemoryJobStore(s.clock)) as other:
         _copy(_archive(s), _records(other))
-        same(Subject(other, s.clock, None, s.patience).ids(9), [], "claimed after a move back")
+        same(
+            JobStoreSubject(other, s.clock, None, s.patience).ids(9),
+            [],
+            "claimed after a move back",
+        )
 
 
 @check(NEEDS)
-def settings_can_be_taken_away(s: Subject) -> None:
+def settings_can_be_taken_away(s: JobStoreSubject) -> None:
     """Settings of queues and schedules that are gone on the other side can go here."""
     store = _archive(s)
     s.store.set_queue("slow", max_active=1, rate=2.0, burst=3)
@@ -244,7 +248,7 @@ def settings_can_be_taken_away(s: Subject) -> None:
 
 
 @check(NEEDS)
-def a_mark_is_kept(s: Subject) -> None:
+def a_mark_is_kept(s: JobStoreSubject) -> None:
     """What a move wrote down is there until it is taken away, also for who opens it anew."""
     same(_archive(s).mark(), None, "the mark of a fresh store")
     _archive(s).set_mark(b"\x00one")
@@ -259,7 +263,7 @@ def _records(store: object) -> Archive:
     return cast("Archive", records_of(store))
 
 
-def _archive(s: Subject) -> Archive:
+def _archive(s: JobStoreSubject) -> Archive:
     return _records(s.store)
 
 
@@ -293,7 +297,7 @@ def _ids(store: Archive) -> list[str]:
     return [copy.name for copy in _all(store, JobCopy)]
 
 
-def fill(s: Subject) -> None:
+def fill(s: JobStoreSubject) -> None:
     """Put something of everything into a store."""
     s.store.set_queue("shut", is_paused=True)
     s.store.set_queue("slow", max_active=2, rate=0.5, burst=4)

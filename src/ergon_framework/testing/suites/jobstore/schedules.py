@@ -8,9 +8,9 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.ports.jobstore import OnDuplicate, Schedule, Search
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
-from ergon_framework.testing.suites.jobstore.subject import Subject, new, same
+from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, new, same
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
 
@@ -28,7 +28,7 @@ def schedule(name: str, **fields: object) -> Schedule:
 
 
 @check()
-def schedules_are_kept(s: Subject) -> None:
+def schedules_are_kept(s: JobStoreSubject) -> None:
     """Schedules are listed by name, as they were put."""
     second = schedule("b", is_paused=True, source="file", last_at=START, next_at=None)
     s.store.put_schedule(second)
@@ -37,7 +37,7 @@ def schedules_are_kept(s: Subject) -> None:
 
 
 @check()
-def schedule_is_replaced_whole(s: Subject) -> None:
+def schedule_is_replaced_whole(s: JobStoreSubject) -> None:
     """A schedule that is put again keeps nothing of the old definition."""
     s.store.put_schedule(schedule("a", is_paused=True, source="file", last_at=START))
     s.store.put_schedule(schedule("a", cron="0 1 * * *"))
@@ -45,7 +45,7 @@ def schedule_is_replaced_whole(s: Subject) -> None:
 
 
 @check()
-def dropped_schedule_is_gone(s: Subject) -> None:
+def dropped_schedule_is_gone(s: JobStoreSubject) -> None:
     """A schedule can be dropped once, and does not fire afterwards."""
     s.store.put_schedule(schedule("a"))
     same([s.store.drop_schedule("a"), s.store.drop_schedule("a")], [True, False], "dropped")
@@ -55,7 +55,7 @@ def dropped_schedule_is_gone(s: Subject) -> None:
 
 
 @check()
-def schedule_fires_once(s: Subject) -> None:
+def schedule_fires_once(s: JobStoreSubject) -> None:
     """A fire adds its jobs and moves the schedule on; the same fire again does nothing."""
     s.store.put_schedule(schedule("a"))
     same(s.store.fire("a", START + 60.0, START + 360.0, [new("x"), new("y")]), True, "first")
@@ -68,7 +68,7 @@ def schedule_fires_once(s: Subject) -> None:
 
 
 @check()
-def schedule_skips_jobs_that_are_there(s: Subject) -> None:
+def schedule_skips_jobs_that_are_there(s: JobStoreSubject) -> None:
     """A job whose id is there already is skipped, and the others are added."""
     s.put("x", priority=3)
     s.store.put_schedule(schedule("a"))
@@ -78,7 +78,7 @@ def schedule_skips_jobs_that_are_there(s: Subject) -> None:
 
 
 @check()
-def schedule_goes_on_when_its_key_is_held(s: Subject) -> None:
+def schedule_goes_on_when_its_key_is_held(s: JobStoreSubject) -> None:
     """A job whose unique key is held does not keep its schedule from moving on."""
     s.put("x", unique_key="k")
     s.store.put_schedule(schedule("a"))
@@ -89,7 +89,7 @@ def schedule_goes_on_when_its_key_is_held(s: Subject) -> None:
 
 
 @check()
-def schedule_fires_once_among_threads(s: Subject) -> None:
+def schedule_fires_once_among_threads(s: JobStoreSubject) -> None:
     """Of several workers that fire at once, one does."""
     s.store.put_schedule(schedule("a"))
 

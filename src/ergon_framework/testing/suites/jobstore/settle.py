@@ -28,13 +28,13 @@ from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,
     WAIT,
-    Subject,
+    JobStoreSubject,
     hold,
     ids_of,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
 
@@ -47,7 +47,7 @@ def _refused(*reports: tuple[str, bool]) -> None:
 
 
 @check()
-def success_completes(s: Subject) -> None:
+def success_completes(s: JobStoreSubject) -> None:
     """A completed job has its result, its end and its attempt, and is not delivered again."""
     s.put("a")
     leased = s.take("a")
@@ -61,7 +61,7 @@ def success_completes(s: Subject) -> None:
 
 
 @check()
-def null_is_a_result(s: Subject) -> None:
+def null_is_a_result(s: JobStoreSubject) -> None:
     """A result of JSON null is kept, and is not the same as none."""
     s.put("a", "b")
     same(s.ended("a", result=b"null").result, b"null", "a null result")
@@ -69,7 +69,7 @@ def null_is_a_result(s: Subject) -> None:
 
 
 @check()
-def large_result_is_untouched(s: Subject) -> None:
+def large_result_is_untouched(s: JobStoreSubject) -> None:
     """A result comes back byte for byte."""
     result = '["\u2028\U0001f980 '.encode() + b"y" * 300_000 + b'" ]'
     s.put("a")
@@ -77,7 +77,7 @@ def large_result_is_untouched(s: Subject) -> None:
 
 
 @check()
-def failure_is_tried_again_later(s: Subject) -> None:
+def failure_is_tried_again_later(s: JobStoreSubject) -> None:
     """A failed attempt is charged, and the job is due again when its delay has passed."""
     s.put("a")
     s.clock.forward(3.0)
@@ -93,7 +93,7 @@ def failure_is_tried_again_later(s: Subject) -> None:
 
 
 @check()
-def last_failure_is_kept(s: Subject) -> None:
+def last_failure_is_kept(s: JobStoreSubject) -> None:
     """The last failure is found as it was, and a release does not wipe it out."""
     failure = Failure(Kind.THROTTLED, "slow_down", "später \u2028", retry_after=2.5)
     s.put("a")
@@ -104,7 +104,7 @@ def last_failure_is_kept(s: Subject) -> None:
 
 
 @check()
-def dead_letter_says_why(s: Subject) -> None:
+def dead_letter_says_why(s: JobStoreSubject) -> None:
     """A job that failed for good says why, and is not delivered again."""
     s.put("a")
     job = s.ended("a", FAILS_FOR_GOOD)
@@ -115,7 +115,7 @@ def dead_letter_says_why(s: Subject) -> None:
 
 
 @check()
-def release_charges_nothing(s: Subject) -> None:
+def release_charges_nothing(s: JobStoreSubject) -> None:
     """A job that was given back is due at once, with a delivery counted and excused."""
     s.put("a")
     job = s.ended("a", RELEASED)
@@ -125,7 +125,7 @@ def release_charges_nothing(s: Subject) -> None:
 
 
 @check()
-def held_job_is_parked(s: Subject) -> None:
+def held_job_is_parked(s: JobStoreSubject) -> None:
     """A job that a gate held waits as long as the gate said, with the reason, uncharged."""
     s.put("a")
     job = s.ended("a", Held(Failure(Kind.HELD, "quota", "", retry_after=120.0)))
@@ -138,7 +138,7 @@ def held_job_is_parked(s: Subject) -> None:
 
 
 @check()
-def solo_is_carried(s: Subject) -> None:
+def solo_is_carried(s: JobStoreSubject) -> None:
     """A job that must run alone is marked for its next delivery, and for that one only."""
     s.put("a")
     leased = s.take("a")
@@ -151,7 +151,7 @@ def solo_is_carried(s: Subject) -> None:
 
 
 @check()
-def history_is_in_order(s: Subject) -> None:
+def history_is_in_order(s: JobStoreSubject) -> None:
     """Each move adds its entry at the end of the job's history, as it was given."""
     s.put("a")
     entries = [b'{"n":1,"text":"\xe2\x80\xa8"}', b'{ "n" : 2 }', b'{"n":3}']
@@ -164,7 +164,7 @@ def history_is_in_order(s: Subject) -> None:
 
 
 @check()
-def history_is_bounded(s: Subject) -> None:
+def history_is_bounded(s: JobStoreSubject) -> None:
     """A job that is moved without end keeps the latest part of its history, not all of it."""
     s.put("a")
     entries = [b'{"n":%d}' % n for n in range(600)]
@@ -177,7 +177,7 @@ def history_is_bounded(s: Subject) -> None:
 
 
 @check()
-def keep_sets_the_time_of_purging(s: Subject) -> None:
+def keep_sets_the_time_of_purging(s: JobStoreSubject) -> None:
     """A final job is purged as long after its end as it was to be kept."""
     s.put("a", "b")
     s.clock.forward(5.0)
@@ -186,7 +186,7 @@ def keep_sets_the_time_of_purging(s: Subject) -> None:
 
 
 @check()
-def settle_and_claim_are_one_step(s: Subject) -> None:
+def settle_and_claim_are_one_step(s: JobStoreSubject) -> None:
     """A settled job's successor comes in the same call."""
     s.put("a", "b")
     leased = s.take("a")
@@ -196,7 +196,7 @@ def settle_and_claim_are_one_step(s: Subject) -> None:
 
 
 @check()
-def released_job_can_be_claimed_in_the_same_call(s: Subject) -> None:
+def released_job_can_be_claimed_in_the_same_call(s: JobStoreSubject) -> None:
     """What a call gives back is there for its own claim."""
     s.put("a")
     leased = s.take("a")
@@ -206,7 +206,7 @@ def released_job_can_be_claimed_in_the_same_call(s: Subject) -> None:
 
 
 @check()
-def each_settlement_has_its_answer(s: Subject) -> None:
+def each_settlement_has_its_answer(s: JobStoreSubject) -> None:
     """Settlements of one call are answered in order, and a late one spoils no other."""
     s.put("a", "b", "c")
     jobs = s.claim(3)
@@ -221,7 +221,7 @@ def each_settlement_has_its_answer(s: Subject) -> None:
 
 
 @check()
-def settled_once(s: Subject) -> None:
+def settled_once(s: JobStoreSubject) -> None:
     """A second report of the same claim changes nothing."""
     s.put("a")
     leased = s.take("a")
@@ -237,7 +237,7 @@ def settled_once(s: Subject) -> None:
 
 
 @check()
-def same_report_twice_in_one_call(s: Subject) -> None:
+def same_report_twice_in_one_call(s: JobStoreSubject) -> None:
     """Of two reports of one claim in one call, the first is applied."""
     s.put("a")
     leased = s.take("a")
@@ -247,7 +247,7 @@ def same_report_twice_in_one_call(s: Subject) -> None:
 
 
 @check()
-def late_report_changes_nothing(s: Subject) -> None:
+def late_report_changes_nothing(s: JobStoreSubject) -> None:
     """A report by a worker that has lost the job changes nothing of it."""
     s.put("a")
     lost = s.take("a")
@@ -265,7 +265,7 @@ def late_report_changes_nothing(s: Subject) -> None:
 
 
 @check()
-def late_report_of_a_waiting_job_changes_nothing(s: Subject) -> None:
+def late_report_of_a_waiting_job_changes_nothing(s: JobStoreSubject) -> None:
     """A report of a claim that was taken back is refused though nobody has claimed it since."""
     s.put("a")
     lost = s.take("a")
@@ -276,7 +276,7 @@ def late_report_of_a_waiting_job_changes_nothing(s: Subject) -> None:
 
 
 @check()
-def report_of_the_unknown_is_refused(s: Subject) -> None:
+def report_of_the_unknown_is_refused(s: JobStoreSubject) -> None:
     """A report of a job that is no longer there is refused, and is no error."""
     s.put("a")
     leased = s.take("a")
@@ -286,7 +286,7 @@ def report_of_the_unknown_is_refused(s: Subject) -> None:
 
 
 @check()
-def report_of_an_earlier_life_is_refused(s: Subject) -> None:
+def report_of_an_earlier_life_is_refused(s: JobStoreSubject) -> None:
     """A report of a purged job does not reach a new job of the same id."""
     s.put("a")
     old = s.take("a")
@@ -298,7 +298,7 @@ def report_of_an_earlier_life_is_refused(s: Subject) -> None:
 
 
 @check()
-def state_must_be_the_one_decided_in(s: Subject) -> None:
+def state_must_be_the_one_decided_in(s: JobStoreSubject) -> None:
     """A move that was decided in another state is refused, though the fence is the same."""
     s.put("a")
     waiting = s.get("a")
@@ -308,7 +308,7 @@ def state_must_be_the_one_decided_in(s: Subject) -> None:
 
 
 @check()
-def any_words_of_a_failure_are_taken(s: Subject) -> None:
+def any_words_of_a_failure_are_taken(s: JobStoreSubject) -> None:
     """A failure is settled whatever characters are in its words, and so is what comes with it."""
     s.put("a", "b")
     odd, other = s.claim(2)
@@ -320,7 +320,7 @@ def any_words_of_a_failure_are_taken(s: Subject) -> None:
 
 
 @check()
-def one_of_many_reports_wins(s: Subject) -> None:
+def one_of_many_reports_wins(s: JobStoreSubject) -> None:
     """Of several threads that report the same claim at once, one is believed."""
     s.put("a")
     leased = s.take("a")
@@ -332,7 +332,7 @@ def one_of_many_reports_wins(s: Subject) -> None:
 
 
 @check()
-def cancelled_job_does_not_run(s: Subject) -> None:
+def cancelled_job_does_not_run(s: JobStoreSubject) -> None:
     """A waiting job that was cancelled is never delivered."""
     s.put("now")
     s.put("later", delay=10.0)
@@ -345,7 +345,7 @@ def cancelled_job_does_not_run(s: Subject) -> None:
 
 
 @check()
-def cancelling_comes_too_late(s: Subject) -> None:
+def cancelling_comes_too_late(s: JobStoreSubject) -> None:
     """A cancellation decided before the job was claimed is refused, and the job runs on."""
     s.put("a")
     waiting = s.get("a")
@@ -356,7 +356,7 @@ def cancelling_comes_too_late(s: Subject) -> None:
 
 
 @check()
-def hurried_job_is_due_at_once(s: Subject) -> None:
+def hurried_job_is_due_at_once(s: JobStoreSubject) -> None:
     """A job that somebody wants now is due now, and keeps its counters."""
     s.put("a", delay=500.0)
     s.put("b")
@@ -368,7 +368,7 @@ def hurried_job_is_due_at_once(s: Subject) -> None:
 
 
 @check()
-def requeue_begins_anew(s: Subject) -> None:
+def requeue_begins_anew(s: JobStoreSubject) -> None:
     """A job sent back from the dead letters waits with fresh counters, and is not purged."""
     s.put("a")
     s.ended("a", RELEASED)
@@ -385,7 +385,7 @@ def requeue_begins_anew(s: Subject) -> None:
 
 
 @check()
-def requeue_keeps_the_fence(s: Subject) -> None:
+def requeue_keeps_the_fence(s: JobStoreSubject) -> None:
     """After a requeue the fence goes on growing, so that reports from before stay refused."""
     s.put("a")
     old = s.take("a")
@@ -398,7 +398,7 @@ def requeue_keeps_the_fence(s: Subject) -> None:
 
 
 @check()
-def requeued_expired_job_can_run(s: Subject) -> None:
+def requeued_expired_job_can_run(s: JobStoreSubject) -> None:
     """A job that was dead-lettered for its expiry runs when somebody sends it back."""
     s.put("a", expires_at=START + 5.0)
     s.clock.forward(6.0)
@@ -408,7 +408,7 @@ def requeued_expired_job_can_run(s: Subject) -> None:
 
 
 @check()
-def history_survives_a_requeue(s: Subject) -> None:
+def history_survives_a_requeue(s: JobStoreSubject) -> None:
     """What happened before a requeue is still told."""
     s.put("a")
     failed = s.ended("a", FAILS_FOR_GOOD, entry=b'{"n":1}')
@@ -417,7 +417,7 @@ def history_survives_a_requeue(s: Subject) -> None:
 
 
 @check()
-def rescue_takes_only_what_is_expired(s: Subject) -> None:
+def rescue_takes_only_what_is_expired(s: JobStoreSubject) -> None:
     """A rescue decided on an expired lease is refused once the lease was renewed."""
     s.put("a")
     leased = s.take("a")
@@ -430,7 +430,7 @@ def rescue_takes_only_what_is_expired(s: Subject) -> None:
 
 
 @check()
-def rescue_gives_the_job_to_another(s: Subject) -> None:
+def rescue_gives_the_job_to_another(s: JobStoreSubject) -> None:
     """A rescued job is due at once, and its next delivery counts."""
     s.put("a")
     lost = s.take("a")
@@ -443,7 +443,7 @@ def rescue_gives_the_job_to_another(s: Subject) -> None:
 
 
 @check()
-def one_of_many_rescuers_wins(s: Subject) -> None:
+def one_of_many_rescuers_wins(s: JobStoreSubject) -> None:
     """Of several threads that rescue the same job at once, one does."""
     s.put("a")
     s.take("a")
@@ -456,7 +456,7 @@ def one_of_many_rescuers_wins(s: Subject) -> None:
 
 
 @check()
-def reports_of_different_jobs_do_not_mix(s: Subject) -> None:
+def reports_of_different_jobs_do_not_mix(s: JobStoreSubject) -> None:
     """Many reports in one call each reach their own job."""
     s.put(*(f"job-{n}" for n in range(60)))
     jobs = s.claim(60)

@@ -56,7 +56,7 @@ Spoil = Callable[[FullJobStore, str], Callable[[], None]]
 Slots = int | Mapping[str, int]  # of the one executor, or of several
 
 
-class Subject(StoreSubject[FullJobStore]):
+class JobStoreSubject(StoreSubject[FullJobStore]):
     """One fresh, empty store and its clock."""
 
     def __init__(

@@ -16,19 +16,19 @@ from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     RELEASED,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     hold,
     new,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
 BRIEF = 0.05  # seconds in which a second ring would have come
 
 
-def _is_rung(s: Subject, topic: Topic, call: Callable[[], object]) -> bool:
+def _is_rung(s: JobStoreSubject, topic: Topic, call: Callable[[], object]) -> bool:
     bell = s.store.listen(topic)
     try:
         s.together([call])
@@ -38,7 +38,7 @@ def _is_rung(s: Subject, topic: Topic, call: Callable[[], object]) -> bool:
 
 
 @check()
-def adding_rings(s: Subject) -> None:
+def adding_rings(s: JobStoreSubject) -> None:
     """Whoever waits for work is woken when another thread adds a job."""
     bell = s.store.listen(Topic.WORK)
     threading.Thread(target=lambda: s.put("a"), daemon=True).start()
@@ -48,13 +48,13 @@ def adding_rings(s: Subject) -> None:
 
 
 @check()
-def ring_before_the_wait_counts(s: Subject) -> None:
+def ring_before_the_wait_counts(s: JobStoreSubject) -> None:
     """A ring between listening and waiting is not lost."""
     expect(_is_rung(s, Topic.WORK, lambda: s.put("a")), "nothing rang")
 
 
 @check()
-def every_end_rings(s: Subject) -> None:
+def every_end_rings(s: JobStoreSubject) -> None:
     """Whoever waits for results is woken by each kind of end."""
     s.put("a", "b", "c")
     first, second = s.claim(2)
@@ -69,7 +69,7 @@ def every_end_rings(s: Subject) -> None:
 
 
 @check()
-def ends_by_the_store_ring(s: Subject) -> None:
+def ends_by_the_store_ring(s: JobStoreSubject) -> None:
     """Whoever waits for results is woken when the store itself ends a job."""
     s.put("swept", expires_at=START + 5.0)
     s.put("old", unique_key="k")
@@ -80,13 +80,13 @@ def ends_by_the_store_ring(s: Subject) -> None:
 
 
 @check()
-def later_work_rings(s: Subject) -> None:
+def later_work_rings(s: JobStoreSubject) -> None:
     """Whoever waits for work is woken for a delayed job too: it may be due before the others."""
     expect(_is_rung(s, Topic.WORK, partial(s.put, "a", delay=60.0)), "nothing rang")
 
 
 @check()
-def operators_ring(s: Subject) -> None:
+def operators_ring(s: JobStoreSubject) -> None:
     """Whoever waits for work is woken when somebody hurries a job or sends it back."""
     s.put("dead")
     failed = s.ended("dead", FAILS_FOR_GOOD)
@@ -98,7 +98,7 @@ def operators_ring(s: Subject) -> None:
 
 
 @check()
-def firing_rings(s: Subject) -> None:
+def firing_rings(s: JobStoreSubject) -> None:
     """Whoever waits for work is woken when a schedule fires."""
     s.store.put_schedule(schedule("a"))
     call = partial(s.store.fire, "a", START + 60.0, None, [new("x")])
@@ -106,7 +106,7 @@ def firing_rings(s: Subject) -> None:
 
 
 @check()
-def giving_back_rings(s: Subject) -> None:
+def giving_back_rings(s: JobStoreSubject) -> None:
     """Whoever waits for work is woken when a job is given back or retried."""
     s.put("a", "b")
     first, second = s.claim(2)
@@ -115,7 +115,7 @@ def giving_back_rings(s: Subject) -> None:
 
 
 @check()
-def freed_key_rings(s: Subject) -> None:
+def freed_key_rings(s: JobStoreSubject) -> None:
     """Whoever waits for work is woken when a limit key is freed that a job waited for."""
     s.put("a", "b", limit_key="k")
     leased = s.claim(9)[0]
@@ -123,7 +123,7 @@ def freed_key_rings(s: Subject) -> None:
 
 
 @check(required=False)
-def freed_queue_rings(s: Subject) -> None:
+def freed_queue_rings(s: JobStoreSubject) -> None:
     """Whoever waits for work is woken when a full queue has room again."""
     s.store.set_queue("q", max_active=1)
     s.put("a", "b", queue="q")
@@ -132,7 +132,7 @@ def freed_queue_rings(s: Subject) -> None:
 
 
 @check()
-def queue_change_rings(s: Subject) -> None:
+def queue_change_rings(s: JobStoreSubject) -> None:
     """Whoever waits for work is woken when a queue is resumed."""
     s.put("a")
     s.store.set_queue("default", is_paused=True)
@@ -141,7 +141,7 @@ def queue_change_rings(s: Subject) -> None:
 
 
 @check()
-def every_listener_is_rung(s: Subject) -> None:
+def every_listener_is_rung(s: JobStoreSubject) -> None:
     """All bells of a topic ring, not just one."""
     bells = [s.store.listen(Topic.WORK) for _ in range(3)]
     s.put("a")
@@ -151,7 +151,7 @@ def every_listener_is_rung(s: Subject) -> None:
 
 
 @check()
-def many_rings_are_one(s: Subject) -> None:
+def many_rings_are_one(s: JobStoreSubject) -> None:
     """A waiter is not woken once for each of a hundred changes it slept through."""
     bell = s.store.listen(Topic.WORK)
     for n in range(100):
@@ -165,7 +165,7 @@ def many_rings_are_one(s: Subject) -> None:
 
 
 @check()
-def silence_is_silent(s: Subject) -> None:
+def silence_is_silent(s: JobStoreSubject) -> None:
     """A bell does not ring for nothing, nor for what happened before somebody listened."""
     s.put("a")
     leased = s.take("a")
@@ -177,7 +177,7 @@ def silence_is_silent(s: Subject) -> None:
 
 
 @check()
-def own_ring_wakes(s: Subject) -> None:
+def own_ring_wakes(s: JobStoreSubject) -> None:
     """A waiter can be woken by its own process."""
     bell = s.store.listen(Topic.WORK)
     threading.Thread(target=bell.ring, daemon=True).start()
@@ -186,7 +186,7 @@ def own_ring_wakes(s: Subject) -> None:
 
 
 @check()
-def closed_bell_is_left_alone(s: Subject) -> None:
+def closed_bell_is_left_alone(s: JobStoreSubject) -> None:
     """The store works on after a bell was closed, once or twice."""
     bell, other = s.store.listen(Topic.WORK), s.store.listen(Topic.WORK)
     bell.close()

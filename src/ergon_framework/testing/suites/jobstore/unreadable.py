@@ -10,17 +10,17 @@ from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     LEASE,
     SUCCEEDED,
-    Subject,
+    JobStoreSubject,
     ids_of,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check("spoil")
-def unreadable_job_is_not_in_the_way(s: Subject) -> None:
+def unreadable_job_is_not_in_the_way(s: JobStoreSubject) -> None:
     """Of the jobs of one queue, all but the unreadable one are claimed; it is set aside, once."""
     s.put("a", "bad", "b")
     s.spoil("bad")
@@ -33,7 +33,7 @@ def unreadable_job_is_not_in_the_way(s: Subject) -> None:
 
 
 @check("spoil")
-def unreadable_running_job_stops_no_rescue(s: Subject) -> None:
+def unreadable_running_job_stops_no_rescue(s: JobStoreSubject) -> None:
     """A lease that has expired is found although the row before it cannot be read."""
     s.put("bad", "a")
     s.claim(2)
@@ -44,7 +44,7 @@ def unreadable_running_job_stops_no_rescue(s: Subject) -> None:
 
 
 @check("spoil")
-def unreadable_job_is_left_out_of_a_search(s: Subject) -> None:
+def unreadable_job_is_left_out_of_a_search(s: JobStoreSubject) -> None:
     """A search finds all other jobs, and asking for the unreadable one says what it is."""
     s.put("a", "bad", "b")
     s.spoil("bad")
@@ -60,7 +60,7 @@ def unreadable_job_is_left_out_of_a_search(s: Subject) -> None:
 
 
 @check("spoil")
-def unreadable_job_is_never_deleted(s: Subject) -> None:
+def unreadable_job_is_never_deleted(s: JobStoreSubject) -> None:
     """Nothing but an operator takes it away, and its id stays taken."""
     s.put("bad", expires_at=s.clock() + 10.0)
     s.spoil("bad")
@@ -82,7 +82,7 @@ def unreadable_job_is_never_deleted(s: Subject) -> None:
 
 
 @check("spoil")
-def restored_job_does_not_share_a_key(s: Subject) -> None:
+def restored_job_does_not_share_a_key(s: JobStoreSubject) -> None:
     """While another job has its unique key it stays set aside; afterwards it comes back."""
     s.put("a", unique_key="k")
     mend = s.spoil("a")
@@ -103,7 +103,7 @@ def restored_job_does_not_share_a_key(s: Subject) -> None:
 
 
 @check("spoil")
-def unreadable_job_can_be_read_again(s: Subject) -> None:
+def unreadable_job_can_be_read_again(s: JobStoreSubject) -> None:
     """Once its row is put right it comes back as it was; before that it stays where it is."""
     s.put("a")
     s.ended("a", FAILS_ONCE)
@@ -131,7 +131,7 @@ def unreadable_job_can_be_read_again(s: Subject) -> None:
 
 
 @check("spoil")
-def unreadable_job_is_counted(s: Subject) -> None:
+def unreadable_job_is_counted(s: JobStoreSubject) -> None:
     """Queues tell how many of their rows were set aside; no other count has them."""
     s.put("a", "bad", queue="q")
     s.spoil("bad")
@@ -142,7 +142,7 @@ def unreadable_job_is_counted(s: Subject) -> None:
 
 
 @check("spoil")
-def unreadable_job_lets_its_keys_go(s: Subject) -> None:
+def unreadable_job_lets_its_keys_go(s: JobStoreSubject) -> None:
     """Its unique key is free for another, and so is its place at a limit key."""
     s.put("bad", unique_key="u", limit_key="k")
     s.take("bad")

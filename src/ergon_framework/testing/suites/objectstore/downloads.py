@@ -7,24 +7,24 @@ from ergon_framework.ports.objectstore import Blob, Download
 from ergon_framework.testing.suites.framework import Check, expect, fail, register
 from ergon_framework.testing.suites.objectstore.subject import (
     MIB,
-    Subject,
+    ObjectStoreSubject,
     digest_of,
     noise,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ObjectStoreSubject]] = []
 check = register(CHECKS)
 
 
-def opened(s: Subject, data: bytes) -> Download:
+def opened(s: ObjectStoreSubject, data: bytes) -> Download:
     """A download of bytes that are there."""
     download = s.store.open(digest_of(data))
     return fail("what was put cannot be opened") if download is None else download
 
 
 @check()
-def absent_blob_is_not_there(s: Subject) -> None:
+def absent_blob_is_not_there(s: ObjectStoreSubject) -> None:
     """What was never put is not there, also when other blobs are."""
     s.must_lack(digest_of(b"never put"))
     s.put(noise(10))
@@ -32,7 +32,7 @@ def absent_blob_is_not_there(s: Subject) -> None:
 
 
 @check()
-def digest_is_no_path(s: Subject) -> None:
+def digest_is_no_path(s: ObjectStoreSubject) -> None:
     """Something else than 32 bytes is refused, or leads nowhere."""
     s.put(noise(10))
     for wrong in (b"", b"..", b"../../uploads", digest_of(noise(10))[:31], b"\0" * 33):
@@ -44,7 +44,7 @@ def digest_is_no_path(s: Subject) -> None:
 
 
 @check()
-def read_gives_no_more_than_asked(s: Subject) -> None:
+def read_gives_no_more_than_asked(s: ObjectStoreSubject) -> None:
     """A blob can be read in pieces of any size, in order and to its end."""
     data = noise(10_007)
     s.put(data)
@@ -53,7 +53,7 @@ def read_gives_no_more_than_asked(s: Subject) -> None:
 
 
 @check()
-def end_stays_the_end(s: Subject) -> None:
+def end_stays_the_end(s: ObjectStoreSubject) -> None:
     """After the last byte there are none, however often one asks."""
     data = noise(100)
     s.put(data)
@@ -65,7 +65,7 @@ def end_stays_the_end(s: Subject) -> None:
 
 
 @check()
-def download_goes_on_from_anywhere(s: Subject) -> None:
+def download_goes_on_from_anywhere(s: ObjectStoreSubject) -> None:
     """A download can be moved forwards and backwards, to any byte."""
     data = noise(2 * MIB)
     s.put(data)
@@ -78,7 +78,7 @@ def download_goes_on_from_anywhere(s: Subject) -> None:
 
 
 @check()
-def nothing_lies_behind_the_end(s: Subject) -> None:
+def nothing_lies_behind_the_end(s: ObjectStoreSubject) -> None:
     """A download that is moved to the end or past it gives no bytes."""
     data = noise(100)
     s.put(data)
@@ -90,7 +90,7 @@ def nothing_lies_behind_the_end(s: Subject) -> None:
 
 
 @check()
-def download_knows_its_size(s: Subject) -> None:
+def download_knows_its_size(s: ObjectStoreSubject) -> None:
     """A download tells the size of the whole blob, wherever it stands."""
     data = noise(1234)
     s.put(data)
@@ -104,7 +104,7 @@ def download_knows_its_size(s: Subject) -> None:
 
 
 @check()
-def downloads_are_independent(s: Subject) -> None:
+def downloads_are_independent(s: ObjectStoreSubject) -> None:
     """Two downloads of one blob do not move each other."""
     data = noise(1000)
     s.put(data)
@@ -119,7 +119,7 @@ def downloads_are_independent(s: Subject) -> None:
 
 
 @check()
-def download_closes_twice(s: Subject) -> None:
+def download_closes_twice(s: ObjectStoreSubject) -> None:
     """Closing a download again does nothing."""
     s.put(b"abc")
     download = opened(s, b"abc")
@@ -128,7 +128,7 @@ def download_closes_twice(s: Subject) -> None:
 
 
 @check(required=False)
-def open_download_outlives_its_blob(s: Subject) -> None:
+def open_download_outlives_its_blob(s: ObjectStoreSubject) -> None:
     """Who reads a blob while it is deleted reads it to its end."""
     data = noise(3 * MIB)
     s.put(data)
@@ -144,14 +144,14 @@ def open_download_outlives_its_blob(s: Subject) -> None:
 
 
 @check()
-def sound_blob_has_no_flaw(s: Subject) -> None:
+def sound_blob_has_no_flaw(s: ObjectStoreSubject) -> None:
     """Verifying finds nothing wrong with a blob that is as it was put."""
     for data in (b"", noise(100), noise(3 * MIB + 1)):
         s.put(data)
         same(s.store.verify(digest_of(data), len(data)), None, f"the flaw of {len(data)} bytes")
 
 
-def must_name(s: Subject, digest: bytes, size: int) -> None:
+def must_name(s: ObjectStoreSubject, digest: bytes, size: int) -> None:
     """Verifying finds a flaw, and names the blob that has it."""
     flaw = s.store.verify(digest, size)
     expect(flaw, "nothing was found")
@@ -159,13 +159,13 @@ def must_name(s: Subject, digest: bytes, size: int) -> None:
 
 
 @check()
-def missing_blob_is_a_flaw(s: Subject) -> None:
+def missing_blob_is_a_flaw(s: ObjectStoreSubject) -> None:
     """Verifying names a blob that is not there."""
     must_name(s, digest_of(b"never put"), 9)
 
 
 @check()
-def other_size_is_a_flaw(s: Subject) -> None:
+def other_size_is_a_flaw(s: ObjectStoreSubject) -> None:
     """Verifying names a blob that is shorter or longer than it should be."""
     s.put(noise(100))
     must_name(s, digest_of(noise(100)), 99)
@@ -173,7 +173,7 @@ def other_size_is_a_flaw(s: Subject) -> None:
 
 
 @check("damage")
-def changed_byte_is_found(s: Subject) -> None:
+def changed_byte_is_found(s: ObjectStoreSubject) -> None:
     """Verifying names a blob of which a single byte has changed."""
     data = noise(3 * MIB)
     digest = s.put(data).digest
@@ -182,7 +182,7 @@ def changed_byte_is_found(s: Subject) -> None:
 
 
 @check("damage")
-def truncated_blob_is_found(s: Subject) -> None:
+def truncated_blob_is_found(s: ObjectStoreSubject) -> None:
     """A blob that has become shorter is named, and its size tells."""
     data = noise(3 * MIB)
     digest = s.put(data).digest
@@ -193,7 +193,7 @@ def truncated_blob_is_found(s: Subject) -> None:
 
 
 @check("damage")
-def putting_again_repairs(s: Subject) -> None:
+def putting_again_repairs(s: ObjectStoreSubject) -> None:
     """A damaged blob is whole again when its bytes are put once more."""
     data = noise(MIB)
     digest = s.put(data).digest

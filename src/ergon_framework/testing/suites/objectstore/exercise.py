@@ -16,12 +16,12 @@ from ergon_framework.testing.suites.objectstore import (
 from ergon_framework.testing.suites.objectstore.subject import (
     Damage,
     MakeStore,
+    ObjectStoreSubject,
     Reopen,
-    Subject,
 )
 from ergon_framework.testing.suites.stores import StoreSuite
 
-OBJECT_STORE_CHECKS: tuple[Check[Subject], ...] = (
+OBJECT_STORE_CHECKS: tuple[Check[ObjectStoreSubject], ...] = (
     *uploads.CHECKS,
     *downloads.CHECKS,
     *resumed_uploads.CHECKS,
@@ -58,8 +58,8 @@ def exercise_object_store(
     ``patience`` is how many seconds one wait may take; a whole check gets a few times as much.
     """
 
-    def begin() -> Subject:
+    def begin() -> ObjectStoreSubject:
         clock = HandClock(time.time())  # beside it, a disk has a clock of its own
-        return Subject(make(clock), clock, reopen, damage, patience)
+        return ObjectStoreSubject(make(clock), clock, reopen, damage, patience)
 
     return _SUITE.exercise(begin, only=only, skip=skip, raises=raises)

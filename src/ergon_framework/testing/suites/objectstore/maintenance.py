@@ -11,25 +11,25 @@ from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.objectstore.subject import (
     HOUR,
     MIB,
-    Subject,
+    ObjectStoreSubject,
     digest_of,
     noise,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ObjectStoreSubject]] = []
 check = register(CHECKS)
 
 BLOBS = [noise(size, size) for size in (0, 10, 100_000, 2 * MIB)]
 
 
-def put_all(s: Subject) -> set[bytes]:
+def put_all(s: ObjectStoreSubject) -> set[bytes]:
     """Put them; their digests."""
     return {s.put(data).digest for data in BLOBS}
 
 
 @check()
-def deleted_blob_is_gone(s: Subject) -> None:
+def deleted_blob_is_gone(s: ObjectStoreSubject) -> None:
     """A deleted blob is there no more, and deleting tells whether there was one."""
     data = noise(1000)
     digest = s.put(data).digest
@@ -38,7 +38,7 @@ def deleted_blob_is_gone(s: Subject) -> None:
 
 
 @check()
-def deleting_leaves_the_others(s: Subject) -> None:
+def deleting_leaves_the_others(s: ObjectStoreSubject) -> None:
     """Deleting one blob touches no other."""
     put_all(s)
     s.store.delete(digest_of(BLOBS[1]))
@@ -47,7 +47,7 @@ def deleting_leaves_the_others(s: Subject) -> None:
 
 
 @check()
-def deleted_blob_can_come_back(s: Subject) -> None:
+def deleted_blob_can_come_back(s: ObjectStoreSubject) -> None:
     """Bytes that were deleted can be put again."""
     data = noise(1000)
     s.store.delete(s.put(data).digest)
@@ -56,7 +56,7 @@ def deleted_blob_can_come_back(s: Subject) -> None:
 
 
 @check()
-def every_blob_is_listed_once(s: Subject) -> None:
+def every_blob_is_listed_once(s: ObjectStoreSubject) -> None:
     """The list has every blob, each once, and nothing else."""
     same(list(s.store.digests()), [], "what an empty store lists")
     digests = put_all(s)
@@ -69,7 +69,7 @@ def every_blob_is_listed_once(s: Subject) -> None:
 
 
 @check()
-def sweep_removes_what_was_left_behind(s: Subject) -> None:
+def sweep_removes_what_was_left_behind(s: ObjectStoreSubject) -> None:
     """What a cut upload left is removed when it is old enough, and it is counted."""
     data = noise(3 * MIB)
     s.cut(data[: 2 * MIB], digest=digest_of(data))
@@ -81,7 +81,7 @@ def sweep_removes_what_was_left_behind(s: Subject) -> None:
 
 
 @check()
-def sweep_leaves_the_young(s: Subject) -> None:
+def sweep_leaves_the_young(s: ObjectStoreSubject) -> None:
     """What a cut upload left a short while ago may still be gone on with."""
     data = noise(3 * MIB)
     s.cut(data[: 2 * MIB], digest=digest_of(data))
@@ -93,7 +93,7 @@ def sweep_leaves_the_young(s: Subject) -> None:
 
 
 @check()
-def sweep_leaves_uploads_that_live(s: Subject) -> None:
+def sweep_leaves_uploads_that_live(s: ObjectStoreSubject) -> None:
     """An upload that somebody still writes to is not swept away, however long it takes."""
     data = noise(4 * MIB)
     upload, known = s.store.upload(), s.store.partial(digest_of(data))
@@ -109,7 +109,7 @@ def sweep_leaves_uploads_that_live(s: Subject) -> None:
 
 
 @check()
-def sweep_leaves_blobs(s: Subject) -> None:
+def sweep_leaves_blobs(s: ObjectStoreSubject) -> None:
     """A sweep touches no blob, however old."""
     put_all(s)
     s.clock.forward(1000 * HOUR)
@@ -128,7 +128,7 @@ def copied(folder: str) -> set[bytes]:
 
 
 @check()
-def copies_what_is_asked_for(s: Subject) -> None:
+def copies_what_is_asked_for(s: ObjectStoreSubject) -> None:
     """A copy has the blobs that were named, and tells how many bytes they are."""
     put_all(s)
     wanted = BLOBS[1:3]
@@ -141,7 +141,7 @@ def copies_what_is_asked_for(s: Subject) -> None:
 
 
 @check(required=False)
-def copies_only_what_is_new(s: Subject) -> None:
+def copies_only_what_is_new(s: ObjectStoreSubject) -> None:
     """A second copy into the same folder carries only what was not there."""
     digests = put_all(s)
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +152,7 @@ def copies_only_what_is_new(s: Subject) -> None:
 
 
 @check()
-def copy_tells_what_is_missing(s: Subject) -> None:
+def copy_tells_what_is_missing(s: ObjectStoreSubject) -> None:
     """A copy that lacks a blob is an error which names it; the others are copied."""
     digests, missing = put_all(s), digest_of(b"never put")
     with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +163,7 @@ def copy_tells_what_is_missing(s: Subject) -> None:
 
 
 @check("damage")
-def damage_is_not_copied(s: Subject) -> None:
+def damage_is_not_copied(s: ObjectStoreSubject) -> None:
     """A blob that is not what it was is not passed on as if it were; the error names it."""
     data = noise(1000)
     digest = s.put(data).digest
@@ -179,20 +179,20 @@ def damage_is_not_copied(s: Subject) -> None:
 
 
 @check()
-def says_what_an_upload_survives(s: Subject) -> None:
+def says_what_an_upload_survives(s: ObjectStoreSubject) -> None:
     """The store says in a sentence what a finished upload survives."""
     expect(s.store.acknowledgement.strip().endswith("."), repr(s.store.acknowledgement))
 
 
 @check()
-def closes_twice(s: Subject) -> None:
+def closes_twice(s: ObjectStoreSubject) -> None:
     """Closing again does nothing."""
     s.store.close()
     s.store.close()
 
 
 @check()
-def closed_store_refuses(s: Subject) -> None:
+def closed_store_refuses(s: ObjectStoreSubject) -> None:
     """A closed store says so, whatever it is asked."""
     digest = s.put(b"abc").digest
     store, upload = s.store, s.store.upload()
@@ -214,7 +214,7 @@ def closed_store_refuses(s: Subject) -> None:
 
 
 @check("reopen")
-def blobs_survive(s: Subject) -> None:
+def blobs_survive(s: ObjectStoreSubject) -> None:
     """What was acknowledged is there when the store is opened anew."""
     put_all(s)
     s.reopen()
@@ -223,7 +223,7 @@ def blobs_survive(s: Subject) -> None:
 
 
 @check("reopen")
-def deletions_survive(s: Subject) -> None:
+def deletions_survive(s: ObjectStoreSubject) -> None:
     """What was deleted does not come back."""
     put_all(s)
     s.store.delete(digest_of(BLOBS[2]))

@@ -9,20 +9,20 @@ from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.objectstore.subject import (
     KIB,
     MIB,
-    Subject,
+    ObjectStoreSubject,
     digest_of,
     noise,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ObjectStoreSubject]] = []
 check = register(CHECKS)
 
 DATA = noise(5 * MIB + 1, 99)
 DIGEST = digest_of(DATA)
 
 
-def left(s: Subject, digest: bytes = DIGEST) -> int:
+def left(s: ObjectStoreSubject, digest: bytes = DIGEST) -> int:
     """How many bytes the next upload need not send."""
     upload = s.store.partial(digest)
     size = upload.size
@@ -31,7 +31,7 @@ def left(s: Subject, digest: bytes = DIGEST) -> int:
 
 
 @check()
-def partial_begins_at_nothing(s: Subject) -> None:
+def partial_begins_at_nothing(s: ObjectStoreSubject) -> None:
     """An upload whose digest is known begins empty, and ends like any other."""
     upload = s.store.partial(DIGEST)
     same(upload.size, 0, "what is there at first")
@@ -41,7 +41,7 @@ def partial_begins_at_nothing(s: Subject) -> None:
 
 
 @check()
-def partial_is_not_visible(s: Subject) -> None:
+def partial_is_not_visible(s: ObjectStoreSubject) -> None:
     """A blob of which a part is there, is not there: neither under way nor after a cut."""
     upload = s.store.partial(DIGEST)
     upload.write(DATA[: 3 * MIB])
@@ -51,7 +51,7 @@ def partial_is_not_visible(s: Subject) -> None:
 
 
 @check()
-def cut_upload_goes_on(s: Subject) -> None:
+def cut_upload_goes_on(s: ObjectStoreSubject) -> None:
     """What was sent before a cut need not be sent again, cut after cut."""
     sizes = [0]
     for _ in range(2):
@@ -65,7 +65,7 @@ def cut_upload_goes_on(s: Subject) -> None:
 
 
 @check()
-def finished_partial_leaves_no_rest(s: Subject) -> None:
+def finished_partial_leaves_no_rest(s: ObjectStoreSubject) -> None:
     """After the end, another upload of the same bytes begins at nothing, and does no harm."""
     s.cut(DATA[: 2 * MIB], digest=DIGEST)
     s.go_on(DATA)
@@ -74,7 +74,7 @@ def finished_partial_leaves_no_rest(s: Subject) -> None:
 
 
 @check()
-def aborted_partial_is_thrown_away(s: Subject) -> None:
+def aborted_partial_is_thrown_away(s: ObjectStoreSubject) -> None:
     """What was aborted is not gone on with."""
     upload = s.store.partial(DIGEST)
     upload.write(DATA[: 2 * MIB])
@@ -83,7 +83,7 @@ def aborted_partial_is_thrown_away(s: Subject) -> None:
 
 
 @check()
-def wrong_part_is_refused_and_forgotten(s: Subject) -> None:
+def wrong_part_is_refused_and_forgotten(s: ObjectStoreSubject) -> None:
     """Bytes that do not make the digest are refused at the end, and the next one begins anew."""
     s.cut(b"\0" * (2 * MIB), digest=DIGEST)
     s.must_mismatch(lambda: s.go_on(DATA))
@@ -94,7 +94,7 @@ def wrong_part_is_refused_and_forgotten(s: Subject) -> None:
 
 
 @check()
-def partial_holds_to_its_digest(s: Subject) -> None:
+def partial_holds_to_its_digest(s: ObjectStoreSubject) -> None:
     """An upload that was begun for a digest is refused under another, whatever its end says."""
     other = noise(1000)
     upload = s.store.partial(DIGEST)
@@ -104,7 +104,7 @@ def partial_holds_to_its_digest(s: Subject) -> None:
 
 
 @check()
-def parts_do_not_mix(s: Subject) -> None:
+def parts_do_not_mix(s: ObjectStoreSubject) -> None:
     """Uploads for different digests go on with their own bytes."""
     blobs = [noise(3 * MIB, seed) for seed in range(3)]
     for data in blobs:
@@ -116,7 +116,7 @@ def parts_do_not_mix(s: Subject) -> None:
 
 
 @check()
-def two_may_send_the_same(s: Subject) -> None:
+def two_may_send_the_same(s: ObjectStoreSubject) -> None:
     """Two uploads for one digest at the same time do not spoil each other."""
     first, second = s.store.partial(DIGEST), s.store.partial(DIGEST)
     ends = {first: first.size, second: second.size}
@@ -130,7 +130,7 @@ def two_may_send_the_same(s: Subject) -> None:
 
 
 @check()
-def many_may_send_the_same(s: Subject) -> None:
+def many_may_send_the_same(s: ObjectStoreSubject) -> None:
     """Many threads that go on with one upload at the same time all end well."""
     s.cut(DATA[: 2 * MIB], digest=DIGEST)
     answers = s.together([partial(s.go_on, DATA)] * 6)
@@ -139,7 +139,7 @@ def many_may_send_the_same(s: Subject) -> None:
 
 
 @check("reopen")
-def cut_upload_goes_on_elsewhere(s: Subject) -> None:
+def cut_upload_goes_on_elsewhere(s: ObjectStoreSubject) -> None:
     """Another process goes on where this one was cut."""
     s.cut(DATA[: 3 * MIB], digest=DIGEST)
     s.reopen()

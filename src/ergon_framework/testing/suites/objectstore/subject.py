@@ -21,7 +21,7 @@ Reopen: TypeAlias = Callable[[ObjectStore], ObjectStore]
 Damage: TypeAlias = Callable[[ObjectStore, bytes, bytes], None]
 
 
-class Subject(StoreSubject[ObjectStore]):
+class ObjectStoreSubject(StoreSubject[ObjectStore]):
     """One fresh, empty store and its clock."""
 
     def __init__(

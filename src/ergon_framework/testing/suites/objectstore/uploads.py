@@ -10,25 +10,25 @@ from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.objectstore.subject import (
     KIB,
     MIB,
-    Subject,
+    ObjectStoreSubject,
     digest_of,
     noise,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ObjectStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def upload_answers_digest_and_size(s: Subject) -> None:
+def upload_answers_digest_and_size(s: ObjectStoreSubject) -> None:
     """A finished upload answers the SHA-256 of its bytes and how many they are."""
     data = noise(100)
     same(s.put(data), Blob(digest_of(data), 100), "the answer")
 
 
 @check()
-def what_was_put_is_there(s: Subject) -> None:
+def what_was_put_is_there(s: ObjectStoreSubject) -> None:
     """The bytes that come out are those that went in, whatever they are."""
     for data in (b"x", bytes(range(256)) * 5, b"\0" * 4096, noise(70_001)):
         s.put(data)
@@ -36,14 +36,14 @@ def what_was_put_is_there(s: Subject) -> None:
 
 
 @check()
-def empty_blob_is_a_blob(s: Subject) -> None:
+def empty_blob_is_a_blob(s: ObjectStoreSubject) -> None:
     """No bytes at all have a digest too, and can be put and read."""
     same(s.put(b""), Blob(digest_of(b""), 0), "the answer")
     s.must_have(b"")
 
 
 @check()
-def large_blob_by_pieces(s: Subject) -> None:
+def large_blob_by_pieces(s: ObjectStoreSubject) -> None:
     """A blob of several megabytes arrives in odd pieces and is whole."""
     data = noise(5 * MIB + 3)
     s.put(data, piece=64 * KIB + 7)
@@ -51,7 +51,7 @@ def large_blob_by_pieces(s: Subject) -> None:
 
 
 @check()
-def large_blob_at_once(s: Subject) -> None:
+def large_blob_at_once(s: ObjectStoreSubject) -> None:
     """A blob of several megabytes arrives in one piece and is whole."""
     data = noise(5 * MIB + 3)
     s.put(data, piece=len(data))
@@ -59,7 +59,7 @@ def large_blob_at_once(s: Subject) -> None:
 
 
 @check()
-def pieces_of_all_sizes_keep_their_order(s: Subject) -> None:
+def pieces_of_all_sizes_keep_their_order(s: ObjectStoreSubject) -> None:
     """Empty, tiny and huge pieces in turn are put together in the order they came."""
     pieces = [noise(size, size) for size in (1, 0, 3 * MIB, 7, 70 * KIB, MIB, 1, 2 * MIB, 0)]
     upload = s.store.upload()
@@ -71,7 +71,7 @@ def pieces_of_all_sizes_keep_their_order(s: Subject) -> None:
 
 
 @check()
-def size_counts_what_was_taken(s: Subject) -> None:
+def size_counts_what_was_taken(s: ObjectStoreSubject) -> None:
     """An upload knows how many bytes it has taken."""
     upload = s.store.upload()
     sizes = [upload.size]
@@ -83,7 +83,7 @@ def size_counts_what_was_taken(s: Subject) -> None:
 
 
 @check()
-def buffer_may_be_used_again(s: Subject) -> None:
+def buffer_may_be_used_again(s: ObjectStoreSubject) -> None:
     """Once a write has returned, its caller may fill the same buffer with other bytes."""
     data = noise(6 * MIB)
     buffer = bytearray(MIB)
@@ -97,7 +97,7 @@ def buffer_may_be_used_again(s: Subject) -> None:
 
 
 @check()
-def nothing_is_visible_before_the_end(s: Subject) -> None:
+def nothing_is_visible_before_the_end(s: ObjectStoreSubject) -> None:
     """Bytes that are on their way in are not to be seen, however many they are."""
     data = noise(4 * MIB)
     upload = s.store.upload()
@@ -112,7 +112,7 @@ def nothing_is_visible_before_the_end(s: Subject) -> None:
 
 
 @check()
-def expected_digest_is_accepted(s: Subject) -> None:
+def expected_digest_is_accepted(s: ObjectStoreSubject) -> None:
     """Bytes that are what they were said to be are taken."""
     data = noise(3 * MIB)
     s.put(data, expected=digest_of(data))
@@ -120,13 +120,13 @@ def expected_digest_is_accepted(s: Subject) -> None:
 
 
 @check()
-def other_digest_is_refused(s: Subject) -> None:
+def other_digest_is_refused(s: ObjectStoreSubject) -> None:
     """Bytes that are not what they were said to be are refused, with the reason."""
     s.must_mismatch(lambda: s.put(noise(1000), expected=digest_of(b"something else")))
 
 
 @check()
-def nothing_of_a_refused_upload_is_kept(s: Subject) -> None:
+def nothing_of_a_refused_upload_is_kept(s: ObjectStoreSubject) -> None:
     """Refused bytes are there neither under their own digest nor under the expected one."""
     data, other = noise(2 * MIB), digest_of(b"something else")
     s.must_mismatch(lambda: s.put(data, expected=other))
@@ -136,7 +136,7 @@ def nothing_of_a_refused_upload_is_kept(s: Subject) -> None:
 
 
 @check()
-def refused_upload_harms_nothing(s: Subject) -> None:
+def refused_upload_harms_nothing(s: ObjectStoreSubject) -> None:
     """A blob is not touched by other bytes that claim its digest, nor by its own under another."""
     data = noise(1000)
     s.put(data)
@@ -146,7 +146,7 @@ def refused_upload_harms_nothing(s: Subject) -> None:
 
 
 @check()
-def same_bytes_again_are_fine(s: Subject) -> None:
+def same_bytes_again_are_fine(s: ObjectStoreSubject) -> None:
     """Putting the same bytes again answers the same, and there is still one blob."""
     data = noise(2 * MIB)
     first = s.put(data)
@@ -159,7 +159,7 @@ def same_bytes_again_are_fine(s: Subject) -> None:
 
 
 @check()
-def aborted_upload_leaves_nothing(s: Subject) -> None:
+def aborted_upload_leaves_nothing(s: ObjectStoreSubject) -> None:
     """Bytes that were thrown away are not there."""
     data = noise(3 * MIB)
     upload = s.store.upload()
@@ -169,7 +169,7 @@ def aborted_upload_leaves_nothing(s: Subject) -> None:
 
 
 @check()
-def abort_is_always_fine(s: Subject) -> None:
+def abort_is_always_fine(s: ObjectStoreSubject) -> None:
     """Aborting twice, after the end and after a refusal does nothing."""
     data = noise(1000)
     upload = s.store.upload()
@@ -186,7 +186,7 @@ def abort_is_always_fine(s: Subject) -> None:
 
 
 @check()
-def ended_upload_takes_nothing(s: Subject) -> None:
+def ended_upload_takes_nothing(s: ObjectStoreSubject) -> None:
     """After its end, of whatever kind, an upload refuses bytes and another end."""
     finished, aborted = s.store.upload(), s.store.upload()
     finished.finish()
@@ -201,7 +201,7 @@ def ended_upload_takes_nothing(s: Subject) -> None:
 
 
 @check()
-def uploads_do_not_mix(s: Subject) -> None:
+def uploads_do_not_mix(s: ObjectStoreSubject) -> None:
     """Uploads that take turns keep their bytes apart."""
     blobs = [noise(3 * MIB, seed) for seed in range(3)]
     uploads = [s.store.upload() for _ in blobs]
@@ -215,7 +215,7 @@ def uploads_do_not_mix(s: Subject) -> None:
 
 
 @check()
-def same_bytes_at_once(s: Subject) -> None:
+def same_bytes_at_once(s: ObjectStoreSubject) -> None:
     """Many threads that put the same bytes at the same time all succeed."""
     data = noise(MIB + 1)
     answers = s.together([partial(s.put, data)] * 8)
@@ -225,7 +225,7 @@ def same_bytes_at_once(s: Subject) -> None:
 
 
 @check()
-def different_bytes_at_once(s: Subject) -> None:
+def different_bytes_at_once(s: ObjectStoreSubject) -> None:
     """Many threads that put different bytes at the same time do not disturb each other."""
     blobs = [noise(MIB + seed, seed) for seed in range(8)]
     s.together([partial(s.put, data, piece=100 * KIB) for data in blobs])
@@ -234,7 +234,7 @@ def different_bytes_at_once(s: Subject) -> None:
 
 
 @check()
-def aborting_one_leaves_the_other(s: Subject) -> None:
+def aborting_one_leaves_the_other(s: ObjectStoreSubject) -> None:
     """An aborted upload takes nothing away from another one of the same bytes."""
     data = noise(2 * MIB)
     kept, dropped, late = (s.store.upload() for _ in range(3))

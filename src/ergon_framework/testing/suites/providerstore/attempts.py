@@ -11,16 +11,16 @@ from ergon_framework.testing.suites.providerstore.subject import (
     OTHER_TENANT,
     RETRY,
     SUCCESS,
-    Subject,
+    ProviderStoreSubject,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ProviderStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def attempt_comes_back_whole(s: Subject) -> None:
+def attempt_comes_back_whole(s: ProviderStoreSubject) -> None:
     """Every field of an attempt comes back as it was written, those that are unset as unset."""
     full = AttemptRow(
         id="0b0f7d9e-1111-4c3c-8a55-6f6c5d4e3b2a",
@@ -49,7 +49,7 @@ def attempt_comes_back_whole(s: Subject) -> None:
 
 
 @check()
-def attempts_come_in_order(s: Subject) -> None:
+def attempts_come_in_order(s: ProviderStoreSubject) -> None:
     """The oldest attempt comes first, in whatever order they were written."""
     rows = [
         s.attempt(RETRY, correlation_id="c", attempt_number=n, created_at=s.start + n)
@@ -62,7 +62,7 @@ def attempts_come_in_order(s: Subject) -> None:
 
 
 @check()
-def attempts_of_one_instant(s: Subject) -> None:
+def attempts_of_one_instant(s: ProviderStoreSubject) -> None:
     """Attempts of the same instant come in the order of their numbers."""
     rows = [s.attempt(RETRY, correlation_id="c", attempt_number=n) for n in (11, 3, 2, 10, 1)]
     s.record(*rows)
@@ -71,7 +71,7 @@ def attempts_of_one_instant(s: Subject) -> None:
 
 
 @check()
-def attempts_by_correlation(s: Subject) -> None:
+def attempts_by_correlation(s: ProviderStoreSubject) -> None:
     """The attempts under one correlation id are those, of whatever lane, and no others."""
     here = s.attempt(correlation_id="c")
     there = s.attempt(
@@ -85,7 +85,7 @@ def attempts_by_correlation(s: Subject) -> None:
 
 
 @check()
-def batch_may_be_written_again(s: Subject) -> None:
+def batch_may_be_written_again(s: ProviderStoreSubject) -> None:
     """A batch that is written twice is there once, and counts once in the rates."""
     rows = [s.attempt(correlation_id="c"), s.attempt(FAILED, correlation_id="c", duration_ms=900)]
     s.record(*rows)
@@ -99,7 +99,7 @@ def batch_may_be_written_again(s: Subject) -> None:
 
 
 @check()
-def batch_that_is_partly_there(s: Subject) -> None:
+def batch_that_is_partly_there(s: ProviderStoreSubject) -> None:
     """Of a batch that is partly there, the rest is written and counted."""
     rows = [s.attempt(outcome, correlation_id="c") for outcome in (SUCCESS, SUCCESS, FAILED)]
     s.record(rows[0], rows[2])
@@ -109,7 +109,7 @@ def batch_that_is_partly_there(s: Subject) -> None:
 
 
 @check()
-def row_twice_in_a_batch(s: Subject) -> None:
+def row_twice_in_a_batch(s: ProviderStoreSubject) -> None:
     """A row that is in its batch twice is there once, and counts once."""
     row = s.attempt(FAILED, correlation_id="c")
     s.record(row, s.attempt(), row, row)
@@ -118,7 +118,7 @@ def row_twice_in_a_batch(s: Subject) -> None:
 
 
 @check()
-def row_is_never_changed(s: Subject) -> None:
+def row_is_never_changed(s: ProviderStoreSubject) -> None:
     """Another row of an id that is there changes neither the first row nor the rates."""
     row = s.attempt(correlation_id="c")
     s.record(row)
@@ -129,14 +129,14 @@ def row_is_never_changed(s: Subject) -> None:
 
 
 @check()
-def empty_batch_is_fine(s: Subject) -> None:
+def empty_batch_is_fine(s: ProviderStoreSubject) -> None:
     """A batch of nothing writes nothing."""
     s.record()
     same((s.store.health(LANE.tenant_id), s.store.letters()), ([], []), "summary and letters")
 
 
 @check()
-def large_batch(s: Subject) -> None:
+def large_batch(s: ProviderStoreSubject) -> None:
     """Thousands of attempts and many letters go into one batch, for several lanes."""
     lanes = [LANE._replace(capability=f"lane-{n}") for n in range(5)]
     rows = [
@@ -150,7 +150,7 @@ def large_batch(s: Subject) -> None:
 
 
 @check()
-def letters_and_attempts_together(s: Subject) -> None:
+def letters_and_attempts_together(s: ProviderStoreSubject) -> None:
     """The letters of a batch are there when its attempts are."""
     row = s.attempt(DEAD, correlation_id="c")
     s.record(row, letters=[s.letter(1), s.letter(2)])
@@ -160,7 +160,7 @@ def letters_and_attempts_together(s: Subject) -> None:
 
 
 @check()
-def bad_batch_leaves_nothing(s: Subject) -> None:
+def bad_batch_leaves_nothing(s: ProviderStoreSubject) -> None:
     """Of a batch that cannot be kept as a whole, nothing is: no attempt, no rate, no letter."""
     bad = s.letter(2, payload={"what": object()})
     row = s.attempt(DEAD, correlation_id="c")
@@ -173,7 +173,7 @@ def bad_batch_leaves_nothing(s: Subject) -> None:
 
 
 @check()
-def odd_texts_hold_up_nobody(s: Subject) -> None:
+def odd_texts_hold_up_nobody(s: ProviderStoreSubject) -> None:
     """A text that is too long, or has a NUL in it, does not keep its batch from being written."""
     odd = s.attempt(
         correlation_id="odd", operation="o" * 500, campaign_id="null\0", created_at=s.start

@@ -16,23 +16,23 @@ from ergon_framework.testing.suites.providerstore.subject import (
     LANE,
     NEIGHBOURS,
     SUCCESS,
-    Subject,
+    ProviderStoreSubject,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ProviderStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def unknown_lane_is_fresh(s: Subject) -> None:
+def unknown_lane_is_fresh(s: ProviderStoreSubject) -> None:
     """A lane that nobody has written is closed, not cooling, and at version 0."""
     same(s.store.standing(LANE), Standing(), "its standing")
     same(s.store.health(LANE.tenant_id), [], "the summary, after it was only asked about")
 
 
 @check()
-def first_swap_is_kept(s: Subject) -> None:
+def first_swap_is_kept(s: ProviderStoreSubject) -> None:
     """The first circuit of a lane is written at version 0, which it leaves behind."""
     version = s.must_swap(0, s.opened())
     found = s.store.standing(LANE)
@@ -41,7 +41,7 @@ def first_swap_is_kept(s: Subject) -> None:
 
 
 @check()
-def circuit_comes_back_whole(s: Subject) -> None:
+def circuit_comes_back_whole(s: ProviderStoreSubject) -> None:
     """Every field of a circuit comes back as it was written, probes and their leases included."""
     version = 0
     circuits = (
@@ -59,7 +59,7 @@ def circuit_comes_back_whole(s: Subject) -> None:
 
 
 @check()
-def every_swap_grows_the_version(s: Subject) -> None:
+def every_swap_grows_the_version(s: ProviderStoreSubject) -> None:
     """Each swap has a version of its own, also one that writes what is there already."""
     versions = [0]
     for circuit in (s.opened(), s.opened(), s.probing(), Breaker(), Breaker()):
@@ -68,7 +68,7 @@ def every_swap_grows_the_version(s: Subject) -> None:
 
 
 @check()
-def stale_swap_changes_nothing(s: Subject) -> None:
+def stale_swap_changes_nothing(s: ProviderStoreSubject) -> None:
     """Whoever has missed a swap is told so, and the circuit stays."""
     first = s.must_swap(0, s.opened())
     s.must_swap(first, s.probing())
@@ -79,7 +79,7 @@ def stale_swap_changes_nothing(s: Subject) -> None:
 
 
 @check()
-def swap_ahead_changes_nothing(s: Subject) -> None:
+def swap_ahead_changes_nothing(s: ProviderStoreSubject) -> None:
     """A version that the lane has not reached is as wrong as one it has left."""
     same(s.store.swap(LANE, 1, s.opened()), False, "the answer of a lane that nobody has written")
     same(s.store.standing(LANE), Standing(), "the standing of that lane")
@@ -89,7 +89,7 @@ def swap_ahead_changes_nothing(s: Subject) -> None:
 
 
 @check()
-def failure_comes_with_its_swap(s: Subject) -> None:
+def failure_comes_with_its_swap(s: ProviderStoreSubject) -> None:
     """Whoever sees the circuit changed by a failure sees which one it was."""
     first, last = Failed("timeout", s.start), Failed("dependency_unavailable", s.start + 2.0)
     for count, failed in enumerate((first, last), 1):
@@ -103,7 +103,7 @@ def failure_comes_with_its_swap(s: Subject) -> None:
 
 
 @check()
-def failure_of_a_swap_does_not_hide_a_later_one(s: Subject) -> None:
+def failure_of_a_swap_does_not_hide_a_later_one(s: ProviderStoreSubject) -> None:
     """The latest failure is told, whoever writes last; a swap that is refused tells of none."""
     s.record(s.attempt(FAILED, reason_code="timeout", created_at=s.start + 5.0))
     known = ("timeout", s.start + 5.0)
@@ -115,7 +115,7 @@ def failure_of_a_swap_does_not_hide_a_later_one(s: Subject) -> None:
 
 
 @check()
-def swap_keeps_the_cooldown(s: Subject) -> None:
+def swap_keeps_the_cooldown(s: ProviderStoreSubject) -> None:
     """A circuit that is written leaves the lane's cooldown as it is."""
     s.store.cool(LANE, s.start + 50.0)
     version = s.must_swap(s.store.standing(LANE).version, s.opened())
@@ -125,7 +125,7 @@ def swap_keeps_the_cooldown(s: Subject) -> None:
 
 
 @check()
-def cooling_spoils_no_swap(s: Subject) -> None:
+def cooling_spoils_no_swap(s: ProviderStoreSubject) -> None:
     """A cooldown that comes between reading a circuit and writing it does not matter."""
     s.store.cool(LANE, s.start + 10.0)
     version = s.must_swap(0, s.opened())
@@ -134,7 +134,7 @@ def cooling_spoils_no_swap(s: Subject) -> None:
 
 
 @check()
-def recording_spoils_no_swap(s: Subject) -> None:
+def recording_spoils_no_swap(s: ProviderStoreSubject) -> None:
     """Attempts on record change neither a circuit nor its version."""
     s.ran(FAILED)
     same(s.store.standing(LANE), Standing(), "the standing of a lane that only has attempts")
@@ -145,7 +145,7 @@ def recording_spoils_no_swap(s: Subject) -> None:
 
 
 @check()
-def circuits_are_apart(s: Subject) -> None:
+def circuits_are_apart(s: ProviderStoreSubject) -> None:
     """Tenants, providers and capabilities share no circuit, and nobody has the one of everybody."""
     s.must_swap(0, s.opened())
     for key in (*NEIGHBOURS, LANE._replace(tenant_id=EVERYBODY)):
@@ -155,7 +155,7 @@ def circuits_are_apart(s: Subject) -> None:
 
 
 @check()
-def summary_tells_the_circuit(s: Subject) -> None:
+def summary_tells_the_circuit(s: ProviderStoreSubject) -> None:
     """The summary has a circuit as it was written last."""
     version = 0
     for circuit in (s.opened(7), s.probing(), Breaker(failures=2), Breaker()):
@@ -166,7 +166,7 @@ def summary_tells_the_circuit(s: Subject) -> None:
 
 
 @check()
-def cooldown_is_told_to_all(s: Subject) -> None:
+def cooldown_is_told_to_all(s: ProviderStoreSubject) -> None:
     """A cooldown is answered with, and is part of the lane's standing and of the summary."""
     until = s.start + 12.25
     same(s.store.cool(LANE, until), until, "the answer")
@@ -175,7 +175,7 @@ def cooldown_is_told_to_all(s: Subject) -> None:
 
 
 @check()
-def cooldown_is_never_shortened(s: Subject) -> None:
+def cooldown_is_never_shortened(s: ProviderStoreSubject) -> None:
     """An earlier instant changes nothing, and the answer is the one that holds."""
     until = s.start + 90.5
     s.store.cool(LANE, until)
@@ -185,7 +185,7 @@ def cooldown_is_never_shortened(s: Subject) -> None:
 
 
 @check()
-def cooldown_is_prolonged(s: Subject) -> None:
+def cooldown_is_prolonged(s: ProviderStoreSubject) -> None:
     """A later instant takes the place of the one before."""
     for seconds in (10.0, 10.25, 600.0, 90_000.0):
         same(s.store.cool(LANE, s.start + seconds), s.start + seconds, "the answer")
@@ -193,7 +193,7 @@ def cooldown_is_prolonged(s: Subject) -> None:
 
 
 @check()
-def cooling_keeps_the_circuit(s: Subject) -> None:
+def cooling_keeps_the_circuit(s: ProviderStoreSubject) -> None:
     """A cooldown leaves the circuit and its version as they are."""
     version = s.must_swap(0, s.probing())
     s.store.cool(LANE, s.start + 5.0)
@@ -202,7 +202,7 @@ def cooling_keeps_the_circuit(s: Subject) -> None:
 
 
 @check()
-def recording_keeps_the_cooldown(s: Subject) -> None:
+def recording_keeps_the_cooldown(s: ProviderStoreSubject) -> None:
     """A success that comes in late does not end a cooldown."""
     s.store.cool(LANE, s.start + 5.0)
     s.ran(SUCCESS)
@@ -210,7 +210,7 @@ def recording_keeps_the_cooldown(s: Subject) -> None:
 
 
 @check()
-def cooldowns_are_apart(s: Subject) -> None:
+def cooldowns_are_apart(s: ProviderStoreSubject) -> None:
     """Tenants, providers and capabilities share no cooldown."""
     s.store.cool(LANE, s.start + 60.0)
     for key in NEIGHBOURS:

@@ -27,17 +27,17 @@ from ergon_framework.testing.suites.providerstore.subject import (
     MINUTE,
     SUCCESS,
     TENANT,
-    Subject,
+    ProviderStoreSubject,
     near,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ProviderStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def one_swap_wins(s: Subject) -> None:
+def one_swap_wins(s: ProviderStoreSubject) -> None:
     """Of many threads that swap at one version, one succeeds, and its circuit is the one there."""
     version = 0
     for _ in range(5):
@@ -50,7 +50,7 @@ def one_swap_wins(s: Subject) -> None:
 
 
 @check()
-def no_swap_is_lost(s: Subject) -> None:
+def no_swap_is_lost(s: ProviderStoreSubject) -> None:
     """Failures that many threads count by reading and swapping are all counted."""
 
     def count(times: int) -> None:
@@ -64,7 +64,7 @@ def no_swap_is_lost(s: Subject) -> None:
 
 
 @check()
-def latest_cooldown_wins(s: Subject) -> None:
+def latest_cooldown_wins(s: ProviderStoreSubject) -> None:
     """Of many cooldowns at once the latest holds, and nobody is answered with less than its own."""
     for first in range(6):
         key = LANE._replace(capability=f"lane-{first}")
@@ -75,7 +75,7 @@ def latest_cooldown_wins(s: Subject) -> None:
 
 
 @check()
-def last_unit_is_granted_once(s: Subject) -> None:
+def last_unit_is_granted_once(s: ProviderStoreSubject) -> None:
     """Of many threads that ask for the last unit at once, one gets it."""
     for n in range(5):
         key = LANE._replace(capability=f"lane-{n}")
@@ -86,7 +86,7 @@ def last_unit_is_granted_once(s: Subject) -> None:
 
 
 @check()
-def first_use_loses_no_unit(s: Subject) -> None:
+def first_use_loses_no_unit(s: ProviderStoreSubject) -> None:
     """Threads that open a window at once share one account, and each unit is granted once."""
     for n in range(5):
         key = LANE._replace(capability=f"lane-{n}")
@@ -97,7 +97,7 @@ def first_use_loses_no_unit(s: Subject) -> None:
 
 
 @check()
-def enough_for_all_is_granted_to_all(s: Subject) -> None:
+def enough_for_all_is_granted_to_all(s: ProviderStoreSubject) -> None:
     """Threads that open a window at once are all served while there is enough."""
     for n in range(10):
         key = LANE._replace(capability=f"lane-{n}")
@@ -108,7 +108,7 @@ def enough_for_all_is_granted_to_all(s: Subject) -> None:
 
 
 @check()
-def units_are_granted_whole(s: Subject) -> None:
+def units_are_granted_whole(s: ProviderStoreSubject) -> None:
     """Threads that ask for several units get all of theirs or none."""
     answers = s.together([partial(s.reserve, 3, limit=20)] * 12)
     used = sorted(each.account.used for each in answers if each.is_granted)
@@ -117,7 +117,7 @@ def units_are_granted_whole(s: Subject) -> None:
 
 
 @check()
-def refunds_and_reservations(s: Subject) -> None:
+def refunds_and_reservations(s: ProviderStoreSubject) -> None:
     """Threads that take and give back never use more than the limit, and leave nothing taken."""
 
     def borrow() -> int:
@@ -134,7 +134,7 @@ def refunds_and_reservations(s: Subject) -> None:
 
 
 @check()
-def roll_over_among_threads(s: Subject) -> None:
+def roll_over_among_threads(s: ProviderStoreSubject) -> None:
     """While one window gives way to the next, neither gives more than its limit."""
 
     def ask(window: int) -> list[float]:
@@ -151,7 +151,7 @@ def roll_over_among_threads(s: Subject) -> None:
 
 
 @check()
-def no_attempt_is_lost(s: Subject) -> None:
+def no_attempt_is_lost(s: ProviderStoreSubject) -> None:
     """Attempts that many threads write at once, into one minute of one lane, are all counted."""
     batches = [[s.attempt(correlation_id="c") for _ in range(3)] for _ in range(11)]
     batches.append([s.attempt(FAILED, correlation_id="c", duration_ms=77)])
@@ -161,7 +161,7 @@ def no_attempt_is_lost(s: Subject) -> None:
 
 
 @check()
-def batch_is_written_once(s: Subject) -> None:
+def batch_is_written_once(s: ProviderStoreSubject) -> None:
     """A batch that many threads write at once is there once, and counts once."""
     rows = [s.attempt(correlation_id="c"), s.attempt(DEAD, correlation_id="c")]
     letters = [s.letter(1), s.letter(2)]
@@ -173,7 +173,7 @@ def batch_is_written_once(s: Subject) -> None:
 
 
 @check()
-def batches_of_many_lanes_do_not_lock_each_other(s: Subject) -> None:
+def batches_of_many_lanes_do_not_lock_each_other(s: ProviderStoreSubject) -> None:
     """Threads that write the same lanes and letters in any order all get through."""
     lanes = [LANE._replace(capability=f"lane-{n}") for n in range(6)]
 
@@ -193,7 +193,7 @@ def batches_of_many_lanes_do_not_lock_each_other(s: Subject) -> None:
 
 
 @check()
-def summary_while_others_write(s: Subject) -> None:
+def summary_while_others_write(s: ProviderStoreSubject) -> None:
     """A summary that is read while others write is possible at every instant."""
 
     def write() -> None:
@@ -210,7 +210,7 @@ def summary_while_others_write(s: Subject) -> None:
 
 
 @check()
-def one_claim_wins(s: Subject) -> None:
+def one_claim_wins(s: ProviderStoreSubject) -> None:
     """Of many threads that claim a new key at once, one gets it."""
     for n in range(5):
         key = f"key-{n}"
@@ -222,7 +222,7 @@ def one_claim_wins(s: Subject) -> None:
 
 
 @check(CLOCK)
-def one_takes_over(s: Subject) -> None:
+def one_takes_over(s: ProviderStoreSubject) -> None:
     """Of many threads that find a lease over, one gets the key."""
     for n in range(5):
         key = f"key-{n}"
@@ -234,7 +234,7 @@ def one_takes_over(s: Subject) -> None:
 
 
 @check()
-def one_end_is_told(s: Subject) -> None:
+def one_end_is_told(s: ProviderStoreSubject) -> None:
     """Of many threads that end one call at once, one is believed, and its result is kept."""
     s.must_claim("me")
     answers = s.together([partial(s.finish, "me", {"n": n}) for n in range(8)])
@@ -243,7 +243,7 @@ def one_end_is_told(s: Subject) -> None:
 
 
 @check(BESIDE)
-def gates_are_shared(s: Subject) -> None:
+def gates_are_shared(s: ProviderStoreSubject) -> None:
     """A circuit or cooldown that one process writes holds for the other at once."""
     other = s.beside()
     same((s.store.standing(LANE), other.standing(LANE)), (Standing(), Standing()), "at first")
@@ -257,7 +257,7 @@ def gates_are_shared(s: Subject) -> None:
 
 
 @check(BESIDE)
-def budget_is_shared(s: Subject) -> None:
+def budget_is_shared(s: ProviderStoreSubject) -> None:
     """Two processes take from one budget, and know of each other's windows."""
     other = s.beside()
     s.take(6)
@@ -270,7 +270,7 @@ def budget_is_shared(s: Subject) -> None:
 
 
 @check(BESIDE)
-def budget_is_exact_among_processes(s: Subject) -> None:
+def budget_is_exact_among_processes(s: ProviderStoreSubject) -> None:
     """Threads of two processes get exactly what there is."""
     stores = s.store, s.beside()
 
@@ -283,7 +283,7 @@ def budget_is_exact_among_processes(s: Subject) -> None:
 
 
 @check(BESIDE)
-def one_process_swaps(s: Subject) -> None:
+def one_process_swaps(s: ProviderStoreSubject) -> None:
     """Of threads of two processes that swap at one version, one succeeds."""
     stores = s.store, s.beside()
     for _ in range(3):
@@ -295,7 +295,7 @@ def one_process_swaps(s: Subject) -> None:
 
 
 @check(BESIDE)
-def records_are_shared(s: Subject) -> None:
+def records_are_shared(s: ProviderStoreSubject) -> None:
     """What one process records the other finds, and does not record again."""
     other = s.beside()
     row = s.attempt(DEAD, correlation_id="c")
@@ -308,7 +308,7 @@ def records_are_shared(s: Subject) -> None:
 
 
 @check(BESIDE)
-def rates_are_shared(s: Subject) -> None:
+def rates_are_shared(s: ProviderStoreSubject) -> None:
     """A process that has looked at the rates sees what another adds, also to earlier minutes."""
     other = s.beside()
     s.ran(SUCCESS)
@@ -322,7 +322,7 @@ def rates_are_shared(s: Subject) -> None:
 
 
 @check(BESIDE)
-def rates_add_up_among_processes(s: Subject) -> None:
+def rates_add_up_among_processes(s: ProviderStoreSubject) -> None:
     """Attempts that threads of two processes write into one minute are all counted."""
     stores = s.store, s.beside()
 
@@ -336,7 +336,7 @@ def rates_add_up_among_processes(s: Subject) -> None:
 
 
 @check(BESIDE)
-def keys_are_shared(s: Subject) -> None:
+def keys_are_shared(s: ProviderStoreSubject) -> None:
     """A key that one process holds the other does not get, and the result it does."""
     other = s.beside()
     claim = partial(other.claim, TENANT, "k", "same", "you", LEASE, KEEP)
@@ -349,7 +349,7 @@ def keys_are_shared(s: Subject) -> None:
 
 
 @check(BESIDE)
-def one_process_claims(s: Subject) -> None:
+def one_process_claims(s: ProviderStoreSubject) -> None:
     """Of threads of two processes that claim a key, one gets it."""
     stores = s.store, s.beside()
     for n in range(4):
@@ -361,7 +361,7 @@ def one_process_claims(s: Subject) -> None:
 
 
 @check(BESIDE, CLOCK)
-def key_is_taken_over_from_a_process(s: Subject) -> None:
+def key_is_taken_over_from_a_process(s: ProviderStoreSubject) -> None:
     """A process that died leaves its key to another when the lease is over."""
     other = s.beside()
     s.must_claim("me")
@@ -373,7 +373,7 @@ def key_is_taken_over_from_a_process(s: Subject) -> None:
 
 
 @check(BESIDE)
-def letters_are_shared(s: Subject) -> None:
+def letters_are_shared(s: ProviderStoreSubject) -> None:
     """A letter that one process moves or deletes is so for the other."""
     other = s.beside()
     s.bury(1, 2)
@@ -386,7 +386,7 @@ def letters_are_shared(s: Subject) -> None:
 
 
 @check(BESIDE)
-def closing_one_leaves_the_other(s: Subject) -> None:
+def closing_one_leaves_the_other(s: ProviderStoreSubject) -> None:
     """A process that ends takes nothing with it."""
     s.must_swap(0, s.probing())
     s.store.cool(LANE, s.start + 60.0)

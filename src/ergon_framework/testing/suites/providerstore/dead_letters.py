@@ -10,12 +10,12 @@ from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
     OTHER_TENANT,
     TENANT,
-    Subject,
+    ProviderStoreSubject,
     numbers_of,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ProviderStoreSubject]] = []
 check = register(CHECKS)
 
 PENDING, PUBLISHED = LetterStatus.PENDING, LetterStatus.PUBLISHED
@@ -24,7 +24,7 @@ DISCARDED = LetterStatus.DISCARDED
 
 
 @check()
-def letter_comes_back_whole(s: Subject) -> None:
+def letter_comes_back_whole(s: ProviderStoreSubject) -> None:
     """Every field of a letter comes back as it was written, payload included."""
     full = DeadLetter(
         dead_letter_id="3c1d5e7f-3333-4a4a-8b8b-112233445566",
@@ -54,7 +54,7 @@ def letter_comes_back_whole(s: Subject) -> None:
 
 
 @check()
-def unset_fields_stay_unset(s: Subject) -> None:
+def unset_fields_stay_unset(s: ProviderStoreSubject) -> None:
     """A letter without a payload has none, and one with an empty payload has an empty one."""
     s.bury(1, payload=None)
     s.bury(2, payload={})
@@ -63,7 +63,7 @@ def unset_fields_stay_unset(s: Subject) -> None:
 
 
 @check()
-def newest_letter_comes_first(s: Subject) -> None:
+def newest_letter_comes_first(s: ProviderStoreSubject) -> None:
     """Letters are listed from the newest on, in whatever order they were written."""
     s.bury(2, 5, 1)
     s.bury(4, 3)
@@ -72,7 +72,7 @@ def newest_letter_comes_first(s: Subject) -> None:
 
 
 @check()
-def letters_are_listed_in_pages(s: Subject) -> None:
+def letters_are_listed_in_pages(s: ProviderStoreSubject) -> None:
     """Without a limit of one's own, a hundred letters are listed, or are due."""
     s.bury(*range(130))
     same(numbers_of(s.store.letters()), list(range(129, 29, -1)), "the letters")
@@ -81,7 +81,7 @@ def letters_are_listed_in_pages(s: Subject) -> None:
 
 
 @check()
-def letters_by_status(s: Subject) -> None:
+def letters_by_status(s: ProviderStoreSubject) -> None:
     """Letters of one status, or of some, can be asked for."""
     for number, status in enumerate(LetterStatus):
         s.bury_as(number, status)
@@ -93,7 +93,7 @@ def letters_by_status(s: Subject) -> None:
 
 
 @check()
-def letters_by_tenant(s: Subject) -> None:
+def letters_by_tenant(s: ProviderStoreSubject) -> None:
     """A tenant's letters are its own."""
     s.bury(1, 3)
     s.bury(2, tenant_id=OTHER_TENANT)
@@ -103,7 +103,7 @@ def letters_by_tenant(s: Subject) -> None:
 
 
 @check()
-def letters_by_id(s: Subject) -> None:
+def letters_by_id(s: ProviderStoreSubject) -> None:
     """Letters can be asked for by their ids; one that is not there is left out."""
     s.bury(*range(1, 7))
     ids = ["letter-4", "letter-99", "letter-2", "letter-4"]
@@ -114,7 +114,7 @@ def letters_by_id(s: Subject) -> None:
 
 
 @check()
-def filters_hold_together(s: Subject) -> None:
+def filters_hold_together(s: ProviderStoreSubject) -> None:
     """A letter is listed when it meets everything that was asked for."""
     s.bury(1, 2, 3)
     s.bury(4, tenant_id=OTHER_TENANT)
@@ -127,7 +127,7 @@ def filters_hold_together(s: Subject) -> None:
 
 
 @check()
-def oldest_letter_is_due_first(s: Subject) -> None:
+def oldest_letter_is_due_first(s: ProviderStoreSubject) -> None:
     """The relay gets the letters of a status from the oldest on, and no more than it asked for."""
     s.bury_as(0, PUBLISHED)
     s.bury(2, 5, 1)
@@ -139,7 +139,7 @@ def oldest_letter_is_due_first(s: Subject) -> None:
 
 
 @check()
-def due_letters_of_some_tasks(s: Subject) -> None:
+def due_letters_of_some_tasks(s: ProviderStoreSubject) -> None:
     """A relay that names its tasks gets their letters alone, however many others are older."""
     for number in range(5):
         s.bury(number, task_name="others")
@@ -154,7 +154,7 @@ def due_letters_of_some_tasks(s: Subject) -> None:
 
 
 @check()
-def letter_written_again_is_left_out(s: Subject) -> None:
+def letter_written_again_is_left_out(s: ProviderStoreSubject) -> None:
     """A letter that is there already is neither doubled nor changed, wherever it stands by now."""
     s.bury(1, 2)
     s.move(1, PUBLISHED, PENDING)
@@ -165,7 +165,7 @@ def letter_written_again_is_left_out(s: Subject) -> None:
 
 
 @check()
-def payload_is_a_copy(s: Subject) -> None:
+def payload_is_a_copy(s: ProviderStoreSubject) -> None:
     """What the caller and readers do with a payload does not reach the store."""
     payload = {"items": [1]}
     s.bury(1, payload=payload)
@@ -176,7 +176,7 @@ def payload_is_a_copy(s: Subject) -> None:
 
 
 @check()
-def large_payload(s: Subject) -> None:
+def large_payload(s: ProviderStoreSubject) -> None:
     """A payload of a megabyte comes back whole."""
     payload = {"text": "tea " * 250_000}
     s.bury(1, payload=payload)
@@ -184,7 +184,7 @@ def large_payload(s: Subject) -> None:
 
 
 @check()
-def letter_moves(s: Subject) -> None:
+def letter_moves(s: ProviderStoreSubject) -> None:
     """A letter that is where it was thought to be takes the new status, and leaves the old list."""
     s.bury(1, 2)
     same(s.move(1, PUBLISHED, PENDING), True, "whether it moved")
@@ -196,7 +196,7 @@ def letter_moves(s: Subject) -> None:
 
 
 @check()
-def letter_moves_only_when(s: Subject) -> None:
+def letter_moves_only_when(s: ProviderStoreSubject) -> None:
     """A letter that is elsewhere stays there."""
     s.bury(1)
     s.bury_as(2, DISCARDED)
@@ -208,14 +208,14 @@ def letter_moves_only_when(s: Subject) -> None:
 
 
 @check()
-def unknown_letter_does_not_move(s: Subject) -> None:
+def unknown_letter_does_not_move(s: ProviderStoreSubject) -> None:
     """A letter that is not there cannot be moved, and is not made."""
     same(s.move(1, PUBLISHED, PENDING), False, "whether it moved")
     same(s.store.letters(), [], "the letters")
 
 
 @check(CLOCK)
-def instants_of_a_letter(s: Subject) -> None:
+def instants_of_a_letter(s: ProviderStoreSubject) -> None:
     """When a letter was published and when it was sent again is kept, each for itself."""
     s.bury(1)
     same((s.stored(1).published_at, s.stored(1).redriven_at), (None, None), "at first")
@@ -232,7 +232,7 @@ def instants_of_a_letter(s: Subject) -> None:
 
 
 @check(CLOCK)
-def discarding_is_neither(s: Subject) -> None:
+def discarding_is_neither(s: ProviderStoreSubject) -> None:
     """A letter that is discarded was neither published nor sent again."""
     s.bury(1)
     s.move(1, DISCARDED, PENDING)
@@ -240,7 +240,7 @@ def discarding_is_neither(s: Subject) -> None:
 
 
 @check()
-def one_relay_moves_a_letter(s: Subject) -> None:
+def one_relay_moves_a_letter(s: ProviderStoreSubject) -> None:
     """Of several relays that move a letter at once, one does."""
     s.bury(*range(5))
     for number in range(5):
@@ -249,7 +249,7 @@ def one_relay_moves_a_letter(s: Subject) -> None:
 
 
 @check()
-def deleted_letter_is_gone(s: Subject) -> None:
+def deleted_letter_is_gone(s: ProviderStoreSubject) -> None:
     """Letters that were deleted are not listed, not due and cannot be moved."""
     s.bury(1, 2, 3)
     same(s.store.delete_letters(["letter-1", "letter-3"]), 2, "how many there were")
@@ -259,7 +259,7 @@ def deleted_letter_is_gone(s: Subject) -> None:
 
 
 @check()
-def deleting_counts_what_was_there(s: Subject) -> None:
+def deleting_counts_what_was_there(s: ProviderStoreSubject) -> None:
     """Ids that are not there, or are named twice, are not counted."""
     s.bury(1, 2)
     same(s.store.delete_letters([]), 0, "of no ids")
@@ -272,7 +272,7 @@ def deleting_counts_what_was_there(s: Subject) -> None:
 
 
 @check()
-def attempts_outlive_their_letter(s: Subject) -> None:
+def attempts_outlive_their_letter(s: ProviderStoreSubject) -> None:
     """Deleting a letter deletes no attempt."""
     row = s.attempt(correlation_id="call")
     s.record(row, letters=[s.letter(1)])

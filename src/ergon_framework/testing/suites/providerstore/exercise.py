@@ -16,10 +16,14 @@ from ergon_framework.testing.suites.providerstore import (
     maintenance,
     quotas,
 )
-from ergon_framework.testing.suites.providerstore.subject import OpenBeside, OpenStore, Subject
+from ergon_framework.testing.suites.providerstore.subject import (
+    OpenBeside,
+    OpenStore,
+    ProviderStoreSubject,
+)
 from ergon_framework.testing.suites.stores import StoreSuite
 
-PROVIDER_STORE_CHECKS: tuple[Check[Subject], ...] = (
+PROVIDER_STORE_CHECKS: tuple[Check[ProviderStoreSubject], ...] = (
     *circuits.CHECKS,
     *quotas.CHECKS,
     *attempts.CHECKS,
@@ -61,9 +65,9 @@ def exercise_provider_store(
     as much.
     """
 
-    def begin() -> Subject:
+    def begin() -> ProviderStoreSubject:
         clock = HandClock()
         store = open_store(clock)
-        return Subject(store, None if has_own_clock else clock, open_beside, patience)
+        return ProviderStoreSubject(store, None if has_own_clock else clock, open_beside, patience)
 
     return _SUITE.exercise(begin, only=only, skip=skip, raises=raises)

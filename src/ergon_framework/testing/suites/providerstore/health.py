@@ -20,24 +20,24 @@ from ergon_framework.testing.suites.providerstore.subject import (
     RETRY,
     SUCCESS,
     TENANT,
-    Subject,
+    ProviderStoreSubject,
     near,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ProviderStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def unknown_tenant_has_no_lanes(s: Subject) -> None:
+def unknown_tenant_has_no_lanes(s: ProviderStoreSubject) -> None:
     """The summary of a tenant that nobody has heard of is empty."""
     s.ran(SUCCESS)
     same(s.store.health(OTHER_TENANT), [], "the summary")
 
 
 @check()
-def tenants_see_their_own_lanes(s: Subject) -> None:
+def tenants_see_their_own_lanes(s: ProviderStoreSubject) -> None:
     """A tenant's summary has no lane, rate or budget of another, nor of everybody."""
     theirs = LANE._replace(tenant_id=OTHER_TENANT)
     s.ran(SUCCESS)
@@ -52,7 +52,7 @@ def tenants_see_their_own_lanes(s: Subject) -> None:
 
 
 @check()
-def lanes_come_in_order(s: Subject) -> None:
+def lanes_come_in_order(s: ProviderStoreSubject) -> None:
     """Lanes are sorted by provider and capability, whatever made them known."""
     names = [("zoo", "a"), ("rank", "z"), ("rank", "b"), ("a-b", "c"), ("a", "b"), ("Rank", "a")]
     lanes = [LaneKey(TENANT, *pair) for pair in names]
@@ -65,7 +65,7 @@ def lanes_come_in_order(s: Subject) -> None:
 
 
 @check()
-def lane_is_there_once(s: Subject) -> None:
+def lane_is_there_once(s: ProviderStoreSubject) -> None:
     """A lane with attempts, a circuit, a cooldown and a budget is one line, with all of it."""
     s.take(4)
     s.store.cool(LANE, s.start + 5.0)
@@ -79,7 +79,7 @@ def lane_is_there_once(s: Subject) -> None:
 
 
 @check()
-def lane_with_a_budget_alone(s: Subject) -> None:
+def lane_with_a_budget_alone(s: ProviderStoreSubject) -> None:
     """A lane of which only a budget is known is closed and has nothing else to tell."""
     s.take(1)
     lane = s.lane()
@@ -97,7 +97,7 @@ def lane_with_a_budget_alone(s: Subject) -> None:
 
 
 @check()
-def lane_with_attempts_alone(s: Subject) -> None:
+def lane_with_attempts_alone(s: ProviderStoreSubject) -> None:
     """A lane of which only attempts are known is closed, not cooling, and has no account."""
     s.ran(FAILED)
     lane = s.lane()
@@ -106,7 +106,7 @@ def lane_with_attempts_alone(s: Subject) -> None:
 
 
 @check()
-def failure_keeps_the_last_success(s: Subject) -> None:
+def failure_keeps_the_last_success(s: ProviderStoreSubject) -> None:
     """A failure does not erase when the lane last succeeded."""
     s.ran(SUCCESS)
     s.ran(FAILED, created_at=s.start + 1.0, reason_code="auth_failed")
@@ -116,7 +116,7 @@ def failure_keeps_the_last_success(s: Subject) -> None:
 
 
 @check()
-def success_keeps_the_last_error(s: Subject) -> None:
+def success_keeps_the_last_error(s: ProviderStoreSubject) -> None:
     """A success does not erase when and how the lane last failed."""
     s.ran(DEAD, reason_code="rate_limited")
     s.ran(SUCCESS, created_at=s.start + 1.0)
@@ -126,7 +126,7 @@ def success_keeps_the_last_error(s: Subject) -> None:
 
 
 @check()
-def latest_is_the_latest_made(s: Subject) -> None:
+def latest_is_the_latest_made(s: ProviderStoreSubject) -> None:
     """What was last heard goes by when attempts were made, not by when they were written."""
     s.ran(FAILED, created_at=s.start, reason_code="timeout")
     s.ran(FAILED, created_at=s.start - 50.0, reason_code="connection_error")
@@ -140,7 +140,7 @@ def latest_is_the_latest_made(s: Subject) -> None:
 
 
 @check()
-def refused_call_is_no_error_of_the_provider(s: Subject) -> None:
+def refused_call_is_no_error_of_the_provider(s: ProviderStoreSubject) -> None:
     """A call that a gate refused is on record, and is not what the provider last answered."""
     s.ran(FAILED, reason_code="timeout")
     row = s.refused("circuit_open", correlation_id="c", created_at=s.start + 1.0)
@@ -151,7 +151,7 @@ def refused_call_is_no_error_of_the_provider(s: Subject) -> None:
 
 
 @check(CLOCK)
-def updated_at_is_the_last_writing(s: Subject) -> None:
+def updated_at_is_the_last_writing(s: ProviderStoreSubject) -> None:
     """Each writing of a lane dates it, reading does not."""
     writings: tuple[Callable[[], object], ...] = (
         lambda: s.ran(SUCCESS),
@@ -167,7 +167,7 @@ def updated_at_is_the_last_writing(s: Subject) -> None:
 
 
 @check(CLOCK)
-def what_was_last_heard_stays(s: Subject) -> None:
+def what_was_last_heard_stays(s: ProviderStoreSubject) -> None:
     """Days after the last call, the summary still says how the lane stands."""
     s.ran(SUCCESS, FAILED)
     s.must_swap(0, s.opened())
@@ -179,7 +179,7 @@ def what_was_last_heard_stays(s: Subject) -> None:
 
 
 @check()
-def summary_changes_nothing(s: Subject) -> None:
+def summary_changes_nothing(s: ProviderStoreSubject) -> None:
     """Two looks at a lane see the same, however it stands."""
     s.take(1)
     s.ran(SUCCESS, FAILED, DEAD)
@@ -194,7 +194,7 @@ def summary_changes_nothing(s: Subject) -> None:
 
 
 @check()
-def success_rate_is_of_executions(s: Subject) -> None:
+def success_rate_is_of_executions(s: ProviderStoreSubject) -> None:
     """The rate is of calls that ended: a dead letter is a failure, a retry in between nothing."""
     s.ran(RETRY, RETRY, SUCCESS, SUCCESS, SUCCESS)
     same(s.rates()[0], 1.0, "with retries only")
@@ -205,7 +205,7 @@ def success_rate_is_of_executions(s: Subject) -> None:
 
 
 @check()
-def no_rate_without_an_ending(s: Subject) -> None:
+def no_rate_without_an_ending(s: ProviderStoreSubject) -> None:
     """There is no success rate before a call has ended, though there are durations."""
     s.must_swap(0, s.opened())
     same(s.rates(), (None, None), "of a lane without attempts")
@@ -214,14 +214,14 @@ def no_rate_without_an_ending(s: Subject) -> None:
 
 
 @check()
-def nothing_but_failures(s: Subject) -> None:
+def nothing_but_failures(s: ProviderStoreSubject) -> None:
     """A rate of zero is told as zero, not as unknown."""
     s.ran(FAILED, DEAD, duration_ms=0)
     same(s.rates(), (0.0, 0), "the rates")
 
 
 @check()
-def refused_calls_do_not_count(s: Subject) -> None:
+def refused_calls_do_not_count(s: ProviderStoreSubject) -> None:
     """Calls that a gate refused count neither as failures nor as fast answers."""
     s.ran(SUCCESS, duration_ms=400)
     codes = ("circuit_open", "quota_exhausted", "rate_limited") * 20
@@ -230,14 +230,14 @@ def refused_calls_do_not_count(s: Subject) -> None:
 
 
 @check()
-def refused_calls_alone_are_no_rate(s: Subject) -> None:
+def refused_calls_alone_are_no_rate(s: ProviderStoreSubject) -> None:
     """A lane of which only refused calls are known has no rates."""
     s.record(s.refused(), s.refused())
     same(s.rates(), (None, None), "the rates")
 
 
 @check()
-def p95_is_the_nearest_rank(s: Subject) -> None:
+def p95_is_the_nearest_rank(s: ProviderStoreSubject) -> None:
     """Of few durations, the 95th percentile is the one of the nearest rank, exactly."""
     order = Random(5)  # noqa: S311 - the same each time
     for count, wanted in ((1, 1031), (10, 10_310), (19, 19_589), (20, 19_589), (100, 97_945)):
@@ -249,7 +249,7 @@ def p95_is_the_nearest_rank(s: Subject) -> None:
 
 
 @check()
-def p95_has_failures_and_retries(s: Subject) -> None:
+def p95_has_failures_and_retries(s: ProviderStoreSubject) -> None:
     """How long an attempt took counts however it ended."""
     s.ran(*[SUCCESS] * 4, duration_ms=10)
     s.ran(RETRY, duration_ms=500)
@@ -261,7 +261,7 @@ def p95_has_failures_and_retries(s: Subject) -> None:
 
 
 @check()
-def p95_of_many(s: Subject) -> None:
+def p95_of_many(s: ProviderStoreSubject) -> None:
     """Of many durations, the 95th percentile is right within two in a hundred."""
     for scale in (1, 37, 9001):
         key = LANE._replace(capability=f"times {scale}")
@@ -270,7 +270,7 @@ def p95_of_many(s: Subject) -> None:
 
 
 @check()
-def minutes_add_up(s: Subject) -> None:
+def minutes_add_up(s: ProviderStoreSubject) -> None:
     """Attempts of all minutes of the hour are counted together, exactly."""
     s.record(
         *(
@@ -286,7 +286,7 @@ def minutes_add_up(s: Subject) -> None:
 
 
 @check()
-def old_attempts_do_not_count(s: Subject) -> None:
+def old_attempts_do_not_count(s: ProviderStoreSubject) -> None:
     """Attempts that were made more than an hour ago are on record, and in no rate."""
     old = s.attempt(FAILED, created_at=s.start - HOUR - 5 * MINUTE, correlation_id="c")
     s.record(old, s.attempt(created_at=s.start - 50 * MINUTE))
@@ -298,7 +298,7 @@ def old_attempts_do_not_count(s: Subject) -> None:
 
 
 @check()
-def late_attempts_count(s: Subject) -> None:
+def late_attempts_count(s: ProviderStoreSubject) -> None:
     """Attempts that come in late, as after the store was away, count as of when they were made."""
     s.ran(SUCCESS)
     same(s.rates()[0], 1.0, "at first")
@@ -308,7 +308,7 @@ def late_attempts_count(s: Subject) -> None:
 
 
 @check(CLOCK)
-def rates_fade_without_traffic(s: Subject) -> None:
+def rates_fade_without_traffic(s: ProviderStoreSubject) -> None:
     """When nobody calls any more, the rates stay for most of an hour, and then there are none."""
     s.ran(SUCCESS, FAILED, duration_ms=30)
     for minutes in (1, 20, 37):
@@ -319,7 +319,7 @@ def rates_fade_without_traffic(s: Subject) -> None:
 
 
 @check(CLOCK)
-def rates_move_with_the_hour(s: Subject) -> None:
+def rates_move_with_the_hour(s: ProviderStoreSubject) -> None:
     """What is older than an hour makes way for what came since."""
     s.ran(FAILED, FAILED, duration_ms=900)
     s.clock.forward(30 * MINUTE)
@@ -330,7 +330,7 @@ def rates_move_with_the_hour(s: Subject) -> None:
 
 
 @check(CLOCK)
-def rates_survive_a_clock_that_is_set_back(s: Subject) -> None:
+def rates_survive_a_clock_that_is_set_back(s: ProviderStoreSubject) -> None:
     """A clock that steps back an hour and forth again leaves the rates right in the end."""
     s.ran(SUCCESS, FAILED)
     same(s.rates()[0], 0.5, "at first")
@@ -343,7 +343,7 @@ def rates_survive_a_clock_that_is_set_back(s: Subject) -> None:
 
 
 @check(CLOCK)
-def rates_are_those_of_the_attempts(s: Subject) -> None:
+def rates_are_those_of_the_attempts(s: ProviderStoreSubject) -> None:
     """However calls, late news, silence and looks at the summary alternate, the rates are right."""
     dice = Random(11)  # noqa: S311 - the same each time
     rows: list[AttemptRow] = []

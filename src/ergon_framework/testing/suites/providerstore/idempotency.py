@@ -13,17 +13,17 @@ from ergon_framework.testing.suites.providerstore.subject import (
     KEEP,
     LEASE,
     OTHER_TENANT,
-    Subject,
+    ProviderStoreSubject,
     near,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ProviderStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def new_key_is_mine(s: Subject) -> None:
+def new_key_is_mine(s: ProviderStoreSubject) -> None:
     """Whoever comes first has the key, under its name and for the lease it asked for."""
     found = s.must_claim("me")
     same((found.owner, found.result, found.reason_code), ("me", None, None), "the claim")
@@ -31,7 +31,7 @@ def new_key_is_mine(s: Subject) -> None:
 
 
 @check()
-def held_key_is_running(s: Subject) -> None:
+def held_key_is_running(s: ProviderStoreSubject) -> None:
     """Others are told that the key is held, and until when, and change nothing."""
     mine = s.must_claim("me")
     for owner in ("you", "they", "you"):
@@ -43,7 +43,7 @@ def held_key_is_running(s: Subject) -> None:
 
 
 @check()
-def own_key_is_mine_again(s: Subject) -> None:
+def own_key_is_mine_again(s: ProviderStoreSubject) -> None:
     """The holder that asks again, as after a redelivery, still has the key."""
     s.must_claim("me")
     s.must_claim("me")
@@ -52,7 +52,7 @@ def own_key_is_mine_again(s: Subject) -> None:
 
 
 @check(CLOCK)
-def own_claim_prolongs_the_lease(s: Subject) -> None:
+def own_claim_prolongs_the_lease(s: ProviderStoreSubject) -> None:
     """The lease of a holder that asks again counts from then on."""
     s.must_claim("me")
     s.clock.forward(LEASE - 1.0)
@@ -62,7 +62,7 @@ def own_claim_prolongs_the_lease(s: Subject) -> None:
 
 
 @check()
-def key_of_another_request_is_a_conflict(s: Subject) -> None:
+def key_of_another_request_is_a_conflict(s: ProviderStoreSubject) -> None:
     """A key that is used for another request is refused, and the holder keeps it."""
     s.must_claim("me", "this")
     for owner in ("you", "me"):
@@ -73,7 +73,7 @@ def key_of_another_request_is_a_conflict(s: Subject) -> None:
 
 
 @check()
-def failed_key_of_another_request_is_a_conflict(s: Subject) -> None:
+def failed_key_of_another_request_is_a_conflict(s: ProviderStoreSubject) -> None:
     """A key whose call failed for good is not free for another request either."""
     s.must_claim("me", "this")
     s.finish("me", None, "bad_request", "no")
@@ -82,7 +82,7 @@ def failed_key_of_another_request_is_a_conflict(s: Subject) -> None:
 
 
 @check(CLOCK)
-def lease_is_over(s: Subject) -> None:
+def lease_is_over(s: ProviderStoreSubject) -> None:
     """Until the lease is over nobody else gets the key, afterwards the next one does."""
     s.must_claim("me")
     s.clock.forward(LEASE - 1.0)
@@ -94,7 +94,7 @@ def lease_is_over(s: Subject) -> None:
 
 
 @check(CLOCK)
-def lease_heals_after_the_clock_was_set_back(s: Subject) -> None:
+def lease_heals_after_the_clock_was_set_back(s: ProviderStoreSubject) -> None:
     """A lease from before counts from then on: it holds for as long as was asked, and no longer."""
     s.must_claim("me")
     s.clock.forward(-DAY)
@@ -109,7 +109,7 @@ def lease_heals_after_the_clock_was_set_back(s: Subject) -> None:
 
 
 @check(CLOCK)
-def freed_key_is_free_whatever_the_clock(s: Subject) -> None:
+def freed_key_is_free_whatever_the_clock(s: ProviderStoreSubject) -> None:
     """A key that was let go has no lease that a clock which is set back could bring to life."""
     s.must_claim("me")
     same(s.finish("me", None, None, may_run_again=True), True, "whether it could be freed")
@@ -118,7 +118,7 @@ def freed_key_is_free_whatever_the_clock(s: Subject) -> None:
 
 
 @check(CLOCK)
-def former_holder_is_told(s: Subject) -> None:
+def former_holder_is_told(s: ProviderStoreSubject) -> None:
     """Whoever has lost the key cannot end the call of the one who has it now."""
     s.must_claim("me")
     s.clock.forward(LEASE + 1.0)
@@ -132,7 +132,7 @@ def former_holder_is_told(s: Subject) -> None:
 
 
 @check(CLOCK)
-def late_end_counts_when_nobody_else_came(s: Subject) -> None:
+def late_end_counts_when_nobody_else_came(s: ProviderStoreSubject) -> None:
     """A holder that is late, but whose key nobody took, can still say how it ended."""
     s.must_claim("me")
     s.clock.forward(LEASE + 100.0)
@@ -141,7 +141,7 @@ def late_end_counts_when_nobody_else_came(s: Subject) -> None:
 
 
 @check(CLOCK)
-def conflict_outlives_the_lease(s: Subject) -> None:
+def conflict_outlives_the_lease(s: ProviderStoreSubject) -> None:
     """A holder that vanished leaves its key to those with the same request alone."""
     s.must_claim("me", "this")
     s.clock.forward(LEASE + 1.0)
@@ -150,7 +150,7 @@ def conflict_outlives_the_lease(s: Subject) -> None:
 
 
 @check(CLOCK)
-def forgotten_key_is_new(s: Subject) -> None:
+def forgotten_key_is_new(s: ProviderStoreSubject) -> None:
     """A key is remembered as long as was asked, and then it is free for any request."""
     s.must_claim("me", "this")
     s.finish("me", {"n": 1})
@@ -164,7 +164,7 @@ def forgotten_key_is_new(s: Subject) -> None:
 
 
 @check(CLOCK)
-def running_call_is_not_forgotten(s: Subject) -> None:
+def running_call_is_not_forgotten(s: ProviderStoreSubject) -> None:
     """A key is held for its lease, though it was to be remembered for less."""
     s.must_claim("me", lease=100.0, keep=10.0)
     s.clock.forward(50.0)
@@ -173,7 +173,7 @@ def running_call_is_not_forgotten(s: Subject) -> None:
 
 
 @check()
-def keys_are_apart(s: Subject) -> None:
+def keys_are_apart(s: ProviderStoreSubject) -> None:
     """Tenants share no keys, and keys that look alike are different."""
     s.must_claim("me", "this")
     for others in ({"tenant_id": OTHER_TENANT}, {"key": "K"}, {"key": "k "}, {"key": "k" * 255}):
@@ -185,7 +185,7 @@ def keys_are_apart(s: Subject) -> None:
 
 
 @check()
-def success_is_replayed(s: Subject) -> None:
+def success_is_replayed(s: ProviderStoreSubject) -> None:
     """Whoever comes after a success, its holder included, gets the result and not the key."""
     result: dict[str, Any] = {
         "items": [1, 2.5, None, True, {"deep": ["naïve 漢字 🍵", "\0", ""]}],
@@ -201,7 +201,7 @@ def success_is_replayed(s: Subject) -> None:
 
 
 @check()
-def success_without_a_result(s: Subject) -> None:
+def success_without_a_result(s: ProviderStoreSubject) -> None:
     """A success whose result was not kept is a success all the same, and an empty one is empty."""
     s.must_claim("me")
     s.finish("me", None)
@@ -213,7 +213,7 @@ def success_without_a_result(s: Subject) -> None:
 
 
 @check()
-def note_on_a_result_comes_back(s: Subject) -> None:
+def note_on_a_result_comes_back(s: ProviderStoreSubject) -> None:
     """Why a result was not kept is told to whoever comes, and the note on a kept one as well."""
     for note in ResultNote:
         for result in (None, {"n": 1}):
@@ -229,7 +229,7 @@ def note_on_a_result_comes_back(s: Subject) -> None:
 
 
 @check()
-def failure_for_good_is_told(s: Subject) -> None:
+def failure_for_good_is_told(s: ProviderStoreSubject) -> None:
     """Whoever comes after a failure for good gets its reason, and not the key."""
     s.must_claim("me")
     same(s.finish("me", None, "bad_request", "no such 🍵"), True, "whether it could finish")
@@ -240,7 +240,7 @@ def failure_for_good_is_told(s: Subject) -> None:
 
 
 @check()
-def failure_that_may_run_again(s: Subject) -> None:
+def failure_that_may_run_again(s: ProviderStoreSubject) -> None:
     """A key that was freed is there for the next, with nothing left of the try before."""
     s.must_claim("me")
     same(s.finish("me", None, "timeout", "late", may_run_again=True), True, "whether it was freed")
@@ -252,7 +252,7 @@ def failure_that_may_run_again(s: Subject) -> None:
 
 
 @check()
-def freed_key_is_nobodys(s: Subject) -> None:
+def freed_key_is_nobodys(s: ProviderStoreSubject) -> None:
     """Whoever freed a key cannot end the call under it any more."""
     s.must_claim("me")
     s.finish("me", None, "timeout", may_run_again=True)
@@ -262,7 +262,7 @@ def freed_key_is_nobodys(s: Subject) -> None:
 
 
 @check()
-def end_is_told_once(s: Subject) -> None:
+def end_is_told_once(s: ProviderStoreSubject) -> None:
     """What has ended does not end in another way."""
     s.must_claim("me")
     s.finish("me", {"n": 1})
@@ -273,7 +273,7 @@ def end_is_told_once(s: Subject) -> None:
 
 
 @check()
-def stranger_ends_nothing(s: Subject) -> None:
+def stranger_ends_nothing(s: ProviderStoreSubject) -> None:
     """Nobody ends a call whose key is another's, or nobody's."""
     same(s.finish("me", {}), False, "of a key that nobody has claimed")
     s.must_claim("me")
@@ -285,7 +285,7 @@ def stranger_ends_nothing(s: Subject) -> None:
 
 
 @check()
-def result_that_is_no_json(s: Subject) -> None:
+def result_that_is_no_json(s: ProviderStoreSubject) -> None:
     """A result that cannot be kept is an error, and the key is still held."""
     s.must_claim("me")
     s.must_fail(lambda: s.finish("me", {"what": object()}), "a result that is no JSON")
@@ -294,7 +294,7 @@ def result_that_is_no_json(s: Subject) -> None:
 
 
 @check()
-def result_is_a_copy(s: Subject) -> None:
+def result_is_a_copy(s: ProviderStoreSubject) -> None:
     """What the caller and its followers do with a result does not reach the store."""
     result = {"items": [1]}
     s.must_claim("me")
@@ -306,7 +306,7 @@ def result_is_a_copy(s: Subject) -> None:
 
 
 @check()
-def long_results_and_messages(s: Subject) -> None:
+def long_results_and_messages(s: ProviderStoreSubject) -> None:
     """A large result comes back whole; a long message at least begins as it did."""
     result = {"text": "🍵" * 1_000_000, "password": "s3cret"}
     s.must_claim("me")

@@ -23,17 +23,17 @@ from ergon_framework.testing.suites.providerstore.subject import (
     MINUTE,
     SUCCESS,
     TENANT,
-    Subject,
+    ProviderStoreSubject,
     numbers_of,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ProviderStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def nothing_to_prune(s: Subject) -> None:
+def nothing_to_prune(s: ProviderStoreSubject) -> None:
     """An empty store, and one with nothing old in it, have nothing to prune."""
     same(s.store.prune(s.start), 0, "of an empty store")
     s.record(s.attempt(correlation_id="c"), letters=[s.letter(1)])
@@ -44,7 +44,7 @@ def nothing_to_prune(s: Subject) -> None:
 
 
 @check()
-def old_attempts_are_pruned(s: Subject) -> None:
+def old_attempts_are_pruned(s: ProviderStoreSubject) -> None:
     """Attempts that are older go, those of that instant and younger ones stay."""
     before = s.start - DAY
     rows = [
@@ -58,7 +58,7 @@ def old_attempts_are_pruned(s: Subject) -> None:
 
 
 @check()
-def attempts_of_all_lanes_are_pruned(s: Subject) -> None:
+def attempts_of_all_lanes_are_pruned(s: ProviderStoreSubject) -> None:
     """Old attempts go in whatever lane they were made."""
     for n in range(5):
         lane = LANE._replace(tenant_id=f"tenant-{n}", capability=f"lane-{n}")
@@ -69,7 +69,7 @@ def attempts_of_all_lanes_are_pruned(s: Subject) -> None:
 
 
 @check()
-def pruning_is_bounded(s: Subject) -> None:
+def pruning_is_bounded(s: ProviderStoreSubject) -> None:
     """No more goes at once than was asked, so that nobody waits long; in the end all has gone."""
     s.record(*(s.attempt(correlation_id="c", created_at=s.start - 2 * DAY - n) for n in range(25)))
     left = 25
@@ -85,7 +85,7 @@ def pruning_is_bounded(s: Subject) -> None:
 
 
 @check()
-def settled_letters_are_pruned(s: Subject) -> None:
+def settled_letters_are_pruned(s: ProviderStoreSubject) -> None:
     """Old letters that wait for nothing go; those that wait stay, however old they are."""
     for number, status in enumerate(LetterStatus):
         s.bury_as(number, status, occurred_at=s.start - 2 * DAY)
@@ -96,7 +96,7 @@ def settled_letters_are_pruned(s: Subject) -> None:
 
 
 @check()
-def pruning_letters_is_bounded(s: Subject) -> None:
+def pruning_letters_is_bounded(s: ProviderStoreSubject) -> None:
     """Letters are pruned no more at once than was asked."""
     for number in range(5):
         s.bury_as(number, LetterStatus.PUBLISHED, occurred_at=s.start - 2 * DAY)
@@ -104,7 +104,7 @@ def pruning_letters_is_bounded(s: Subject) -> None:
 
 
 @check(CLOCK)
-def forgotten_keys_are_pruned(s: Subject) -> None:
+def forgotten_keys_are_pruned(s: ProviderStoreSubject) -> None:
     """Keys that were to be remembered until then go, the others stay."""
     s.must_claim("me", key="short", keep=100.0)
     s.finish("me", {"n": 1}, key="short")
@@ -120,7 +120,7 @@ def forgotten_keys_are_pruned(s: Subject) -> None:
 
 
 @check(CLOCK)
-def keys_may_be_pruned_sooner(s: Subject) -> None:
+def keys_may_be_pruned_sooner(s: ProviderStoreSubject) -> None:
     """Keys have an end of their own, which may be given beside that of the records."""
     s.must_claim("me", key="short", keep=100.0)
     s.finish("me", {"n": 1}, key="short")
@@ -131,7 +131,7 @@ def keys_may_be_pruned_sooner(s: Subject) -> None:
 
 
 @check()
-def pruning_leaves_the_gates_alone(s: Subject) -> None:
+def pruning_leaves_the_gates_alone(s: ProviderStoreSubject) -> None:
     """Circuits, cooldowns, running budgets and what was last heard are not pruned."""
     s.must_swap(0, s.probing())
     s.store.cool(LANE, s.start + 60.0)
@@ -147,7 +147,7 @@ def pruning_leaves_the_gates_alone(s: Subject) -> None:
 
 
 @check(CLOCK)
-def pruning_reopens_no_window(s: Subject) -> None:
+def pruning_reopens_no_window(s: ProviderStoreSubject) -> None:
     """After a clean-up long after its end, a window that was used up still is."""
     s.take(10, window=-1)
     s.take(10)
@@ -158,7 +158,7 @@ def pruning_reopens_no_window(s: Subject) -> None:
 
 
 @check()
-def pruned_minutes_are_in_no_rate(s: Subject) -> None:
+def pruned_minutes_are_in_no_rate(s: ProviderStoreSubject) -> None:
     """Rates are of what is left."""
     s.ran(FAILED, created_at=s.start - 50 * MINUTE, duration_ms=900)
     s.ran(SUCCESS)
@@ -168,7 +168,7 @@ def pruned_minutes_are_in_no_rate(s: Subject) -> None:
 
 
 @check(CLOCK)
-def clock_is_the_one_given(s: Subject) -> None:
+def clock_is_the_one_given(s: ProviderStoreSubject) -> None:
     """The store's time is that of its clock, also when that is set back."""
     for seconds in (0.25, HOUR, -2 * HOUR):
         s.clock.forward(seconds)
@@ -176,14 +176,14 @@ def clock_is_the_one_given(s: Subject) -> None:
 
 
 @check()
-def time_does_not_run_backwards(s: Subject) -> None:
+def time_does_not_run_backwards(s: ProviderStoreSubject) -> None:
     """Two looks at the clock, nothing having been done to it, are in order."""
     seen = [s.store.now() for _ in range(100)]
     same(seen, sorted(seen), "the times that were seen")
 
 
 @check()
-def closes_twice(s: Subject) -> None:
+def closes_twice(s: ProviderStoreSubject) -> None:
     """Closing a store again does nothing."""
     s.ran(SUCCESS)
     for _ in range(3):
@@ -191,13 +191,13 @@ def closes_twice(s: Subject) -> None:
 
 
 @check()
-def closes_unused(s: Subject) -> None:
+def closes_unused(s: ProviderStoreSubject) -> None:
     """A store that nobody has used can be closed."""
     s.hurry(s.store.close, "close")
 
 
 @check()
-def closed_store_refuses(s: Subject) -> None:
+def closed_store_refuses(s: ProviderStoreSubject) -> None:
     """Every call on a closed store is refused with an error of stores."""
     calls = _calls(s)
     for call in calls.values():
@@ -208,7 +208,7 @@ def closed_store_refuses(s: Subject) -> None:
 
 
 @check()
-def closing_among_calls(s: Subject) -> None:
+def closing_among_calls(s: ProviderStoreSubject) -> None:
     """Calls that are under way when the store is closed are answered or refused, and none hangs."""
     calls = list(_calls(s).values())
     begun = threading.Semaphore(0)
@@ -232,7 +232,7 @@ def closing_among_calls(s: Subject) -> None:
         expect(error is None or isinstance(error, StoreError), f"a call raised {error!r:.200}")
 
 
-def _calls(s: Subject) -> dict[str, Callable[[], Any]]:
+def _calls(s: ProviderStoreSubject) -> dict[str, Callable[[], Any]]:
     """A call of each method."""
     store = s.store
     return {

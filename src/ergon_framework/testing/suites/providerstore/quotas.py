@@ -12,30 +12,30 @@ from ergon_framework.testing.suites.providerstore.subject import (
     LANE,
     NEIGHBOURS,
     SUCCESS,
-    Subject,
+    ProviderStoreSubject,
     same,
 )
 
-CHECKS: list[Check[Subject]] = []
+CHECKS: list[Check[ProviderStoreSubject]] = []
 check = register(CHECKS)
 
 
 @check()
-def first_units_are_taken(s: Subject) -> None:
+def first_units_are_taken(s: ProviderStoreSubject) -> None:
     """The first reservation of a window opens its account and takes the units."""
     same(s.reserve(3), Quota(Account(s.window(), 10, 3), True), "the answer")
     same(s.lane().account, Account(s.window(), 10, 3), "the account in the summary")
 
 
 @check()
-def units_add_up(s: Subject) -> None:
+def units_add_up(s: ProviderStoreSubject) -> None:
     """Each reservation is on top of those before."""
     same([s.take(units) for units in (1, 2, 4, 1)], [1, 3, 7, 8], "used")
     same(s.lane().account, Account(s.window(), 10, 8), "the account in the summary")
 
 
 @check()
-def used_up_is_refused(s: Subject) -> None:
+def used_up_is_refused(s: ProviderStoreSubject) -> None:
     """The last unit is granted, one more is not, and the answer says how it stands."""
     s.take(9)
     same(s.take(1), 10, "used")
@@ -45,7 +45,7 @@ def used_up_is_refused(s: Subject) -> None:
 
 
 @check()
-def all_units_or_none(s: Subject) -> None:
+def all_units_or_none(s: ProviderStoreSubject) -> None:
     """When too few units are left, none is taken, and fewer can still be had."""
     s.take(8)
     same(s.must_refuse(3), Quota(Account(s.window(), 10, 8), False), "the answer")
@@ -53,14 +53,14 @@ def all_units_or_none(s: Subject) -> None:
 
 
 @check()
-def more_than_the_limit_is_refused(s: Subject) -> None:
+def more_than_the_limit_is_refused(s: ProviderStoreSubject) -> None:
     """A first reservation that asks for more than there is takes nothing."""
     same(s.must_refuse(11), Quota(Account(s.window(), 10, 0), False), "the answer")
     same(s.take(10), 10, "used")
 
 
 @check()
-def large_budgets(s: Subject) -> None:
+def large_budgets(s: ProviderStoreSubject) -> None:
     """A budget may be of tokens or bytes, of which there are many."""
     limit = 5_000_000_000_000
     same(s.take(limit - 1, limit=limit), limit - 1, "used")
@@ -69,7 +69,7 @@ def large_budgets(s: Subject) -> None:
 
 
 @check()
-def raised_limit_holds(s: Subject) -> None:
+def raised_limit_holds(s: ProviderStoreSubject) -> None:
     """A higher limit gives more at once."""
     s.take(2, limit=2)
     s.must_refuse(limit=2)
@@ -78,7 +78,7 @@ def raised_limit_holds(s: Subject) -> None:
 
 
 @check()
-def lowered_limit_holds(s: Subject) -> None:
+def lowered_limit_holds(s: ProviderStoreSubject) -> None:
     """A limit below what is used refuses, takes nothing away, and is what the summary shows."""
     s.take(5)
     answer = s.must_refuse(limit=3)
@@ -88,7 +88,7 @@ def lowered_limit_holds(s: Subject) -> None:
 
 
 @check()
-def refund_is_for_others(s: Subject) -> None:
+def refund_is_for_others(s: ProviderStoreSubject) -> None:
     """Units that came back can be taken again, and no more than they."""
     s.take(10)
     s.store.refund(LANE, s.window(), 3)
@@ -98,7 +98,7 @@ def refund_is_for_others(s: Subject) -> None:
 
 
 @check()
-def refund_stops_at_nothing_used(s: Subject) -> None:
+def refund_stops_at_nothing_used(s: ProviderStoreSubject) -> None:
     """More than was taken cannot come back, as after a refund that is made twice."""
     s.take(2)
     s.store.refund(LANE, s.window(), 2)
@@ -109,7 +109,7 @@ def refund_stops_at_nothing_used(s: Subject) -> None:
 
 
 @check()
-def refund_below_a_lowered_limit(s: Subject) -> None:
+def refund_below_a_lowered_limit(s: ProviderStoreSubject) -> None:
     """After a limit was lowered below what is used, a refund frees what is under it."""
     s.take(5)
     s.must_refuse(limit=3)
@@ -121,7 +121,7 @@ def refund_below_a_lowered_limit(s: Subject) -> None:
 
 
 @check()
-def refund_of_nothing_known(s: Subject) -> None:
+def refund_of_nothing_known(s: ProviderStoreSubject) -> None:
     """A refund to a lane without a budget is not an error, and opens none."""
     s.store.refund(LANE, s.window(), 1)
     same(s.store.health(LANE.tenant_id), [], "the summary")
@@ -130,7 +130,7 @@ def refund_of_nothing_known(s: Subject) -> None:
 
 
 @check()
-def budgets_are_apart(s: Subject) -> None:
+def budgets_are_apart(s: ProviderStoreSubject) -> None:
     """Tenants, providers and capabilities share no budget."""
     s.take(10)
     for key in NEIGHBOURS:
@@ -140,7 +140,7 @@ def budgets_are_apart(s: Subject) -> None:
 
 
 @check()
-def budget_leaves_the_gates_alone(s: Subject) -> None:
+def budget_leaves_the_gates_alone(s: ProviderStoreSubject) -> None:
     """A budget that is used up changes neither circuit, version nor cooldown."""
     s.store.cool(LANE, s.start + 9.0)
     s.must_swap(0, s.probing())
@@ -152,7 +152,7 @@ def budget_leaves_the_gates_alone(s: Subject) -> None:
 
 
 @check()
-def next_window_is_fresh(s: Subject) -> None:
+def next_window_is_fresh(s: ProviderStoreSubject) -> None:
     """A window that begins where the last one ended has a budget of its own."""
     s.take(10)
     s.must_refuse()
@@ -162,14 +162,14 @@ def next_window_is_fresh(s: Subject) -> None:
 
 
 @check()
-def windows_may_be_skipped(s: Subject) -> None:
+def windows_may_be_skipped(s: ProviderStoreSubject) -> None:
     """Windows in which nobody called leave no trace."""
     s.take(10)
     same(s.take(1, window=30), 1, "used thirty windows later")
 
 
 @check()
-def older_window_is_not_asked_again(s: Subject) -> None:
+def older_window_is_not_asked_again(s: ProviderStoreSubject) -> None:
     """Whoever comes with an older window is served from the newest."""
     s.take(3)
     s.take(6, window=1)
@@ -179,7 +179,7 @@ def older_window_is_not_asked_again(s: Subject) -> None:
 
 
 @check()
-def older_window_is_not_opened(s: Subject) -> None:
+def older_window_is_not_opened(s: ProviderStoreSubject) -> None:
     """An older window is not opened though nobody has used it: its time is over."""
     s.take(10, window=2)
     for older in (1, 0, -5):
@@ -187,7 +187,7 @@ def older_window_is_not_opened(s: Subject) -> None:
 
 
 @check()
-def refused_first_use_makes_a_window_known(s: Subject) -> None:
+def refused_first_use_makes_a_window_known(s: ProviderStoreSubject) -> None:
     """A window whose first reservation asked for too much is the newest all the same."""
     s.take(10)
     s.must_refuse(11, window=1)
@@ -195,7 +195,7 @@ def refused_first_use_makes_a_window_known(s: Subject) -> None:
 
 
 @check()
-def refund_goes_to_its_own_window(s: Subject) -> None:
+def refund_goes_to_its_own_window(s: ProviderStoreSubject) -> None:
     """Units of a window that is over do not come back into the next."""
     s.take(5)
     s.take(5, window=1)
@@ -205,7 +205,7 @@ def refund_goes_to_its_own_window(s: Subject) -> None:
 
 
 @check()
-def refund_opens_no_window(s: Subject) -> None:
+def refund_opens_no_window(s: ProviderStoreSubject) -> None:
     """A refund to a window that nobody knows is not an error, and changes nothing."""
     s.take(6)
     s.store.refund(LANE, s.window(1), 3)
@@ -215,14 +215,14 @@ def refund_opens_no_window(s: Subject) -> None:
 
 
 @check()
-def changed_limit_of_the_next_window(s: Subject) -> None:
+def changed_limit_of_the_next_window(s: ProviderStoreSubject) -> None:
     """A window has the limit that its first caller names, whatever it was before."""
     s.take(2, limit=2)
     same(s.reserve(5, window=1, limit=7), Quota(Account(s.window(1), 7, 5), True), "the answer")
 
 
 @check()
-def summary_has_the_newest_window(s: Subject) -> None:
+def summary_has_the_newest_window(s: ProviderStoreSubject) -> None:
     """Of several windows, the summary shows the newest."""
     s.take(9)
     s.take(2, window=1)
@@ -230,7 +230,7 @@ def summary_has_the_newest_window(s: Subject) -> None:
 
 
 @check()
-def windows_of_any_length(s: Subject) -> None:
+def windows_of_any_length(s: ProviderStoreSubject) -> None:
     """A window may be a fraction of a second or a month."""
     brief = Window(s.start, s.start + 0.25)
     expect(s.store.reserve(LANE, brief, 1, 1).is_granted, "a unit was refused")
@@ -242,7 +242,7 @@ def windows_of_any_length(s: Subject) -> None:
 
 
 @check(CLOCK)
-def window_ends_in_the_summary(s: Subject) -> None:
+def window_ends_in_the_summary(s: ProviderStoreSubject) -> None:
     """The account is shown until its window ends, and at that instant no more."""
     s.take(3)
     end = s.window().end
@@ -253,7 +253,7 @@ def window_ends_in_the_summary(s: Subject) -> None:
 
 
 @check(CLOCK)
-def lane_outlives_its_window(s: Subject) -> None:
+def lane_outlives_its_window(s: ProviderStoreSubject) -> None:
     """A lane of which more is known stays in the summary, without an account."""
     s.take(3)
     s.ran(SUCCESS)
@@ -263,7 +263,7 @@ def lane_outlives_its_window(s: Subject) -> None:
 
 
 @check(CLOCK)
-def clock_that_is_set_back(s: Subject) -> None:
+def clock_that_is_set_back(s: ProviderStoreSubject) -> None:
     """A clock that steps back an hour gives no budget a second time."""
     s.clock.to(s.window(1).start)
     s.take(10, window=1)
@@ -272,7 +272,7 @@ def clock_that_is_set_back(s: Subject) -> None:
 
 
 @check(CLOCK)
-def window_of_a_clock_that_ran_ahead(s: Subject) -> None:
+def window_of_a_clock_that_ran_ahead(s: ProviderStoreSubject) -> None:
     """A clock that was a year ahead and is put right leaves today its budget, and gives it once."""
     s.clock.forward(365 * DAY)
     ahead = Window(s.clock(), s.clock() + HOUR)

@@ -53,7 +53,7 @@ OpenStore = Callable[[Clock], ProviderStore]
 OpenBeside = Callable[[ProviderStore, Clock], ProviderStore]
 
 
-class Subject(StoreSubject[ProviderStore]):
+class ProviderStoreSubject(StoreSubject[ProviderStore]):
     """One fresh, empty store and its clock."""
 
     def __init__(
