@@ -15,11 +15,11 @@ import pytest
 from ergon_framework.core.circuit_breaker import State
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
-from ergon_framework.providers.pipeline.threads import OwnThreads
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.tasks import Gate, TaskCall, TaskEnd, TaskOptions
+from ergon_framework.providers.threads import OwnThreads
 from tests.providers.scripted import (
     ONCE,
     PATIENCE,

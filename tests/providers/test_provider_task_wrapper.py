@@ -22,10 +22,10 @@ from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.ports.providerstore import Batch, LetterStatus
+from ergon_framework.providers import celery_worker
 from ergon_framework.providers.celery_task import CeleryProviderTask
+from ergon_framework.providers.celery_worker import relay_app
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
-from ergon_framework.providers.delivery import celery_worker
-from ergon_framework.providers.delivery.celery_worker import relay_app
 from ergon_framework.providers.delivery.dead_letters import sent_id
 from ergon_framework.providers.errors import (
     ProviderBadRequestError,

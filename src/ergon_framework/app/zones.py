@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, SecretStr
 
-from ergon_framework.app.move.endpoints import Place, is_same
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.sections import Section, Settings
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import base_of, resolve_url
+from ergon_framework.app.store_location import StoreLocation, is_same
 from ergon_framework.boundary.data_folder import FILE
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.http.endpoint import Endpoint
@@ -70,7 +70,7 @@ def implicit_store(name: str, settings: ZoneSettings, *, has_folder: bool) -> Zo
     if settings.store is None or not file.is_file():
         return settings
     url = settings.store.get_secret_value()
-    moved_to, place = _moved_to(name, file), Place(url).name
+    moved_to, place = _moved_to(name, file), StoreLocation(url).name
     if is_same(moved_to, place):
         return settings
     if moved_to:

@@ -58,14 +58,14 @@ def move(
     whoever still works with FROM, or begins to, is refused and told where everything is. JSON is
     one object per line: how far it is, and at the end one for each kind of thing.
     """
-    from ergon_framework.app.move.endpoints import Place
     from ergon_framework.app.move.stores import Asked
+    from ergon_framework.app.store_location import StoreLocation
 
     if reopen and (shut or dry_run):
         raise ConfigurationError(
             "--reopen copies nothing and shuts nothing", remedy="give it alone"
         )
-    asked = Asked(Place(source), Place(target), zone, objects, force, dry_run, shut)
+    asked = Asked(StoreLocation(source), StoreLocation(target), zone, objects, force, dry_run, shut)
     with _told_when_stopped(asked, is_reopening=reopen, as_json=as_json):
         if reopen:
             _reopen(asked, as_json=as_json)

@@ -57,8 +57,8 @@ except ImportError as error:
         remedy='pip install "ergon-framework[celery]"',
     ) from error
 
-from ergon_framework.providers.delivery import celery_worker
-from ergon_framework.providers.delivery.celery_worker import relay_app
+from ergon_framework.providers import celery_worker
+from ergon_framework.providers.celery_worker import relay_app
 
 __all__ = ["CeleryProviderTask", "relay_app"]
 

@@ -40,8 +40,8 @@ from ergon_framework.providers.decisions import DECISIONS
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
 from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.mapping.rules import tidy
-from ergon_framework.providers.pipeline.threads import OwnThreads
 from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.providers.threads import OwnThreads
 from ergon_framework.providers.validation import is_finite
 
 

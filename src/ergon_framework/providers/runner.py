@@ -57,7 +57,6 @@ from ergon_framework.providers.execution import (
 )
 from ergon_framework.providers.hurry import hurried, unhurried
 from ergon_framework.providers.pipeline.request import fingerprint
-from ergon_framework.providers.pipeline.threads import step
 from ergon_framework.providers.redaction import plain_json, safe_message, squeezed_names
 from ergon_framework.providers.tasks import (
     ComputedKeys,
@@ -74,6 +73,7 @@ from ergon_framework.providers.tasks import (
     verdict_on,
 )
 from ergon_framework.providers.telemetry import log_ending, tell
+from ergon_framework.providers.threads import step
 from ergon_framework.providers.validation import check_call
 
 DONE = Verdict(TaskEnd.DONE)

@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
-from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, Outcome, run
 from ergon_framework.app.move.transfer import summed
+from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.claim import Ask
 from ergon_framework.jobs.stores.opening import open_store
@@ -72,7 +72,7 @@ def append(store: FactStore, name: str) -> None:
 
 def moved(source: str | Path, target: str | Path, **how: Any) -> Outcome:
     """Move, without watching."""
-    return run(Asked(Place(str(source)), Place(str(target)), **how), lambda _: None)
+    return run(Asked(StoreLocation(str(source)), StoreLocation(str(target)), **how), lambda _: None)
 
 
 def copied(outcome: Outcome) -> dict[str, int]:

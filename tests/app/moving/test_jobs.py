@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.move import transfer
-from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.transfer import Part, Told
+from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.core.job import CancelAsked, JobStatus, RunAsked
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -230,11 +230,11 @@ def test_a_store_is_not_moved_into_itself(places: tuple[str, str], tmp_path: Pat
 
 def test_names_hold_no_secrets() -> None:
     """What a store is known by, in the mark and in front of people."""
-    place = Place("postgresql://me:hunter2@db.example:5432/work?sslmode=require&password=x")
+    place = StoreLocation("postgresql://me:hunter2@db.example:5432/work?sslmode=require&password=x")
     assert place.name == "postgresql://db.example:5432/work?sslmode=require"
-    place = Place("postgresql://me@/work?host=/run/postgresql")
+    place = StoreLocation("postgresql://me@/work?host=/run/postgresql")
     assert place.name == "postgresql:///work?host=/run/postgresql"
-    assert Place("redis://:hush@db.example/0").name == "redis://db.example/0"
+    assert StoreLocation("redis://:hush@db.example/0").name == "redis://db.example/0"
 
 
 def many(s: JobStoreSubject) -> None:
@@ -279,7 +279,7 @@ def test_a_source_that_was_emptied_takes_no_copy_with_it(
     """The earlier copy may be all there is of its jobs."""
     moved(*places)
     before = job_sums(places[1])
-    old = Place(places[0]).file
+    old = StoreLocation(places[0]).file
     assert old is not None
     old.unlink()
     with_jobs(places[0], lambda s: s.put("other") if has_others else None)

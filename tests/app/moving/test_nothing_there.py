@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, reopen
 from ergon_framework.app.schema import zones_there
+from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.factstore.nats.setup import zones_in_space
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.stores.opening import open_store
@@ -34,7 +34,7 @@ def test_a_redis_database_without_a_store(
         with pytest.raises(ConfigurationError, match="nothing of Ergon is there") as caught:
             moved(redis_url, target, **how)
         assert client.keys() == ["somebody"]
-    assert Place(redis_url).name in str(caught.value)
+    assert StoreLocation(redis_url).name in str(caught.value)
     assert "?prefix=NAME" in caught.value.remedy
     assert not (tmp_path / "new.db").exists()
 
@@ -71,8 +71,8 @@ def test_nothing_can_be_opened_again_where_nothing_is(
     url: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """To say that it was not shut would hide the mistake."""
-    source = Place(request.getfixturevalue(url))
-    asked = Asked(source, Place(f"sqlite:///{tmp_path}/new.db"))
+    source = StoreLocation(request.getfixturevalue(url))
+    asked = Asked(source, StoreLocation(f"sqlite:///{tmp_path}/new.db"))
     with pytest.raises(ConfigurationError, match="nothing of Ergon is there"):
         reopen(asked)
     with pytest.raises(ConfigurationError, match="nothing of Ergon is there"):

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import String, Table, update
 
-from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.providers import ProviderArchive, RowCopy
 from ergon_framework.app.move.run import Asked, reopen
 from ergon_framework.app.move.transfer import summed
+from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.errors import (
     ConfigurationError,
     StoreError,
@@ -274,5 +274,5 @@ def test_rows_that_were_moved_are_not_worked_with(
     with pytest.raises(StoreSchemaError, match=r"were moved to .*new\.db"):
         opened(source)
     assert copied(moved(source, target)) == {}
-    assert reopen(Asked(Place(source), Place(target))) == ["provider calls"]
+    assert reopen(Asked(StoreLocation(source), StoreLocation(target))) == ["provider calls"]
     opened(source).close()

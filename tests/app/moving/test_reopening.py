@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, reopen
 from ergon_framework.app.move.transfer import shut
+from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError, StoreUnavailableError
@@ -32,13 +32,13 @@ def files(folder: Path, *names: str) -> list[str]:
 
 def back(source: str | Path, target: str | Path, zone: str | None = None) -> list[str]:
     """What is opened again."""
-    return reopen(Asked(Place(str(source)), Place(str(target)), zone))
+    return reopen(Asked(StoreLocation(str(source)), StoreLocation(str(target)), zone))
 
 
 def test_what_was_done_since_is_not_left_behind_by_mistake(jobs: str, tmp_path: Path) -> None:
     """The way back is shut when TO was worked with, or is gone, unless somebody insists."""
     target = f"sqlite:///{tmp_path}/new.db"
-    back = Asked(Place(jobs), Place(target))
+    back = Asked(StoreLocation(jobs), StoreLocation(target))
     moved(jobs, target, shuts=True)
     with closing(open_store(target)) as store:
         assert claim(store) == ["a", "b", "c"]
@@ -63,7 +63,7 @@ def test_what_happened_to_facts_since_is_not_left_behind_by_mistake(
     """A fact that only TO has would be missing for ever, and its offset be given to another."""
     (tmp_path / "new").mkdir()
     target = f"sqlite:///{tmp_path}/new/facts.db"
-    back = Asked(Place(facts), Place(target), ZONE)
+    back = Asked(StoreLocation(facts), StoreLocation(target), ZONE)
     moved(facts, target, zone=ZONE, shuts=True)
     with closing(open_fact_store(target, zone=ZONE)) as store:
         append(store, "e")
@@ -77,8 +77,8 @@ def test_a_move_that_was_cut_off_can_be_taken_back(jobs: str, tmp_path: Path) ->
     target = f"sqlite:///{tmp_path}/new.db"
     ergon("move", jobs, target, failpoints="move.part.begun=kill")
     with closing(open_store(jobs, half_moved=True)) as store:
-        shut(cast("Archive", records_of(store)), Place(target).name)
-    assert reopen(Asked(Place(jobs), Place(target))) == ["jobs"]
+        shut(cast("Archive", records_of(store)), StoreLocation(target).name)
+    assert reopen(Asked(StoreLocation(jobs), StoreLocation(target))) == ["jobs"]
 
 
 def test_a_move_of_another_store_that_was_cut_off(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_place_that_cannot_be_reached(redis_url: str, tmp_path: Path) -> None:
     moved(source, redis_url, shuts=True)
     away = f"redis://127.0.0.1:{free_port()}/0"
     with closing(open_store(source, half_moved=True)) as store:
-        shut(cast("Archive", records_of(store)), Place(away).name)
+        shut(cast("Archive", records_of(store)), StoreLocation(away).name)
     with pytest.raises(StoreUnavailableError) as caught:
         back(source, away)
     assert "--force" in (caught.value.remedy or "")

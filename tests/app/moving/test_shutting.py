@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, Outcome, reopen, run
 from ergon_framework.app.move.transfer import Tell, Told
+from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.factstore.nats import database
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
@@ -67,11 +67,11 @@ def test_a_shut_store_can_be_moved_again_and_opened_again(jobs: str, tmp_path: P
         open_store(jobs)
     other = f"sqlite:///{tmp_path}/other.db"
     with pytest.raises(StoreError, match=r"was moved to .*new\.db, not to .*other\.db"):
-        reopen(Asked(Place(jobs), Place(other)))
+        reopen(Asked(StoreLocation(jobs), StoreLocation(other)))
     with pytest.raises(StoreError, match=r"was moved to .*new\.db, not to .*other\.db"):
         moved(jobs, other, shuts=True)
-    assert reopen(Asked(Place(jobs), Place(target))) == ["jobs"]
-    assert reopen(Asked(Place(jobs), Place(target))) == []
+    assert reopen(Asked(StoreLocation(jobs), StoreLocation(target))) == ["jobs"]
+    assert reopen(Asked(StoreLocation(jobs), StoreLocation(target))) == []
     with closing(open_store(jobs)) as store:
         add(store, "d")
     assert copied(moved(jobs, target)) == {"jobs": 1}
@@ -93,7 +93,7 @@ def test_forgotten_producers_of_facts_are_refused(facts: str, tmp_path: Path) ->
         assert len(forgotten.page(OUTBOUND, 0, 10, 1 << 20).facts) == 4
     assert copied(moved(facts, target, zone=ZONE)) == {}
     assert fact_sums(target) == fact_sums(facts)
-    assert reopen(Asked(Place(facts), Place(target), ZONE)) == ["facts"]
+    assert reopen(Asked(StoreLocation(facts), StoreLocation(target), ZONE)) == ["facts"]
     with closing(open_fact_store(facts, zone=ZONE)) as store:
         append(store, "e")
     assert copied(moved(facts, target, zone=ZONE))["facts"] == 1
@@ -139,7 +139,7 @@ def test_a_move_that_fails_leaves_the_store_open(jobs: str, tmp_path: Path) -> N
 
 def watched_run(source: str, target: str, tell: Tell) -> None:
     """Move and shut, watched."""
-    run(Asked(Place(source), Place(target), shuts=True), tell)
+    run(Asked(StoreLocation(source), StoreLocation(target), shuts=True), tell)
 
 
 @SERVERS
@@ -151,7 +151,7 @@ def test_no_password_is_told(tmp_path: Path, postgres_url: str) -> None:
     with pytest.raises(StoreReadOnlyError) as caught:
         open_store(source)
     assert "hunter2" not in str(caught.value.to_dict())
-    assert caught.value.details["moved_to"] == Place(secret).name
+    assert caught.value.details["moved_to"] == StoreLocation(secret).name
 
 
 def test_the_command_shuts_and_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +180,7 @@ def test_a_copy_that_is_moved_on_remembers_both(tmp_path: Path) -> None:
     moved(second, third, shuts=True)
     with pytest.raises(StoreReadOnlyError, match=r"two\.db held was moved to .*three\.db"):
         moved(first, second)
-    reopen(Asked(Place(second), Place(third)))
+    reopen(Asked(StoreLocation(second), StoreLocation(third)))
     assert copied(moved(first, second)) == {}
     with pytest.raises(ConfigurationError, match="into itself"):
         moved(first, first, shuts=True)
@@ -217,6 +217,9 @@ def test_a_password_that_ends_a_url_is_not_taken_for_the_rest_of_it(password: st
     """Two stores would have one name, and the name would show a part of the password."""
     for scheme in ("postgresql", "redis", "nats"):
         with pytest.raises(ConfigurationError, match="%23") as caught:
-            Place(f"{scheme}://ergon:{password}@127.0.0.1/work")
+            StoreLocation(f"{scheme}://ergon:{password}@127.0.0.1/work")
         assert password not in str(caught.value)
-    assert Place("postgresql://ergon:a%23b@127.0.0.1/work").name == "postgresql://127.0.0.1/work"
+    assert (
+        StoreLocation("postgresql://ergon:a%23b@127.0.0.1/work").name
+        == "postgresql://127.0.0.1/work"
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ergon_framework.app.move.endpoints import Place, is_same
+from ergon_framework.app.store_location import StoreLocation, is_same
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from tests.app.moving.stock import copied, ergon, job_sums, moved, with_jobs
@@ -50,14 +50,14 @@ DIFFERENT = [
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_the_same_place(one: str, other: str) -> None:
     """Defaults may be left out, and who comes, and how, is not where."""
-    names = [f"jobs of {Place(each).name}" for each in (one, other)]
+    names = [f"jobs of {StoreLocation(each).name}" for each in (one, other)]
     assert is_same(*names)
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_another_place(one: str, other: str) -> None:
     """One difference that tells is enough."""
-    assert not is_same(f"jobs of {Place(one).name}", f"jobs of {Place(other).name}")
+    assert not is_same(f"jobs of {StoreLocation(one).name}", f"jobs of {StoreLocation(other).name}")
 
 
 def test_zones_are_known_by_their_epochs() -> None:
@@ -148,7 +148,7 @@ def test_a_copy_of_a_database_is_another_store(
     with pytest.raises(StoreError, match="from another store") as caught:
         moved(copy, target)
     postgres_server.drop_database(copy)
-    assert f"jobs of {Place(postgres_url).name}, not jobs of" in caught.value.message
+    assert f"jobs of {StoreLocation(postgres_url).name}, not jobs of" in caught.value.message
     assert "write FROM as it was written then" in caught.value.remedy
     assert "secret" not in str(caught.value)
 

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from ergon_framework.app.move import transfer
-from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.run import Asked, Outcome, run
 from ergon_framework.app.move.transfer import Part, Told
+from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
@@ -59,7 +59,7 @@ class Once:
 
 def watched(source: str | Path, target: str | Path, tell: Once, **how: object) -> Outcome:
     """Move while something happens."""
-    asked = Asked(Place(str(source)), Place(str(target)), **how)  # type: ignore[arg-type]
+    asked = Asked(StoreLocation(str(source)), StoreLocation(str(target)), **how)  # type: ignore[arg-type]
     outcome = run(asked, tell)
     assert tell.was_done
     return outcome

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ergon_framework.app.move.endpoints import is_same
 from ergon_framework.app.move.transfer import (
     Part,
     Step,
@@ -15,6 +14,7 @@ from ergon_framework.app.move.transfer import (
     summed,
     title,
 )
+from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.copies import FactCopy, JobCopy

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from ergon_framework.app.move import objects, preflight, transfer
 from ergon_framework.app.move import stores as opening
-from ergon_framework.app.move.endpoints import is_same
 from ergon_framework.app.move.stores import Asked, no_work_at, zones_at
 from ergon_framework.app.move.transfer import Moved, Part, Tell
+from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
 from ergon_framework.ports.moving import mark_of, moved_away

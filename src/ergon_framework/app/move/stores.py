@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ergon_framework.app.move import transfer
-from ergon_framework.app.move.endpoints import Place
 from ergon_framework.app.move.objects import Bytes
 from ergon_framework.app.move.preflight import (
     locked,
@@ -21,6 +20,7 @@ from ergon_framework.app.move.transfer import Part
 from ergon_framework.app.schema import tables_in, zones_there
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import file_has_table
+from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.objectstore.s3_client import bucket_of
@@ -47,7 +47,7 @@ _TABLES = {"ergon_jobs": "jobs", "provider_dead_letters": "provider calls"}
 """By which tables a file is known to keep something beside facts."""
 
 
-def zones_at(place: Place) -> list[str]:
+def zones_at(place: StoreLocation) -> list[str]:
     """Whose facts a place keeps, as far as it can tell."""
     if place.file is None:
         return zones_there(place.url) if place.is_database else []
@@ -55,7 +55,7 @@ def zones_at(place: Place) -> list[str]:
     return [] if zone is None else [zone]
 
 
-def no_work_at(place: Place) -> ConfigurationError:
+def no_work_at(place: StoreLocation) -> ConfigurationError:
     """The error of a place that keeps neither jobs nor provider calls."""
     told = f"{place.name} keeps neither jobs nor provider calls"
     zones = zones_at(place)
@@ -72,7 +72,7 @@ def no_work_at(place: Place) -> ConfigurationError:
     )
 
 
-def zone_meant(given: str | None, place: Place) -> str:
+def zone_meant(given: str | None, place: StoreLocation) -> str:
     """The zone that is to be moved; nothing is made by looking for it."""
     zone = given or place.zone()
     if zone is None:
@@ -83,7 +83,7 @@ def zone_meant(given: str | None, place: Place) -> str:
     return zone
 
 
-def _refuse_unknown(zone: str, place: Place) -> None:
+def _refuse_unknown(zone: str, place: StoreLocation) -> None:
     """A zone that is not there: to open it for writing would make it."""
     if not place.is_database:
         _refuse_unknown_stream(zone, place)
@@ -93,7 +93,7 @@ def _refuse_unknown(zone: str, place: Place) -> None:
         raise _no_zone(zone, place, there)
 
 
-def _refuse_unknown_stream(zone: str, place: Place) -> None:
+def _refuse_unknown_stream(zone: str, place: StoreLocation) -> None:
     """Ask for the one stream first: not every user may ask which there are."""
     try:
         open_fact_store(place.url, zone=zone, read_only=True).close()
@@ -109,7 +109,7 @@ def _refuse_unknown_stream(zone: str, place: Place) -> None:
         raise _no_zone(zone, place, there) from None
 
 
-def _no_zone(zone: str, place: Place, there: Sequence[str]) -> ConfigurationError:
+def _no_zone(zone: str, place: StoreLocation, there: Sequence[str]) -> ConfigurationError:
     kept = [] if there else _kept(place)
     if kept:
         return ConfigurationError(
@@ -127,7 +127,7 @@ def _no_zone(zone: str, place: Place, there: Sequence[str]) -> ConfigurationErro
     )
 
 
-def _kept(place: Place) -> list[str]:
+def _kept(place: StoreLocation) -> list[str]:
     """What a file keeps beside facts; one that cannot be read says so."""
     if place.file is None:
         return []
@@ -141,8 +141,8 @@ S = TypeVar("S")
 class Asked:
     """What is to be moved, and how."""
 
-    source: Place
-    target: Place
+    source: StoreLocation
+    target: StoreLocation
     zone: str | None = None
     objects: tuple[str, str] | None = None
     is_forced: bool = False
@@ -189,7 +189,7 @@ def sources(asked: Asked, stack: ExitStack) -> dict[str, Archive]:
 # ---- jobs and provider calls --------------------------------------------------------------------
 
 
-def _has_jobs(place: Place) -> bool:
+def _has_jobs(place: StoreLocation) -> bool:
     """Whether there is a store of jobs, also an empty one; nothing is made by looking for it."""
     if not place.is_database:
         with closing(open_store(place.url, read_only=True)) as store:
@@ -228,7 +228,7 @@ def _open_target(url: str, *, read_only: bool = False) -> FullJobStore:
     return open_store(url, read_only=read_only, half_moved=True)
 
 
-def _calls_of(place: Place) -> ProviderArchive | None:
+def _calls_of(place: StoreLocation) -> ProviderArchive | None:
     """The tables of provider calls, if there are any."""
     if not place.is_database:
         return None

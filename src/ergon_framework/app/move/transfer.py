@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ergon_framework.app.move.endpoints import is_same
+from ergon_framework.app.store_location import is_same
 from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.ports.copies import Copy, FactCopy, JobCopy
 from ergon_framework.ports.moving import (

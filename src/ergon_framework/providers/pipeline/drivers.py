@@ -16,7 +16,7 @@ from ergon_framework.providers.execution import ProviderExecutionContext, Provid
 from ergon_framework.providers.hurry import LEAST, hurried
 from ergon_framework.providers.pipeline.guarded_call import Calling
 from ergon_framework.providers.pipeline.request import Body
-from ergon_framework.providers.pipeline.threads import Errand, NotBegunError, Outcome, step
+from ergon_framework.providers.threads import Errand, NotBegunError, Outcome, step
 
 if TYPE_CHECKING:
     from ergon_framework.providers.execution import Ending

@@ -32,13 +32,13 @@ from ergon_framework.providers.mapping.rules import tidy
 from ergon_framework.providers.pipeline.guarded_call import Calling
 from ergon_framework.providers.pipeline.lanes import Lane, Lanes
 from ergon_framework.providers.pipeline.options import Manner, Options, check_options
-from ergon_framework.providers.pipeline.threads import CALLS, Isolation, OwnThreads, step_threads
 from ergon_framework.providers.quota import QuotaDesk
 from ergon_framework.providers.recorder import CLOSING, recorder_of
 from ergon_framework.providers.retry import Retries
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telemetry import tell
+from ergon_framework.providers.threads import CALLS, Isolation, OwnThreads, step_threads
 from ergon_framework.providers.validation import MOST
 
 NEVER = 2**31

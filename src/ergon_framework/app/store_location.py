@@ -17,7 +17,7 @@ _SECRETS = frozenset({"password", "passwd", "sslpassword", "token"})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreLocation:
     """A store by its URL, or a zone by its folder."""
 
     given: str
