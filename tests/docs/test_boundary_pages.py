@@ -14,8 +14,8 @@ import ergon_framework.boundary as package
 from ergon_framework.boundary import Zone, ZoneSettings
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.responses import STATUS
+from ergon_framework.boundary.node.metrics import metrics
 from ergon_framework.boundary.node.policy import GROUPS, OPERATIONS
-from ergon_framework.boundary.node.status import metrics
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.cli.commands import app
 from ergon_framework.ports.notice import CATALOGUE

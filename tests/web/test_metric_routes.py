@@ -22,8 +22,9 @@ from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.inspector import _ended, _reasons
+from ergon_framework.telemetry.prometheus_text import Family
 from ergon_framework.web.application import create_app
-from ergon_framework.web.metrics import LONGEST, MOST, Family, exposed
+from ergon_framework.web.metrics import LONGEST, MOST, exposed
 from tests.providers.asgi_client import ask
 from tests.web.content import TENANT, fill_calls, fill_jobs, fill_zone, settings_in
 

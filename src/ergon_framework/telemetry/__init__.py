@@ -5,10 +5,11 @@ options never appear; what fails in here is logged once and never fails the work
 OpenTelemetry API is needed. Not promised: that a span is exported; that is the SDK's part.
 
 Start with ``sink`` (what one engine call records) and ``notices`` (who hears of a notice).
-``spans`` has the tree of spans, ``metrics`` the instruments, ``logs`` the fields of log records,
-``journal`` the background writer. ``tracing`` says which tracer this process has and is what the
-other packages use; ``journal_tracing`` records spans without an SDK; ``sdk_spans`` and
-``span_writer`` write them fast; ``exporters`` sets an SDK up from the settings.
+``spans`` has the tree of spans, ``metrics`` the instruments, ``prometheus_text`` their text format,
+``logs`` the fields of log records, ``journal`` the background writer. ``tracing`` says which tracer
+this process has and is what the other packages use; ``journal_tracing`` records spans without an
+SDK; ``sdk_spans`` and ``span_writer`` write them fast; ``exporters`` sets an SDK up from the
+settings.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Response
 
@@ -23,6 +22,7 @@ from ergon_framework.jobs.stores.unreadable import UNREADABLE
 from ergon_framework.jobs.views import missing_executors, unsynced, worker_state
 from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
 from ergon_framework.ports.providerstore import Counted, Ended, Figures, Used
+from ergon_framework.telemetry.prometheus_text import MEDIA_TYPE, Family, Series, text_of
 from ergon_framework.web.backend_pool import House
 from ergon_framework.web.backends import JobSource, ProviderSource, Sources, ZoneSource, zone_part
 from ergon_framework.web.dead_letter_routes import WAITING
@@ -31,41 +31,21 @@ from ergon_framework.web.responses import NO_STORE, PartAwayError
 logger = logging.getLogger("ergon.web")
 
 
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST = 1000
 """Series of one family. Names of queues, consumers and providers are nobody's to bound but ours."""
 LONGEST = 200
 """Characters of a label's value."""
 
-Series = tuple[Mapping[str, str], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One metric with all its series."""
-
-    name: str
-    kind: Literal["gauge", "counter"]
-    text: str
-    series: Iterable[Series]
-
 
 def exposed(families: Iterable[Family]) -> str:
     """Everything, and how many series had to be left out."""
-    lines: list[str] = []
-    left_out = 0
+    found, left_out = [], 0
     for family in merged(families):
         series = list(family.series)
         left_out += max(0, len(series) - MOST)
-        lines += _lines(family, series[:MOST])
-    dropped = Family(
-        "ergon_series_left_out",
-        "gauge",
-        f"Series left out of this answer: a metric has at most {MOST}.",
-        [],
-    )
-    lines += _lines(dropped, [({}, left_out)])
-    return "".join(f"{line}\n" for line in lines)
+        found.append(Family(family.name, family.kind, family.text, series[:MOST]))
+    text = f"Series left out of this answer: a metric has at most {MOST}."
+    return text_of([*found, _gauge("ergon_series_left_out", text, [({}, left_out)])])
 
 
 def merged(families: Iterable[Family]) -> list[Family]:
@@ -84,26 +64,9 @@ def merged(families: Iterable[Family]) -> list[Family]:
 def _added_up(series: Iterable[Series]) -> list[Series]:
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for labels, value in series:
-        key = tuple(labels.items())
+        key = tuple((name, text[:LONGEST]) for name, text in labels.items())
         sums[key] = sums.get(key, 0) + value
     return [(dict(key), value) for key, value in sums.items()]
-
-
-def _lines(family: Family, series: Iterable[Series]) -> Iterator[str]:
-    yield f"# HELP {family.name} {_escaped(family.text)}"
-    yield f"# TYPE {family.name} {family.kind}"
-    for labels, value in series:
-        inside = ",".join(f'{name}="{_label(text)}"' for name, text in labels.items())
-        where = f"{{{inside}}}" if inside else ""
-        yield f"{family.name}{where} {value}"
-
-
-def _label(text: str) -> str:
-    return _escaped(text[:LONGEST]).replace('"', '\\"')
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def job_metrics(source: JobSource) -> list[Family]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.maintenance import run_maintenance
-from ergon_framework.boundary.node.status import metrics, status
+from ergon_framework.boundary.node.metrics import metrics
+from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryNotFoundError, ConsumerHeldError

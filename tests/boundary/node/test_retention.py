@@ -14,7 +14,7 @@ import pytest
 from ergon_framework.boundary import Consumer
 from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.model import Delivery, Loss
-from ergon_framework.boundary.node.status import metrics
+from ergon_framework.boundary.node.metrics import metrics
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, ConflictingDuplicateError

@@ -25,6 +25,7 @@ from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.http.responses import Refusal
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.node import contract, operations
+from ergon_framework.boundary.node.metrics import metrics
 from ergon_framework.boundary.node.objects_api import PREFIX, ObjectRoutes
 from ergon_framework.boundary.node.operations import (
     ADMIN,
@@ -40,7 +41,6 @@ from ergon_framework.boundary.node.operations import (
     lease_seconds,
 )
 from ergon_framework.boundary.node.policy import Permit, Policy
-from ergon_framework.boundary.node.status import metrics
 from ergon_framework.boundary.node.wire import page_json
 from ergon_framework.boundary.zone import PEER, Zone
 from ergon_framework.errors import (

@@ -1,9 +1,9 @@
-"""The status of a zone: figures, which of them deserve an alert, and Prometheus text."""
+"""The status of a zone: figures, and which of them deserve an alert."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.wire import consumer_shape, link_shape, milliseconds
 from ergon_framework.boundary.settings import DAY
-from ergon_framework.boundary.telemetry import Histogram
-from ergon_framework.core.link import Mode
 from ergon_framework.errors import BoundaryError, StoreError
-from ergon_framework.ports.factstore import NEW_EPOCH, OUTBOUND, ConsumerInfo, LogInfo
+from ergon_framework.ports.factstore import NEW_EPOCH, ConsumerInfo, LogInfo
 from ergon_framework.ports.moving import mark_of
 from ergon_framework.ports.objectstore import Blob
 
@@ -209,149 +207,3 @@ def _notes() -> Iterator[str]:
             f"SQLite {sqlite3.sqlite_version} has a defect that only two writing processes meet;"
             " this node is the only one that writes its file"
         )
-
-
-_COUNTERS = {
-    "bsfg_append_requests_total": ("appends", "Appends asked for."),
-    "bsfg_append_failures_total": ("append_failures", "Appends refused or failed, by reason."),
-    "bsfg_duplicates_total": ("duplicates", "Appends answered with the offset of an earlier one."),
-    "bsfg_conflicts_total": ("conflicts", "Ids that came again with other content."),
-    "bsfg_envelope_differences_total": (
-        "envelope_differences",
-        "Duplicates that came with other advisory fields.",
-    ),
-    "bsfg_warnings_total": ("warnings", "Facts taken in spite of a doubt, such as an unstable id."),
-    "bsfg_fetch_requests_total": ("fetches", "Pages asked for."),
-    "bsfg_confirm_requests_total": ("confirms", "Confirmations."),
-    "bsfg_put_requests_total": ("puts", "Objects stored."),
-    "bsfg_denied_total": ("denied", "Calls and handshakes refused, by reason."),
-    "bsfg_pulled_facts_total": ("pulled", "Facts pulled, by peer."),
-    "bsfg_pull_failures_total": ("pull_failures", "Pulls that failed, by peer."),
-    "bsfg_collected_objects_total": ("collected", "Orphaned objects removed."),
-}
-_LABELS = {
-    "append_failures": "reason",
-    "denied": "reason",
-    "pulled": "peer",
-    "pull_failures": "peer",
-}
-
-
-def metrics(zone: Zone) -> str:
-    """Everything, as Prometheus reads it."""
-    return "".join(f"{line}\n" for line in _lines(zone))
-
-
-def _lines(zone: Zone) -> Iterator[str]:
-    counts = dict(zone.telling.counts)
-    for metric, (what, text) in _COUNTERS.items():
-        label = _LABELS.get(what)
-        found = [(value, count) for (name, value), count in counts.items() if name == what]
-        if label is None:
-            values = [("", sum(count for _value, count in found))]
-        else:
-            values = [(f'{{{label}="{_escaped(value)}"}}', count) for value, count in found]
-        yield from _family(metric, "counter", text, values)
-    seen = zone.telling
-    yield from _histogram(
-        "bsfg_append_latency_seconds",
-        "From an append's arrival to its answer.",
-        seen.append_seconds,
-    )
-    yield from _histogram(
-        "bsfg_fsync_seconds", "Until a group of appends is on disk.", seen.commit_seconds
-    )
-    yield from _histogram("bsfg_group_commit_size", "Facts in a group.", seen.commit_sizes)
-    yield from _levels(zone)
-
-
-def _histogram(name: str, text: str, seen: Histogram) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} histogram"
-    below = 0
-    for bound, count in zip((*seen.bounds, "+Inf"), seen.counts, strict=True):
-        below += count
-        yield f'{name}_bucket{{le="{bound}"}} {below}'
-    yield f"{name}_sum {seen.total:.6f}"
-    yield f"{name}_count {below}"
-
-
-def _levels(zone: Zone) -> Iterator[str]:
-    yield from _log_levels(zone)
-    yield from _consumer_levels(zone)
-    yield from _link_levels(zone)
-    yield from _zone_levels(zone)
-
-
-def _log_levels(zone: Zone) -> Iterator[str]:
-    logs = zone.store.logs()
-    by_log = [(f'{{log="{_escaped(log.name)}"}}', log) for log in logs]
-    yield from _family(
-        "bsfg_head_offset", "gauge", "The highest offset.", [(k, v.head) for k, v in by_log]
-    )
-    yield from _family("bsfg_log_bytes", "gauge", "Payload kept.", [(k, v.size) for k, v in by_log])
-    capacity = zone.settings.capacity_bytes
-    if capacity:
-        fill = [("", round(100 * log.size / capacity, 2)) for log in logs if log.name == OUTBOUND]
-        yield from _family("bsfg_store_buffer_fill_percent", "gauge", "Of the capacity.", fill)
-    ledger = sum(log.head for log in logs)
-    yield from _family("bsfg_ledger_rows", "gauge", "Ids remembered.", [("", ledger)])
-
-
-def _consumer_levels(zone: Zone) -> Iterator[str]:
-    now = zone.clock()
-    named = [(f'{{consumer="{_escaped(info.name)}"}}', info) for info in zone.store.consumers()]
-    yield from _family(
-        "bsfg_frontier_offset", "gauge", "Confirmed up to.", [(k, v.cursor) for k, v in named]
-    )
-    yield from _family(
-        "bsfg_consumer_lag", "gauge", "Facts waiting.", [(k, v.lag) for k, v in named]
-    )
-    waits = [(k, max(0.0, now - v.waiting_since)) for k, v in named if v.waiting_since is not None]
-    yield from _family(
-        "bsfg_oldest_unconfirmed_seconds", "gauge", "Age of the oldest one waiting.", waits
-    )
-
-
-def _link_levels(zone: Zone) -> Iterator[str]:
-    links = [(f'peer="{_escaped(peer)}"', link) for peer, link in zone.gates.items()]
-    lags = [(f"{{{label}}}", link.get("lag_seconds", 0.0)) for label, link in links]
-    yield from _family(
-        "bsfg_replication_lag_seconds", "gauge", "How far behind the peer's log we are.", lags
-    )
-    highest = [(f"{{{label}}}", link.get("lag_high", 0.0)) for label, link in links]
-    yield from _family(
-        "bsfg_replication_lag_high_watermark", "gauge", "The highest such lag so far.", highest
-    )
-    modes = [
-        (f'{{{label},mode="{mode}"}}', int(link.get("mode") == mode))
-        for label, link in links
-        for mode in Mode
-    ]
-    yield from _family("bsfg_gate_mode", "gauge", "1 for the mode of the link.", modes)
-
-
-def _zone_levels(zone: Zone) -> Iterator[str]:
-    store = zone.store
-    lost = sum(gap.count for gap in store.gaps())
-    yield from _family("bsfg_lost_facts_total", "counter", "Given up on purpose.", [("", lost)])
-    yield from _family(
-        "bsfg_quarantine_items", "gauge", "Facts set aside.", [("", len(store.quarantine()))]
-    )
-    objects, size = store.object_totals()
-    yield from _family("bsfg_artifacts", "gauge", "Names of objects.", [("", objects)])
-    yield from _family("bsfg_artifact_bytes", "gauge", "What they stand for.", [("", size)])
-    if zone.certificate_expiry is not None:
-        left = round(zone.certificate_expiry - zone.clock())
-        yield from _family("bsfg_cert_expiry_seconds", "gauge", "Until it ends.", [("", left)])
-
-
-def _family(name: str, kind: str, text: str, values: Iterable[tuple[str, float]]) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
-    for labels, value in values:
-        yield f"{name}{labels} {value}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,98 @@
+"""The check of names against the glossary, tried on a small checkout with planted violations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.glossary_check import SHARED, violations, words
+
+GLOSSARY = """\
+# Glossary
+
+- **claim**, **lease** of a job: taking it.
+- **store**: where jobs are kept.
+
+## Words we do not use
+
+- **bell**, **ring**: a notifier wakes its subscriptions.
+- **desk**: admin.
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with a glossary, a page that names ``JobClient``, and one file."""
+    for folder in ("docs/design", "src/ergon_framework", "tests"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "docs/glossary.md").write_text(GLOSSARY)
+    (tmp_path / "docs/jobs.md").write_text("Enqueue with `JobClient.enqueue`.\n")
+    write(tmp_path, "src/ergon_framework/client.py", "class JobClient: ...\n")
+    return tmp_path
+
+
+def write(root: Path, name: str, text: str = "") -> None:
+    """A file, with its folders."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_glossary_is_read() -> None:
+    """Every bold word at the head of an entry counts, and only those."""
+    assert words(GLOSSARY) == ({"claim", "lease", "store"}, {"bell", "ring", "desk"})
+
+
+def test_names_that_keep_to_it_pass(checkout: Path) -> None:
+    """Two private homes are fine, and so is a forbidden word inside of another one."""
+    write(checkout, "src/ergon_framework/a.py", "class Page: ...\n")
+    write(checkout, "src/ergon_framework/b.py", "class Page: ...\nclass _Page: ...\n")
+    write(checkout, "src/ergon_framework/string.py")
+    write(checkout, "src/ergon_framework/schema/0001_bell.sql")
+    assert violations(checkout) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("src/ergon_framework/desk.py", "", "'desk' is not a word of ours"),
+        ("tests/test_bell_ends.py", "", "'bell' is not a word of ours"),
+        ("src/ergon_framework/sql/ring.sql", "", "'ring' is not a word of ours"),
+        ("src/ergon_framework/b.py", "class JobClient: ...\n", "the documentation names it"),
+        ("docs/glossary.md", GLOSSARY + "- **store**: x.\n", "explained and forbidden"),
+    ],
+)
+def test_a_planted_violation_is_found(checkout: Path, name: str, text: str, found: str) -> None:
+    """One violation, one line, which says where it is."""
+    write(checkout, name, text)
+    (line,) = violations(checkout)
+    assert found in line
+    assert Path(name).stem in line
+
+
+def test_three_homes_are_too_many(checkout: Path) -> None:
+    """Also for a class that no page names."""
+    for name in ("a", "b", "c"):
+        write(checkout, f"src/ergon_framework/{name}.py", "class Page: ...\n")
+    (line,) = violations(checkout)
+    assert "class Page is defined in a.py, b.py, c.py" in line
+
+
+def test_design_records_document_nothing(checkout: Path) -> None:
+    """They speak of what is and of what was."""
+    write(checkout, "docs/design/0001.md", "We removed `Page`.\n")
+    write(checkout, "src/ergon_framework/a.py", "class Page: ...\n")
+    write(checkout, "src/ergon_framework/b.py", "class Page: ...\n")
+    assert violations(checkout) == []
+
+
+def test_an_exception_has_two_homes_at_most(checkout: Path) -> None:
+    """What two specifications name alike may be there twice, not three times."""
+    name = min(SHARED)
+    write(checkout, "docs/more.md", f"`{name}`\n")
+    for file in ("a", "b"):
+        write(checkout, f"src/ergon_framework/{file}.py", f"class {name}: ...\n")
+    assert violations(checkout) == []
+    write(checkout, "src/ergon_framework/c.py", f"class {name}: ...\n")
+    assert len(violations(checkout)) == 1
