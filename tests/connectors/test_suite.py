@@ -15,8 +15,8 @@ from ergon_framework.errors import WiringError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.suites import (
     CONNECTOR_CHECKS,
+    CheckOutcome,
     ConnectorSuiteError,
-    Outcome,
     exercise_connector,
 )
 
@@ -96,7 +96,9 @@ def test_a_source_without_dispatch_is_seeded() -> None:
         skip=["batch_size_below_one_is_refused"],
     )
     assert report.ok
-    reasons = {one.name: one.reason for one in report.results if one.outcome is Outcome.SKIPPED}
+    reasons = {
+        one.name: one.reason for one in report.results if one.outcome is CheckOutcome.SKIPPED
+    }
     assert reasons["ack_forgets"] == "needs ack"
     assert reasons["dispatch_takes_a_snapshot"] == "needs dispatch"
     assert reasons["release_restores_order"] == "needs release, strict_order"
