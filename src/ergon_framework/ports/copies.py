@@ -101,11 +101,10 @@ class JobCopy(Copy, frozen=True):
         return self.job.id
 
 
-class QueueCopy(Copy, frozen=True, omit_defaults=True):
+class QueueCopy(Copy, frozen=True):
     """The settings of a queue that has any, by name; discarding one takes its settings away.
 
-    The tokens of its rate that were taken are missing in the new store as well. A queue without a
-    rate has the content it had before there was anything to say about tokens.
+    The tokens of its rate that were taken are missing in the new store as well.
     """
 
     queue: str
