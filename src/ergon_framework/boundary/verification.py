@@ -13,7 +13,7 @@ from ergon_framework.boundary.store_urls import folders_of
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import Flaw, LogInfo, Reference, StoredObject
-from ergon_framework.ports.moving import is_half_moved
+from ergon_framework.ports.moving import mark_of
 
 SLICE = 500
 """Names read at once."""
@@ -53,8 +53,9 @@ def verified(zone: Zone) -> Iterator[Finding | Progress]:
     lost = _lost(zone)
     if lost:
         yield Finding("store", zone.name, f"it has lost what it acknowledged: {lost}", {})
-    if is_half_moved(zone.store):
-        what = "a move into it has not ended: run the same `ergon move` again"
+    mark = mark_of(zone.store)
+    if mark.is_half:
+        what = f"{mark.unended} into it has not ended: {mark.again}"
         yield Finding("store", zone.name, what, {})
     for log in zone.store.logs():
         for told in zone.store.verify(log.name):

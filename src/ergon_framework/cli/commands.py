@@ -22,6 +22,7 @@ from ergon_framework.cli import (
     project,
     providers,
     queues,
+    record_files,
     run,
     schedules,
     serve,
@@ -74,6 +75,8 @@ app.add_typer(schedules.app, name="schedules")
 app.add_typer(boundary.app, name="boundary")
 app.add_typer(db.app, name="db")
 app.command()(move.move)
+app.command()(record_files.export)
+app.command("import")(record_files.import_)
 app.add_typer(providers.app, name="providers")
 app.command()(workers.workers)
 app.command()(serve.serve)

@@ -94,7 +94,7 @@ def _told_when_stopped(asked: Asked, *, is_reopening: bool, as_json: bool) -> It
 def _move(asked: Asked, *, as_json: bool) -> None:
     from ergon_framework.app.move.run import run
 
-    with _progress(as_json=as_json) as tell:
+    with progress(as_json=as_json) as tell:
         outcome = run(asked, tell)
     rows = [_row(each, is_trial=asked.is_trial) for each in outcome.moved]
     if as_json:
@@ -112,7 +112,7 @@ def _move(asked: Asked, *, as_json: bool) -> None:
 def _reopen(asked: Asked, *, as_json: bool) -> None:
     from ergon_framework.app.move.run import reopen
 
-    with _progress(as_json=as_json) as tell:
+    with progress(as_json=as_json) as tell:
         opened = reopen(asked, tell)
     if as_json:
         show_one({"store": asked.source.name, "reopened": opened}, as_json=True)
@@ -148,7 +148,7 @@ def _shortened(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(*, as_json: bool) -> Iterator[Tell]:
+def progress(*, as_json: bool) -> Iterator[Tell]:
     """A bar on a terminal, lines of JSON for a program, and a line now and then for a file."""
     if as_json:
         yield _tell_program

@@ -6,7 +6,7 @@ How they are read and loaded is said in ``ports/moving.py``.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -21,11 +21,12 @@ from ergon_framework.ports.factstore import (
     StoreInfo,
 )
 from ergon_framework.ports.jobstore import Job, Schedule
+from ergon_framework.ports.record_codec import plain_record, read
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-def _plain(text: str) -> str:
+def _portable(text: str) -> str:
     """A text as every store can keep it: PostgreSQL has none with a NUL in it."""
     return text.replace("\0", "\ufffd")
 
@@ -33,6 +34,8 @@ def _plain(text: str) -> str:
 class Copy(msgspec.Struct, frozen=True):
     """One thing of a store."""
 
+    kind: ClassVar[str] = ""
+    """What it is called in a file of records."""
     has_shared_places: ClassVar[bool] = True
     """Whether places of two stores can be compared. Otherwise what is new comes last."""
     may_leave: ClassVar[bool] = True
@@ -62,8 +65,21 @@ class Copy(msgspec.Struct, frozen=True):
         """Whether every fresh store has it."""
         return False
 
+    def document(self) -> dict[str, Any]:
+        """The same JSON for the same thing in the same state, whichever store it lies in."""
+        return plain_record(self)
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """What :meth:`document` made JSON of; ``ValueError`` says what does not fit."""
+        return read(cls, document)
+
 
 # ---- job stores ---------------------------------------------------------------------------------
+
+
+_OF_THE_STORE: dict[str, Any] = {"key": None, "is_limited": False}
+"""Fields of a job that each store fills by itself."""
 
 
 class JobCopy(Copy, frozen=True):
@@ -77,6 +93,7 @@ class JobCopy(Copy, frozen=True):
     unique key. Nobody is woken.
     """
 
+    kind: ClassVar[str] = "job"
     job: Job
     changed_at: float
     """When it was last moved; what ``Search.before`` means."""
@@ -100,6 +117,20 @@ class JobCopy(Copy, frozen=True):
         """The id."""
         return self.job.id
 
+    def document(self) -> dict[str, Any]:
+        """Without what :attr:`content` leaves out."""
+        found = super().document()
+        found["job"] = {k: value for k, value in found["job"].items() if k not in _OF_THE_STORE}
+        return found
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """A job as it is before a store has it."""
+        job = document.get("job") if isinstance(document, dict) else None
+        if isinstance(job, dict) and not job.keys() & _OF_THE_STORE.keys():
+            document = {**document, "job": {**job, **_OF_THE_STORE}}
+        return super().from_document(document)
+
 
 class QueueCopy(Copy, frozen=True):
     """The settings of a queue that has any, by name; discarding one takes its settings away.
@@ -107,6 +138,7 @@ class QueueCopy(Copy, frozen=True):
     The tokens of its rate that were taken are missing in the new store as well.
     """
 
+    kind: ClassVar[str] = "queue"
     queue: str
     is_paused: bool
     max_active: int | None
@@ -124,6 +156,7 @@ class QueueCopy(Copy, frozen=True):
 class ScheduleCopy(Copy, frozen=True):
     """A schedule, by name."""
 
+    kind: ClassVar[str] = "schedule"
     schedule: Schedule
 
     @property
@@ -143,6 +176,7 @@ class LogCopy(Copy, frozen=True):
     and without a gap. A log without facts of its own becomes what the copy says.
     """
 
+    kind: ClassVar[str] = "log"
     number: int
     log: str
     first: int
@@ -180,6 +214,7 @@ class FactCopy(Copy, frozen=True):
     of objects come with a word about that.
     """
 
+    kind: ClassVar[str] = "fact"
     number: int
     """Of the log."""
     log: str
@@ -204,6 +239,7 @@ class IdCopy(Copy, frozen=True):
     after the facts, most of them are there by then.
     """
 
+    kind: ClassVar[str] = "fact_id"
     key: bytes
     """16 bytes."""
     digest: bytes
@@ -222,6 +258,7 @@ class IdCopy(Copy, frozen=True):
 class GapCopy(Copy, frozen=True):
     """A recorded loss, by log, beginning and end; only a gap of the store's own ever widens."""
 
+    kind: ClassVar[str] = "gap"
     gap: Gap
 
     @property
@@ -234,6 +271,7 @@ class GapCopy(Copy, frozen=True):
 class ConsumerCopy(Copy, frozen=True):
     """A consumer with its lease, by name; ``lag`` and ``waiting_since`` are left out (0, None)."""
 
+    kind: ClassVar[str] = "consumer"
     consumer: ConsumerInfo
 
     @property
@@ -245,6 +283,7 @@ class ConsumerCopy(Copy, frozen=True):
 class ItemCopy(Copy, frozen=True):
     """Something in quarantine, whatever became of it, by its number, which it keeps."""
 
+    kind: ClassVar[str] = "quarantined"
     item: Quarantined
     is_served: bool
     """It was released and has gone out since."""
@@ -257,14 +296,21 @@ class ItemCopy(Copy, frozen=True):
     @property
     def content(self) -> bytes:
         """All of it, the words as every store can keep them."""
+        return _encode((self._portable(), self.is_served))
+
+    def document(self) -> dict[str, Any]:
+        """All of it, the words as every store can keep them."""
+        return plain_record(ItemCopy(self._portable(), self.is_served))
+
+    def _portable(self) -> Quarantined:
         item = self.item
-        plain = replace(item, reason=_plain(item.reason), message=_plain(item.message))
-        return _encode((plain, self.is_served))
+        return replace(item, reason=_portable(item.reason), message=_portable(item.message))
 
 
 class NameCopy(Copy, frozen=True):
     """The name of an object, by bucket and key."""
 
+    kind: ClassVar[str] = "object"
     object: StoredObject
 
     @property
@@ -276,6 +322,7 @@ class NameCopy(Copy, frozen=True):
 class AwaitedCopy(Copy, frozen=True):
     """A name that a fact refers to and that stands for nothing yet, by bucket and key."""
 
+    kind: ClassVar[str] = "awaited_object"
     bucket: str
     key: str
 
@@ -288,6 +335,7 @@ class AwaitedCopy(Copy, frozen=True):
 class LinkCopy(Copy, frozen=True):
     """A link to a peer, its seal included, by peer."""
 
+    kind: ClassVar[str] = "link"
     link: Link
 
     @property
@@ -298,12 +346,20 @@ class LinkCopy(Copy, frozen=True):
     @property
     def content(self) -> bytes:
         """All of it, the words as every store can keep them."""
-        return _encode(replace(self.link, reason=_plain(self.link.reason)))
+        return _encode(self._portable())
+
+    def document(self) -> dict[str, Any]:
+        """All of it, the words as every store can keep them."""
+        return plain_record(LinkCopy(self._portable()))
+
+    def _portable(self) -> Link:
+        return replace(self.link, reason=_portable(self.link.reason))
 
 
 class NoteCopy(Copy, frozen=True):
     """One entry of the operators' journal, the oldest first, counted from 1."""
 
+    kind: ClassVar[str] = "note"
     position: int
     at: float
     action: str
@@ -320,12 +376,17 @@ class NoteCopy(Copy, frozen=True):
     @property
     def content(self) -> bytes:
         """All of it, the words as every store can keep them."""
-        return _encode((self.at, self.action, _plain(self.details)))
+        return _encode((self.at, self.action, _portable(self.details)))
+
+    def document(self) -> dict[str, Any]:
+        """All of it, the words as every store can keep them."""
+        return {**super().document(), "details": _portable(self.details)}
 
 
 class ZoneCopy(Copy, frozen=True):
     """Which store it is; it comes last, and the new store has the old one's epoch from then on."""
 
+    kind: ClassVar[str] = "zone"
     info: StoreInfo
 
     may_leave: ClassVar[bool] = False

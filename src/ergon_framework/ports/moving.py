@@ -36,6 +36,9 @@ from ergon_framework.ports.copies import Copy
 PAGE_BYTES = 4 << 20
 """About how many bytes of payloads a page has at most; one copy is always given, however large."""
 
+FILE_OF_RECORDS = "records "
+"""How the source of a mark begins that an import left; the digest of the file's lines follows."""
+
 C = TypeVar("C", bound=Copy)
 
 
@@ -55,6 +58,21 @@ class Mark(msgspec.Struct, frozen=True):
     def is_half(self) -> bool:
         """Whether a move into the store has begun and not ended."""
         return bool(self.source) and self.sums is None
+
+    @property
+    def is_import(self) -> bool:
+        """Whether what fills the store comes out of a file."""
+        return self.source.startswith(FILE_OF_RECORDS)
+
+    @property
+    def unended(self) -> str:
+        """What has not ended, when something has not."""
+        return "an import" if self.is_import else "a move"
+
+    @property
+    def again(self) -> str:
+        """What ends it."""
+        return f"run the same `ergon {'import' if self.is_import else 'move'}` again"
 
 
 @runtime_checkable
@@ -148,16 +166,16 @@ def refuse_unsettled(mark: Mark) -> None:
     In both, what is done would be missing where it is looked for, or be done twice.
     """
     if mark.is_half:
-        raise half_moved()
+        raise half_moved(mark)
     if mark.moved_to:
         raise moved_away("this store", mark.moved_to)
 
 
-def half_moved() -> StoreError:
-    """The error of a store that a move has not filled yet."""
+def half_moved(mark: Mark) -> StoreError:
+    """The error of a store that a move or an import has not filled yet."""
     return StoreError(
-        "a move into this store has not ended",
-        remedy="run the same `ergon move` again: it goes on where it was cut off",
+        f"{mark.unended} into this store has not ended",
+        remedy=f"{mark.again}: it goes on where it was cut off",
     )
 
 

@@ -80,7 +80,7 @@ def _bring(stores: Bytes, name: NameCopy) -> None:
     failpoint("move.object.after")
     flaw = _flaw(stores, name)
     if flaw is not None:
-        raise _lost(name, f"are not what was written where they were copied to: {flaw}")
+        raise lost(name, f"are not what was written where they were copied to: {flaw}")
 
 
 def _copy(stores: Bytes, name: NameCopy) -> None:
@@ -88,7 +88,7 @@ def _copy(stores: Bytes, name: NameCopy) -> None:
     digest = name.object.digest
     download = stores.source.open(digest)
     if download is None:
-        raise _lost(name, "are not there, where they are to come from")
+        raise lost(name, "are not there, where they are to come from")
     with closing(download):
         upload = stores.target.partial(digest)
         try:
@@ -101,13 +101,14 @@ def _copy(stores: Bytes, name: NameCopy) -> None:
             flaw = stores.source.verify(digest, name.object.size)
             if flaw is None:
                 raise
-            raise _lost(name, f"are damaged in {stores.origin}: {flaw}") from error
+            raise lost(name, f"are damaged in {stores.origin}: {flaw}") from error
         except BaseException:
             upload.pause()
             raise
 
 
-def _lost(name: NameCopy, what: str) -> DataLossError:
+def lost(name: NameCopy, what: str) -> DataLossError:
+    """The error of bytes that are not there, or not what they were."""
     kept = name.object
     return DataLossError(
         f"the bytes of {kept.bucket}/{kept.key} {what}",

@@ -34,7 +34,8 @@ def refuse_other(part: Part) -> None:
     if not mark.source:
         if not is_empty(part.target, part.kinds):
             raise StoreError(
-                f"{part.where} holds {part.name} already, and they are not an earlier copy",
+                f"{part.where} holds {part.name} already, and they are not"
+                f" {'of this import' if part.is_import else 'an earlier copy'}",
                 remedy="name an empty store as TO; nothing was changed",
             )
         return
@@ -42,8 +43,8 @@ def refuse_other(part: Part) -> None:
         raise _another(mark, part)
     if mark.sums is not None and not _is_untouched(part, mark.sums):
         raise StoreError(
-            f"{part.where} has been in use since {part.name} were moved there: moving again would"
-            " undo what was done meanwhile",
+            f"{part.where} has been in use since {part.name} were {_verb(part)}ed there:"
+            f" {_verb(part)}ing again would undo what was done meanwhile",
             remedy="go on with that store, or name an empty one as TO; nothing was changed",
         )
     _refuse_foreign(mark, part)
@@ -54,8 +55,8 @@ def refuse_half_source(source: object) -> None:
     mark = mark_of(source)
     if mark.is_half:
         raise StoreError(
-            f"a move into FROM has not ended: it is to become a copy of {mark.source}",
-            remedy="end that one first: run the same `ergon move` again, and then this one",
+            f"{mark.unended} into FROM has not ended: it is to become a copy of {mark.source}",
+            remedy=f"end that one first: {mark.again}, and then this one",
         )
 
 
@@ -75,7 +76,17 @@ def _is_born_alike(mark: Mark, part: Part) -> bool:
     return bool(mark.birth) and mark.birth == part.birth
 
 
+def _verb(part: Part) -> str:
+    return "import" if part.is_import else "mov"
+
+
 def _another(mark: Mark, part: Part) -> StoreError:
+    if part.is_import:
+        return StoreError(
+            f"{part.where} holds {part.name} of another source than this file: {mark.source}",
+            remedy="name an empty store as TO; nothing was changed",
+            details={"source": mark.source},
+        )
     has_epoch = FactCopy in part.kinds  # which is the same wherever the zone is
     again = "" if has_epoch else "if both are one store, write FROM as it was written then; else "
     return StoreError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, cast
+from datetime import datetime
+from typing import Any, ClassVar, Self, cast
 
 from sqlalchemy import (
     Column,
@@ -24,9 +25,10 @@ from sqlalchemy import (
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.ports.copies import Copy
 from ergon_framework.ports.moving import C
+from ergon_framework.ports.record_codec import read_value
 from ergon_framework.providers.migrations import HEAD, commands
 from ergon_framework.providers.migrations.database import Database
-from ergon_framework.providers.models import metadata
+from ergon_framework.providers.models import UtcDateTime, metadata
 from ergon_framework.providers.stores.database import MARKS
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.freeze import postgres_bars, sqlite_bars
@@ -55,6 +57,7 @@ declare("move.rows.before", "move.rows.after")
 class RowCopy(Copy, frozen=True):
     """A row, by table and primary key."""
 
+    kind: ClassVar[str] = "provider_row"
     table: str
     values: dict[str, Any]
 
@@ -65,6 +68,25 @@ class RowCopy(Copy, frozen=True):
         """Table and primary key."""
         keys = metadata.tables[self.table].primary_key.columns
         return (self.table, *(self.values[column.name] for column in keys))
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """A row whose columns are those of its table; ``ValueError`` says what does not fit."""
+        name = document.get("table") if isinstance(document, dict) else None
+        table = metadata.tables.get(name) if isinstance(name, str) else None
+        values = document.get("values") if table is not None else None
+        if (
+            table is None
+            or not isinstance(values, dict)
+            or len(document) > len(cls.__struct_fields__)
+        ):
+            message = "a row has the name of a table of provider calls and its values"
+            raise ValueError(message)
+        columns = {str(column.name): column for column in table.columns}
+        if columns.keys() != values.keys():
+            message = f"{name} has other columns: {', '.join(columns)}"
+            raise ValueError(message)
+        return cls(str(name), {key: _read(columns[key], values[key]) for key in columns})
 
 
 KINDS: tuple[type[Copy], ...] = (RowCopy,)
@@ -175,6 +197,16 @@ class ProviderArchive:
         commands.upgrade(connection)
         _MARKS.create(connection, checkfirst=True)
         _write(connection, _MARKS, mark)
+
+
+def _read(column: Column[Any], value: Any) -> Any:
+    """The value of a column out of a file of records."""
+    kind = datetime if isinstance(column.type, UtcDateTime) else column.type.python_type
+    try:
+        return read_value(kind | None if column.nullable else kind, value)
+    except ValueError as error:
+        message = f"{column.name}: {error}"
+        raise ValueError(message) from error
 
 
 def _write(connection: Connection, marks: Table, mark: bytes | None) -> None:

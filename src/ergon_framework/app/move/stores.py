@@ -174,9 +174,9 @@ def sources(asked: Asked, stack: ExitStack) -> dict[str, Archive]:
     """What can be shut at a place, opened for writing, by the names of parts."""
     if asked.is_zone:
         store = open_fact_store(asked.source.url, zone=zone_meant(asked.zone, asked.source))
-        return {"facts": cast("Archive", stack.enter_context(closing(store)))}
+        return {"facts": cast("Archive", records_of(stack.enter_context(closing(store))))}
     found: dict[str, Archive] = {}
-    calls = _calls_of(asked.source)
+    calls = call_source(asked.source)
     if calls is not None:
         found["provider calls"] = calls
     if _has_jobs(asked.source):
@@ -198,18 +198,33 @@ def _has_jobs(place: StoreLocation) -> bool:
     return any(each.part == "jobs" and each.current() is not None for each in tables)
 
 
-def job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
-    """The jobs, if there are any."""
+def job_source(asked: Asked, stack: ExitStack) -> FullJobStore | None:
+    """The store whose jobs are read, if it has any."""
     if not _has_jobs(asked.source):
-        return
+        return None
     source = open_store(asked.source.url, read_only=asked.only_looks, half_moved=True)
     stack.enter_context(closing(source))
     if not asked.is_forced:
         refuse_workers(source, source.now(), asked.source.name)
-    _refuse_unfit(asked, source)
+    refuse_half_source(source)
+    return source
+
+
+def job_target(asked: Asked, stack: ExitStack) -> FullJobStore:
+    """The store that jobs are written to."""
     target = _target(asked, _open_target, MemoryJobStore)
     stack.enter_context(closing(target))
     refuse_workers(target, target.now(), asked.target.name, is_target=True)
+    return target
+
+
+def job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
+    """The jobs, if there are any."""
+    source = job_source(asked, stack)
+    if source is None:
+        return
+    _refuse_elsewhere(asked, source)
+    target = job_target(asked, stack)
     yield Part(
         "jobs",
         cast("Archive", records_of(source)),
@@ -228,20 +243,25 @@ def _open_target(url: str, *, read_only: bool = False) -> FullJobStore:
     return open_store(url, read_only=read_only, half_moved=True)
 
 
-def _calls_of(place: StoreLocation) -> ProviderArchive | None:
+def call_source(place: StoreLocation) -> ProviderArchive | None:
     """The tables of provider calls, if there are any."""
     if not place.is_database:
         return None
+    found = call_target(place)
+    return found if found.is_there() else None
+
+
+def call_target(place: StoreLocation) -> ProviderArchive:
+    """The tables that provider calls are written to, which may still have to be made."""
     from ergon_framework.app.move.providers import ProviderArchive
     from ergon_framework.providers.migrations.database import database_of
 
-    found = ProviderArchive(database_of(place.url))
-    return found if found.is_there() else None
+    return ProviderArchive(database_of(place.url))
 
 
 def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
     """The tables of provider calls, if there are any, and somewhere to put them."""
-    source = _calls_of(asked.source)
+    source = call_source(asked.source)
     if source is None:
         return
     if not asked.target.is_database:
@@ -249,10 +269,9 @@ def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
             "provider calls and their dead letters stay: only SQLite and PostgreSQL keep them"
         )
         return
-    from ergon_framework.app.move.providers import KINDS, ProviderArchive
-    from ergon_framework.providers.migrations.database import database_of
+    from ergon_framework.app.move.providers import KINDS
 
-    target = ProviderArchive(database_of(asked.target.url))
+    target = call_target(asked.target)
     name = f"provider calls of {asked.source.name}"
     yield Part(
         *("provider calls", source, target, KINDS, name, asked.target.name), birth=birth_of(source)
@@ -262,8 +281,8 @@ def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
 # ---- a zone -------------------------------------------------------------------------------------
 
 
-def zone_part(asked: Asked, stack: ExitStack) -> Part:
-    """The facts of a zone; folders are locked on both sides."""
+def zone_source(asked: Asked, stack: ExitStack) -> FactStore:
+    """The store whose facts are read; its folder is locked."""
     zone = zone_meant(asked.zone, asked.source)
     if asked.source.file is not None and not asked.is_forced:
         stack.enter_context(closing(locked(asked.source.file.parent)))
@@ -271,20 +290,33 @@ def zone_part(asked: Asked, stack: ExitStack) -> Part:
     stack.enter_context(closing(source))
     if asked.source.file is None and not asked.is_forced:
         refuse_readers(source, clock_of(source), asked.source.name)
-    _refuse_unfit(asked, source)
+    refuse_half_source(source)
+    return source
+
+
+def zone_target(asked: Asked, zone: str, stack: ExitStack) -> FactStore:
+    """The store that facts are written to; its folder is locked."""
     if asked.target.file is not None and not asked.is_trial:
         stack.enter_context(closing(DataFolder.lock(asked.target.file.parent)))
 
     def opened(url: str, **how: Any) -> Any:
         return open_fact_store(url, zone=zone, **how)
 
-    target = _target(asked, opened, lambda: MemoryFactStore(zone))
+    target: FactStore = _target(asked, opened, lambda: MemoryFactStore(zone))
     stack.enter_context(closing(target))
+    return target
+
+
+def zone_part(asked: Asked, stack: ExitStack) -> Part:
+    """The facts of a zone; folders are locked on both sides."""
+    source = zone_source(asked, stack)
+    _refuse_elsewhere(asked, source)
     info = source.info()
+    target = zone_target(asked, info.zone, stack)
     return Part(
         "facts",
-        cast("Archive", source),
-        cast("Archive", target),
+        cast("Archive", records_of(source)),
+        cast("Archive", records_of(target)),
         FACT_KINDS,
         f"facts of {info.zone}, epoch {info.epoch}",
         asked.target.name,
@@ -306,19 +338,29 @@ def refuse_objects(asked: Asked) -> None:
     if asked.objects is None:
         return
     source, target = asked.objects
+    refuse_object_source(source)
+    zone = "" if is_folder(target) else zone_meant(asked.zone, asked.source)
+    refuse_object_target(target, zone, asked.target.file)
+
+
+def refuse_object_source(source: str) -> None:
+    """Objects come from where they are."""
     if is_folder(source) and not Path(source).is_dir():
         raise ConfigurationError(
             f"there is no folder {source} to copy objects from",
             remedy="--objects FROM TO: FROM is where the objects are",
         )
-    if is_folder(target):
-        _refuse_unmakable(Path(target), asked.target.file)
     check_object_place(source)
-    check_object_place(target)
     if not is_folder(source):
         open_object_store(source, read_only=True).close()
+
+
+def refuse_object_target(target: str, zone: str, facts: Path | None) -> None:
+    """They go to a folder that can be made, or to the zone's bucket."""
+    if is_folder(target):
+        _refuse_unmakable(Path(target), facts)
+    check_object_place(target)
     if not is_folder(target):
-        zone = zone_meant(asked.zone, asked.source)
         open_object_store(target, zone=zone, read_only=True).close()
 
 
@@ -352,10 +394,11 @@ def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
     return Bytes(part.source, source, target, origin)
 
 
-def _refuse_unfit(asked: Asked, source: object) -> None:
-    """Refuse what a source can be refused for before the target is opened, which makes it."""
-    refuse_half_source(source)
-    transfer.refuse_elsewhere(cast("Archive", source), asked.source.name, asked.target.name)
+def _refuse_elsewhere(asked: Asked, source: object) -> None:
+    """Refuse a source that was shut for another place; to open the target would make it."""
+    transfer.refuse_elsewhere(
+        cast("Archive", records_of(source)), asked.source.name, asked.target.name
+    )
 
 
 def _target(asked: Asked, opens: Callable[..., S], empty: Callable[[], Any]) -> S:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ergon_framework.app.store_location import is_same
 from ergon_framework.errors import DataLossError, StoreError
-from ergon_framework.ports.copies import Copy, FactCopy, JobCopy
+from ergon_framework.ports.copies import Copy, FactCopy, JobCopy, QueueCopy
 from ergon_framework.ports.moving import (
     PAGE_BYTES,
     Archive,
@@ -26,6 +26,7 @@ from ergon_framework.ports.moving import (
     encode_mark,
     mark_of,
 )
+from ergon_framework.ports.record_codec import plain
 from ergon_framework.storage.failpoints import declare, failpoint
 
 PAGE = 500
@@ -173,6 +174,8 @@ class Part:
     """The source's clock."""
     aside: Callable[[], None] = lambda: None
     """Sees to what lies beside the stores, when they hold the same."""
+    is_import: bool = False
+    """Whether the source is a file: then nothing is changed or discarded that the target holds."""
 
 
 def title(kind: type[Copy]) -> str:
@@ -295,7 +298,9 @@ def _differing(part: Part, kind: type[Copy], wanted: Sum, there: Sum) -> StoreEr
         f"{part.where} does not hold the same {title(kind)}: {wanted.count} of them with the digest"
         f" {wanted.digest[:16]} were to be there, and {there.count} with {there.digest[:16]} are;"
         f" {', '.join(named) or 'what differed a moment ago is the same now'}",
-        remedy="see that nobody uses either store, then move again: it goes on from there;"
+        remedy="see that nobody uses TO, then import again: it goes on from there"
+        if part.is_import
+        else "see that nobody uses either store, then move again: it goes on from there;"
         " --shut refuses who still uses FROM",
         details={"differing": named},
     )
@@ -458,6 +463,8 @@ class _Copying:
                 left += 1
                 continue
             self._refuse_impossible(step)
+            if self.part.is_import:
+                self._refuse_conflict(step, copy)
             (self._going if step is Step.GONE else self._coming).append(copy)
             moved.discarded += step is Step.GONE
             moved.copied += step is not Step.GONE
@@ -475,6 +482,22 @@ class _Copying:
             raise StoreError(
                 f"{self.part.where} holds {title(self.kind)} that the other store does not have",
                 remedy="name an empty store as TO",
+            )
+
+    def _refuse_conflict(self, step: Step, copy: Copy) -> None:
+        """An import fills an empty store: what is there and differs came from somebody else.
+
+        Not so the settings of a queue, which are written in two steps, and what every store has.
+        """
+        is_frame = self.kind.may_change and not self.kind.may_leave
+        if step is Step.GONE or (
+            step is Step.CHANGED and not is_frame and self.kind is not QueueCopy
+        ):
+            told = "is not in the file" if step is Step.GONE else "differs from that in the file"
+            raise StoreError(
+                f"{label(copy)} in {self.part.where} {told}: somebody else writes there",
+                remedy="name an empty store as TO; what is there was not overwritten",
+                details={"kind": copy.kind, "key": plain(copy.name, "key")},
             )
 
     def _flush(self) -> None:

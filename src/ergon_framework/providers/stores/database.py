@@ -110,8 +110,8 @@ def refuse_unsettled_tables(found: bytes | None, name: str) -> None:
     mark = read_mark(found)
     if mark.is_half:
         raise StoreSchemaError(
-            f"a move of provider calls into {name} has not ended",
-            remedy="run the same `ergon move` again: it goes on where it was cut off",
+            f"{mark.unended} of provider calls into {name} has not ended",
+            remedy=f"{mark.again}: it goes on where it was cut off",
         )
     if mark.moved_to:
         raise StoreSchemaError(

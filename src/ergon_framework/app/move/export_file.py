@@ -1,0 +1,396 @@
+"""``ergon export``: what a store holds, written into a file of records.
+
+The file is the state of one instant. A store on SQLite is copied first, in one reading
+transaction, so that whoever works with it goes on. A store on a server is read twice: when the
+second reading comes to other digests, something came into it meanwhile, and the export begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Protocol, cast
+
+from ergon_framework.app.move import objects as object_bytes
+from ergon_framework.app.move import record_file
+from ergon_framework.app.move import stores as opening
+from ergon_framework.app.move.preflight import refuse_half_source
+from ergon_framework.app.move.record_file import CALLS, FACTS, JOBS, Header, RecordWriter, Trailer
+from ergon_framework.app.move.stores import Asked
+from ergon_framework.app.move.transfer import MOST_TURNS, PAGE, Tell, Told, copies, summed, title
+from ergon_framework.app.store_location import StoreLocation
+from ergon_framework.boundary.store_urls import is_folder, open_object_store
+from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError, describe
+from ergon_framework.ports.copies import NameCopy
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.moving import Archive, records_of
+from ergon_framework.ports.objectstore import ObjectStore
+from ergon_framework.storage import secure_files
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.sqlite.connections import connect, open_reader
+
+declare("export.page.written", "export.file.synced", "export.file.named")
+
+_WAIT = 10.0  # seconds for a lock of SQLite
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """What is to be exported."""
+
+    source: StoreLocation
+    zone: str | None = None
+    objects: str | None = None
+    """Where the objects of a zone are that does not live in a folder."""
+    has_objects: bool = True
+    is_forced: bool = False
+    """Whether a store on a server is read although somebody works with it."""
+    version: str = ""
+    """Of Ergon, for the header."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    header: Header
+    trailer: Trailer
+    notes: list[str] = field(default_factory=list)
+
+
+class Output(Protocol):
+    """Where lines go."""
+
+    def begin(self) -> None:
+        """Begin, or begin anew; ``StoreError`` when what was written cannot be taken back."""
+
+    def write(self, data: bytes) -> object:
+        """Take some lines."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    name: str
+    records: Archive
+    totals: dict[str, int]
+
+
+@dataclass
+class _Opened:
+    parts: list[_Part]
+    zone: str | None = None
+    objects: ObjectStore | None = None
+    origin: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def run(asked: Exporting, output: Output, tell: Tell, *, scratch: Path | None = None) -> Exported:
+    """Write what a store holds; ``scratch`` is the folder in which a file is copied first."""
+    place = asked.source
+    place.refuse_memory()
+    if place.file is not None and not place.file.is_file():
+        raise ConfigurationError(
+            f"there is no file {place.file} to export from", remedy="name the store that is there"
+        )
+    with ExitStack() as stack:
+        if place.file is not None:
+            copied = _snapshot(place.file, scratch, stack)
+            # The copy is nobody else's: whoever works with the store is not in the way.
+            looked_at = replace(asked, source=StoreLocation(f"sqlite:///{copied}"), is_forced=True)
+        else:
+            looked_at = asked
+        opened = _opened(asked, looked_at, stack)
+        header = Header(
+            format=record_file.FORMAT,
+            version=record_file.VERSION,
+            parts=tuple(part.name for part in opened.parts),
+            zone=opened.zone,
+            has_objects=opened.objects is not None,
+            ergon=asked.version,
+            created_at=format_rfc3339(time.time()),
+            schema={part.name: record_file.schema_of(part.name) for part in opened.parts},
+        )
+        for _ in range(MOST_TURNS):
+            output.begin()
+            writer = RecordWriter(output.write, header)
+            _write(opened, writer, tell)
+            if place.file is not None or _is_unchanged(opened, writer, tell):
+                return Exported(header, writer.finish(), opened.notes)
+    raise StoreError(
+        f"{place.name} goes on changing: it was read {MOST_TURNS} times, and never twice the same",
+        remedy="stop whoever works with it, then export again",
+    )
+
+
+# ---- opening ------------------------------------------------------------------------------------
+
+
+def _opened(asked: Exporting, looked_at: Exporting, stack: ExitStack) -> _Opened:
+    """The stores to be read; ``looked_at`` names the copy of a file, and ``asked`` the file."""
+    trial = Asked(
+        *(looked_at.source, looked_at.source, asked.zone), None, looked_at.is_forced, is_trial=True
+    )
+    is_zone = Asked(asked.source, asked.source, asked.zone).is_zone
+    if is_zone:
+        return _opened_zone(asked, trial, stack)
+    if asked.objects is not None:
+        raise ConfigurationError(
+            "only a zone has objects, and jobs are what would be exported",
+            remedy="leave out --objects, or give --zone NAME",
+        )
+    parts = []
+    calls = opening.call_source(trial.source)
+    if calls is not None:
+        refuse_half_source(calls)
+        parts.append(_Part(CALLS, calls, {}))
+    jobs = opening.job_source(trial, stack)
+    if jobs is not None:
+        total = {"jobs": jobs.count(Search())}
+        parts.append(_Part(JOBS, cast("Archive", records_of(jobs)), total))
+    if not parts:
+        raise opening.no_work_at(asked.source)
+    notes = [
+        f"the facts of zone {zone} are not in the file: --zone {zone} exports them"
+        for zone in opening.zones_at(trial.source)
+    ]
+    return _Opened(parts, notes=notes)
+
+
+def _opened_zone(asked: Exporting, trial: Asked, stack: ExitStack) -> _Opened:
+    if asked.objects is not None:
+        opening.refuse_object_source(asked.objects)
+    store = opening.zone_source(trial, stack)
+    total = {"facts": sum(log.head - log.first + 1 for log in store.logs())}
+    part = _Part(FACTS, cast("Archive", records_of(store)), total)
+    found = _Opened([part], store.info().zone)
+    place = asked.objects or asked.source.objects
+    if not asked.has_objects:
+        found.notes.append("the bytes of objects are not in the file")
+    elif place is None:
+        found.notes.append("the bytes of objects are not in the file: --objects PLACE adds them")
+    else:
+        # A zone without objects has no folder for them, and none is made by looking.
+        is_missing = is_folder(place) and not Path(place).is_dir()
+        objects = open_object_store("memory://" if is_missing else place, read_only=True)
+        found.objects = stack.enter_context(closing(objects))
+        found.origin = place
+    return found
+
+
+def _snapshot(file: Path, scratch: Path | None, stack: ExitStack) -> Path:
+    """Copy a file of SQLite as it is at one instant, while others go on writing to it."""
+    folder = Path(tempfile.mkdtemp(prefix=".ergon-export-", dir=scratch))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    target = folder / file.name
+    try:
+        os.close(secure_files.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        with (
+            closing(open_reader(file, connect, _WAIT)) as source,
+            closing(connect(target.as_uri(), _WAIT)) as copy,
+        ):
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnavailableError(
+            f"{file} cannot be copied to be exported: {describe(error)}",
+            remedy=f"see that it is a store of Ergon, and that {folder.parent} has room for it",
+        ) from error
+    return target
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+def _write(opened: _Opened, writer: RecordWriter, tell: Tell) -> None:
+    if opened.objects is not None:
+        names, objects = opened.parts[0].records, opened.objects
+        stores = object_bytes.Bytes(names, objects, objects, opened.origin)
+        _write_objects(stores, writer, tell)
+    for part in opened.parts:
+        for kind in record_file.kinds_of(part.name):
+            for copy in copies(part.records, kind):
+                count = writer.record(copy)
+                if count % PAGE == 1:
+                    failpoint("export.page.written")
+                    total = part.totals.get(title(kind))
+                    tell(Told(part.name, f"exporting {title(kind)}", count, total))
+
+
+def _write_objects(stores: object_bytes.Bytes, writer: RecordWriter, tell: Tell) -> None:
+    """Write the bytes of every object once, whatever number of names it has."""
+    written: set[bytes] = set()
+    for count, name in enumerate(copies(stores.names, NameCopy), 1):
+        kept = name.object
+        if kept.digest not in written:
+            written.add(kept.digest)
+            _write_object(stores, name, writer)
+        tell(Told(object_bytes.PART, "exporting objects", count))
+
+
+def _write_object(stores: object_bytes.Bytes, name: NameCopy, writer: RecordWriter) -> None:
+    kept = name.object
+    download = stores.source.open(kept.digest)
+    if download is None:
+        raise object_bytes.lost(name, f"are not in {stores.origin}")
+    total, offset = hashlib.sha256(), 0
+    with closing(download):
+        for data in _chunks(download.read):
+            writer.chunk(kept.digest, kept.size, offset, data)
+            total.update(data)
+            offset += len(data)
+    if not kept.size:
+        writer.chunk(kept.digest, 0, 0, b"")
+    if offset != kept.size or total.digest() != kept.digest:
+        raise object_bytes.lost(name, f"are damaged in {stores.origin}")
+
+
+def _chunks(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """The bytes of an object in chunks of one size, however few a store gives at once."""
+    pending = bytearray()
+    while data := read(record_file.CHUNK - len(pending)):
+        pending += data
+        if len(pending) == record_file.CHUNK:
+            yield bytes(pending)
+            pending.clear()
+    if pending:
+        yield bytes(pending)
+
+
+def _is_unchanged(opened: _Opened, writer: RecordWriter, tell: Tell) -> bool:
+    """Whether a second reading comes to the same: then the first is the state between the two."""
+    for part in opened.parts:
+        for kind in record_file.kinds_of(part.name):
+            tell(Told(part.name, f"comparing {title(kind)}", 0))
+            found, wrote = summed(part.records, kind), writer.sum_of(kind)
+            if (found.count, found.digest) != (wrote.count, wrote.digest):
+                tell(Told(part.name, "beginning anew: something came meanwhile", 0))
+                return False
+    return True
+
+
+# ---- where lines go -----------------------------------------------------------------------------
+
+
+class FileOutput:
+    """A new file, private, which has its name when all of it is on the disk and not before."""
+
+    def __init__(self, path: Path, *, may_replace: bool = False) -> None:
+        self.path = path
+        self._may_replace = may_replace
+        self._draft = f".{path.name}.{os.getpid()}.partial"
+        self._stack = ExitStack()
+        self._file: IO[bytes] | None = None
+        with self._told():
+            self._folder = self._stack.enter_context(
+                secure_files.Folder.open(path.parent, follow=True)
+            )
+            self._refuse_present()
+
+    @property
+    def folder(self) -> Path:
+        """Where it will be."""
+        return self.path.parent
+
+    def begin(self) -> None:
+        """Make the file under another name, or begin anew in it."""
+        with self._told():
+            if self._file is not None:
+                self._file.seek(0)
+                self._file.truncate()
+                return
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = self._folder.open_file(self._draft, flags)
+            self._stack.callback(self._remove_draft)
+            self._file = self._stack.enter_context(os.fdopen(descriptor, "wb"))
+
+    def write(self, data: bytes) -> None:
+        """Take some lines."""
+        assert self._file is not None  # noqa: S101 - begin came before
+        with self._told():
+            self._file.write(data)
+
+    def commit(self) -> None:
+        """Give it its name, when all of it is on the disk."""
+        assert self._file is not None  # noqa: S101 - begin came before
+        with self._told():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            failpoint("export.file.synced")
+            self._refuse_present()
+            self._folder.replace(self._draft, self.path.name)
+            self._folder.sync()
+            failpoint("export.file.named")
+
+    def close(self) -> None:
+        """Remove what was not committed."""
+        with contextlib.suppress(OSError):  # a full disk was told already
+            self._stack.close()
+
+    def _remove_draft(self) -> None:
+        with contextlib.suppress(OSError):
+            self._folder.unlink(self._draft)
+
+    def _refuse_present(self) -> None:
+        try:
+            found = self._folder.look(self.path.name)
+        except FileNotFoundError:
+            return
+        if not self._may_replace:
+            raise ConfigurationError(
+                f"{self.path} is there already",
+                remedy="name another file, or replace it with --overwrite",
+            )
+        if not stat.S_ISREG(found.st_mode) or not self._is_of_records():
+            raise ConfigurationError(
+                f"{self.path} is no file of records, and nothing else is replaced",
+                remedy="name another file; - is the standard output",
+            )
+
+    def _is_of_records(self) -> bool:
+        """Whether an earlier export may be replaced; anything else, a store say, may be needed."""
+        with os.fdopen(self._folder.open_file(self.path.name, os.O_RDONLY), "rb") as file:
+            return record_file.version_in(file.readline(record_file.MAX_HEADER)) is not None
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"{self.path} cannot be written: {error.strerror or error}",
+                remedy="see that the folder is there, may be written and has room; nothing was left"
+                " behind",
+            ) from error
+
+
+class StreamOutput:
+    """The standard output. What was written there cannot be taken back."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Begin; the second time is one too many."""
+        if self._has_begun:
+            raise StoreError(
+                "something came into the store while it was exported, and what was written to the"
+                " standard output has no trailer: nobody can import it",
+                remedy="stop whoever works with the store, or name a FILE, which is begun anew",
+            )
+        self._has_begun = True
+
+    def write(self, data: bytes) -> None:
+        """Pass some lines on."""
+        self._stream.write(data)
