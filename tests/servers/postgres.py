@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +27,26 @@ from tests.servers.skip_loudly import MissingServerError
 def name_of(url: str) -> str:
     """The database that a URL of a :class:`PostgresServer` names."""
     return url.partition("@/")[2].partition("?")[0]
+
+
+_QUICK = ("-c", "fsync=off", "-c", "jit=off", "-c", "max_wal_size=4GB")
+"""Settings of a server whose machine does not lose its power: it survives kills all the same."""
+
+
+@cache
+def _data_folder(programs: Path) -> Path:
+    """What ``initdb`` makes, which takes a second, once per process; each server has a copy."""
+    folder = server_folder()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    words = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "ergon", "-A", "trust"]
+    _run([*words, "-N", "-E", "UTF8", "--no-locale"], server_user())
+    return folder / "data"
+
+
+def _run(words: Sequence[str], options: Mapping[str, Any]) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)  # noqa: S603
+    if done.returncode:
+        raise MissingServerError(f"{words[0]}: {done.stderr.strip()[-300:]}")
 
 
 class PostgresServer(Server):
@@ -43,12 +67,7 @@ class PostgresServer(Server):
             raise MissingServerError(str(error)) from error
         super().__init__(folder)
         self._numbers = count(1)
-        data = ["-D", str(self.folder / "data")]
-        words = [str(self._programs / "initdb"), *data, "-U", "ergon", "-A", "trust", "-N"]
-        words += ["-E", "UTF8", "--no-locale"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, **self._options())  # noqa: S603
-        if done.returncode:
-            raise MissingServerError(f"initdb: {done.stderr.strip()[-300:]}")
+        _run(["cp", "-a", str(_data_folder(self._programs)), str(self.folder / "data")], {})
 
     def _options(self) -> dict[str, Any]:
         return server_user()
@@ -60,7 +79,7 @@ class PostgresServer(Server):
     def _words(self) -> list[str]:
         words = [str(self._programs / "postgres"), "-D", str(self.folder / "data"), "-h", ""]
         words += ["-k", str(self.folder), "-c", "max_connections=200"]
-        return words if self._is_durable else [*words, "-c", "fsync=off"]
+        return words if self._is_durable else [*words, *_QUICK]
 
     def _answers(self) -> bool:
         ready = [str(self._programs / "pg_isready"), "-q", "-h", str(self.folder)]
@@ -72,7 +91,9 @@ class PostgresServer(Server):
 
         name = f"test_{next(self._numbers)}"
         with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name} TEMPLATE {like}".encode())
+            # The usual strategy writes all of a template into the write-ahead log.
+            words = f"CREATE DATABASE {name} TEMPLATE {like} STRATEGY FILE_COPY"
+            connection.execute(words.encode())
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
