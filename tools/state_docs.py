@@ -16,22 +16,22 @@ from pathlib import Path
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     ALLOWED,
-    CancelAsked,
-    Died,
+    CancelRequested,
+    Event,
     ExecutorMissing,
+    Expired,
     Failed,
     Held,
     JobRule,
+    JobSnapshot,
     JobStatus,
     LeaseExpired,
-    Outdated,
+    ProcessDied,
     Released,
-    RequeueAsked,
-    RunAsked,
-    Seen,
+    RequeueRequested,
+    RunRequested,
     Succeeded,
-    Tally,
-    settle,
+    next_transition,
 )
 from ergon_framework.core.lifecycle import ROUTES, VERBS, Cue, Ending, Step, Verb
 from ergon_framework.core.loop import StopReason
@@ -91,23 +91,23 @@ MEANINGS = {
 _ERROR = Failure(Kind.DEFECT, "error")
 _REFUSED = Failure(Kind.REJECTED, "handler_not_found")
 _GATE = Failure(Kind.HELD, "held")
-SEEN: tuple[tuple[str, Seen, int], ...] = (
+SEEN: tuple[tuple[str, Event, int], ...] = (
     ("the executor answered success", Succeeded(), 0),
     ("an attempt failed, and attempts are left", Failed(_ERROR), 0),
     ("the last attempt failed", Failed(_ERROR), 4),
     ("the failure is final, such as handler_not_found", Failed(_REFUSED), 0),
     ("no executor can be asked: empty handler", Failed(_REFUSED, False), 0),
     ("a gate held it", Held(_GATE), 0),
-    ("its executor died with this request alone", Died(), 0),
-    ("its executor died with several requests", Died(is_alone=False), 0),
-    ("its executor died before it read the request", Died(is_taken=False), 0),
+    ("its executor died with this request alone", ProcessDied(), 0),
+    ("its executor died with several requests", ProcessDied(was_alone=False), 0),
+    ("its executor died before it read the request", ProcessDied(was_read=False), 0),
     ("the worker gave it back", Released(), 0),
     ("its lease expired", LeaseExpired(), 0),
-    ("its expiry passed before it was started", Outdated(), 0),
+    ("its expiry passed before it was started", Expired(), 0),
     ("no worker had its executor for `executor_wait`", ExecutorMissing("node"), 0),
-    ("somebody cancelled it", CancelAsked(), 0),
-    ("somebody wants it to run now", RunAsked(), 0),
-    ("somebody sent it back from the dead letters", RequeueAsked(), 0),
+    ("somebody cancelled it", CancelRequested(), 0),
+    ("somebody wants it to run now", RunRequested(), 0),
+    ("somebody sent it back from the dead letters", RequeueRequested(), 0),
 )
 
 
@@ -181,7 +181,7 @@ def jobs() -> str:
     rows = []
     for text, seen, attempts in SEEN:
         states = sorted(ALLOWED[type(seen)], key=list(JobStatus).index)
-        moves = [settle(Tally(one, attempts, 1), seen, JobRule()) for one in states]
+        moves = [next_transition(JobSnapshot(one, attempts, 1), seen, JobRule()) for one in states]
         charges = "yes" if any(move.attempts > attempts for move in moves) else "no"
         after = dict.fromkeys(f"`{move.status}`" for move in moves)
         rows.append([text, ", ".join(f"`{one}`" for one in states), ", ".join(after), charges])

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from msgspec import structs
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.wire import Reply, Status
 from ergon_framework.jobs import JobClient
-from ergon_framework.jobs.claims import Claim, Judgement
+from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import Settlement
 from jobs_parts import client
@@ -31,7 +31,7 @@ COMMAND = (
 IN_FLIGHT = 1000
 THREADS = 8
 CHUNK = 100_000
-ASK = Ask(
+ASK = ClaimRequest(
     worker="bench",
     lease=600.0,
     slots={"python": IN_FLIGHT},
@@ -62,7 +62,7 @@ class Peer(client.Peer):
     def __init__(self) -> None:
         self._client: JobClient | None = None
         self._claims: list[Claim] = []
-        self._judgement = Judgement(JobsSettings(), "bench")
+        self._settler = Settler(JobsSettings(), "bench")
 
     def reset(self) -> None:
         if self._client is not None:
@@ -119,7 +119,7 @@ max_in_flight = {in_flight}
     def claim(self, count: int) -> None:
         while (left := count - len(self._claims)) > 0:
             ask = ASK if left >= IN_FLIGHT else structs.replace(ASK, slots={"python": left})
-            _, claimed = self._open.store.exchange([], ask)
+            _, claimed = self._open.store.settle_and_claim([], ask)
             if not claimed.jobs:
                 raise RuntimeError("the queue is empty")
             self._claims += map(Claim, claimed.jobs)
@@ -128,13 +128,13 @@ max_in_flight = {in_flight}
         claims, self._claims = self._claims, []
         for start in range(0, len(claims), IN_FLIGHT):
             batch = [self._settled(claim) for claim in claims[start : start + IN_FLIGHT]]
-            applied, _ = self._open.store.exchange(batch, None)
+            applied, _ = self._open.store.settle_and_claim(batch, None)
             if not all(applied):
                 raise RuntimeError("a settlement was not applied")
 
     def _settled(self, claim: Claim) -> Settlement:
-        seen = self._judgement.seen_of(_DONE, claim.job)
-        return self._judgement.settled(claim, seen, time.time(), 0.0, b"1")
+        seen = self._settler.event_of(_DONE, claim.job)
+        return self._settler.settle_claim(claim, seen, time.time(), 0.0, b"1")
 
     def waiting(self) -> int:
         return self._counted("pending")

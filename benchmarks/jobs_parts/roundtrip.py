@@ -1,7 +1,7 @@
 """One request to a warm executor and its answer, beside the same bytes through a bare pipe.
 
 ``python -m jobs_parts.roundtrip CHUNKS`` prints milliseconds of both as JSON. Ours go through the
-orchestrator's own loop, runner, child and session, one in flight, as they do in a worker.
+orchestrator's own loop, process, child and session, one in flight, as they do in a worker.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import time
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.wire import Reply, Status, encode_request
-from ergon_framework.jobs.child_process import Child
+from ergon_framework.jobs.child_process import ChildProcess
 from ergon_framework.jobs.claims import Claim
-from ergon_framework.jobs.event_loop import Selecting
-from ergon_framework.jobs.executor_process import Flight, Runner
+from ergon_framework.jobs.event_loop import EventLoop
+from ergon_framework.jobs.executor_process import ExecutorProcess, InFlight
 from ergon_framework.jobs.settings import ExecutorSettings
-from ergon_framework.ports.jobstore import Leased
+from ergon_framework.ports.jobstore import ClaimedJob
 from jobs_parts.ours import COMMAND
 
 IN_CHUNK = 100
@@ -28,16 +28,16 @@ _ECHO = "import os\nwhile data := os.read(0, 65536): os.write(1, data)"
 
 
 class Ours:
-    """A runner, and who listens to it."""
+    """A process, and who listens to it."""
 
     def __init__(self) -> None:
-        self._selecting = Selecting()
-        self._child = Child(COMMAND, {**os.environ, "ERGON_MAX_IN_FLIGHT": "1"}, None)
+        self._loop = EventLoop()
+        self._child = ChildProcess(COMMAND, {**os.environ, "ERGON_MAX_IN_FLIGHT": "1"}, None)
         settings = ExecutorSettings(command=COMMAND, pool_size=1)
-        self._runner = Runner(self._child, settings, self._selecting, self)
+        self._runner = ExecutorProcess(self._child, settings, self._loop, self)
         self._reply: Reply | None = None
         while not self._runner.is_up:
-            self._selecting.turn(self._selecting.now() + TIMEOUT)
+            self._loop.turn(self._loop.now() + TIMEOUT)
 
     def trip(self, number: int) -> float:
         """Seconds of one round trip."""
@@ -47,7 +47,7 @@ class Ours:
         self._runner.give(claim, request(claim.job), TIMEOUT)
         self._runner.flush()
         while self._reply is None:
-            self._selecting.turn(self._selecting.now() + TIMEOUT)
+            self._loop.turn(self._loop.now() + TIMEOUT)
         seconds = time.perf_counter() - began
         if self._reply.job_id != claim.job.id or self._reply.status is not Status.SUCCESS:
             raise RuntimeError(f"job {number} was answered with {self._reply.status}")
@@ -57,28 +57,28 @@ class Ours:
         """Let the executor leave."""
         self._runner.close_input()
         while not self._child.has_exited():
-            self._selecting.turn(self._selecting.now() + 0.01)
+            self._loop.turn(self._loop.now() + 0.01)
         self._runner.buried()
-        self._selecting.close()
+        self._loop.close()
 
-    # ---- what the runner tells ----
+    # ---- what the process tells ----
 
-    def answered(self, runner: Runner, flight: Flight, reply: Reply) -> None:
+    def answered(self, process: ExecutorProcess, request: InFlight, reply: Reply) -> None:
         """The answer we wait for."""
         self._reply = reply
 
-    def botched(self, runner: Runner, flight: Flight, failure: Failure) -> None:
+    def botched(self, process: ExecutorProcess, request: InFlight, failure: Failure) -> None:
         """An answer that cannot be read."""
         raise RuntimeError(failure.message)
 
-    def strayed(self, runner: Runner, reason: str) -> None:
+    def strayed(self, process: ExecutorProcess, reason: str) -> None:
         """A line that is no answer."""
         raise RuntimeError(reason)
 
-    def became_ready(self, runner: Runner) -> None:
+    def became_ready(self, process: ExecutorProcess) -> None:
         """It said so."""
 
-    def exited(self, runner: Runner) -> None:
+    def exited(self, process: ExecutorProcess) -> None:
         """It ended; only at the end, or the next trip fails."""
 
 
@@ -108,7 +108,7 @@ class Pipe:
         self._child.communicate()
 
 
-def request(job: Leased) -> bytes:
+def request(job: ClaimedJob) -> bytes:
     """The line that a pool would write."""
     return encode_request(
         job_id=job.id,
@@ -126,7 +126,7 @@ def request(job: Leased) -> bytes:
 
 def _claim(number: int) -> Claim:
     now = time.time()
-    job = Leased(
+    job = ClaimedJob(
         key=number, fence=1, id=f"01J0000000{number:016d}", handler="noop", executor="",
         queue="default", args=b"[%d]" % number, kwargs=b"{}", attempts=0, deliveries=1, excused=0,
         is_solo=False, created_at=now, claimed_at=now, timeout=None, max_attempts=None,

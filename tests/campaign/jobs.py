@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.maintenance import WorkerChores
+from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.ports.jobstore import Search
 from tests.campaign.actors import Actor
 from tests.campaign.campaign import Campaign
@@ -44,7 +44,7 @@ class JobCampaign(Campaign):
 
     def points(self, program: str) -> list[str]:
         """Those of a client, or those of a worker."""
-        assert WorkerChores is not None  # imported for its failpoints
+        assert Maintenance is not None  # imported for its failpoints
         known = self.known(("jobs.", "worker."))
         if program == "producer":
             return [name for name in known if name.startswith(("jobs.add.", "storage."))]

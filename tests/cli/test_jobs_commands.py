@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.cli import invoke
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import Succeeded
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
@@ -324,8 +324,8 @@ def test_rows_that_cannot_be_read(desk: Desk) -> None:
             connection.execute("UPDATE ergon_jobs SET options = ?", (options,))
 
     def claimed() -> list[str]:
-        ask = Ask(worker="w", lease=10, slots={"python": 5}, default="python")
-        return [job.id for job in desk.client.store.exchange([], ask)[1].jobs]
+        ask = ClaimRequest(worker="w", lease=10, slots={"python": 5}, default="python")
+        return [job.id for job in desk.client.store.settle_and_claim([], ask)[1].jobs]
 
     write("{")
     assert desk("jobs", "list").code == 0
@@ -506,7 +506,7 @@ def test_workers(desk: Desk) -> None:
     """Those that told of themselves."""
     now = desk.client.store.now()
     pool = {"in_flight": 2, "slots": 0}
-    desk.client.store.tell(
+    desk.client.store.heartbeat(
         WorkerRecord(
             id="w", host="here", pid=7, version="1", started_at=now, executors={"python": pool}
         )

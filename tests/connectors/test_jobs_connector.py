@@ -420,7 +420,7 @@ def test_leases_are_renewed_while_a_job_is_in_hand(store: FullJobStore, clock: C
         assert holding is not None
         holding.renew()
         clock.at += 7
-        assert store.overdue(9) == []
+        assert store.expired_leases(9) == []
         assert isinstance(lost, JobDelivery)
         clock.at += 9
         with JobsConnector(store) as other:
@@ -555,7 +555,7 @@ def test_a_cancelled_waiting_fetch_takes_nothing(store: FullJobStore) -> None:
     async def scenario() -> list[Transaction]:
         connector = JobsConnector(store, handler="work")
         fetching = asyncio.ensure_future(connector.fetch_transactions_async(1, wait=30.0))
-        await asyncio.to_thread(eventually, lambda: connector._desk._bell is not None)
+        await asyncio.to_thread(eventually, lambda: connector._desk._subscription is not None)
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetching

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.claim import Admission, Applicant, admit
+from ergon_framework.core.claim import Admission, Candidate, admit
 
 pytestmark = pytest.mark.req("SCALE:fleet-limits")
 OPEN = {"q": 9}  # what the gate of the queue lets through
@@ -22,9 +22,9 @@ def one(
     limit: int = 1,
     expires_at: float | None = None,
     queue: str = "q",
-) -> Applicant:
+) -> Candidate:
     """An applicant that is as old as its number says."""
-    return Applicant((0, float(n), n), line, queue, expires_at, key, limit)
+    return Candidate((0, float(n), n), line, queue, expires_at, key, limit)
 
 
 def test_the_first_of_a_key_is_admitted_in_whichever_line() -> None:
@@ -74,7 +74,7 @@ applicants = st.lists(
     max_size=25,
 ).map(
     lambda found: [
-        Applicant((priority, float(n % 4), n), *rest) for n, (priority, *rest) in enumerate(found)
+        Candidate((priority, float(n % 4), n), *rest) for n, (priority, *rest) in enumerate(found)
     ]
 )
 counts = st.integers(0, 5)
@@ -88,7 +88,7 @@ counts = st.integers(0, 5)
     unknown=st.frozensets(st.sampled_from(KEYS)),
 )
 def test_limits_hold_and_nobody_is_held_back_without_a_reason(
-    waiting: list[Applicant],
+    waiting: list[Candidate],
     rooms: list[int],
     gates: dict[str, int],
     running: dict[str, int],
@@ -103,7 +103,7 @@ def test_limits_hold_and_nobody_is_held_back_without_a_reason(
     by_key = Counter(running)
     for each in sorted(waiting, key=lambda each: each.place):
         is_full = (
-            by_line[each.line] >= rooms[each.line] or by_queue[each.queue] >= gates[each.queue]
+            by_line[each.pick] >= rooms[each.pick] or by_queue[each.queue] >= gates[each.queue]
         )
         is_over = each.expires_at is not None and each.expires_at <= NOW
         match told.pop(each.number, "stays"):
@@ -129,6 +129,6 @@ def test_limits_hold_and_nobody_is_held_back_without_a_reason(
                 if each.key is not None:
                     assert by_key[each.key] < each.limit
                     by_key[each.key] += 1
-                by_line[each.line] += 1
+                by_line[each.pick] += 1
                 by_queue[each.queue] += 1
     assert told == {}

@@ -16,45 +16,45 @@ from ergon_framework.core.job import (
     EXPIRED_RETRYING,
     JOB_RETRIES,
     WHY_ENDED,
-    CancelAsked,
-    Died,
+    CancelRequested,
+    Event,
     ExecutorMissing,
+    Expired,
     Failed,
     Held,
+    InvalidTransition,
     JobRule,
+    JobSnapshot,
     JobStatus,
     LeaseExpired,
-    Outdated,
-    Refused,
+    ProcessDied,
     Released,
-    RequeueAsked,
-    RunAsked,
-    Seen,
+    RequeueRequested,
+    RunRequested,
     Succeeded,
-    Tally,
+    next_transition,
     route,
-    settle,
 )
 from ergon_framework.core.retry import Backoff, RetryRule
 
 ACTIVE, PENDING, RETRYING = JobStatus.ACTIVE, JobStatus.PENDING, JobStatus.RETRYING
 COMPLETED, FAILED, CANCELLED = JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED
 RULE = JobRule(RetryRule(3, Backoff(10.0), JOB_RETRIES), max_deliveries=5, held_delay=30.0)
-RUNNING = Tally(ACTIVE, attempts=0, deliveries=1)
+RUNNING = JobSnapshot(ACTIVE, attempts=0, deliveries=1)
 FLAKY = Failure(Kind.TRANSIENT, "flaky", "it did not answer")
 
-EVENTS: list[Seen] = [
+EVENTS: list[Event] = [
     Succeeded(),
     *(Failed(Failure(kind, "x"), written) for kind in Kind for written in (True, False)),
     *(Held(Failure(Kind.HELD, "gate", retry_after=after)) for after in (None, -1.0, 5.0)),
-    *(Died(taken, alone) for taken in (True, False) for alone in (True, False)),
+    *(ProcessDied(taken, alone) for taken in (True, False) for alone in (True, False)),
     Released(),
     LeaseExpired(),
-    Outdated(),
+    Expired(),
     ExecutorMissing("x"),
-    CancelAsked(),
-    RunAsked(),
-    RequeueAsked(),
+    CancelRequested(),
+    RunRequested(),
+    RequeueRequested(),
 ]
 
 
@@ -64,18 +64,18 @@ EVENTS: list[Seen] = [
 @pytest.mark.req("JOBS:store")
 def test_the_table_knows_every_event() -> None:
     """An event that is not in the table could not be refused."""
-    assert set(ALLOWED) == set(get_args(Seen)) == {type(seen) for seen in EVENTS}
+    assert set(ALLOWED) == set(get_args(Event)) == {type(seen) for seen in EVENTS}
 
 
 def test_the_table_by_hand() -> None:
     """A second writing of the table, so that no edit of the first one is an accident."""
     by_hand = {
-        PENDING: {Outdated, ExecutorMissing, CancelAsked, RunAsked},
-        RETRYING: {Outdated, ExecutorMissing, CancelAsked, RunAsked},
-        ACTIVE: {Succeeded, Failed, Held, Died, Released, LeaseExpired},
+        PENDING: {Expired, ExecutorMissing, CancelRequested, RunRequested},
+        RETRYING: {Expired, ExecutorMissing, CancelRequested, RunRequested},
+        ACTIVE: {Succeeded, Failed, Held, ProcessDied, Released, LeaseExpired},
         COMPLETED: set(),
-        FAILED: {RunAsked, RequeueAsked},
-        CANCELLED: {RunAsked},
+        FAILED: {RunRequested, RequeueRequested},
+        CANCELLED: {RunRequested},
     }
     found = {status: {seen for seen, at in ALLOWED.items() if status in at} for status in JobStatus}
     assert found == by_hand
@@ -83,15 +83,15 @@ def test_the_table_by_hand() -> None:
 
 @pytest.mark.parametrize("status", JobStatus)
 @pytest.mark.parametrize("seen", EVENTS, ids=lambda seen: type(seen).__name__)
-def test_every_event_in_every_state(seen: Seen, status: JobStatus) -> None:
+def test_every_event_in_every_state(seen: Event, status: JobStatus) -> None:
     """Whatever happens in whatever state is either applied or refused by name."""
     for attempts, deliveries, is_charged in itertools.product((0, 1, 2), (1, 5), (False, True)):
-        tally = Tally(status, attempts, deliveries, 0, is_charged)
+        tally = JobSnapshot(status, attempts, deliveries, 0, is_charged)
         if status in ALLOWED[type(seen)]:
-            assert settle(tally, seen, RULE).status is not ACTIVE
+            assert next_transition(tally, seen, RULE).status is not ACTIVE
         else:
-            with pytest.raises(Refused, match=rf"{type(seen).__name__} .* {status}"):
-                settle(tally, seen, RULE)
+            with pytest.raises(InvalidTransition, match=rf"{type(seen).__name__} .* {status}"):
+                next_transition(tally, seen, RULE)
 
 
 @pytest.mark.req("JOBS:operator")
@@ -99,7 +99,7 @@ def test_every_event_in_every_state(seen: Seen, status: JobStatus) -> None:
 def test_only_an_operator_brings_a_job_back(status: JobStatus) -> None:
     """No worker, rescuer or clock moves a job that has ended; a completed one nobody does."""
     leaving = {seen for seen, states in ALLOWED.items() if status in states}
-    assert leaving <= {RunAsked, RequeueAsked}
+    assert leaving <= {RunRequested, RequeueRequested}
     assert status.is_final
 
 
@@ -112,7 +112,7 @@ def test_what_has_not_ended_is_not_final(status: JobStatus) -> None:
 @pytest.mark.req("JOBS:operator")
 def test_running_jobs_cannot_be_cancelled() -> None:
     """Once execution has started, its outcome is what counts."""
-    assert ACTIVE not in ALLOWED[CancelAsked]
+    assert ACTIVE not in ALLOWED[CancelRequested]
 
 
 # ---- what each event makes of a job -------------------------------------------------------------
@@ -121,22 +121,22 @@ def test_running_jobs_cannot_be_cancelled() -> None:
 def test_success() -> None:
     """A success ends the job and counts as an attempt, also one that was charged before."""
     for is_charged in (False, True):
-        move = settle(Tally(ACTIVE, 1, 2, 0, is_charged), Succeeded(), RULE)
+        move = next_transition(JobSnapshot(ACTIVE, 1, 2, 0, is_charged), Succeeded(), RULE)
         assert (move.status, move.event, move.attempts) == (COMPLETED, "completed", 2)
 
 
 def test_a_failure_that_may_pass() -> None:
     """It is charged, and tried again after the backoff of its attempt."""
-    first = settle(RUNNING, Failed(FLAKY), RULE)
+    first = next_transition(RUNNING, Failed(FLAKY), RULE)
     assert (first.status, first.event, first.attempts, first.delay) == (RETRYING, "failed", 1, 10.0)
     assert (first.failure, first.why) == (FLAKY, "flaky")
-    second = settle(Tally(ACTIVE, 1, 2), Failed(FLAKY), RULE)
+    second = next_transition(JobSnapshot(ACTIVE, 1, 2), Failed(FLAKY), RULE)
     assert (second.attempts, second.delay) == (2, 20.0)
 
 
 def test_the_last_attempt() -> None:
     """A failure of the last attempt ends the job, with that attempt charged."""
-    move = settle(Tally(ACTIVE, 2, 3), Failed(FLAKY), RULE)
+    move = next_transition(JobSnapshot(ACTIVE, 2, 3), Failed(FLAKY), RULE)
     assert (move.status, move.attempts, move.why) == (FAILED, 3, "attempts_spent")
     assert (move.failure, move.delay) == (FLAKY, 0.0)
 
@@ -144,13 +144,13 @@ def test_the_last_attempt() -> None:
 @pytest.mark.parametrize("kind", [Kind.REJECTED, Kind.CANCELLED, Kind.HELD])
 def test_a_failure_that_cannot_pass(kind: Kind) -> None:
     """A refusal is dead-lettered at the first attempt."""
-    move = settle(RUNNING, Failed(Failure(kind, "no")), RULE)
+    move = next_transition(RUNNING, Failed(Failure(kind, "no")), RULE)
     assert (move.status, move.attempts, move.why) == (FAILED, 1, "not_retryable")
 
 
 def test_a_failure_before_the_request_was_written() -> None:
     """What never reached an executor is tried again and not charged."""
-    move = settle(RUNNING, Failed(FLAKY, is_written=False), RULE)
+    move = next_transition(RUNNING, Failed(FLAKY, is_written=False), RULE)
     assert (move.status, move.attempts, move.excused) == (RETRYING, 0, 0)
 
 
@@ -158,7 +158,7 @@ def test_a_failure_before_the_request_was_written() -> None:
 def test_held() -> None:
     """A held job is parked, as long as the gate said or the rule has it, and not charged."""
     for after, delay in ((90.0, 90.0), (None, 30.0), (-5.0, 0.1)):
-        move = settle(RUNNING, Held(Failure(Kind.HELD, "quota", retry_after=after)), RULE)
+        move = next_transition(RUNNING, Held(Failure(Kind.HELD, "quota", retry_after=after)), RULE)
         assert (move.status, move.event, move.delay, move.why) == (PENDING, "held", delay, "quota")
         assert (move.attempts, move.excused) == (0, 1)
 
@@ -167,13 +167,16 @@ def test_a_gate_cannot_park_a_job_for_ever() -> None:
     """What a gate asks for is capped like any other retry_after."""
     rule = JobRule(RetryRule(3, max_retry_after=60.0), held_delay=600.0)
     for after in (1e12, None):
-        assert settle(RUNNING, Held(Failure(Kind.HELD, "g", retry_after=after)), rule).delay == 60.0
+        assert (
+            next_transition(RUNNING, Held(Failure(Kind.HELD, "g", retry_after=after)), rule).delay
+            == 60.0
+        )
 
 
 @pytest.mark.parametrize(("attempts", "status"), [(0, PENDING), (2, RETRYING)])
 def test_released(attempts: int, status: JobStatus) -> None:
     """A job that was given back stands where it stood, with its delivery excused."""
-    move = settle(Tally(ACTIVE, attempts, 3, 1), Released(), RULE)
+    move = next_transition(JobSnapshot(ACTIVE, attempts, 3, 1), Released(), RULE)
     assert (move.status, move.event, move.attempts, move.excused) == (
         status,
         "released",
@@ -186,7 +189,7 @@ def test_released(attempts: int, status: JobStatus) -> None:
 @pytest.mark.req("X7")
 def test_a_process_that_died_before_it_read_the_request() -> None:
     """An executor that dies at its start costs the job nothing."""
-    move = settle(RUNNING, Died(is_taken=False), RULE)
+    move = next_transition(RUNNING, ProcessDied(was_read=False), RULE)
     assert (move.status, move.attempts, move.excused) == (PENDING, 0, 1)
     assert (move.event, move.why) == ("released", "executor_not_up")
 
@@ -194,7 +197,7 @@ def test_a_process_that_died_before_it_read_the_request() -> None:
 @pytest.mark.req("X9")
 def test_a_process_that_died_with_one_job() -> None:
     """With one request in flight, a crash charges the job that was running."""
-    move = settle(RUNNING, Died(detail="killed by signal 11"), RULE)
+    move = next_transition(RUNNING, ProcessDied(detail="killed by signal 11"), RULE)
     assert (move.status, move.event, move.attempts, move.delay) == (RETRYING, "lost", 1, 10.0)
     assert move.failure == Failure(Kind.LOST, "executor_died", "killed by signal 11")
 
@@ -202,7 +205,7 @@ def test_a_process_that_died_with_one_job() -> None:
 @pytest.mark.req("X9")
 def test_a_process_that_died_with_several_jobs() -> None:
     """With several in flight none is charged, and each is tried again alone."""
-    move = settle(RUNNING, Died(is_alone=False), RULE)
+    move = next_transition(RUNNING, ProcessDied(was_alone=False), RULE)
     assert (move.status, move.attempts, move.excused, move.is_solo) == (PENDING, 0, 0, True)
     assert move.delay == 0.0
 
@@ -210,9 +213,9 @@ def test_a_process_that_died_with_several_jobs() -> None:
 @pytest.mark.req("X13")
 def test_an_expired_lease() -> None:
     """A rescued job is due at once, and pays for an attempt only if a request was written."""
-    written = settle(Tally(ACTIVE, 0, 1, 0, is_charged=True), LeaseExpired(), RULE)
+    written = next_transition(JobSnapshot(ACTIVE, 0, 1, 0, is_charged=True), LeaseExpired(), RULE)
     assert (written.status, written.attempts, written.delay) == (RETRYING, 1, 0.0)
-    unwritten = settle(RUNNING, LeaseExpired(), RULE)
+    unwritten = next_transition(RUNNING, LeaseExpired(), RULE)
     assert (unwritten.status, unwritten.attempts, unwritten.excused) == (PENDING, 0, 0)
     for move in (written, unwritten):
         assert (move.event, move.why) == ("lost", "lease_expired")
@@ -221,20 +224,20 @@ def test_an_expired_lease() -> None:
 @pytest.mark.req("X11")
 @pytest.mark.parametrize(
     "seen",
-    [LeaseExpired(), Died(is_alone=False), Failed(FLAKY, is_written=False)],
+    [LeaseExpired(), ProcessDied(was_alone=False), Failed(FLAKY, is_written=False)],
     ids=["rescued", "shared a process", "never written"],
 )
-def test_a_poison_job_ends(seen: Seen) -> None:
+def test_a_poison_job_ends(seen: Event) -> None:
     """A job that is delivered again and again without an outcome is dead-lettered."""
-    assert settle(Tally(ACTIVE, 0, 4), seen, RULE).status is not FAILED
-    move = settle(Tally(ACTIVE, 0, 5), seen, RULE)
+    assert next_transition(JobSnapshot(ACTIVE, 0, 4), seen, RULE).status is not FAILED
+    move = next_transition(JobSnapshot(ACTIVE, 0, 5), seen, RULE)
     assert (move.status, move.why, move.attempts) == (FAILED, DELIVERIES_SPENT, 0)
-    assert settle(Tally(ACTIVE, 0, 5, excused=1), seen, RULE).status is not FAILED
+    assert next_transition(JobSnapshot(ACTIVE, 0, 5, excused=1), seen, RULE).status is not FAILED
 
 
 def test_outdated() -> None:
     """A job that was not started in time is dead-lettered with that reason."""
-    move = settle(Tally(PENDING), Outdated(), RULE)
+    move = next_transition(JobSnapshot(PENDING), Expired(), RULE)
     assert (move.status, move.event, move.why, move.attempts) == (FAILED, "expired", "expired", 0)
     assert move.failure is not None
     assert (move.failure.kind, move.failure.code) == (Kind.REJECTED, "expired")
@@ -242,7 +245,7 @@ def test_outdated() -> None:
 
 def test_outdated_after_a_failure() -> None:
     """A job that was started and failed says so, and its last failure stays."""
-    move = settle(Tally(RETRYING, 2, 2), Outdated(), RULE)
+    move = next_transition(JobSnapshot(RETRYING, 2, 2), Expired(), RULE)
     assert (move.status, move.event, move.attempts) == (FAILED, "expired", 2)
     assert (move.why, move.failure) == (EXPIRED_RETRYING, None)
     assert "tried again" in WHY_ENDED[move.why]
@@ -250,7 +253,7 @@ def test_outdated_after_a_failure() -> None:
 
 def test_unserved() -> None:
     """A job whose executor nobody had for too long is dead-lettered, and charged nothing for it."""
-    move = settle(Tally(PENDING), ExecutorMissing("node"), RULE)
+    move = next_transition(JobSnapshot(PENDING), ExecutorMissing("node"), RULE)
     ended = (move.status, move.event, move.why, move.attempts)
     assert ended == (FAILED, "unserved", "unserved", 0)
     assert move.failure is not None
@@ -260,14 +263,14 @@ def test_unserved() -> None:
 
 def test_cancelled() -> None:
     """A cancelled job keeps its counters."""
-    move = settle(Tally(RETRYING, 2, 3, 1), CancelAsked(), RULE)
+    move = next_transition(JobSnapshot(RETRYING, 2, 3, 1), CancelRequested(), RULE)
     assert (move.status, move.event, move.attempts, move.excused) == (CANCELLED, "cancelled", 2, 1)
 
 
 @pytest.mark.parametrize("status", [PENDING, RETRYING])
 def test_hurried(status: JobStatus) -> None:
     """A waiting job that is wanted now is due at once and otherwise as it was."""
-    move = settle(Tally(status, 2, 3, 1), RunAsked(), RULE)
+    move = next_transition(JobSnapshot(status, 2, 3, 1), RunRequested(), RULE)
     assert (move.status, move.event, move.delay) == (status, "hurried", 0.0)
     assert (move.attempts, move.excused, move.is_reset) == (2, 1, False)
 
@@ -275,11 +278,11 @@ def test_hurried(status: JobStatus) -> None:
 @pytest.mark.req("X17")
 @pytest.mark.parametrize(
     ("status", "seen"),
-    [(FAILED, RequeueAsked()), (FAILED, RunAsked()), (CANCELLED, RunAsked())],
+    [(FAILED, RequeueRequested()), (FAILED, RunRequested()), (CANCELLED, RunRequested())],
 )
-def test_requeued(status: JobStatus, seen: Seen) -> None:
+def test_requeued(status: JobStatus, seen: Event) -> None:
     """A job that is sent back begins anew."""
-    move = settle(Tally(status, 3, 8, 2), seen, RULE)
+    move = next_transition(JobSnapshot(status, 3, 8, 2), seen, RULE)
     assert (move.status, move.event, move.is_reset) == (PENDING, "requeued", True)
     assert (move.attempts, move.excused, move.delay) == (0, 0, 0.0)
 
@@ -288,7 +291,7 @@ def test_every_end_is_explained() -> None:
     """Each reason for which a job may be dead-lettered has a sentence."""
     for seen, deliveries, attempts in itertools.product(EVENTS, (1, 5), (0, 2)):
         for status in ALLOWED[type(seen)]:
-            move = settle(Tally(status, attempts, deliveries), seen, RULE)
+            move = next_transition(JobSnapshot(status, attempts, deliveries), seen, RULE)
             if move.status is FAILED:
                 assert move.why in WHY_ENDED
                 # one that had failed before keeps that failure in the store
@@ -327,14 +330,14 @@ def test_routes_divide_at_the_first_mark(executor: str, handler: str) -> None:
 @pytest.mark.req("X9")
 def test_a_job_that_is_to_be_alone_stays_so_until_it_ends() -> None:
     """Given back, held, hurried or tried again: the next process still gets nothing beside it."""
-    running = Tally(JobStatus.ACTIVE, deliveries=2, is_solo=True)
-    waiting = Tally(JobStatus.RETRYING, 1, 2, is_solo=True)
+    running = JobSnapshot(JobStatus.ACTIVE, deliveries=2, is_solo=True)
+    waiting = JobSnapshot(JobStatus.RETRYING, 1, 2, is_solo=True)
     rule = JobRule()
     failure = Failure(Kind.DEFECT, "error")
     for seen in (Released(), Held(failure), Failed(failure), LeaseExpired()):
-        assert settle(running, seen, rule).is_solo
-    assert settle(waiting, RunAsked(), rule).is_solo
-    assert not settle(running, Succeeded(), rule).is_solo
+        assert next_transition(running, seen, rule).is_solo
+    assert next_transition(waiting, RunRequested(), rule).is_solo
+    assert not next_transition(running, Succeeded(), rule).is_solo
 
 
 @pytest.mark.req("ONE:parked")
@@ -342,4 +345,4 @@ def test_a_job_that_is_to_be_alone_stays_so_until_it_ends() -> None:
 def test_a_gate_that_says_now_is_not_asked_without_end(seconds: float) -> None:
     """What is not charged is not bounded, so there is a pause at least."""
     held = Held(Failure(Kind.HELD, "held", "", seconds))
-    assert settle(Tally(JobStatus.ACTIVE, 0, 1), held, JobRule()).delay == 0.1
+    assert next_transition(JobSnapshot(JobStatus.ACTIVE, 0, 1), held, JobRule()).delay == 0.1

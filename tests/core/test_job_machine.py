@@ -22,35 +22,35 @@ from ergon_framework.core.job import (
     ALLOWED,
     JOB_RETRIES,
     WHY_ENDED,
-    CancelAsked,
-    Died,
+    CancelRequested,
+    Event,
     ExecutorMissing,
+    Expired,
     Failed,
     Held,
+    InvalidTransition,
     JobRule,
+    JobSnapshot,
     JobStatus,
     LeaseExpired,
-    Move,
-    Outdated,
-    Refused,
+    ProcessDied,
     Released,
-    RequeueAsked,
-    RunAsked,
-    Seen,
+    RequeueRequested,
+    RunRequested,
     Succeeded,
-    Tally,
-    settle,
+    Transition,
+    next_transition,
 )
 from ergon_framework.core.retry import LONGEST_DELAY, Backoff, GiveUp, RetryAfter, RetryRule, judge
 
 ACTIVE = JobStatus.ACTIVE
 WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
-JOB_EVENTS: list[Seen] = [
-    Outdated(),
+JOB_EVENTS: list[Event] = [
+    Expired(),
     ExecutorMissing("x"),
-    CancelAsked(),
-    RunAsked(),
-    RequeueAsked(),
+    CancelRequested(),
+    RunRequested(),
+    RequeueRequested(),
 ]
 
 repeatable = settings(derandomize=True, deadline=None)
@@ -79,11 +79,11 @@ dice = st.floats(0.0, 1.0, exclude_max=True)
 excusing = st.one_of(
     st.builds(Held, failures),
     st.just(Released()),
-    st.builds(Died, is_taken=st.just(False), is_alone=st.booleans()),
+    st.builds(ProcessDied, was_read=st.just(False), was_alone=st.booleans()),
 )
 failing = st.one_of(
     st.builds(Failed, retried, st.booleans()),
-    st.builds(Died, is_taken=st.just(True), is_alone=st.booleans()),
+    st.builds(ProcessDied, was_read=st.just(True), was_alone=st.booleans()),
     st.just(LeaseExpired()),
 )
 reports = st.one_of(excusing, failing, st.builds(Failed, failures, st.booleans()))
@@ -104,11 +104,13 @@ class Model:
         self.status, self.is_charged = ACTIVE, False
         self.deliveries += 1
 
-    def tally(self) -> Tally:
+    def snapshot(self) -> JobSnapshot:
         """What the machine is told."""
-        return Tally(self.status, self.attempts, self.deliveries, self.excused, self.is_charged)
+        return JobSnapshot(
+            self.status, self.attempts, self.deliveries, self.excused, self.is_charged
+        )
 
-    def apply(self, move: Move) -> None:
+    def apply(self, move: Transition) -> None:
         """What a store does with a move."""
         self.status, self.is_charged = move.status, False
         self.attempts, self.excused = move.attempts, move.excused
@@ -122,11 +124,11 @@ class Model:
 @repeatable
 @given(job_rules, reports, st.integers(0, 5), st.integers(0, 9), st.booleans(), dice)
 def test_a_report_moves_little(
-    job_rule: JobRule, seen: Seen, attempts: int, deliveries: int, is_charged: bool, roll: float
+    job_rule: JobRule, seen: Event, attempts: int, deliveries: int, is_charged: bool, roll: float
 ) -> None:
     """A report adds at most one attempt and at most one excuse, and never both."""
-    tally = Tally(ACTIVE, attempts, deliveries + 1, 1, is_charged)
-    move = settle(tally, seen, job_rule, roll)
+    tally = JobSnapshot(ACTIVE, attempts, deliveries + 1, 1, is_charged)
+    move = next_transition(tally, seen, job_rule, roll)
     charged, excused = move.attempts - attempts, move.excused - 1
     assert (charged, excused) in {(0, 0), (1, 0), (0, 1)}
     assert math.isfinite(move.delay)
@@ -143,10 +145,12 @@ def test_a_report_moves_little(
 @repeatable
 @given(job_rules, excusing, st.integers(0, 5), st.integers(0, 99), st.booleans(), dice)
 def test_what_was_nobodys_fault_costs_nothing(
-    job_rule: JobRule, seen: Seen, attempts: int, deliveries: int, is_charged: bool, roll: float
+    job_rule: JobRule, seen: Event, attempts: int, deliveries: int, is_charged: bool, roll: float
 ) -> None:
     """Held, given back, or sent to a process that was not up: no charge, and never the end."""
-    move = settle(Tally(ACTIVE, attempts, deliveries, 0, is_charged), seen, job_rule, roll)
+    move = next_transition(
+        JobSnapshot(ACTIVE, attempts, deliveries, 0, is_charged), seen, job_rule, roll
+    )
     assert (move.attempts, move.excused) == (attempts, 1)
     assert move.status in WAITING
 
@@ -157,7 +161,7 @@ def test_a_failed_attempt_is_judged_by_the_one_judge(
     job_rule: JobRule, failure: Failure, roll: float
 ) -> None:
     """Whether and when a job is tried again is what the judge says, to the digit."""
-    move = settle(Tally(ACTIVE, 0, 1), Failed(failure), job_rule, roll)
+    move = next_transition(JobSnapshot(ACTIVE, 0, 1), Failed(failure), job_rule, roll)
     verdict = judge(job_rule.retry, 0, 0.0, failure, 0.0, roll)
     if isinstance(verdict, GiveUp):
         assert (move.status, move.why) == (JobStatus.FAILED, verdict.why.value)
@@ -172,7 +176,7 @@ def test_a_failed_attempt_is_judged_by_the_one_judge(
 @repeatable
 @given(job_rules, st.lists(st.tuples(failing, st.booleans(), dice), min_size=9, max_size=9))
 def test_failing_deliveries_come_to_an_end(
-    job_rule: JobRule, lives: list[tuple[Seen, bool, float]]
+    job_rule: JobRule, lives: list[tuple[Event, bool, float]]
 ) -> None:
     """However its deliveries fail, a job has no more of them than it may have."""
     job = Model()
@@ -180,7 +184,7 @@ def test_failing_deliveries_come_to_an_end(
         job.claim()
         job.is_charged = is_charged
         assert job.deliveries <= job_rule.max_deliveries
-        job.apply(settle(job.tally(), seen, job_rule, roll))
+        job.apply(next_transition(job.snapshot(), seen, job_rule, roll))
         if job.status is JobStatus.FAILED:
             break
     assert job.status is JobStatus.FAILED
@@ -189,14 +193,14 @@ def test_failing_deliveries_come_to_an_end(
 @repeatable
 @given(job_rules, st.lists(st.tuples(reports, st.booleans(), dice), max_size=40))
 def test_excused_deliveries_do_not_count(
-    job_rule: JobRule, lives: list[tuple[Seen, bool, float]]
+    job_rule: JobRule, lives: list[tuple[Event, bool, float]]
 ) -> None:
     """Of the deliveries that were not excused there are never more than allowed."""
     job = Model()
     for seen, is_charged, roll in lives:
         job.claim()
         job.is_charged = is_charged
-        job.apply(settle(job.tally(), seen, job_rule, roll))
+        job.apply(next_transition(job.snapshot(), seen, job_rule, roll))
         assert job.deliveries - job.excused <= job_rule.max_deliveries
         assert job.attempts <= job_rule.retry.attempts
         if job.status.is_final:
@@ -213,12 +217,12 @@ class JobMachine(RuleBasedStateMachine):
         self.job = Model()
         self.charges = 0  # since it last began
 
-    def see(self, seen: Seen, roll: float = 0.5) -> Move:
+    def see(self, seen: Event, roll: float = 0.5) -> Transition:
         """What the machine makes of an event that may happen."""
-        before = self.job.tally()
-        move = settle(before, seen, self.rule, roll)
+        before = self.job.snapshot()
+        move = next_transition(before, seen, self.rule, roll)
         assert before.status in ALLOWED[type(seen)]
-        assert settle(before, seen, self.rule, roll) == move
+        assert next_transition(before, seen, self.rule, roll) == move
         self.charges = 0 if move.is_reset else self.charges + move.attempts - before.attempts
         self.job.apply(move)
         return move
@@ -237,7 +241,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.job.status is ACTIVE)
     @rule(seen=reports, roll=dice)
-    def report(self, seen: Seen, roll: float) -> None:
+    def report(self, seen: Event, roll: float) -> None:
         """Something other than a success."""
         move = self.see(seen, roll)
         assert move.status in {*WAITING, JobStatus.FAILED}
@@ -249,25 +253,25 @@ class JobMachine(RuleBasedStateMachine):
         assert self.see(Succeeded()).status is JobStatus.COMPLETED
 
     @rule(seen=st.sampled_from(JOB_EVENTS))
-    def meddle(self, seen: Seen) -> None:
+    def meddle(self, seen: Event) -> None:
         """An operator or a clock, whether or not the state allows it."""
-        before = dataclasses.replace(self.job.tally())
+        before = dataclasses.replace(self.job.snapshot())
         was_final = self.job.status.is_final
         try:
             move = self.see(seen)
-        except Refused:
-            assert self.job.tally() == before
+        except InvalidTransition:
+            assert self.job.snapshot() == before
             return
         if was_final:
-            assert isinstance(seen, RunAsked | RequeueAsked)
+            assert isinstance(seen, RunRequested | RequeueRequested)
             assert (move.is_reset, move.status) == (True, JobStatus.PENDING)
 
     @rule(seen=reports)
-    def report_late(self, seen: Seen) -> None:
+    def report_late(self, seen: Event) -> None:
         """A report of a job that does not run is refused."""
         if self.job.status is not ACTIVE:
-            with pytest.raises(Refused):
-                settle(self.job.tally(), seen, self.rule)
+            with pytest.raises(InvalidTransition):
+                next_transition(self.job.snapshot(), seen, self.rule)
 
     @invariant()
     def counters_hold(self) -> None:

@@ -9,23 +9,23 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.job import (
-    CancelAsked,
-    Died,
+    CancelRequested,
+    Event,
     Held,
+    InvalidTransition,
     JobStatus,
     LeaseExpired,
-    Refused,
-    RequeueAsked,
-    RunAsked,
-    Seen,
+    ProcessDied,
+    RequeueRequested,
+    RunRequested,
 )
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import (
-    Claimed,
+    ClaimedJob,
+    ClaimResult,
     FullJobStore,
     Job,
-    Leased,
     NewJob,
     OnDuplicate,
     Schedule,
@@ -47,14 +47,14 @@ from ergon_framework.testing.suites.jobstore.subject import (
 )
 from tests.differential.twins import Twins, same
 
-OUTCOMES: tuple[Seen, ...] = (
+OUTCOMES: tuple[Event, ...] = (
     SUCCEEDED,
     SUCCEEDED,
     FAILS_ONCE,
     FAILS_FOR_GOOD,
     RELEASED,
     Held(FLAKY),
-    Died(is_alone=False),
+    ProcessDied(was_alone=False),
 )
 QUEUES = ("default", "default", "default", "mail")
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -77,7 +77,7 @@ MOST_HELD = 40
 """Claims that may be told of later; the oldest are forgotten, as by workers that died."""
 
 Open = Callable[[Clock], FullJobStore]
-Told = tuple[tuple[Leased, ...], Seen, dict[str, Any]]
+Told = tuple[tuple[ClaimedJob, ...], Event, dict[str, Any]]
 """A claim, as each of the two gave it, what became of it, and what else a settlement says."""
 
 
@@ -96,7 +96,7 @@ class JobTwins(Twins):
         self._wakes_at_once = True
         stores = (MemoryJobStore(self.clock), store(self.clock))
         self.subjects = [JobStoreSubject(each, self.clock, None, PATIENCE) for each in stores]
-        self.held: list[tuple[Leased, ...]] = []
+        self.held: list[tuple[ClaimedJob, ...]] = []
         self.made = 0
 
     def acts(self) -> Sequence[Callable[[], None]]:
@@ -173,7 +173,7 @@ class JobTwins(Twins):
             told = []
         self._exchange(told)
 
-    def _has_key(self, job: Leased) -> bool:
+    def _has_key(self, job: ClaimedJob) -> bool:
         found = self.subjects[0].store.find(job.id)
         return found is not None and found.limit_key is not None
 
@@ -181,7 +181,7 @@ class JobTwins(Twins):
         def call(s: JobStoreSubject) -> list[bool]:
             which = self.subjects.index(s)
             settlements = [s.told(pair[which], seen, **more) for pair, seen, more in told]
-            return s.store.exchange(settlements, None)[0]
+            return s.store.settle_and_claim(settlements, None)[0]
 
         self.both(call)
 
@@ -203,11 +203,11 @@ class JobTwins(Twins):
         # Of one queue at a time: whose turn it is among several is not agreed upon.
         queue = self.dice.choice(QUEUES)
         options = {"worker": self.dice.choice(("w1", "w2")), "queues": (queue,)}
-        claims: list[Claimed] = []
+        claims: list[ClaimResult] = []
         answers: list[list[bool]] = []
         for which, subject in enumerate(self.subjects):
             settlements = [subject.told(pair[which], seen, **more) for pair, seen, more in told]
-            applied, claimed = subject.store.exchange(settlements, ask(slots, **options))
+            applied, claimed = subject.store.settle_and_claim(settlements, ask(slots, **options))
             answers.append(applied)
             claims.append(claimed)
         same(*answers)
@@ -233,11 +233,11 @@ class JobTwins(Twins):
         """Somebody looks for workers that died."""
 
         def call(s: JobStoreSubject) -> list[tuple[str, bool]]:
-            found = s.store.overdue(1000)
+            found = s.store.expired_leases(1000)
             jobs = sorted(found, key=lambda job: (job.lease_expires_at, job.id))
             same([job.lease_expires_at for job in jobs], [job.lease_expires_at for job in found])
             told = [s.told(job, LeaseExpired(), if_expired=True, keep=5.0) for job in jobs[:10]]
-            applied = s.store.exchange(told, None)[0]
+            applied = s.store.settle_and_claim(told, None)[0]
             return list(zip((job.id for job in jobs[:10]), applied, strict=True))
 
         self.both(call)
@@ -255,13 +255,13 @@ class JobTwins(Twins):
             executors={"python": {"idle": 1}},
             counters={"done": self.made},
         )
-        self.both(lambda s: s.store.tell(record))
+        self.both(lambda s: s.store.heartbeat(record))
 
     # ---- operators, cron and time ---------------------------------------------------------------
 
     def operate(self) -> None:
         """Cancel, run or requeue a job."""
-        seen = self.dice.choice((CancelAsked(), RunAsked(), RequeueAsked()))
+        seen = self.dice.choice((CancelRequested(), RunRequested(), RequeueRequested()))
         job_id = self._some_id()
         self.both(lambda s: (job := s.store.find(job_id)) and s.settle(job, seen, keep=7.0))
 
@@ -272,7 +272,7 @@ class JobTwins(Twins):
 
     def sweep(self) -> None:
         """What a worker does now and then."""
-        self.both(lambda s: s.store.sweep(1000))
+        self.both(lambda s: s.store.prune(1000))
 
     def purge(self) -> None:
         """Delete a job, if it has ended."""
@@ -314,11 +314,11 @@ class JobTwins(Twins):
 def _answer(call: Callable[[JobStoreSubject], Any], subject: JobStoreSubject) -> Any:
     try:
         return call(subject)
-    except (DuplicateJobError, Refused) as error:
+    except (DuplicateJobError, InvalidTransition) as error:
         return type(error)
 
 
-def _seen(job: Job | Leased) -> Mapping[str, Any]:
+def _seen(job: Job | ClaimedJob) -> Mapping[str, Any]:
     """Everything but the handles, which belong to each store, and how it words its history."""
     fields = msgspec.structs.asdict(job)
     for handle in ("key", "fence", "is_limited"):

@@ -10,7 +10,7 @@ import pytest
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.factstore import Found, NewFact, Outcome
-from ergon_framework.ports.jobstore import Hold
+from ergon_framework.ports.jobstore import LeaseRenewal
 from tests.differential.engines import STORES, running
 from tests.differential.facts import ZONE, FactTwins
 from tests.differential.jobs import JobTwins
@@ -39,8 +39,8 @@ def test_two_stores_one_life(store: str) -> None:
 class ForgetsToCharge(MemoryJobStore):
     """A store with a bug that takes several steps to show."""
 
-    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
-        return super().renew([Hold(h.key, h.id, h.fence, False) for h in holds], lease)
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
+        return super().renew([LeaseRenewal(h.key, h.id, h.fence, False) for h in holds], lease)
 
 
 class ForgetsTheFirst(MemoryFactStore):

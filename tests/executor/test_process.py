@@ -101,7 +101,7 @@ def test_how_a_forked_child_ended_is_known_to_who_waits_for_it() -> None:
 
 
 def test_forked_children_end_when_they_are_told_to() -> None:
-    """Our way to take signals is not theirs, and theirs do not ring our bell."""
+    """Our way to take signals is not theirs, and theirs do not write to our wake pipe."""
     with child() as executor:
         assert executor.ask("stop_child")["result"] == -signal.SIGTERM
         assert executor.ask("echo")["status"] == "success"

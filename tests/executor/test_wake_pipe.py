@@ -1,20 +1,20 @@
-"""The bell that wakes an executor's main thread."""
+"""The pipe that wakes an executor's main thread."""
 
 from __future__ import annotations
 
 import os
 
-from ergon_framework.executor.stdio import Bell
+from ergon_framework.executor.stdio import WakePipe
 
 
 def test_a_late_ring_hits_nobody() -> None:
-    """Whoever got the descriptor's number after the bell was closed is not written to."""
-    bell = Bell()
-    numbers = {bell.listener, bell.button}
-    bell.close()
+    """Whoever got the descriptor's number after the pipe was closed is not written to."""
+    pipe = WakePipe()
+    numbers = {pipe.read_end, pipe.write_end}
+    pipe.close()
     ends = [os.pipe() for _ in range(3)]
     assert numbers & {number for pair in ends for number in pair}
-    bell.ring()
+    pipe.wake()
     for reader, writer in ends:
         os.close(writer)
         assert os.read(reader, 10) == b""
@@ -22,8 +22,8 @@ def test_a_late_ring_hits_nobody() -> None:
 
 
 def test_a_ring_wakes() -> None:
-    """A ring before the wait is heard at once."""
-    bell = Bell()
-    bell.ring()
-    bell.wait(until=float("inf"))
-    bell.close()
+    """A wake-up before the wait ends it at once."""
+    pipe = WakePipe()
+    pipe.wake()
+    pipe.wait(until=float("inf"))
+    pipe.close()

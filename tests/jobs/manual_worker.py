@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Failed, Seen, Succeeded
-from ergon_framework.jobs.claims import Claim, Judgement
+from ergon_framework.core.job import Event, Failed, Succeeded
+from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.jobstore import JobStore, Leased
+from ergon_framework.ports.jobstore import ClaimedJob, JobStore
 
 SETTINGS = JobsSettings(max_attempts=2)
 BROKEN = Failed(Failure(Kind.DEFECT, "ValueError", "no such picture"))
@@ -29,22 +29,24 @@ class Hand:
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
-        self._judgement = Judgement(SETTINGS, "w")
+        self._settler = Settler(SETTINGS, "w")
 
-    def claim(self) -> Leased:
-        ask = Ask(worker="w", lease=10, slots={"python": 1}, default="python")
-        (job,) = self._store.exchange([], ask)[1].jobs
+    def claim(self) -> ClaimedJob:
+        ask = ClaimRequest(worker="w", lease=10, slots={"python": 1}, default="python")
+        (job,) = self._store.settle_and_claim([], ask)[1].jobs
         return job
 
-    def settle(self, job: Leased, seen: Seen, result: object = None) -> None:
+    def settle(self, job: ClaimedJob, seen: Event, result: object = None) -> None:
         encoded = msgspec.json.encode(result) if isinstance(seen, Succeeded) else None
-        settled = self._judgement.settled(Claim(job), seen, self._store.now(), 0.1, encoded)
-        self._store.exchange([settled], None)
+        settled = self._settler.settle_claim(Claim(job), seen, self._store.now(), 0.1, encoded)
+        self._store.settle_and_claim([settled], None)
 
-    def settle_raw(self, job: Leased, result: bytes) -> None:
+    def settle_raw(self, job: ClaimedJob, result: bytes) -> None:
         """Complete it with a result as an executor wrote it."""
-        settled = self._judgement.settled(Claim(job), Succeeded(), self._store.now(), 0.1, result)
-        self._store.exchange([settled], None)
+        settled = self._settler.settle_claim(
+            Claim(job), Succeeded(), self._store.now(), 0.1, result
+        )
+        self._store.settle_and_claim([settled], None)
 
-    def run(self, seen: Seen, result: object = None) -> None:
+    def run(self, seen: Event, result: object = None) -> None:
         self.settle(self.claim(), seen, result)

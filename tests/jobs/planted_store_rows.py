@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import Claimed, FullJobStore, Job, Search, Settlement
+from ergon_framework.ports.jobstore import ClaimResult, FullJobStore, Job, Search, Settlement
 
 
 def spoil(store: FullJobStore, job_id: str) -> Callable[[], None]:
@@ -37,9 +37,9 @@ def read_all(store: SqliteJobStore) -> None:
 class StopsAtARescue(SqliteJobStore):
     """Reads all overdue jobs together, or none."""
 
-    def overdue(self, limit: int) -> list[Job]:
+    def expired_leases(self, limit: int) -> list[Job]:
         read_all(self)
-        return super().overdue(limit)
+        return super().expired_leases(limit)
 
 
 class StopsAtASearch(SqliteJobStore):
@@ -53,20 +53,20 @@ class StopsAtASearch(SqliteJobStore):
 class StopsAtAClaim(SqliteJobStore):
     """Reads all candidates together, or none."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
         read_all(self)
-        return super().exchange(settlements, ask)
+        return super().settle_and_claim(settlements, ask)
 
 
 class DeletesWhatItCannotRead(SqliteJobStore):
     """Takes a row that nobody can read for one that nobody needs."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
-        answer = super().exchange(settlements, ask)
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        answer = super().settle_and_claim(settlements, ask)
         for each in self.unreadable():
             self.discard_unreadable(each.key)
         return answer

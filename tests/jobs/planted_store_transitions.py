@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.core.claim import Ask
-from ergon_framework.core.job import Move
+from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.job import Transition
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory.ledger import Ledger
-from ergon_framework.jobs.stores.memory.queues import Line, Lines, Offer
+from ergon_framework.jobs.stores.memory.queues import MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import (
-    Added,
-    Claimed,
-    Hold,
+    ClaimResult,
+    EnqueueResult,
     Job,
+    LeaseRenewal,
     NewJob,
+    PruneResult,
     Queue,
     Search,
     Settlement,
-    Sweep,
     WorkerRecord,
 )
 from tests.jobs.planted_stores import Honest, change
@@ -83,20 +83,20 @@ class RescuesTheRenewed(Honest):
 class ClaimsBeforeItSettles(Honest):
     """Claims first, so that what a call frees is not there for it."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
-        _, claimed = super().exchange([], ask)
-        return super().exchange(settlements, None)[0], claimed
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        _, claimed = super().settle_and_claim([], ask)
+        return super().settle_and_claim(settlements, None)[0], claimed
 
 
 class OneAnswerForAll(Honest):
     """Applies a batch of settlements all or none."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
-        applied, claimed = super().exchange(settlements, ask)
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        applied, claimed = super().settle_and_claim(settlements, ask)
         return [all(applied)] * len(applied), claimed
 
 
@@ -113,7 +113,7 @@ class RetriesAtOnce(Honest):
     """Does not wait between attempts."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, replace(move, delay=0.0), entry, now)
 
 
@@ -121,7 +121,7 @@ class ReleaseWipesTheError(Honest):
     """Forgets the last failure at the next move."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             record.last_error = move.failure
 
@@ -130,7 +130,7 @@ class ForgetsSolo(Honest):
     """Lets a job that may have killed its neighbours run among others again."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, replace(move, is_solo=False), entry, now)
 
 
@@ -138,7 +138,7 @@ class SoloForEver(Honest):
     """Never lets a job run among others again."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             is_solo = move.is_solo or record.is_solo
             super()._move(record, replace(move, is_solo=is_solo), entry, now)
 
@@ -147,7 +147,7 @@ class NewestEntryFirst(Honest):
     """Writes the history from its end."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             record.history.rotate(1)
 
@@ -156,7 +156,7 @@ class EndlessHistory(Honest):
     """Lets a job's history grow with every move."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             record.history = type(record.history)(record.history)
             super()._move(record, move, entry, now)
 
@@ -173,7 +173,7 @@ class RequeueKeepsCounters(Honest):
     """Sends a job back that has no delivery left."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             deliveries = record.deliveries
             super()._move(record, move, entry, now)
             record.deliveries = deliveries
@@ -183,7 +183,7 @@ class RequeueKeepsThePurge(Honest):
     """Sends a job back, and sweeps it away while it waits."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             purge_at = record.purge_at
             super()._move(record, move, entry, now)
             record.purge_at = purge_at
@@ -193,7 +193,7 @@ class RequeueResetsTheFence(Honest):
     """Begins anew so thoroughly that old reports are believed again."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.is_reset:
                 record.fence = self._last_fence = 0
@@ -203,7 +203,7 @@ class RequeueKeepsTheExpiry(Honest):
     """Sends an outdated job back to be outdated at once."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             expires_at = record.expires_at
             super()._move(record, move, entry, now)
             record.expires_at = expires_at
@@ -215,8 +215,8 @@ class RequeueKeepsTheExpiry(Honest):
 class NoQueueLimit(Honest):
     """Keeps a queue's limit for show."""
 
-    class Lanes(Lines):
-        def line(self, name: str) -> Line:
+    class Lanes(QueueSet):
+        def line(self, name: str) -> MemoryQueue:
             found = super().line(name)
             found.has_room = lambda: True  # type: ignore[method-assign]
             return found
@@ -225,8 +225,8 @@ class NoQueueLimit(Honest):
 class RateIgnoresTime(Honest):
     """Never fills the bucket again."""
 
-    class Lanes(Lines):
-        def next(self, line: Line, offer: Offer, now: float) -> Record | None:
+    class Lanes(QueueSet):
+        def next(self, line: MemoryQueue, offer: Offer, now: float) -> Record | None:
             has_token = line.has_token(0.0) if line._bucket is not None else True
             return super().next(line, offer, now) if has_token else None
 
@@ -246,7 +246,7 @@ class SavesTokens(Honest):
 class KeyLimitPerQueue(Honest):
     """Counts the jobs of a limit key in each queue for itself."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         keys = [job.limit_key and f"{job.queue}/{job.limit_key}" for job in jobs]
         return super().add(
             [change(job, limit_key=key) for job, key in zip(jobs, keys, strict=True)]
@@ -258,7 +258,7 @@ class _Leaking(Ledger):
 
     leaks: tuple[str, ...] = ()
 
-    def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+    def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
         key = record.new.limit_key
         if key is not None and move.event in self.leaks:
             self.lines._running[key] += 1
@@ -302,14 +302,14 @@ class LateReportFreesTheKey(Honest):
 class CancelledKeepsItsTurn(Honest):
     """Calls one job back when a key is freed, and no other when that one is cancelled."""
 
-    class Lanes(Lines):
+    class Lanes(QueueSet):
         def leave(self, record: Record) -> None:
             aside, self._aside = self._aside, self._aside if record.is_limited else {}
             super().leave(record)
             self._aside = aside
 
 
-class _CallsOnly(Lines):
+class _CallsOnly(QueueSet):
     """Lets only some of those go that wait for a key which was freed."""
 
     def chosen(self, key: str) -> list[tuple[str, str, int]]:
@@ -352,7 +352,7 @@ class ResumedQueueIsForgotten(Honest):
 class ChargesTwice(Honest):
     """Charges an attempt at every renewal."""
 
-    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         for hold in holds:
             record = self._ledger.active.get(hold.key)
             if record is not None and record.is_charged and hold.is_charged:
@@ -364,7 +364,7 @@ class ChargesTheNext(Honest):
     """Carries a charge over to the next delivery."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             was_charged = record.is_charged
             super()._move(record, move, entry, now)
             record.is_charged = was_charged and not move.status.is_final
@@ -373,7 +373,7 @@ class ChargesTheNext(Honest):
 class RenewsForAnybody(Honest):
     """Prolongs the lease of whoever holds the job."""
 
-    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         active = self._ledger.active
         fences = [active[hold.key].fence if hold.key in active else 0 for hold in holds]
         pairs = zip(holds, fences, strict=True)
@@ -383,14 +383,14 @@ class RenewsForAnybody(Honest):
 class RenewsOnPaper(Honest):
     """Says that the lease is prolonged, and does not prolong it."""
 
-    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         return super().renew(holds, 0.0)
 
 
 class AllAreOverdue(Honest):
     """Takes every running job for a lost one."""
 
-    def overdue(self, limit: int) -> list[Job]:
+    def expired_leases(self, limit: int) -> list[Job]:
         return [record.job() for record in self._ledger.active.values()][:limit]
 
 
@@ -425,23 +425,23 @@ class PurgesTheMoved(Honest):
 class SweepsAll(Honest):
     """Sweeps without a bound."""
 
-    def sweep(self, limit: int) -> Sweep:
-        return super().sweep(10**9)
+    def prune(self, limit: int) -> PruneResult:
+        return super().prune(10**9)
 
 
 class SweepsNoOutdated(Honest):
     """Leaves jobs that are outdated and not due for ever."""
 
-    def sweep(self, limit: int) -> Sweep:
+    def prune(self, limit: int) -> PruneResult:
         self._ledger.expiring = type(self._ledger.expiring)()
-        return super().sweep(limit)
+        return super().prune(limit)
 
 
 class RemembersTheDead(Honest):
     """Lists every worker there ever was."""
 
-    def tell(self, record: WorkerRecord) -> None:
-        super().tell(record)
+    def heartbeat(self, record: WorkerRecord) -> None:
+        super().heartbeat(record)
         if record.state == "gone":
             self._workers[record.id] = record
 

@@ -9,15 +9,15 @@ from contextlib import suppress
 
 import msgspec
 
-from ergon_framework.core.claim import Ask
-from ergon_framework.core.job import JobStatus, Move
+from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory.ledger import Ledger
-from ergon_framework.jobs.stores.memory.queues import Line, Lines, Offer
+from ergon_framework.jobs.stores.memory.queues import MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import (
-    Added,
-    Claimed,
+    ClaimResult,
+    EnqueueResult,
     Job,
     NewJob,
     OnDuplicate,
@@ -32,7 +32,7 @@ class Honest(MemoryJobStore):
     """The memory store, with its inner parts open to replacement."""
 
     Books: type[Ledger] = Ledger
-    Lanes: type[Lines] = Lines
+    Lanes: type[QueueSet] = QueueSet
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
@@ -46,14 +46,14 @@ class Honest(MemoryJobStore):
 class AddsPartly(Honest):
     """Stores a batch job by job, and what came before a refused one stays."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return [added for job in jobs for added in super(AddsPartly, self).add([job])]
 
 
 class OverwritesDuplicates(Honest):
     """Lets a job of the same id take the place of the first."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         for job in jobs:
             record = self._ledger.by_id.pop(job.id, None)
             if record is not None:
@@ -64,21 +64,21 @@ class OverwritesDuplicates(Honest):
 class TidiesPayloads(Honest):
     """Writes arguments as it would have written them."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return super().add([change(job, args=job.args.replace(b" ", b"")) for job in jobs])
 
 
 class ForgetsTheTrace(Honest):
     """Has no column for the trace context."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return super().add([change(job, trace_context=None) for job in jobs])
 
 
 class FillsInDefaults(Honest):
     """Decides about timeouts in the place of the worker."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return super().add([change(job, timeout=job.timeout or 300.0) for job in jobs])
 
 
@@ -92,7 +92,7 @@ class WholeSeconds(Honest):
 class IgnoresTheDelay(Honest):
     """Makes every new job due at once."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return super().add([change(job, delay=0.0) for job in jobs])
 
 
@@ -102,7 +102,7 @@ class IgnoresTheDelay(Honest):
 class AddsBesideTheHolder(Honest):
     """Answers with the job that is there, and stores the new one all the same."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         found = super().add(jobs)
         for job, added in zip(jobs, found, strict=True):
             if not added.is_new:
@@ -113,7 +113,7 @@ class AddsBesideTheHolder(Honest):
 class ReplacesTheRunning(Honest):
     """Cancels a job that a worker is busy with."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         for job in jobs:
             holder = self._ledger.holders.get(job.unique_key or "")
             if holder is not None and job.on_duplicate is OnDuplicate.REPLACE:
@@ -125,7 +125,7 @@ class ReplacesTheRunning(Honest):
 class IgnoresCase(Honest):
     """Compares keys as some databases compare text."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         keys = [job.unique_key and job.unique_key.casefold() for job in jobs]
         return super().add(
             [change(job, unique_key=key) for job, key in zip(jobs, keys, strict=True)]
@@ -135,7 +135,7 @@ class IgnoresCase(Honest):
 class KeyPerQueue(Honest):
     """Takes a unique key to be unique in its queue only."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         keys = [job.unique_key and f"{job.queue}/{job.unique_key}" for job in jobs]
         return super().add(
             [change(job, unique_key=key) for job, key in zip(jobs, keys, strict=True)]
@@ -146,7 +146,7 @@ class KeyLeaksOnCancel(Honest):
     """Frees unique keys only when a job has run."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.status is JobStatus.CANCELLED and record.new.unique_key is not None:
                 self.holders[record.new.unique_key] = record
@@ -156,7 +156,7 @@ class KeyFreeWhileRetrying(Honest):
     """Frees unique keys after every attempt."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.status is JobStatus.RETRYING and record.new.unique_key is not None:
                 del self.holders[record.new.unique_key]
@@ -173,7 +173,7 @@ class KeyOfTwo(Honest):
 # ---- claiming -----------------------------------------------------------------------------------
 
 
-class _Ordered(Lines):
+class _Ordered(QueueSet):
     """Lines whose order can be bent."""
 
     def order(self, record: Record) -> tuple[float, ...]:
@@ -221,7 +221,7 @@ class Starves(Honest):
     """Empties one queue before it looks at the next."""
 
     class Books(Ledger):
-        def claim(self, ask: Ask, now: float) -> Claimed:
+        def claim(self, ask: ClaimRequest, now: float) -> ClaimResult:
             jobs = []
             for name in sorted(line.settings.name for line in self.lines):
                 if ask.queues is None or name in ask.queues:
@@ -229,25 +229,25 @@ class Starves(Honest):
                     taken = sum(job.queue == name for job in jobs)
                     slots = {each: max(0, n - taken) for each, n in ask.slots.items()}
                     ask = change(ask, slots=slots)
-            return Claimed(jobs)
+            return ClaimResult(jobs)
 
 
 class OneTooMany(Honest):
     """Gives a worker one job more than it has slots."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
         if ask is not None:
             ask = change(ask, slots={name: n + (n > 1) for name, n in ask.slots.items()})
-        return super().exchange(settlements, ask)
+        return super().settle_and_claim(settlements, ask)
 
 
 class HeadOfLine(Honest):
     """Looks at the first job only, and waits when that one cannot go."""
 
-    class Lanes(Lines):
-        def next(self, line: Line, offer: Offer, now: float) -> Record | None:
+    class Lanes(QueueSet):
+        def next(self, line: MemoryQueue, offer: Offer, now: float) -> Record | None:
             self._admit(line, now)
             firsts = [(group.first(), name) for name, group in line.due.items() if group]
             if firsts and not offer.takes(line.settings.name, min(firsts)[1]):
@@ -258,26 +258,28 @@ class HeadOfLine(Honest):
 class NoRoutes(Honest):
     """Sends everything without an executor to the default one."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
-        return super().exchange(settlements, ask and change(ask, routes={}))
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        return super().settle_and_claim(settlements, ask and change(ask, routes={}))
 
 
 class ClaimsTheUnknown(Honest):
     """Gives a worker jobs for executors that it does not have."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
-        return super().exchange(settlements, ask and change(ask, slots={**ask.slots, "cobol": 9}))
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        return super().settle_and_claim(
+            settlements, ask and change(ask, slots={**ask.slots, "cobol": 9})
+        )
 
 
 class ForgetsExecutors(Honest):
     """Forgets with a worker that leaves when its executors were last seen."""
 
-    def tell(self, record: WorkerRecord) -> None:
-        super().tell(record)
+    def heartbeat(self, record: WorkerRecord) -> None:
+        super().heartbeat(record)
         if record.state == "gone":
             self._executors = {"": self._executors.get("", self.now())}
 
@@ -293,8 +295,8 @@ class LosesTheUrgent(Honest):
 class PausesNothing(Honest):
     """Notes that a queue is paused, and does nothing about it."""
 
-    class Lanes(Lines):
-        def __iter__(self) -> Iterator[Line]:
+    class Lanes(QueueSet):
+        def __iter__(self) -> Iterator[MemoryQueue]:
             for line in super().__iter__():
                 line.settings = change(line.settings, is_paused=False)
                 yield line
@@ -307,33 +309,33 @@ class ClaimsWithoutALock(Honest):
         super().__init__(clock)
         self.meeting = threading.Barrier(2)
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
         if ask is None:
-            return super().exchange(settlements, ask)
+            return super().settle_and_claim(settlements, ask)
         with self._lock:
             seen = copy.deepcopy(self._ledger).claim(ask, self.now())
         with suppress(threading.BrokenBarrierError):
             self.meeting.wait(0.5)
-        super().exchange(settlements, ask)
+        super().settle_and_claim(settlements, ask)
         return [], seen
 
 
 class DeliversTheOutdated(Honest):
     """Keeps the expiry for show."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return super().add([change(job, expires_at=None) for job in jobs])
 
 
 class RoundsNextAt(Honest):
     """Tells a worker to come a little later than needed."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
-        applied, claimed = super().exchange(settlements, ask)
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        applied, claimed = super().settle_and_claim(settlements, ask)
         at = claimed.next_at
         return applied, change(claimed, next_at=at and float(int(at) + 1))
 
@@ -341,29 +343,29 @@ class RoundsNextAt(Honest):
 class NeverMore(Honest):
     """Does not say that something due was left."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
-        applied, claimed = super().exchange(settlements, ask)
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        applied, claimed = super().settle_and_claim(settlements, ask)
         return applied, change(claimed, more=False)
 
 
 class OthersAreMore(Honest):
     """Counts as left what only other workers can run."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
-        return super().exchange(settlements, ask and change(ask, own=frozenset()))
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        return super().settle_and_claim(settlements, ask and change(ask, own=frozenset()))
 
 
 class LimitedIsNotMore(Honest):
     """Counts as left only what a further slot would have got."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
-        applied, claimed = super().exchange(settlements, ask)
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
+        applied, claimed = super().settle_and_claim(settlements, ask)
         is_short = ask is not None and len(claimed.jobs) >= sum(ask.slots.values())
         return applied, change(claimed, more=claimed.more and is_short)
 
@@ -372,7 +374,7 @@ class PausedIsMore(Honest):
     """Counts as left what stands in a paused queue."""
 
     class Books(Ledger):
-        def claim(self, ask: Ask, now: float) -> Claimed:
+        def claim(self, ask: ClaimRequest, now: float) -> ClaimResult:
             asked = [x for x in self.lines if ask.queues is None or x.settings.name in ask.queues]
             claimed = super().claim(ask, now)
             return change(claimed, more=any(line.has_due() for line in asked))
@@ -382,7 +384,7 @@ class DeliveriesNotCounted(Honest):
     """Forgets to count deliveries that came to nothing."""
 
     class Books(Ledger):
-        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
             super()._move(record, move, entry, now)
             if move.event == "released":
                 record.deliveries -= 1
@@ -392,7 +394,7 @@ class ChargesAtTheClaim(Honest):
     """Takes a claim for an attempt."""
 
     class Books(Ledger):
-        def _lease(self, record: Record, ask: Ask, now: float) -> None:
+        def _lease(self, record: Record, ask: ClaimRequest, now: float) -> None:
             super()._lease(record, ask, now)
             record.is_charged = True
 
@@ -401,7 +403,7 @@ class OneFence(Honest):
     """Names all claims of a job alike."""
 
     class Books(Ledger):
-        def _lease(self, record: Record, ask: Ask, now: float) -> None:
+        def _lease(self, record: Record, ask: ClaimRequest, now: float) -> None:
             super()._lease(record, ask, now)
             record.fence = 1
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.store_thread import Keeper
+from ergon_framework.jobs.store_thread import StoreThread
 from ergon_framework.jobs.stores.sqlite.store import SqliteJobStore
 from tests.jobs.real_worker import job
 
@@ -28,7 +28,7 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.store = SqliteJobStore(folder / "work.db")
         self.store.add([job("busy#echo")])
-        self.keeper = Keeper(
+        self.store_thread = StoreThread(
             self.store,
             JobsSettings(),
             lambda _slots, *, is_thorough: self.ask(is_thorough),
@@ -38,21 +38,21 @@ class Desk:
         )
 
     @staticmethod
-    def ask(is_thorough: bool) -> Ask:
+    def ask(is_thorough: bool) -> ClaimRequest:
         """Room for the jobs of one executor."""
         own = frozenset({"free", "busy"})
-        return Ask(
+        return ClaimRequest(
             worker="me",
             lease=15.0,
             slots={"free": 1},
             default="free",
             own=own,
-            asks_more=is_thorough,
+            wants_more=is_thorough,
         )
 
     def claim(self, *, is_thorough: bool) -> None:
         """One exchange."""
-        self.keeper._exchange([], self.ask(is_thorough))
+        self.store_thread._exchange([], self.ask(is_thorough))
 
 
 @pytest.fixture
@@ -65,17 +65,17 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 def test_a_claim_that_did_not_look_hides_nothing(desk: Desk) -> None:
     """Between the look and the decision another executor gets room, and is claimed for."""
-    desk.keeper.probe()
+    desk.store_thread.probe()
     desk.claim(is_thorough=True)
-    assert (desk.keeper.probes, desk.keeper.is_left) == (1, True)
+    assert (desk.store_thread.probes, desk.store_thread.is_left) == (1, True)
     desk.claim(is_thorough=False)
-    assert desk.keeper.is_left
+    assert desk.store_thread.is_left
 
 
 def test_a_claim_under_way_is_no_answer(desk: Desk) -> None:
     """Who asks while a claim is under way that does not look waits for the next one."""
-    desk.keeper.probe()
+    desk.store_thread.probe()
     desk.claim(is_thorough=False)
-    assert desk.keeper.probes == 0
+    assert desk.store_thread.probes == 0
     desk.claim(is_thorough=True)
-    assert (desk.keeper.probes, desk.keeper.is_left) == (1, True)
+    assert (desk.store_thread.probes, desk.store_thread.is_left) == (1, True)

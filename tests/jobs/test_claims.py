@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Kind
-from ergon_framework.core.job import Failed, JobRule, JobStatus, Succeeded, Tally, settle
+from ergon_framework.core.job import (
+    Failed,
+    JobRule,
+    JobSnapshot,
+    JobStatus,
+    Succeeded,
+    next_transition,
+)
 from ergon_framework.core.wire import Reply, Status
 from ergon_framework.errors import (
     ConfigurationError,
@@ -17,14 +24,14 @@ from ergon_framework.errors import (
     SettingsError,
     WiringError,
 )
-from ergon_framework.jobs.claims import LONGEST_CODE, LONGEST_MESSAGE, Claim, Judgement
+from ergon_framework.jobs.claims import LONGEST_CODE, LONGEST_MESSAGE, Claim, Settler
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.store_thread import CHARGE_AFTER, Leases
+from ergon_framework.jobs.store_thread import CHARGE_AFTER, HeldLeases
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Leased, NewJob
+from ergon_framework.ports.jobstore import ClaimedJob, NewJob
 
 
-def leased(**fields: object) -> Leased:
+def leased(**fields: object) -> ClaimedJob:
     """A claimed job."""
     values = {
         "key": 1,
@@ -44,7 +51,7 @@ def leased(**fields: object) -> Leased:
     }
     unset = ("timeout", "max_attempts", "max_deliveries", "retry", "result_ttl")
     rest = dict.fromkeys((*unset, "correlation_id", "trace_context"))
-    return Leased(**{**values, **rest, **fields})  # type: ignore[arg-type]
+    return ClaimedJob(**{**values, **rest, **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.req("EXEC:status")
@@ -68,43 +75,43 @@ def test_the_quick_way_for_successes_agrees_with_the_long_one(
 ) -> None:
     """Whatever the job has been through: same move, same history."""
     job = leased(attempts=attempts, deliveries=attempts + more, excused=excused, is_solo=is_solo)
-    judgement = Judgement(JobsSettings(), worker)
+    settler = Settler(JobsSettings(), worker)
     reply = Reply("j", Status.SUCCESS)
-    quick = judgement.settled(Claim(job), judgement.seen_of(reply, job), now, seconds, b"1")
-    tally = Tally(JobStatus.ACTIVE, attempts, attempts + more, excused, is_solo=is_solo)
-    move = settle(tally, Succeeded(), JobRule(), 0.5)
-    assert quick.move == move
-    long = judgement._entry(move, now, attempts + more, seconds)
+    quick = settler.settle_claim(Claim(job), settler.event_of(reply, job), now, seconds, b"1")
+    tally = JobSnapshot(JobStatus.ACTIVE, attempts, attempts + more, excused, is_solo=is_solo)
+    move = next_transition(tally, Succeeded(), JobRule(), 0.5)
+    assert quick.transition == move
+    long = settler._entry(move, now, attempts + more, seconds)
     assert msgspec.json.decode(quick.entry) == msgspec.json.decode(long)
     assert quick.result == b"1"
 
 
 def test_a_settlement_says_whose_it_is_and_what_is_kept() -> None:
     """Each value in its own place; what a job that did not complete brought along is dropped."""
-    judgement = Judgement(JobsSettings(result_ttl=60.0, failed_ttl=70.0, max_attempts=1), "w")
+    settler = Settler(JobsSettings(result_ttl=60.0, failed_ttl=70.0, max_attempts=1), "w")
     job = leased(key=3, id="j3", fence=9)
     done, failed = [
-        judgement.settled(Claim(job), judgement.seen_of(Reply("j3", status), job), 5.0, 1.0, b"1")
+        settler.settle_claim(Claim(job), settler.event_of(Reply("j3", status), job), 5.0, 1.0, b"1")
         for status in (Status.SUCCESS, Status.ERROR)
     ]
     for each in (done, failed):
         assert (each.key, each.id, each.fence, each.expected) == (3, "j3", 9, JobStatus.ACTIVE)
         assert not each.if_expired
-    assert (done.move.status, done.result, done.keep) == (JobStatus.COMPLETED, b"1", 60.0)
-    assert (failed.move.status, failed.result, failed.keep) == (JobStatus.FAILED, None, 70.0)
+    assert (done.transition.status, done.result, done.keep) == (JobStatus.COMPLETED, b"1", 60.0)
+    assert (failed.transition.status, failed.result, failed.keep) == (JobStatus.FAILED, None, 70.0)
     own = leased(result_ttl=8.0)
-    seen = judgement.seen_of(Reply("j", Status.SUCCESS), own)
-    assert judgement.settled(Claim(own), seen, 5.0, 1.0, b"1").keep == 8.0
+    seen = settler.event_of(Reply("j", Status.SUCCESS), own)
+    assert settler.settle_claim(Claim(own), seen, 5.0, 1.0, b"1").keep == 8.0
 
 
 def test_only_the_claim_that_was_settled_is_dropped() -> None:
     """A late word about an earlier claim leaves the one that is held now alone."""
-    judgement = Judgement(JobsSettings(), "w")
-    leases = Leases(MemoryJobStore(), 3.0, lambda _name, _fields: None)
+    settler = Settler(JobsSettings(), "w")
+    leases = HeldLeases(MemoryJobStore(), 3.0, lambda _name, _fields: None)
     jobs = [leased(key=n, id=f"j{n}", fence=7) for n in range(3)]
     leases.add([Claim(job) for job in jobs], 0.0)
-    seen = judgement.seen_of(Reply("j", Status.SUCCESS), jobs[0])
-    ends = [judgement.settled(Claim(job), seen, 5.0, 1.0, b"1") for job in jobs]
+    seen = settler.event_of(Reply("j", Status.SUCCESS), jobs[0])
+    ends = [settler.settle_claim(Claim(job), seen, 5.0, 1.0, b"1") for job in jobs]
     leases.drop([ends[0], msgspec.structs.replace(ends[1], fence=6), ends[0]])
     assert set(leases.claims) == {"j1", "j2"}
     leases.drop(ends)
@@ -115,12 +122,12 @@ def test_claims_that_go_on_put_nobodys_charge_off() -> None:
     """A long job is charged after a moment although others are claimed all the time."""
     store = MemoryJobStore()
     store.add([NewJob(id=f"j{n}", handler="work") for n in range(40)])
-    leases = Leases(store, 30.0, lambda _name, _fields: None)
+    leases = HeldLeases(store, 30.0, lambda _name, _fields: None)
     leases.renew_due(0.0)
 
     def claim(now: float) -> Claim:
-        ask = Ask(worker="w", lease=30.0, slots={"": 1})
-        found = Claim(store.exchange([], ask)[1].jobs[0])
+        ask = ClaimRequest(worker="w", lease=30.0, slots={"": 1})
+        found = Claim(store.settle_and_claim([], ask)[1].jobs[0])
         found.is_written, found.written_at = True, now
         leases.add([found], now)
         return found
@@ -142,15 +149,15 @@ def test_what_is_given_up_on_is_added() -> None:
     fewer = JobsSettings(give_up_on=("Boom",), retry_on=("invalid_arguments",))
     assert fewer.final_codes() == mine.final_codes() - {"invalid_arguments"}
     own = leased(retry=b'{"give_up_on": ["Fatal"], "retry_on": ["Boom"]}')
-    codes = Judgement(fewer, "w").final_codes(own)
+    codes = Settler(fewer, "w").final_codes(own)
     assert codes == fewer.final_codes() - {"Boom"} | {"Fatal"}
 
 
 def test_a_message_of_an_executor_is_kept_in_part() -> None:
     """A book in an error message does not go into the store."""
-    judgement = Judgement(JobsSettings(), "w")
+    settler = Settler(JobsSettings(), "w")
     reply = Reply("j", Status.ERROR, error_message="x" * (LONGEST_MESSAGE + 1))
-    seen = judgement.seen_of(reply, leased())
+    seen = settler.event_of(reply, leased())
     assert isinstance(seen, Failed)
     assert len(seen.failure.message) == LONGEST_MESSAGE
 
@@ -159,7 +166,7 @@ def test_a_message_of_an_executor_is_kept_in_part() -> None:
 def test_a_long_error_type_is_cut(status: Status) -> None:
     """It stands in tables and in lines of the log; an executor may answer with megabytes."""
     reply = Reply("j", status, error_type="T" * 1_000_000)
-    seen = Judgement(JobsSettings(), "w").seen_of(reply, leased())
+    seen = Settler(JobsSettings(), "w").event_of(reply, leased())
     assert isinstance(seen, Failed)
     assert seen.failure.code == "T" * LONGEST_CODE
 
@@ -168,7 +175,7 @@ def test_a_long_error_type_is_cut(status: Status) -> None:
 def test_what_an_executor_says_can_be_written_anywhere(status: Status) -> None:
     """A NUL in a code or a message, which not every store takes, is shown as a mark."""
     reply = Reply("j", status, error_message="embedded \0 byte", error_type="bad\0code")
-    seen = Judgement(JobsSettings(), "w").seen_of(reply, leased())
+    seen = Settler(JobsSettings(), "w").event_of(reply, leased())
     assert isinstance(seen, Failed)
     assert (seen.failure.code, seen.failure.message) == ("bad\ufffdcode", "embedded \ufffd byte")
 
@@ -176,15 +183,15 @@ def test_what_an_executor_says_can_be_written_anywhere(status: Status) -> None:
 @pytest.mark.req("X14")
 def test_a_job_has_a_policy_of_its_own() -> None:
     """Its attempts, its timeout kind and its final error types win over the settings."""
-    judgement = Judgement(JobsSettings(max_attempts=5), "w")
+    settler = Settler(JobsSettings(max_attempts=5), "w")
     own = b'{"on_timeout": "dead-letter", "give_up_on": ["Fatal"]}'
     job = leased(retry=own, max_attempts=2, timeout=7.0)
-    rule = judgement.rule_of(job)
+    rule = settler.rule_of(job)
     assert rule.retry.attempts == 2
     assert rule.max_deliveries == 5
     assert Kind.TIMEOUT not in rule.retry.on
-    assert judgement.timeout_of(job) == 7.0
-    fatal = judgement.seen_of(Reply("j", Status.ERROR, error_type="Fatal"), job)
+    assert settler.timeout_of(job) == 7.0
+    fatal = settler.event_of(Reply("j", Status.ERROR, error_type="Fatal"), job)
     assert isinstance(fatal, Failed)
     assert fatal.failure.kind is Kind.REJECTED
 
@@ -195,15 +202,15 @@ def test_a_job_has_a_policy_of_its_own() -> None:
 def test_wrong_settings_are_final(error: type[Exception]) -> None:
     """What a handler meets when something is not set up is not mended by trying again."""
     reply = Reply("j", Status.ERROR, error_type=error.__name__)
-    seen = Judgement(JobsSettings(), "w").seen_of(reply, leased())
+    seen = Settler(JobsSettings(), "w").event_of(reply, leased())
     assert isinstance(seen, Failed)
     assert seen.failure.kind is Kind.REJECTED
 
 
 def test_a_policy_that_cannot_be_read_does_not_stop_a_worker() -> None:
     """It was written by another version: the settings serve instead."""
-    judgement = Judgement(JobsSettings(max_attempts=4), "w")
-    assert judgement.rule_of(leased(retry=b'{"of": "the future"}')).retry.attempts == 4
+    settler = Settler(JobsSettings(max_attempts=4), "w")
+    assert settler.rule_of(leased(retry=b'{"of": "the future"}')).retry.attempts == 4
 
 
 def test_secrets_in_an_answer_are_masked() -> None:
@@ -212,7 +219,7 @@ def test_secrets_in_an_answer_are_masked() -> None:
     trace = f'  app.py:3 in send\n    connect("{url}", password="hunter2")\nOSError'
     for status in (Status.ERROR, Status.RETRY, Status.TIMEOUT):
         reply = Reply("j", status, error_message=f"no route to {url}", error_traceback=trace)
-        seen = Judgement(JobsSettings(), "w").seen_of(reply, leased())
+        seen = Settler(JobsSettings(), "w").event_of(reply, leased())
         assert isinstance(seen, Failed)
         assert seen.failure.message == "no route to amqp://***@broker"
         assert seen.traceback is not None

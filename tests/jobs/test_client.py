@@ -31,10 +31,10 @@ from ergon_framework.errors import (
     UnreadableJobError,
 )
 from ergon_framework.jobs.client import EnqueuedJob, JobClient
-from ergon_framework.jobs.results import Ear, wait_for
+from ergon_framework.jobs.results import SharedSubscription, wait_for
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Bell, Search, Settlement, Topic
+from ergon_framework.ports.jobstore import Search, Settlement, Subscription, Topic
 from tests.jobs.manual_worker import BROKEN, SETTINGS, Clock, Hand
 from tests.storage.conftest import until
 
@@ -232,7 +232,7 @@ def test_a_job_belongs_to_the_transaction_that_enqueued_it(client: JobClient) ->
 
 
 def test_a_result_that_is_there_is_given_at_once(client: JobClient, hand: Hand) -> None:
-    """Without a bell."""
+    """Without a notification."""
     job = client.enqueue("h")
     hand.run(Succeeded(), ["done"])
     assert client.result(job, timeout=0) == ["done"]
@@ -251,7 +251,7 @@ def test_result_wakes_up_when_the_job_ends(client: JobClient, hand: Hand) -> Non
 
 
 class Silent(MemoryJobStore):
-    """A store whose bells nobody rings, and which counts how often it is asked."""
+    """A store that never notifies, and which counts how often it is asked."""
 
     looks = 0
     ends_at_look = 0
@@ -262,9 +262,9 @@ class Silent(MemoryJobStore):
             Hand(self).run(Succeeded(), "late")
         return super().find(job_id)
 
-    def listen(self, topic: Topic) -> Bell:
-        bell: Bell = Deaf()
-        return bell
+    def subscribe(self, topic: Topic) -> Subscription:
+        subscription: Subscription = Deaf()
+        return subscription
 
 
 class Deaf:
@@ -276,7 +276,7 @@ class Deaf:
         self.waits.append(seconds)
         return False
 
-    def ring(self) -> None: ...
+    def wake(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -300,22 +300,22 @@ def test_a_busy_store_is_not_asked_at_every_ring(clock: Clock) -> None:
             return True
 
     store = Silent(clock)
-    store.listen = lambda topic: Rung()  # type: ignore[method-assign]
+    store.subscribe = lambda topic: Rung()  # type: ignore[method-assign]
     store.ends_at_look = 5
     job = JobClient(store=store, settings=SETTINGS).enqueue("h")
     slept: list[float] = []
-    wait_for(store, Ear(store), job, None, now=lambda: 100.0, sleep=slept.append)
+    wait_for(store, SharedSubscription(store), job, None, now=lambda: 100.0, sleep=slept.append)
     assert slept == [pytest.approx(0.005)] * 3
 
 
 def test_any_number_of_threads_share_one_bell(clock: Clock) -> None:
-    """They take turns at listening to it; all are woken by one ring, and the last closes it."""
+    """They take turns at waiting on it; one notification wakes all, and the last closes it."""
     made = []
 
     class Counting(MemoryJobStore):
-        def listen(self, topic: Topic) -> Bell:
+        def subscribe(self, topic: Topic) -> Subscription:
             made.append(topic)
-            return super().listen(topic)
+            return super().subscribe(topic)
 
     store = Counting(clock)
     client = JobClient(store=store, settings=SETTINGS)
@@ -325,22 +325,22 @@ def test_any_number_of_threads_share_one_bell(clock: Clock) -> None:
         claimed = hand.claim()
         with ThreadPoolExecutor(30) as threads:
             results = [threads.submit(client.result, job, poll=3600.0) for _ in range(29)]
-            # Who comes and goes before them would take the bell along.
-            until(lambda: client._ears and client._ears[os.getpid()]._users == 29)
+            # Who comes and goes before them would take the subscription along.
+            until(lambda: client._shared and client._shared[os.getpid()]._users == 29)
             with pytest.raises(ResultTimeoutError):
                 client.result(job, timeout=0.01)
             hand.settle(claimed, Succeeded(), n)
             assert [each.result(30) for each in results] == [n] * 29
         assert made == [Topic.DONE] * (n + 1)
-        assert not store._belfry._bells[Topic.DONE]
+        assert not store._notifier._subscriptions[Topic.DONE]
 
 
 def test_whoever_listens_hands_over_when_he_leaves(store: MemoryJobStore) -> None:
     """Whatever made the first one leave, another hears the next ring."""
-    ear = Ear(store)
-    first, second = ear.listen(), ear.listen()
-    bell = ear._bell
-    assert bell is not None
+    ear = SharedSubscription(store)
+    first, second = ear.join(), ear.join()
+    subscription = ear._subscription
+    assert subscription is not None
     waiting, going_on = threading.Event(), threading.Event()
 
     class Broken(Deaf):
@@ -349,21 +349,21 @@ def test_whoever_listens_hands_over_when_he_leaves(store: MemoryJobStore) -> Non
             going_on.wait(30)
             raise OSError
 
-    first._bell = Broken()
+    first._subscription = Broken()
     with ThreadPoolExecutor(2) as threads:
         one = threads.submit(first.wait, 3600.0)
         assert waiting.wait(30)
         two = threads.submit(second.wait, 30.0)
         going_on.set()
         assert isinstance(one.exception(30), OSError)
-        bell.ring()
+        subscription.wake()
         assert two.result(30) is True
-    first._bell = bell
+    first._subscription = subscription
     assert first.wait(0.0)  # the ring that the other heard
     assert not first.wait(0.0)
     first.close()
     second.close()
-    assert ear._bell is None
+    assert ear._subscription is None
 
 
 def test_a_job_that_does_not_end_in_time_goes_on(client: JobClient) -> None:
@@ -486,12 +486,12 @@ class Contested(MemoryJobStore):
 
     races = 1
 
-    def exchange(self, settlements: Any, ask: Any) -> Any:
+    def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
         mine = any(isinstance(each, Settlement) for each in settlements)
         if mine and self.races:
             self.races -= 1
             return [False] * len(settlements), None
-        return super().exchange(settlements, ask)
+        return super().settle_and_claim(settlements, ask)
 
 
 def test_a_lost_race_is_run_again(clock: Clock) -> None:
@@ -597,9 +597,9 @@ def test_unreadable_history_does_not_hide_a_job(client: JobClient) -> None:
     record = msgspec.structs.replace(
         client.find(client.enqueue("h")), history=(b"{", b"[]"), result=b"\xff"
     )
-    from ergon_framework.jobs.views import job_shape
+    from ergon_framework.jobs.views import job_view
 
-    shape = job_shape(record, SETTINGS)
+    shape = job_view(record, SETTINGS)
     assert shape["history"] == [{"event": "unreadable"}] * 2
     assert shape["result"] is None
 

@@ -24,7 +24,7 @@ from ergon_framework.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from ergon_framework.jobs.async_client import THREADS, AsyncJobClient, Watcher
+from ergon_framework.jobs.async_client import THREADS, AsyncJobClient, ResultWatcher
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import NewJob, Search, Topic
 from tests.jobs.manual_worker import BROKEN, SETTINGS, Hand
@@ -219,7 +219,7 @@ def test_a_watching_thread_that_breaks_tells_everybody() -> None:
     """Those who wait, and those who come afterwards."""
     store = MemoryJobStore()
     told: list[Any] = []
-    bell = store.listen(Topic.DONE)
+    subscription = store.subscribe(Topic.DONE)
     is_broken = threading.Event()
 
     class Breaking:
@@ -227,10 +227,10 @@ def test_a_watching_thread_that_breaks_tells_everybody() -> None:
             is_broken.wait(30)
             raise OSError
 
-        ring, close = bell.ring, bell.close
+        wake, close = subscription.wake, subscription.close
 
-    store.listen = lambda topic: Breaking()  # type: ignore[method-assign]
-    watcher = Watcher(store, LONG)
+    store.subscribe = lambda topic: Breaking()  # type: ignore[method-assign]
+    watcher = ResultWatcher(store, LONG)
     store.add([NewJob(id="a", handler="h")])
     watcher.add("a", told.append)
     is_broken.set()

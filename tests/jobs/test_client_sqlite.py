@@ -82,12 +82,12 @@ def test_a_connection_to_another_file_is_refused(client: JobClient, tmp_path: Pa
 def test_announce_wakes_workers_after_ones_own_commit(client: JobClient, file: Path) -> None:
     """The store cannot see a foreign commit."""
     with JobClient(f"sqlite:///{file}") as other, closing(sqlite3.connect(file)) as own:
-        bell = other.store.listen(Topic.WORK)
+        subscription = other.store.subscribe(Topic.WORK)
         client.enqueue("h", connection=own)
         own.commit()
         client.announce()
-        assert bell.wait(30)
-        bell.close()
+        assert subscription.wait(30)
+        subscription.close()
 
 
 def test_a_result_from_another_connection_wakes_the_waiter(client: JobClient, file: Path) -> None:
@@ -105,13 +105,13 @@ def test_a_result_from_another_connection_wakes_the_waiter(client: JobClient, fi
 
 
 def test_many_waiters_need_few_descriptors(client: JobClient, file: Path) -> None:
-    """One bell serves all threads of a client."""
+    """One subscription serves all threads of a client."""
     job = client.enqueue("h")
     claimed = Hand(client.store).claim()
     folder = file.with_name("work.db-bells")
     with ThreadPoolExecutor(20) as threads:
         results = [threads.submit(client.result, job, poll=3600.0) for _ in range(20)]
-        until(lambda: client._ears[os.getpid()]._users == 20)
+        until(lambda: client._shared[os.getpid()]._users == 20)
         assert len(list(folder.iterdir())) == 1
         Hand(client.store).settle(claimed, Succeeded(), 1)
         assert [each.result(30) for each in results] == [1] * 20
@@ -125,7 +125,7 @@ def test_a_forked_child_has_a_bell_of_its_own(client: JobClient) -> None:
     claimed = Hand(client.store).claim()
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(client.result, job, poll=3600.0)
-        until(lambda: client._ears and client._ears[os.getpid()]._is_heard)
+        until(lambda: client._shared and client._shared[os.getpid()]._is_watched)
         child = os.fork()
         if child == 0:
             os._exit(0 if client.result(job, 30.0, poll=3600.0) == 7 else 1)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.newjob import MAX_PAYLOAD, IdMaker, new_id, new_job, spread
+from ergon_framework.jobs.newjob import MAX_PAYLOAD, IdGenerator, new_id, new_job, spread
 from ergon_framework.jobs.settings import BackoffSettings, RetrySettings
 from ergon_framework.jobs.validation import TEN_YEARS
 from ergon_framework.ports.jobstore import NewJob, OnDuplicate
@@ -400,7 +400,7 @@ def test_ids_are_uuids_of_version_seven_in_order() -> None:
 )
 def test_ids_grow_when_the_clock_stands_still_or_goes_back(clock: Callable[[], int]) -> None:
     """Also beyond what one millisecond's counter holds."""
-    make = IdMaker(clock)
+    make = IdGenerator(clock)
     ids = [make() for _ in range(9_000)]
     assert ids == sorted(set(ids))
 

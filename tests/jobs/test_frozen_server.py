@@ -77,7 +77,7 @@ def test_a_result_is_waited_for_as_long_as_was_said(engine: ServerEngine, url: s
     with closing(JobClient(url)) as client:
         waiting = client.enqueue("h")
         told = ""
-        while "still pending" not in told:  # so that there is a bell, and a connection
+        while "still pending" not in told:  # so that there is a subscription, and a connection
             with pytest.raises(ResultTimeoutError) as caught:
                 client.result(waiting, timeout=0.01)
             told = str(caught.value)  # a busy machine may not answer in time

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import LeaseExpired
-from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.jobs.watchdog import Watchdog
-from ergon_framework.ports.jobstore import Hold, WorkerRecord
+from ergon_framework.ports.jobstore import LeaseRenewal, WorkerRecord
 from ergon_framework.testing.suites.drivers import HandClock
 from tests.executor.link import request
 from tests.jobs.real_worker import (
@@ -72,7 +72,7 @@ class Taken(MemoryJobStore):
     taken: frozenset[str] = frozenset()
     was_told = False  # that they did
 
-    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         kept = super().renew(holds, lease)
         self.was_told = self.was_told or any(hold.id in self.taken for hold in holds)
         return [
@@ -131,10 +131,12 @@ def test_a_worker_heals_leases_after_the_clock_was_set_back(
     lease = 0.6
     store.add([job("echo")])
     dead = WorkerRecord(id="dead", host="h", pid=1, version="1", started_at=0.0, lease=lease)
-    store.tell(dead)
+    store.heartbeat(dead)
     slots = {"python": 1}
-    ask = Ask(worker="dead", lease=lease, slots=slots, default="python", own=frozenset(slots))
-    assert store.exchange([], ask)[1].jobs
+    ask = ClaimRequest(
+        worker="dead", lease=lease, slots=slots, default="python", own=frozenset(slots)
+    )
+    assert store.settle_and_claim([], ask)[1].jobs
     clock.forward(-3600.0)
     with at_work(worker(store, settings=quick(lease=lease))):
         latest = clock() + lease
@@ -185,8 +187,8 @@ def test_a_job_that_comes_back_to_its_own_worker_ends_the_earlier_attempt(tmp_pa
         store.add([job("stubborn", str(started))])
         first = pid_in(started)
         found = get(store, "stubborn")
-        rescue = Judgement(settings, "other").decided(found, LeaseExpired(), store.now())
-        assert store.exchange([rescue], None)[0] == [True]
+        rescue = Settler(settings, "other").settle_stored(found, LeaseExpired(), store.now())
+        assert store.settle_and_claim([rescue], None)[0] == [True]
         wait_until(lambda: len(started.read_text().split()) == 2, "the next attempt")
         wait_until(lambda: not is_alive(first), "the end of the first process")
         assert is_alive(int(started.read_text().split()[1]))

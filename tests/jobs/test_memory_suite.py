@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory.queues import Heap
 from ergon_framework.ports.jobstore import (
     FullJobStore,
-    JobDesk,
+    JobAdmin,
     JobStore,
     ScheduleStore,
     Search,
@@ -67,7 +67,7 @@ def test_there_are_enough_checks() -> None:
 def test_the_store_serves_all_three_ports() -> None:
     """A type checker accepts it wherever a port is asked for."""
     store = MemoryJobStore()
-    ports: tuple[JobStore, JobDesk, ScheduleStore] = (store, store, store)
+    ports: tuple[JobStore, JobAdmin, ScheduleStore] = (store, store, store)
     assert all(port is store for port in ports)
 
 
@@ -150,11 +150,11 @@ def test_a_closed_store_says_so() -> None:
 
 
 def test_closing_wakes_whoever_waits() -> None:
-    """A bell that rings no more lets its waiter go."""
+    """A subscription that is closed lets its waiter go."""
     store = MemoryJobStore()
-    bell = store.listen(Topic.WORK)
+    subscription = store.subscribe(Topic.WORK)
     done: list[bool] = []
-    waiter = threading.Thread(target=lambda: done.append(bell.wait(60.0)))
+    waiter = threading.Thread(target=lambda: done.append(subscription.wait(60.0)))
     waiter.start()
     store.close()
     waiter.join(60.0)
@@ -200,7 +200,7 @@ def test_nothing_grows_with_what_has_passed() -> None:
             for job in jobs:
                 s.must(job, SUCCEEDED, keep=1.0)
         s.clock.forward(10.0)
-        s.store.sweep(100)
+        s.store.prune(100)
     ledger = s.store._ledger  # type: ignore[attr-defined]
     shelves = (ledger.records, ledger.by_id, ledger.active, ledger.holders)
     assert [len(shelf) for shelf in shelves] == [0, 0, 0, 0]

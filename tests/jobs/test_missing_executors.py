@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.missing_executors import MissingExecutors
 from ergon_framework.jobs.settings import DAY, JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -35,7 +35,7 @@ class Bench:
         self.looking = MissingExecutors(
             self.store,
             self.settings,
-            Judgement(self.settings, "w1"),
+            Settler(self.settings, "w1"),
             lambda: self.clock,
             lambda name, fields: self.told.append((name, fields.get("executor", ""))),
         )
@@ -47,7 +47,7 @@ class Bench:
         while self.wall < until:
             step = min(self.looking.look(), until - self.wall)
             self.wall, self.clock = self.wall + step, self.clock + step
-            self.store.tell(worker_with("w1", *sorted(self.looking.known)))
+            self.store.heartbeat(worker_with("w1", *sorted(self.looking.known)))
         self.looking.look()
 
     def status(self, job_id: str) -> JobStatus:
@@ -63,18 +63,20 @@ def odd(job_id: str) -> Any:
 def test_a_backlog_outlives_the_restart_of_the_only_worker_that_can_run_it() -> None:
     """Jobs that waited for days are not given up because their worker is away for a minute."""
     bench = Bench()
-    bench.store.tell(worker_with("w2", "node"))
+    bench.store.heartbeat(worker_with("w2", "node"))
     bench.store.add([odd("old")])
     for _ in range(10):
         bench.wall += DAY
         bench.clock += DAY
-        bench.store.tell(worker_with("w2", "node"))
-    bench.store.tell(worker_with("w2", state="gone"))
+        bench.store.heartbeat(worker_with("w2", "node"))
+    bench.store.heartbeat(worker_with("w2", state="gone"))
     bench.begin()
     bench.pass_time(10 * 60.0)
     found = get(bench.store, "old")
     assert (found.status, found.deliveries) == (JobStatus.PENDING, 0)
-    assert [each.id for each in bench.store.exchange([], ask({"node": 5}))[1].jobs] == ["old"]
+    assert [each.id for each in bench.store.settle_and_claim([], ask({"node": 5}))[1].jobs] == [
+        "old"
+    ]
 
 
 def test_a_job_is_given_up_after_a_day_without_its_executor() -> None:
@@ -112,12 +114,12 @@ def test_who_is_missing_is_told_once_and_when_it_is_back() -> None:
 def test_a_clock_that_jumps_by_days_gives_nothing_up() -> None:
     """Workers that live tell of themselves within seconds: that is waited for."""
     bench = Bench()
-    bench.store.tell(worker_with("w2", "node"))
+    bench.store.heartbeat(worker_with("w2", "node"))
     bench.store.add([odd("a")])
     bench.wall += 3 * DAY
     bench.looking.look()
     assert bench.status("a") is JobStatus.PENDING
-    bench.store.tell(worker_with("w2", "node"))
+    bench.store.heartbeat(worker_with("w2", "node"))
     bench.looking.known |= {"node"}
     bench.pass_time(HOUR)
     assert bench.status("a") is JobStatus.PENDING
@@ -167,6 +169,6 @@ def test_an_existing_file_learns_to_note_executors(tmp_path: Path) -> None:
     store.close()
     store = SqliteJobStore(path)
     assert [each.seen_at for each in store.named()] == [None]
-    store.tell(worker_with("w1", "python"))
+    store.heartbeat(worker_with("w1", "python"))
     assert [each.seen_at for each in store.named()] != [None]
     store.close()

@@ -94,7 +94,7 @@ def drained(store: FullJobStore) -> Counter[str]:
     came: Counter[str] = Counter()
     told: list[Settlement] = []
     while True:
-        applied, claimed = store.exchange(told, ask(100))
+        applied, claimed = store.settle_and_claim(told, ask(100))
         assert all(applied)
         if not claimed.jobs:
             return came
@@ -126,7 +126,7 @@ def test_a_process_that_dies_keeps_its_promises(
     assert cron.next_at == 100.0 + sum(name.startswith("cron-") for name in found)
     held = {name for name, job in found.items() if job.status is JobStatus.ACTIVE}
     assert len(held) <= 2
-    store.sweep(100)  # wakes who waits for a limit key whose holder died before it could
+    store.prune(100)  # wakes who waits for a limit key whose holder died before it could
     taken = {found[name].limit_key for name in held} - {None}
     free = {name for name in found.keys() - done - held if found[name].limit_key not in taken}
     assert drained(store) == dict.fromkeys(free, 1)
@@ -164,7 +164,7 @@ def test_processes_never_get_the_same_job(url: str, store: FullJobStore) -> None
 @on_every_engine
 def test_a_bell_is_heard_from_another_process(url: str, store: FullJobStore) -> None:
     """A job added elsewhere wakes whoever listens here, and so does its end."""
-    work, done = store.listen(Topic.WORK), store.listen(Topic.DONE)
+    work, done = store.subscribe(Topic.WORK), store.subscribe(Topic.DONE)
     assert run(url, "jobs.sweep.before_commit", 1)["settled"]
     # Files were changed when the process died; what a server says may still be on its way.
     patience = 0 if url.startswith("sqlite") else WAIT

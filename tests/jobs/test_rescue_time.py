@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from ergon_framework.connector.jobs import JobsConnector
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs import maintenance as chores_module
 from ergon_framework.jobs import store_thread as keeper_module
-from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.maintenance import WorkerChores
+from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.store_thread import Keeper
+from ergon_framework.jobs.store_thread import StoreThread
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import WorkerRecord
 from tests.jobs.real_worker import get, job, quick, worker
@@ -43,8 +43,8 @@ class Hand:
     def __init__(self, name: str, store: MemoryJobStore, clock: Clock, settings: JobsSettings):
         self.name, self.clock = name, clock
         lease = settings.claimed_for
-        ask = Ask(worker=name, lease=lease, slots={"python": 1}, default="python")
-        self.keeper = Keeper(
+        ask = ClaimRequest(worker=name, lease=lease, slots={"python": 1}, default="python")
+        self.store_thread = StoreThread(
             store,
             settings,
             lambda _slots, *, is_thorough: ask,
@@ -52,13 +52,13 @@ class Hand:
             lambda _settlements: None,
             lambda _name, _fields: None,
         )
-        self.keeper.offset = store.now() - clock.now()
-        self.keeper.chores = WorkerChores(
+        self.store_thread.offset = store.now() - clock.now()
+        self.store_thread.maintenance = Maintenance(
             store,
             settings,
-            Judgement(settings, name),
+            Settler(settings, name),
             self._record,
-            self.keeper.leases.holds,
+            self.store_thread.leases.holds,
             lambda _name, _fields: None,
         )
 
@@ -81,18 +81,18 @@ def test_it_is_at_most_the_lease(
     store = MemoryJobStore(clock=clock.now)
     settings = JobsSettings(lease=LEASE)
     other = Hand("other", store, clock, settings)
-    other.keeper._once()
+    other.store_thread._once()
     clock.seconds += ahead
     store.add([job("echo")])
     holder = Hand("holder", store, clock, settings)
-    holder.keeper.offer("python", 1)
+    holder.store_thread.offer("python", 1)
     died_at = clock.seconds + alive
-    holder.keeper._once()
+    holder.store_thread._once()
     while get(store, "echo").status is JobStatus.ACTIVE:
         clock.seconds += TICK
         if clock.seconds <= died_at:
-            holder.keeper._once()
-        other.keeper._once()
+            holder.store_thread._once()
+        other.store_thread._once()
         assert clock.seconds <= died_at + LEASE
     assert clock.seconds > died_at + LEASE / 3  # who lives has had the time to renew
 
@@ -104,10 +104,10 @@ class Noting(MemoryJobStore):
         super().__init__()
         self.leases: set[float] = set()
 
-    def exchange(self, settlements: Any, ask: Any) -> Any:
+    def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
         if ask is not None:
             self.leases.add(ask.lease)
-        return super().exchange(settlements, ask)
+        return super().settle_and_claim(settlements, ask)
 
     def renew(self, holds: Any, lease: float) -> Any:
         self.leases.add(lease)

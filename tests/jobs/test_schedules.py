@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.core.job import JobStatus, Move
+from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.core.rfc3339 import format_rfc3339, parse_rfc3339
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.scheduler import (
@@ -27,7 +27,7 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import (
-    JobDesk,
+    JobAdmin,
     JobStore,
     OnDuplicate,
     Schedule,
@@ -50,7 +50,7 @@ class Clock:
         return self.at
 
 
-class Store(JobStore, JobDesk, ScheduleStore, Protocol):
+class Store(JobStore, JobAdmin, ScheduleStore, Protocol):
     """Everything."""
 
 
@@ -85,7 +85,7 @@ def scheduler(
     return Scheduler(store, settings, source=source)
 
 
-def ids(store: JobDesk) -> list[str]:
+def ids(store: JobAdmin) -> list[str]:
     """All jobs, the first one first."""
     return [job.id for job in store.search(Search())][::-1]
 
@@ -497,11 +497,11 @@ def end(store: Store, job_id: str) -> None:
     """Cancel a job."""
     job = store.find(job_id)
     assert job is not None
-    move = Move(JobStatus.CANCELLED, "cancelled", 0, 0, 0.0, None, "")
+    move = Transition(JobStatus.CANCELLED, "cancelled", 0, 0, 0.0, None, "")
     settlement = Settlement(
-        key=job.key, id=job.id, fence=job.fence, expected=job.status, move=move, entry=b"{}"
+        key=job.key, id=job.id, fence=job.fence, expected=job.status, transition=move, entry=b"{}"
     )
-    assert store.exchange([settlement], None)[0] == [True]
+    assert store.settle_and_claim([settlement], None)[0] == [True]
 
 
 @pytest.mark.req("JOBS:cron")

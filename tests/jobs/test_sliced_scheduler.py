@@ -9,19 +9,19 @@ import msgspec
 import pytest
 
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs import maintenance as chores_module
 from ergon_framework.jobs import scheduler as timetable_module
 from ergon_framework.jobs import store_thread as keeper_module
-from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.maintenance import WorkerChores
+from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings, Slice, schedule_of
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.store_thread import Keeper
+from ergon_framework.jobs.store_thread import StoreThread
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.worker import Burst
+from ergon_framework.jobs.worker import BurstEnd
 from ergon_framework.ports.jobstore import Queue, Schedule, Search, WorkerRecord
 from tests.jobs.real_worker import get, job, wait_until, worker
 
@@ -105,8 +105,10 @@ class Bench:
         self.told: list[str] = []
         settings = JobsSettings.model_validate({"lease": LEASE, "queues": queues})
         self.setup = JobSetup("", settings)
-        ask = Ask(worker="me", lease=settings.claimed_for, slots={"python": 1}, default="python")
-        self.keeper = Keeper(
+        ask = ClaimRequest(
+            worker="me", lease=settings.claimed_for, slots={"python": 1}, default="python"
+        )
+        self.store_thread = StoreThread(
             self.store,
             settings,
             lambda _slots, *, is_thorough: ask,
@@ -114,19 +116,19 @@ class Bench:
             lambda _settlements: None,
             lambda name, _fields: self.told.append(name),
         )
-        self.keeper.offset = self.store.now() - clock.now()
-        self.chores = self.keeper.chores = WorkerChores(
+        self.store_thread.offset = self.store.now() - clock.now()
+        self.maintenance = self.store_thread.maintenance = Maintenance(
             self.store,
             settings,
-            Judgement(settings, "me"),
+            Settler(settings, "me"),
             self._record,
-            self.keeper.leases.holds,
+            self.store_thread.leases.holds,
             lambda name, _fields: self.told.append(name),
             Scheduler(self.store, schedules),
             lambda: self.setup.limit_again(self.store),
         )
         self.store.add([job("echo")])
-        self.keeper.offer("python", 1)
+        self.store_thread.offer("python", 1)
 
     def _record(self) -> WorkerRecord:
         now = self.clock.now()
@@ -135,8 +137,8 @@ class Bench:
 
     def turn(self) -> bool:
         """One turn of the thread; whether it is to go on at once."""
-        self.keeper._once()
-        return self.chores.is_under_way
+        self.store_thread._once()
+        return self.maintenance.is_under_way
 
     def finish(self) -> int:
         """Turns until nothing is under way."""
@@ -148,7 +150,7 @@ class Bench:
     def is_lost(self) -> bool:
         """Whether another worker may take the job that is held."""
         assert get(self.store, "echo").status is JobStatus.ACTIVE
-        return bool(self.store.overdue(1))
+        return bool(self.store.expired_leases(1))
 
 
 Make = Callable[..., Bench]
@@ -182,8 +184,8 @@ def test_leases_are_renewed_while_schedules_fire(bench: Make) -> None:
     store, losses = subject.store, []
     subject.finish()
     subject.clock.seconds += 3600.0
-    subject.keeper.leases.hurry()
-    subject.keeper.leases.renew_due(subject.clock.seconds)
+    subject.store_thread.leases.renew_soon()
+    subject.store_thread.leases.renew_due(subject.clock.seconds)
     store.between = lambda: losses.append(subject.is_lost())
     assert subject.finish() > 5
     assert store.fired == [*MANY]
@@ -210,7 +212,7 @@ def test_a_stop_between_two_pieces_is_heard(bench: Make) -> None:
     assert subject.turn()
     written = len(subject.store.names())
     assert 0 < written < COUNT
-    subject.chores.stop()
+    subject.maintenance.stop()
     subject.turn()
     assert len(subject.store.names()) == written
     assert len(Scheduler(subject.store, MANY).sync().added) == COUNT - written
@@ -340,9 +342,9 @@ def test_what_fails_is_tried_again_and_waited_for_by_nobody(
 def test_a_burst_waits_until_all_have_fired(monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes the schedules and runs what is due by them, however many pieces that takes."""
     looks = 0
-    is_over = Burst.is_over
+    is_over = BurstEnd.is_over
 
-    def look(burst: Burst, now: float) -> bool:
+    def look(burst: BurstEnd, now: float) -> bool:
         nonlocal looks
         looks += 1
         return is_over(burst, now)
@@ -352,11 +354,11 @@ def test_a_burst_waits_until_all_have_fired(monkeypatch: pytest.MonkeyPatch) -> 
 
         def put_schedule(self, schedule: Schedule) -> None:
             until = looks + 3
-            wait_until(lambda: looks >= until or subject._keeper._ends)
+            wait_until(lambda: looks >= until or subject._store_thread._ends)
             super().put_schedule(schedule)
 
     monkeypatch.setattr(timetable_module, "SLICE", 0.0)
-    monkeypatch.setattr(Burst, "is_over", look)
+    monkeypatch.setattr(BurstEnd, "is_over", look)
     store = Looked()
     some = {name: MANY[name] for name in [*MANY][:20]}
     due = {name: MANY[name] for name in ("s05", "s10", "s11")}
@@ -384,11 +386,11 @@ def test_after_an_outage_the_schedules_of_whoever_started_last_stay(bench: Make)
     newer.sync()
     now = old.store.now()
     record = WorkerRecord(id="newer", host="there", pid=2, version="2", started_at=now, seen_at=now)
-    old.store.tell(record)
+    old.store.heartbeat(record)
     before = list(old.store.schedules())
-    old.keeper._outage(StoreUnavailableError("the connection was lost"))
+    old.store_thread._outage(StoreUnavailableError("the connection was lost"))
     old.clock.seconds += LEASE
-    old.keeper._outage(StoreUnavailableError("away for long"))
+    old.store_thread._outage(StoreUnavailableError("away for long"))
     old.finish()
     assert list(old.store.schedules()) == before
     assert [each.name for each in before] == ["added", "report"]
@@ -400,14 +402,14 @@ def test_after_an_outage_the_last_to_start_writes_what_was_lost(bench: Make) -> 
     subject = bench({"report": HOURLY})
     subject.finish()
     subject.store._schedules.clear()
-    subject.keeper._outage(StoreUnavailableError("it restarts"))
+    subject.store_thread._outage(StoreUnavailableError("it restarts"))
     subject.finish()
     assert subject.store.names() == ["report"]
 
 
 def newcomer(store: Slow, started_at: float, name: str = "newer") -> None:
     """Another worker tells of itself."""
-    store.tell(WorkerRecord(id=name, host="there", pid=2, version="2", started_at=started_at))
+    store.heartbeat(WorkerRecord(id=name, host="there", pid=2, version="2", started_at=started_at))
 
 
 @pytest.mark.req("SCALE:fleet-versions")
@@ -468,8 +470,8 @@ def test_leases_are_renewed_while_limits_are_written(
     store, losses = subject.store, []
     store.lose_everything()
     subject.clock.seconds += LEASE / 3
-    subject.keeper.leases.hurry()
-    subject.keeper.leases.renew_due(subject.clock.seconds)
+    subject.store_thread.leases.renew_soon()
+    subject.store_thread.leases.renew_due(subject.clock.seconds)
     store.between = lambda: losses.append(subject.is_lost())
     began = subject.clock.seconds
     assert subject.finish() > 5
@@ -517,6 +519,6 @@ def test_a_stop_between_two_limits_is_heard(bench: Make) -> None:
     subject.clock.seconds += LEASE / 3
     assert subject.turn()
     written = subject.store.limited()
-    subject.chores.stop()
+    subject.maintenance.stop()
     subject.turn()
     assert subject.store.limited() == written

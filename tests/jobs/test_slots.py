@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.jobs.store_thread import Slots
+from ergon_framework.jobs.store_thread import SlotCounter
 
 pytestmark = pytest.mark.req("X8")
 
 
 def test_slots_taken_back_during_a_claim_are_not_owed() -> None:
     """The claim uses a slot that is gone already; the next offer pays that debt first."""
-    slots = Slots()
+    slots = SlotCounter()
     assert slots.offer("a", 1) == 1
     asked = slots.free()
     assert slots.offer("a", -1) == -1
@@ -25,7 +25,7 @@ def test_slots_taken_back_during_a_claim_are_not_owed() -> None:
 
 def test_a_slot_is_news_unless_its_executor_is_known_to_be_dry() -> None:
     """Dryness belongs to an executor, and ends when it is filled."""
-    slots = Slots()
+    slots = SlotCounter()
     slots.offer("a", 2)
     slots.take({"a": 2}, {"a": 1})
     assert not slots.is_news("a")
@@ -37,7 +37,7 @@ def test_a_slot_is_news_unless_its_executor_is_known_to_be_dry() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["want", "claim", "arrive"]), st.integers(0, 5))))
 def test_what_the_pool_believes_is_what_the_keeper_has(steps: list[tuple[str, int]]) -> None:
     """Under any order of offers, claims and arrivals the two counts agree once all has arrived."""
-    slots, offered = Slots(), 0
+    slots, offered = SlotCounter(), 0
     under_way: list[int] = []
     for step, number in steps:
         if step == "want":
@@ -56,7 +56,7 @@ def test_what_the_pool_believes_is_what_the_keeper_has(steps: list[tuple[str, in
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=20))
 def test_no_more_is_claimed_than_was_ever_offered_at_once(rounds: list[tuple[int, int]]) -> None:
     """With slots taken back in the middle of every claim, the debt is at most one claim."""
-    slots, offered = Slots(), 0
+    slots, offered = SlotCounter(), 0
     for wanted, kept in rounds:
         offered += slots.offer("a", wanted - offered)
         asked = slots.free()

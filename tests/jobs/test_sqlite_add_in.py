@@ -51,12 +51,12 @@ def test_jobs_come_with_the_callers_commit(store: SqliteJobStore, mine: sqlite3.
     assert [added.id for added in store.add_in(mine, [new("a"), new("b")])] == ["a", "b"]
     assert mine.in_transaction
     assert ids(store) == []
-    bell = store.listen(Topic.WORK)
+    subscription = store.subscribe(Topic.WORK)
     mine.commit()
     store.announce()
-    assert bell.wait(0)
-    bell.close()
-    assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["a", "b"]
+    assert subscription.wait(0)
+    subscription.close()
+    assert [job.id for job in store.settle_and_claim([], ask(5))[1].jobs] == ["a", "b"]
 
 
 @pytest.mark.req("JOBS:client")

@@ -15,7 +15,7 @@ import pytest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.jobs.stores.sqlite import claim as claiming
-from ergon_framework.ports.jobstore import Claimed, NewJob, Search, Topic
+from ergon_framework.ports.jobstore import ClaimResult, NewJob, Search, Topic
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
@@ -43,12 +43,12 @@ def fill(s: Mine, queue: str, count: int, **fields: Any) -> None:
     s.store.add([new(f"{queue}-{n}", queue=queue, **fields) for n in range(count)])
 
 
-def claim(s: Mine, slots: int | dict[str, int], **changes: Any) -> Claimed:
+def claim(s: Mine, slots: int | dict[str, int], **changes: Any) -> ClaimResult:
     """What a worker with one executor gets."""
-    return s.store.exchange([], ask(slots, **changes))[1]
+    return s.store.settle_and_claim([], ask(slots, **changes))[1]
 
 
-def by_queue(claimed: Claimed) -> Counter[str]:
+def by_queue(claimed: ClaimResult) -> Counter[str]:
     """How many jobs came from each queue."""
     return Counter(job.queue for job in claimed.jobs)
 
@@ -197,7 +197,7 @@ def test_next_at_beyond_the_queues_of_others(s: Mine, monkeypatch: pytest.Monkey
 
 @pytest.mark.req("JOBS:store")
 def test_a_lost_wake_is_mended_by_the_sweep(s: Mine, tmp_path: Path) -> None:
-    """A job that waits for a key nobody holds runs again after a sweep, and a bell rings."""
+    """A job that waits for a key nobody holds runs again after pruning, and workers are woken."""
     s.put("a", "b", limit_key="k")
     held = s.take("a")
     assert claim(s, 1).jobs == []
@@ -206,10 +206,10 @@ def test_a_lost_wake_is_mended_by_the_sweep(s: Mine, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as other, other:
         other.execute("UPDATE ergon_jobs SET stage = 4 WHERE id = 'b'")
     assert claim(s, 1).jobs == []
-    bell = s.store.listen(Topic.WORK)
-    assert not s.store.sweep(10).more
-    assert bell.wait(0)
-    bell.close()
+    subscription = s.store.subscribe(Topic.WORK)
+    assert not s.store.prune(10).more
+    assert subscription.wait(0)
+    subscription.close()
     s.take("b")
 
 
@@ -245,7 +245,7 @@ def test_large_arguments_are_whole(s: Mine, tmp_path: Path) -> None:
     assert [job.args for job in s.store.search(Search(ids=("big", "two")))] == [args, args]
     s.must(first, SUCCEEDED, keep=1.0)
     s.clock.forward(1.0)
-    assert s.store.sweep(10).purged == 1
+    assert s.store.prune(10).purged == 1
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as other:
         assert other.execute("SELECT count(*) FROM ergon_job_payloads").fetchone() == (1,)
 
@@ -259,7 +259,7 @@ def test_a_sweep_does_so_much_and_no_more(s: Mine) -> None:
     for job in claim(s, 6).jobs:
         s.must(job, SUCCEEDED, keep=1.0)
     s.clock.forward(1.0)
-    sweeps = [s.store.sweep(2) for _ in range(5)]
+    sweeps = [s.store.prune(2) for _ in range(5)]
     assert [each.purged for each in sweeps] == [2, 2, 2, 0, 0]
     assert [each.outdated for each in sweeps] == [0, 0, 0, 1, 0]
     assert [each.more for each in sweeps] == [True, True, True, False, False]
@@ -336,7 +336,7 @@ def test_threads_that_share_commits_do_not_disturb_each_other(s: Mine) -> None:
         for n in range(15):
             s.store.add([new(f"{me}-{n}-{m}", queue=f"q{me}") for m in range(1 + n % 3)])
             jobs = claim(s, 3, worker=f"w{me}").jobs
-            done += sum(s.store.exchange([s.told(job, SUCCEEDED) for job in jobs], None)[0])
+            done += sum(s.store.settle_and_claim([s.told(job, SUCCEEDED) for job in jobs], None)[0])
             assert s.get(f"{me}-{n}-0").queue == f"q{me}"
             assert s.store.queues()
         return done

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.job import JobStatus, RequeueAsked
+from ergon_framework.core.job import JobStatus, RequeueRequested
 from ergon_framework.errors import (
     DuplicateJobError,
     JobError,
@@ -21,7 +21,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import Leased, NewJob, Schedule, Search, WorkerRecord
+from ergon_framework.ports.jobstore import ClaimedJob, NewJob, Schedule, Search, WorkerRecord
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
@@ -84,17 +84,17 @@ def test_a_read_only_file(open_store: Open, path: Path) -> None:
         lambda store, _: store.add([new("b")]),
         lambda store, job: store.renew([hold(job)], 30.0),
         lambda store, _: store.set_queue("default", is_paused=True),
-        lambda store, _: store.sweep(1),
+        lambda store, _: store.prune(1),
     ],
     ids=["add", "renew", "set_queue", "sweep"],
 )
 def test_a_file_that_cannot_be_written_any_more(
-    open_store: Open, call: Callable[[SqliteJobStore, Leased], object]
+    open_store: Open, call: Callable[[SqliteJobStore, ClaimedJob], object]
 ) -> None:
     """A call that would write says that the store is read-only, and changes nothing."""
     store = open_store()
     store.add([new("a")])
-    [job] = store.exchange([], ask(1))[1].jobs
+    [job] = store.settle_and_claim([], ask(1))[1].jobs
     before = store.find("a")
     store.transactions.database.write(
         lambda connection: connection.execute("PRAGMA query_only = ON")
@@ -113,12 +113,12 @@ def test_a_file_that_cannot_be_written_any_more(
     ids=["add", "settle"],
 )
 def test_a_file_that_was_removed(
-    open_store: Open, path: Path, call: Callable[[JobStoreSubject, Leased], object]
+    open_store: Open, path: Path, call: Callable[[JobStoreSubject, ClaimedJob], object]
 ) -> None:
     """Neither a new job nor an outcome is acknowledged that would be in no file."""
     store = open_store()
     store.add([new("a")])
-    [job] = store.exchange([], ask(1))[1].jobs
+    [job] = store.settle_and_claim([], ask(1))[1].jobs
     subject = JobStoreSubject(store, HandClock(), None, 15.0)
     for leftover in path.parent.glob("jobs.db*"):
         leftover.unlink()
@@ -146,7 +146,7 @@ def test_a_full_disk(open_store: Open) -> None:
     with pytest.raises(StoreFullError):
         store.add([new(f"many-{n}") for n in range(1000)])
     assert ids(store) == {"a"}
-    [job] = store.exchange([], ask(1))[1].jobs
+    [job] = store.settle_and_claim([], ask(1))[1].jobs
     assert job.id == "a"  # what needs no new page goes on
     bound(100_000)
     store.add([new(f"many-{n}") for n in range(1000)])
@@ -158,7 +158,7 @@ def test_a_settlement_on_a_full_disk_can_be_repeated(open_store: Open) -> None:
     store = open_store()
     s = JobStoreSubject(store, HandClock(), None, 15.0)
     store.add([new("a")])
-    [job] = store.exchange([], ask(1))[1].jobs
+    [job] = store.settle_and_claim([], ask(1))[1].jobs
     told = s.told(job, SUCCEEDED, result=b'"%s"' % (b"x" * 200_000), keep=60.0)
 
     def bound(connection: sqlite3.Connection) -> None:
@@ -167,12 +167,12 @@ def test_a_settlement_on_a_full_disk_can_be_repeated(open_store: Open) -> None:
 
     store.transactions.database.write(bound)
     with pytest.raises(StoreFullError):
-        store.exchange([told], None)
+        store.settle_and_claim([told], None)
     found = store.find("a")
     assert found is not None
     assert (found.status, found.result, found.history) == (JobStatus.ACTIVE, None, ())
     store.transactions.database.write(lambda db: db.execute("PRAGMA max_page_count = 100000"))
-    assert store.exchange([told], None)[0] == [True]
+    assert store.settle_and_claim([told], None)[0] == [True]
 
 
 def test_a_locked_file(open_store: Open, path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_locked_file(open_store: Open, path: Path) -> None:
         with pytest.raises(StoreUnavailableError, match=r"jobs\.db is locked"):
             store.add([new("b")])
         with pytest.raises(StoreUnavailableError):
-            store.exchange([], ask(1))
+            store.settle_and_claim([], ask(1))
         assert ids(store) == {"a"}
     store.add([new("c")])
     assert ids(store) == {"a", "c"}
@@ -259,7 +259,7 @@ def test_a_requeue_whose_key_is_taken(open_store: Open) -> None:
     s.put("old", unique_key="k")
     dead = s.ended("old", FAILS_FOR_GOOD)
     s.put("new", unique_key="k")
-    assert not s.settle(dead, RequeueAsked())
+    assert not s.settle(dead, RequeueRequested())
     assert s.get("old") == dead
     assert s.status("new") is JobStatus.PENDING
 
@@ -297,7 +297,7 @@ def test_a_worker_record_survives_as_it_was(open_store: Open) -> None:
         executors={"python": {"busy": 1}},
         counters={"done": 3},
     )
-    store.tell(record)
+    store.heartbeat(record)
     [found] = store.workers()
     assert (found.executors, found.counters, found.queues) == (
         {"python": {"busy": 1}},
@@ -316,7 +316,7 @@ def test_one_unreadable_row_does_not_hide_the_others(
     good = Schedule(
         name="good", cron="@daily", zone="UTC", misfire="skip", job=b"{}", next_at=5.0, source="x"
     )
-    store.tell(me)
+    store.heartbeat(me)
     store.put_schedule(good)
     rows = [("a", 1.0, '{"id":"a"}'), ("b", 1.0, b"\xff"), ("c", 1.0, 5), ("d", "late", "{}")]
     schedules = [("bad", b"{}", "soon"), ("hand", "{}", 5)]

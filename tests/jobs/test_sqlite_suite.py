@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import FullJobStore, JobDesk, JobStore, ScheduleStore
+from ergon_framework.ports.jobstore import FullJobStore, JobAdmin, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
 from tests.jobs.planted_store_rows import spoil
 
@@ -39,6 +39,6 @@ def test_the_sqlite_store_keeps_its_promises(check: str, tmp_path: Path) -> None
 def test_the_store_serves_all_three_ports(tmp_path: Path) -> None:
     """A type checker accepts it wherever a port is asked for."""
     store = SqliteJobStore(tmp_path / "jobs.db")
-    ports: tuple[JobStore, JobDesk, ScheduleStore] = (store, store, store)
+    ports: tuple[JobStore, JobAdmin, ScheduleStore] = (store, store, store)
     assert all(port is store for port in ports)
     store.close()

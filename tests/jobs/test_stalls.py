@@ -8,7 +8,7 @@ import pytest
 
 from ergon_framework.connector.jobs import claims as holding_module
 from ergon_framework.connector.jobs.claims import Holding
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
     StoreBrokenError,
@@ -18,12 +18,12 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs import maintenance as chores_module
 from ergon_framework.jobs import store_thread as keeper_module
-from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.maintenance import WorkerChores
+from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.store_thread import Keeper
+from ergon_framework.jobs.store_thread import StoreThread
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Hold, WorkerRecord
+from ergon_framework.ports.jobstore import LeaseRenewal, WorkerRecord
 from tests.jobs.real_worker import get, job
 
 pytestmark = pytest.mark.req("X13", "SCALE:fleet-outage")
@@ -57,30 +57,30 @@ class Hanging(MemoryJobStore):
             self.hangs_in = ""
             self.time.seconds += HANGS
 
-    def exchange(self, settlements: Any, ask: Any) -> Any:
-        self._hang("exchange")
-        return super().exchange(settlements, ask)
+    def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
+        self._hang("settle_and_claim")
+        return super().settle_and_claim(settlements, ask)
 
     def renew(self, holds: Any, lease: float) -> Any:
         self._hang("renew")
         return super().renew(holds, lease)
 
-    def tell(self, record: Any) -> None:
-        self._hang("tell")
-        self._refuse("tell")
-        super().tell(record)
+    def heartbeat(self, record: Any) -> None:
+        self._hang("heartbeat")
+        self._refuse("heartbeat")
+        super().heartbeat(record)
 
-    def sweep(self, limit: int) -> Any:
-        self._refuse("sweep")
-        return super().sweep(limit)
+    def prune(self, limit: int) -> Any:
+        self._refuse("prune")
+        return super().prune(limit)
 
     def _refuse(self, call: str) -> None:
         if call in self.refused:
             raise StoreUnavailableError(f"{call} takes too long")
 
-    def overdue(self, limit: int) -> Any:
-        self._hang("overdue")
-        return super().overdue(limit)
+    def expired_leases(self, limit: int) -> Any:
+        self._hang("expired_leases")
+        return super().expired_leases(limit)
 
 
 class Bench:
@@ -91,28 +91,28 @@ class Bench:
         self.store = Hanging(clock)
         self.settings = JobsSettings(lease=LEASE)
         self.store.add([job("echo")])
-        ask = Ask(worker="other", lease=LEASE, slots={"python": 1}, default="python")
-        _, claimed = self.store.exchange([], ask)
+        ask = ClaimRequest(worker="other", lease=LEASE, slots={"python": 1}, default="python")
+        _, claimed = self.store.settle_and_claim([], ask)
         held = claimed.jobs[0]
-        self.hold = Hold(held.key, held.id, held.fence, is_charged=False)
-        self.chores = WorkerChores(
+        self.hold = LeaseRenewal(held.key, held.id, held.fence, is_charged=False)
+        self.maintenance = Maintenance(
             self.store,
             self.settings,
-            Judgement(self.settings, "me"),
+            Settler(self.settings, "me"),
             self._record,
             lambda _id, _fence: False,
             lambda _name, _fields: None,
         )
-        self.chores.run(clock.now())
+        self.maintenance.run(clock.now())
 
     def _record(self) -> WorkerRecord:
         now = self.clock.now()
         return WorkerRecord(id="me", host="here", pid=1, version="1", started_at=now, seen_at=now)
 
-    def keeper(self) -> Keeper:
+    def store_thread(self) -> StoreThread:
         """The thread's work of the worker that may rescue it, with room for one job."""
-        ask = Ask(worker="me", lease=LEASE, slots={"python": 1}, default="python")
-        keeper = Keeper(
+        ask = ClaimRequest(worker="me", lease=LEASE, slots={"python": 1}, default="python")
+        keeper = StoreThread(
             self.store,
             self.settings,
             lambda _slots, *, is_thorough: ask,
@@ -120,13 +120,13 @@ class Bench:
             lambda _settlements: None,
             lambda _name, _fields: None,
         )
-        keeper.chores = self.chores
+        keeper.maintenance = self.maintenance
         return keeper
 
     def pass_time(self, seconds: float) -> None:
         """Let the worker do its chores after a while."""
         self.clock.seconds += seconds
-        self.chores.run(self.clock.now())
+        self.maintenance.run(self.clock.now())
 
     def renew(self) -> list[bool]:
         """The other worker is heard."""
@@ -146,7 +146,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(clock)
 
 
-@pytest.mark.parametrize("call", ["overdue", "tell"])
+@pytest.mark.parametrize("call", ["expired_leases", "heartbeat"])
 def test_who_hung_with_the_others_takes_nothing_from_them(bench: Bench, call: str) -> None:
     """The lease ended while the store hung; its holder, who lives, is heard first."""
     bench.store.hangs_in = call
@@ -161,17 +161,17 @@ def test_who_hung_with_the_others_takes_nothing_from_them(bench: Bench, call: st
 
 def test_who_died_meanwhile_is_made_up_for(bench: Bench) -> None:
     """Half a lease later, when everybody who lives has renewed."""
-    bench.store.hangs_in = "overdue"
+    bench.store.hangs_in = "expired_leases"
     bench.pass_time(LEASE / 3 + 0.1)
     bench.pass_time(LEASE / 2 + 0.1)
     assert bench.is_rescued()
 
 
-@pytest.mark.parametrize("call", ["exchange", "renew"])
+@pytest.mark.parametrize("call", ["settle_and_claim", "renew"])
 def test_a_hang_in_another_call_counts_as_well(bench: Bench, call: str) -> None:
     """Whatever the keeper asked when the store hung, what comes next is no rescue."""
     store, clock = bench.store, bench.clock
-    keeper = bench.keeper()
+    keeper = bench.store_thread()
     keeper.offer("python", 1)
     store.add([job("echo", id="mine")])
     if call == "renew":
@@ -192,15 +192,15 @@ def test_a_connector_rescues_nothing_right_after_an_outage(
     """The others could not renew either while the store was away."""
     monkeypatch.setattr(holding_module, "SYSTEM_CLOCK", bench.clock)
     serves = ("default", "python")
-    judgement = Judgement(bench.settings, "me")
-    holding = Holding(bench.store, bench.settings, judgement, "me", serves, lambda *_: None)
+    settler = Settler(bench.settings, "me")
+    holding = Holding(bench.store, bench.settings, settler, "me", serves, lambda *_: None)
     bench.clock.seconds += HANGS
     holding._outage(StoreUnavailableError("away"))
-    holding._chores.run(bench.clock.now())
+    holding._maintenance.run(bench.clock.now())
     assert not bench.is_rescued()
     bench.clock.seconds += LEASE + 0.1
     holding._outage(StoreError("it may not remove anything"))  # a store that answers is not away
-    holding._chores.run(bench.clock.now())
+    holding._maintenance.run(bench.clock.now())
     assert bench.is_rescued()
 
 
@@ -208,22 +208,24 @@ def test_a_chore_that_the_store_refuses_is_told_in_a_line(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the store says is enough; only what nobody expects comes with a traceback."""
-    bench.store.refused = ("sweep",)
-    bench.chores.hurry()
-    bench.chores.run(bench.clock.now())
+    bench.store.refused = ("prune",)
+    bench.maintenance.run_soon()
+    bench.maintenance.run(bench.clock.now())
     [record] = [each for each in caplog.records if "a chore failed" in each.getMessage()]
-    assert record.getMessage().endswith("sweep: sweep takes too long")
+    assert record.getMessage().endswith("prune: prune takes too long")
     assert record.exc_info is None
 
 
-@pytest.mark.parametrize(("refused", "rescues"), [(("sweep",), True), (("sweep", "tell"), False)])
+@pytest.mark.parametrize(
+    ("refused", "rescues"), [(("prune",), True), (("prune", "heartbeat"), False)]
+)
 def test_one_chore_that_always_fails_is_no_outage(
     bench: Bench, refused: tuple[str, ...], rescues: bool
 ) -> None:
     """Others are rescued while it is in trouble; when the store takes nothing, they are not."""
-    keeper = bench.keeper()
+    keeper = bench.store_thread()
     bench.store.refused = refused
-    bench.chores.bounce()
+    bench.maintenance.restart_all()
     for _ in range(20):
         bench.clock.seconds += LEASE / 10
         try:
@@ -238,13 +240,13 @@ def test_a_chore_that_fails_slowly_leaves_time_for_a_rescue(
 ) -> None:
     """Each of its failures looks like a hang, after which nothing is rescued for a while."""
 
-    def sweep(_limit: int) -> Any:
+    def prune(_limit: int) -> Any:
         bench.clock.seconds += LEASE * 2 / 3
         raise StoreUnavailableError("canceled: it waited for a lock")
 
-    monkeypatch.setattr(bench.store, "sweep", sweep)
-    bench.chores.bounce()
-    keeper = bench.keeper()
+    monkeypatch.setattr(bench.store, "prune", prune)
+    bench.maintenance.restart_all()
+    keeper = bench.store_thread()
     until = bench.clock.seconds + 10 * LEASE
     while not bench.is_rescued() and bench.clock.seconds < until:
         bench.clock.seconds += 0.5
@@ -257,15 +259,15 @@ def test_a_rescue_that_failed_waits_for_those_who_live(
 ) -> None:
     """Jobs cannot be written, though other things can: their holders could not renew either."""
 
-    def exchange(_settlements: Any, _ask: Any) -> Any:
+    def settle_and_claim(_settlements: Any, _ask: Any) -> Any:
         raise StoreUnavailableError("no room")
 
-    keeper = bench.keeper()
+    keeper = bench.store_thread()
     bench.clock.seconds += 2 * LEASE
     with monkeypatch.context() as patch:
-        patch.setattr(bench.store, "exchange", exchange)
+        patch.setattr(bench.store, "settle_and_claim", settle_and_claim)
         with pytest.raises(StoreUnavailableError, match="no room") as failure:
-            bench.chores.run(bench.clock.now())
+            bench.maintenance.run(bench.clock.now())
         keeper._outage(failure.value)
     bench.clock.seconds += LEASE / 2
     keeper._once()
@@ -279,19 +281,19 @@ def test_what_concerns_everybody_is_told_at_once(
 ) -> None:
     """Whatever chore finds out that the disk failed, or that all was moved to another store."""
 
-    def sweep(_limit: int) -> Any:
+    def prune(_limit: int) -> Any:
         raise kind("nobody writes here any more")
 
-    monkeypatch.setattr(bench.store, "sweep", sweep)
-    bench.clock.seconds += chores_module.SWEEP_EVERY + 1.0
+    monkeypatch.setattr(bench.store, "prune", prune)
+    bench.clock.seconds += chores_module.PRUNE_EVERY + 1.0
     with pytest.raises(kind):
-        bench.keeper()._once()
+        bench.store_thread()._once()
 
 
 def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(bench: Bench) -> None:
     """However busy it is, what it holds for long must not look lost."""
     store, clock = bench.store, bench.clock
-    keeper = bench.keeper()
+    keeper = bench.store_thread()
     for n in range(60):
         store.add([job("echo", id=f"mine-{n}")])
         keeper.offer("python", 1)
@@ -299,12 +301,12 @@ def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(bench: Bench) ->
         keeper._once()
         assert get(store, f"mine-{n}").status is JobStatus.ACTIVE
         bench.renew()
-        assert not store.overdue(1)
+        assert not store.expired_leases(1)
 
 
 def test_an_outage_tells_each_reason_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """The first is often a symptom; that the password is wrong comes with the next attempt."""
-    keeper = bench.keeper()
+    keeper = bench.store_thread()
     for reason in ("hung up", "wrong password", "wrong password", "hung up"):
         keeper._outage(StoreUnavailableError(reason))
     told = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
@@ -314,7 +316,7 @@ def test_an_outage_tells_each_reason_once(bench: Bench, caplog: pytest.LogCaptur
 
 def test_connections_that_drop_now_and_then_put_off_no_rescue(bench: Bench) -> None:
     """Each is replaced at once: nobody's lease has ended by that."""
-    keeper = bench.keeper()
+    keeper = bench.store_thread()
     until = bench.clock.seconds + LEASE + 4.0
     while not bench.is_rescued() and bench.clock.seconds < until:
         bench.clock.seconds += 1.0
@@ -328,7 +330,7 @@ def test_connections_that_drop_now_and_then_put_off_no_rescue(bench: Bench) -> N
 
 def test_an_outage_of_many_short_failures_puts_off_a_rescue(bench: Bench) -> None:
     """It is as long as all of them together, and others could not renew either."""
-    keeper = bench.keeper()
+    keeper = bench.store_thread()
     keeper._began = bench.clock.now()
     while bench.clock.seconds < 1_000_000.0 + LEASE + 4.0:
         keeper._outage(StoreUnavailableError("away"))

@@ -145,7 +145,7 @@ def test_the_last_output_is_kept_only_where_a_setting_says_so(tmp_path: Path) ->
 
 def test_what_an_executor_sends_cannot_steer_a_terminal() -> None:
     """Nor forge a line, nor be longer than a history has room for."""
-    from ergon_framework.jobs.claims import Judgement
+    from ergon_framework.jobs.claims import Settler
     from ergon_framework.jobs.stores.memory import MemoryJobStore
     from tests.jobs.manual_worker import Hand
 
@@ -154,9 +154,9 @@ def test_what_an_executor_sends_cannot_steer_a_terminal() -> None:
     leased = Hand(store).claim()
     text = "a\x1b[2J\r\nb" + "x" * 100_000
     reply = Reply("h", Status.ERROR, error_type="E", error_traceback=text)
-    seen = Judgement(JobsSettings(), "w").seen_of(reply, leased)
+    seen = Settler(JobsSettings(), "w").event_of(reply, leased)
     told = getattr(seen, "traceback", "")
     assert len(told) <= 4 * LONGEST_MESSAGE
     reply = Reply("h", Status.ERROR, error_type="E", error_traceback="a\x1b[2J\rb\nc")
-    seen = Judgement(JobsSettings(), "w").seen_of(reply, leased)
+    seen = Settler(JobsSettings(), "w").event_of(reply, leased)
     assert getattr(seen, "traceback", "") == "a\\x1b[2J\\rb\nc"

@@ -81,8 +81,8 @@ def test_a_waiting_row_that_cannot_be_read_holds_up_nobody(
     assert {"a", "b"} <= set(ids_of(s.store.search(Search(statuses=(JobStatus.ACTIVE,)))))
     assert s.store.count(Search()) >= 3
     s.clock.forward(LEASE + 1.0)
-    assert {"a", "b"} <= set(ids_of(s.store.overdue(10)))
-    s.store.sweep(100)
+    assert {"a", "b"} <= set(ids_of(s.store.expired_leases(10)))
+    s.store.prune(100)
     assert s.store.queues()
     with suppress(UnreadableJobError):
         s.store.find("bad")
@@ -98,7 +98,7 @@ def test_a_running_row_that_cannot_be_read_is_set_aside_by_a_rescue(
     s.claim(2)
     write(s, "last_error", value)
     s.clock.forward(LEASE + 1.0)
-    assert ids_of(s.store.overdue(1)) == ["a"]
+    assert ids_of(s.store.expired_leases(1)) == ["a"]
     [found] = s.store.unreadable()
     assert (found.id, found.status, found.since) == ("bad", "active", s.clock())
 
@@ -109,7 +109,7 @@ def test_an_outdated_row_that_cannot_be_read_stops_no_sweep(s: JobStoreSubject) 
     s.put("bad", "a", expires_at=s.clock() + 5.0, delay=1.0)
     write(s, "status", "'dreaming'")
     s.clock.forward(6.0)
-    assert s.store.sweep(100).outdated == 1
+    assert s.store.prune(100).outdated == 1
     assert s.status("a") is JobStatus.FAILED
     assert [each.id for each in s.store.unreadable()] == ["bad"]
 
@@ -141,7 +141,7 @@ def test_a_reader_sets_nothing_aside(s: JobStoreSubject, tmp_path: Path) -> None
     write(s, "last_error", "'{'")
     s.clock.forward(LEASE + 1.0)
     with closing(SqliteJobStore(tmp_path / "jobs.db", clock=s.clock, read_only=True)) as reader:
-        assert ids_of(reader.overdue(10)) == ["a"]
+        assert ids_of(reader.expired_leases(10)) == ["a"]
         assert ids_of(reader.search(Search())) == ["a"]
         assert reader.unreadable() == []
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Died, Failed, Held, LeaseExpired, Succeeded
-from ergon_framework.jobs.claims import Judgement
+from ergon_framework.core.job import Failed, Held, LeaseExpired, ProcessDied, Succeeded
+from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -181,7 +181,7 @@ def test_a_job_that_waits_for_its_next_attempt(desk: Desk) -> None:
 def test_a_job_that_is_run_alone_after_a_death(desk: Desk) -> None:
     """Nobody knows which of several jobs killed the process."""
     desk.add()
-    desk.hand.run(Died(is_alone=False))
+    desk.hand.run(ProcessDied(was_alone=False))
     told = desk.why(worker())
     assert "it is run alone" in told
     assert "It may have run more than once: 1 delivery ended without an outcome" not in told
@@ -219,9 +219,9 @@ def test_a_job_that_was_rescued_tells_whose_it_was(desk: Desk) -> None:
     desk.add()
     desk.hand.claim()
     desk.clock.now += 15
-    judgement = Judgement(SETTINGS, "rescuer")
-    (late,) = desk.store.overdue(10)
-    desk.store.exchange([judgement.decided(late, LeaseExpired(), desk.clock.now)], None)
+    settler = Settler(SETTINGS, "rescuer")
+    (late,) = desk.store.expired_leases(10)
+    desk.store.settle_and_claim([settler.settle_stored(late, LeaseExpired(), desk.clock.now)], None)
     told = desk.why(worker(seen_at=desk.clock.now))
     assert "delivery 1 was lost: lease_expired" in told
     assert "(held by the worker 'w')" in told
@@ -255,7 +255,7 @@ def test_a_job_that_no_executor_takes(desk: Desk) -> None:
 def test_a_job_that_died_of_its_deliveries(desk: Desk) -> None:
     """A poison job."""
     desk.add(max_deliveries=1)
-    desk.hand.run(Died(is_alone=False))
+    desk.hand.run(ProcessDied(was_alone=False))
     assert "it was delivered as often as it may be without coming to an end" in desk.why()
 
 
@@ -263,7 +263,7 @@ def test_a_job_that_expired(desk: Desk) -> None:
     """Nobody started it in time."""
     desk.add(expires_in=1)
     desk.clock.now += 5
-    desk.store.sweep(100)
+    desk.store.prune(100)
     told = desk.why()
     assert "because it was not started before its expiry." in told
     assert "Its last failure" not in told

@@ -61,8 +61,8 @@ class Slow(MemoryJobStore):
         self.is_claiming = threading.Event()
         self.go = threading.Event()
 
-    def exchange(self, settlements: Any, ask: Any) -> Any:
-        answer = super().exchange(settlements, ask)
+    def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
+        answer = super().settle_and_claim(settlements, ask)
         if ask is not None and answer[1].jobs:
             self.is_claiming.set()
             self.go.wait(20)
@@ -77,7 +77,7 @@ def test_a_claim_under_way_at_a_stop_is_given_back() -> None:
     with at_work(worker(store)) as subject:
         assert store.is_claiming.wait(20)
         subject.stop()
-        wait_until(lambda: not subject._pools["python"].runners, "the end of the processes")
+        wait_until(lambda: not subject._pools["python"].processes, "the end of the processes")
         store.go.set()
     back = get(store, "echo")
     assert (back.status, back.deliveries, back.excused) == (JobStatus.PENDING, 1, 1)
@@ -89,11 +89,11 @@ class Gone(MemoryJobStore):
     is_away = False
     asked = 0
 
-    def exchange(self, settlements: Any, ask: Any) -> Any:
+    def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
         if self.is_away:
             self.asked += 1
             raise StoreUnavailableError("away")
-        return super().exchange(settlements, ask)
+        return super().settle_and_claim(settlements, ask)
 
 
 @pytest.mark.req("X19")
@@ -140,21 +140,21 @@ def test_a_shared_outage_costs_no_lease() -> None:
             if time.monotonic() < self.until:
                 raise StoreUnavailableError("away")
 
-        def exchange(self, settlements: Any, ask: Any) -> Any:
+        def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
             self._look()
-            return super().exchange(settlements, ask)
+            return super().settle_and_claim(settlements, ask)
 
         def renew(self, holds: Any, lease: float) -> Any:
             self._look()
             return super().renew(holds, lease)
 
-        def tell(self, record: Any) -> None:
+        def heartbeat(self, record: Any) -> None:
             self._look()
-            super().tell(record)
+            super().heartbeat(record)
 
-        def overdue(self, limit: int) -> Any:
+        def expired_leases(self, limit: int) -> Any:
             self._look()
-            return super().overdue(limit)
+            return super().expired_leases(limit)
 
     store = Away()
     store.add([job("hang", timeout=3.5, max_attempts=1)])
@@ -202,7 +202,7 @@ def test_a_burst_does_not_wait_for_the_executor_of_a_dead_worker() -> None:
     old = WorkerRecord(id="dead", host="h", pid=1, version="0", started_at=0.0, executors={"x": {}})
     clock = [time.time() - 3600]
     store = MemoryJobStore(clock=lambda: clock[0])
-    store.tell(old)
+    store.heartbeat(old)
     clock[0] += 3600
     store.add([job("x#any")])
     worker(store, burst=True).run()

@@ -66,8 +66,8 @@ def test_a_process_that_waited_for_its_first_request_is_told_an_exact_deadline()
     store = MemoryJobStore()
     subject = worker(store, executor=unruly(startup_grace=50.0))
     with at_work(subject):
-        wait_until(lambda: any(pool.runners for pool in subject._pools.values()), "its start")
-        subject._pools["python"].runners[0].started_at -= 50.0
+        wait_until(lambda: any(pool.processes for pool in subject._pools.values()), "its start")
+        subject._pools["python"].processes[0].started_at -= 50.0
         store.add([job("echo", timeout=60.0)])
         wait_until(lambda: get(store, "echo").status.is_final)
     context = msgspec.json.decode(get(store, "echo").result or b"")["context"]

@@ -216,7 +216,7 @@ def test_a_pool_never_outgrows_its_size() -> None:
 
         def look() -> bool:
             nonlocal most
-            most = max(most, *(len(pool.runners) for pool in subject._pools.values()), 0)
+            most = max(most, *(len(pool.processes) for pool in subject._pools.values()), 0)
             return all(get(store, str(n)).status.is_final for n in range(8))
 
         wait_until(look)

@@ -25,17 +25,17 @@ class Picky(MemoryJobStore):
         self.refused: list[int] = []  # how many were to be settled at once
         self.is_away_next = True
 
-    def exchange(self, settlements: Any, ask: Any) -> Any:
+    def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
         if any(map(self._is_bad, settlements)):
             self.refused.append(len(settlements))
             raise StoreError("a value cannot be kept", details={"is_refused": True})
         if self.refused and settlements and self.is_away_next:
             self.is_away_next = False
             raise StoreUnavailableError("away for a moment")
-        return super().exchange(settlements, ask)
+        return super().settle_and_claim(settlements, ask)
 
     def _is_bad(self, settlement: Settlement) -> bool:
-        is_end = settlement.move.status is JobStatus.COMPLETED
+        is_end = settlement.transition.status is JobStatus.COMPLETED
         return is_end and settlement.id == "bad" and get(self, "bad").deliveries == 1
 
 
@@ -51,8 +51,8 @@ def test_an_outcome_that_is_refused_holds_back_no_other(caplog: pytest.LogCaptur
     assert get(store, "bad").deliveries == 2
     assert {get(store, each).deliveries for each in others} == {1}
     assert "the store refuses its outcome" in caplog.text
-    assert subject._keeper.counters["refused"] == 1
-    assert subject._keeper.counters["late"] == 0
+    assert subject._store_thread.counters["refused"] == 1
+    assert subject._store_thread.counters["late"] == 0
 
 
 @pytest.mark.parametrize("settles", [False, True])
@@ -63,18 +63,18 @@ def test_nothing_else_is_given_up(
     """A refused claim, or an error that says nothing about an outcome, is an outage."""
     store = MemoryJobStore()
     store.add([job("echo")])
-    exchange, calls = store.exchange, []
+    exchange, calls = store.settle_and_claim, []
 
-    def refusing(settlements: Any, ask: Any) -> Any:
+    def refusing(settlements: Any, request: Any) -> Any:
         if bool(settlements) is settles:
-            calls.append(ask)
+            calls.append(request)
             if len(calls) == 1:
                 raise StoreError("odd", details={"is_refused": is_refused and not settles})
-        return exchange(settlements, ask)
+        return exchange(settlements, request)
 
-    store.exchange = refusing  # type: ignore[method-assign]
+    store.settle_and_claim = refusing  # type: ignore[method-assign]
     with at_work(worker(store)) as subject:
         wait_until(lambda: get(store, "echo").status is JobStatus.COMPLETED)
     assert get(store, "echo").deliveries == 1
-    assert subject._keeper.counters["refused"] == 0
+    assert subject._store_thread.counters["refused"] == 0
     assert "is asked again" in caplog.text

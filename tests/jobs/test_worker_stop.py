@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus, LeaseExpired
 from ergon_framework.errors import JobError, StoreUnavailableError
 from ergon_framework.jobs import worker as worker_module
-from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.worker import Burst
+from ergon_framework.jobs.worker import BurstEnd
 from ergon_framework.ports.jobstore import Job, Schedule, Search
 from tests.jobs.real_worker import (
     PATIENCE,
@@ -62,7 +62,7 @@ def test_what_outlasts_the_grace_is_given_back_uncharged() -> None:
     assert back.excused == 1
     assert history(back)[-1]["event"] == "released"
     assert get(store, "waiting").status is JobStatus.PENDING
-    assert not subject._pools["python"].runners
+    assert not subject._pools["python"].processes
 
 
 def test_a_second_stop_ends_everything_at_once(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_stop_is_heard_while_many_schedules_are_written() -> None:
     def stop_at_the_third() -> None:
         if len(store.schedules()) == 3:
             subject.stop()
-            wait_until(lambda: subject._chores._is_stopped, "the end")
+            wait_until(lambda: subject._maintenance._is_stopped, "the end")
 
     store.between = stop_at_the_third
     assert subject.run().stop_reason == "stopped"
@@ -138,7 +138,7 @@ def test_a_store_closed_under_a_chore_is_nothing_to_tell(
         assert hangs.wait(PATIENCE)
         subject.stop()
     closed.set()
-    thread = subject._keeper._thread
+    thread = subject._store_thread._thread
     assert thread is not None
     thread.join(PATIENCE)
     assert not thread.is_alive()
@@ -162,8 +162,8 @@ def test_a_job_of_a_dead_worker_is_rescued_and_poison_ends() -> None:
     """Expired leases are taken over; each counts as a delivery, and the limit ends it."""
     store = MemoryJobStore()
     store.add([job("echo"), job("echo", id="poison", max_deliveries=1, queue="p")])
-    ask = Ask(worker="dead", lease=0.2, slots={"python": 9}, default="python")
-    _, claimed = store.exchange([], ask)
+    ask = ClaimRequest(worker="dead", lease=0.2, slots={"python": 9}, default="python")
+    _, claimed = store.settle_and_claim([], ask)
     assert len(claimed.jobs) == 2
     with at_work(worker(store, settings=quick(lease=0.5))):
         wait_until(lambda: get(store, "echo").status.is_final)
@@ -179,8 +179,8 @@ def test_a_burst_waits_for_jobs_of_workers_that_may_be_dead() -> None:
     """It does not leave behind a job whose holder died, and does not wait for a live one."""
     store = MemoryJobStore()
     store.add([job("echo")])
-    ask = Ask(worker="dead", lease=0.6, slots={"python": 9}, default="python")
-    store.exchange([], ask)
+    ask = ClaimRequest(worker="dead", lease=0.6, slots={"python": 9}, default="python")
+    store.settle_and_claim([], ask)
     report = worker(store, settings=quick(lease=0.5), burst=True).run()
     assert report.completed == 1
     assert report.rescued == 1
@@ -194,13 +194,15 @@ def test_a_burst_leaves_no_job_that_was_rescued_while_it_looked() -> None:
 
         def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
             for held in [*super().search(search)]:
-                back = Judgement(quick(), "saviour").decided(held, LeaseExpired(), self.now())
-                super().exchange([back], None)
+                back = Settler(quick(), "saviour").settle_stored(held, LeaseExpired(), self.now())
+                super().settle_and_claim([back], None)
             return super().search(search, limit)
 
     store = Rescued()
     store.add([job("echo")])
-    store.exchange([], Ask(worker="dead", lease=60.0, slots={"python": 9}, default="python"))
+    store.settle_and_claim(
+        [], ClaimRequest(worker="dead", lease=60.0, slots={"python": 9}, default="python")
+    )
     report = worker(store, settings=quick(), burst=True).run()
     assert (report.completed, report.rescued) == (1, 0)
 
@@ -211,9 +213,9 @@ def test_a_burst_ends_although_its_store_is_slower_than_its_loop(
     """A store far away answers after several turns, each of which finds its question under way."""
     turns = threading.Semaphore(0)
     looks = 0
-    is_over = Burst.is_over
+    is_over = BurstEnd.is_over
 
-    def counted(self: Burst, now: float) -> bool:
+    def counted(self: BurstEnd, now: float) -> bool:
         nonlocal looks
         looks += 1
         turns.release()
@@ -222,14 +224,14 @@ def test_a_burst_ends_although_its_store_is_slower_than_its_loop(
     class Far(MemoryJobStore):
         """Answers when the loop has gone round three times."""
 
-        def exchange(self, *args: Any, **kwargs: Any) -> Any:
+        def settle_and_claim(self, *args: Any, **kwargs: Any) -> Any:
             while turns.acquire(blocking=False):
                 pass
             for _ in range(3):
                 turns.acquire(timeout=0.5)  # before the loop runs, and at its end, nobody turns
-            return super().exchange(*args, **kwargs)
+            return super().settle_and_claim(*args, **kwargs)
 
-    monkeypatch.setattr(Burst, "is_over", counted)
+    monkeypatch.setattr(BurstEnd, "is_over", counted)
     monkeypatch.setattr(worker_module, "BURST_TURN", 0.001)
     store = Far()
     store.add([job("echo")])
@@ -255,7 +257,7 @@ def test_a_late_result_is_ignored_and_counted() -> None:
         wait_until(lambda: get(store, "hang").status is JobStatus.ACTIVE)
         with at_work(worker(store, settings=quick(lease=0.5), name="second")):
             wait_until(lambda: get(store, "hang").fence >= 2, "the rescue")
-            wait_until(lambda: first._keeper.counters["late"] >= 1, "the late result")
+            wait_until(lambda: first._store_thread.counters["late"] >= 1, "the late result")
     entries = history(get(store, "hang"))
     assert (entries[0]["event"], entries[0]["lost_by"]) == ("lost", "first")
 
@@ -272,9 +274,9 @@ class Moody(MemoryJobStore):
             self.refusals += 1
             raise StoreUnavailableError("the store is away")
 
-    def exchange(self, *args: Any, **kwargs: Any) -> Any:
+    def settle_and_claim(self, *args: Any, **kwargs: Any) -> Any:
         self._look()
-        answer = super().exchange(*args, **kwargs)
+        answer = super().settle_and_claim(*args, **kwargs)
         if answer[1].jobs and not self.has_been_away:
             self.is_away = self.has_been_away = True
         return answer
@@ -283,13 +285,13 @@ class Moody(MemoryJobStore):
         self._look()
         return super().renew(*args, **kwargs)
 
-    def tell(self, *args: Any, **kwargs: Any) -> Any:
+    def heartbeat(self, *args: Any, **kwargs: Any) -> Any:
         self._look()
-        return super().tell(*args, **kwargs)
+        return super().heartbeat(*args, **kwargs)
 
-    def overdue(self, *args: Any, **kwargs: Any) -> Any:
+    def expired_leases(self, *args: Any, **kwargs: Any) -> Any:
         self._look()
-        return super().overdue(*args, **kwargs)
+        return super().expired_leases(*args, **kwargs)
 
 
 @pytest.mark.req("X19")
@@ -304,7 +306,7 @@ def test_a_store_that_goes_away_loses_nothing() -> None:
         store.is_away = False
         wait_until(lambda: get(store, "hang").status is JobStatus.FAILED)
         wait_until(lambda: get(store, "later").status is JobStatus.COMPLETED)
-    assert subject._keeper.counters["outages"] == 1
+    assert subject._store_thread.counters["outages"] == 1
 
 
 def test_who_leaves_during_an_outage_claims_no_recovery(caplog: pytest.LogCaptureFixture) -> None:
@@ -328,7 +330,7 @@ def test_outcomes_that_the_store_never_took_are_named(
     store.add([job("hang", timeout=0.2, max_attempts=1)])
     with at_work(worker(store, settings=quick(lease=10.0))) as subject:
         wait_until(lambda: store.is_away)
-        wait_until(lambda: subject._keeper._settlements)
+        wait_until(lambda: subject._store_thread._settlements)
         subject.stop()
     assert "did not take how 1 job(s) ended, which will be rescued: hang" in caplog.text
 
@@ -371,10 +373,10 @@ def test_only_the_queues_asked_for_are_served() -> None:
 
 @pytest.mark.req("X21")
 def test_a_job_added_later_wakes_an_idle_worker() -> None:
-    """The worker sleeps on its bell, and the bell is enough."""
+    """The worker sleeps on its subscription, and a notification is enough."""
     store = MemoryJobStore()
     with at_work(worker(store, settings=quick(poll=3600.0))) as subject:
-        wait_until(lambda: hasattr(subject, "_keeper") and subject._keeper.is_dry)
+        wait_until(lambda: hasattr(subject, "_store_thread") and subject._store_thread.is_dry)
         store.add([job("echo")])
         wait_until(lambda: get(store, "echo").status is JobStatus.COMPLETED)
 

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from ergon_framework.errors import ErgonError
-from ergon_framework.storage.nats import Line, address_of, client
+from ergon_framework.storage.nats import NatsClient, address_of, client
 from ergon_framework.storage.nats.diagnostics import Account
 from tests.servers.nats import NatsServer
 from tests.servers.server import free_port, started
@@ -52,7 +52,10 @@ class NatsCluster:
         if not self._asked(server, "/jsz").get("meta_cluster", {}).get("leader"):
             return False
         # What is asked too early is never answered.
-        brief, asked = mock.patch.object(client, "PATIENCE", 1.0), Line(address_of(server.url()))
+        brief, asked = (
+            mock.patch.object(client, "TIMEOUT", 1.0),
+            NatsClient(address_of(server.url())),
+        )
         with brief, closing(asked), suppress(ErgonError):
             return bool(Account(asked).info())
         return False

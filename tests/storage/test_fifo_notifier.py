@@ -1,4 +1,4 @@
-"""Bells: heard across threads and processes, cleaned up after the dead, harmless when they fail."""
+"""Notifications between processes: pipes of the dead are removed, and a failure is harmless."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import pytest
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.sqlite import notifier
-from ergon_framework.storage.sqlite.notifier import Belfry, Bell
+from ergon_framework.storage.sqlite.notifier import FifoNotifier, FifoSubscription
 from tests.storage.conftest import WAIT, until
 
 LISTENER = """
 import sys
-from ergon_framework.storage.sqlite.notifier import Belfry
-bell = Belfry(sys.argv[1]).listen("work")
+from ergon_framework.storage.sqlite.notifier import FifoNotifier
+subscription = FifoNotifier(sys.argv[1]).subscribe("work")
 print("listening", flush=True)
-print("rung" if bell.wait(20) else "silence", flush=True)
+print("rung" if subscription.wait(20) else "silence", flush=True)
 sys.stdin.read()
 """
 
@@ -38,19 +38,19 @@ def folder(path: Path) -> Path:
 
 
 @pytest.fixture
-def belfry(path: Path) -> Iterator[Belfry]:
-    """The bells of a database that need not exist."""
-    belfry = Belfry(path)
-    yield belfry
-    belfry.close()
+def fifos(path: Path) -> Iterator[FifoNotifier]:
+    """The subscriptions of a database that need not exist."""
+    fifos = FifoNotifier(path)
+    yield fifos
+    fifos.close()
 
 
 @pytest.fixture
-def bell(belfry: Belfry) -> Iterator[Bell]:
+def subscription(fifos: FifoNotifier) -> Iterator[FifoSubscription]:
     """One listener."""
-    bell = belfry.listen("work")
-    yield bell
-    bell.close()
+    subscription = fifos.subscribe("work")
+    yield subscription
+    subscription.close()
 
 
 @pytest.fixture
@@ -62,228 +62,243 @@ def mute(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.req("JOBS:store")
-def test_many_rings_are_one(belfry: Belfry, bell: Bell) -> None:
+def test_many_rings_are_one(fifos: FifoNotifier, subscription: FifoSubscription) -> None:
     """A waiter hears that it rang, once, however often it did."""
-    assert bell.wait(0) is False
+    assert subscription.wait(0) is False
     for _ in range(100):
-        belfry.ring("work")
-    assert bell.wait(None) is True
-    assert bell.wait(0) is False
+        fifos.notify("work")
+    assert subscription.wait(None) is True
+    assert subscription.wait(0) is False
 
 
-def test_only_listeners_of_the_topic_hear_it(belfry: Belfry, bell: Bell) -> None:
+def test_only_listeners_of_the_topic_hear_it(
+    fifos: FifoNotifier, subscription: FifoSubscription
+) -> None:
     """A topic that begins like another one is another one."""
-    other = belfry.listen("wor")
-    belfry.ring("wor")
-    assert (other.wait(0), bell.wait(0)) == (True, False)
-    belfry.ring("work")
-    assert (other.wait(0), bell.wait(0)) == (False, True)
+    other = fifos.subscribe("wor")
+    fifos.notify("wor")
+    assert (other.wait(0), subscription.wait(0)) == (True, False)
+    fifos.notify("work")
+    assert (other.wait(0), subscription.wait(0)) == (False, True)
     other.close()
 
 
-def test_every_listener_hears_it(path: Path, belfry: Belfry, bell: Bell) -> None:
-    """Those that came later, and those another belfry of the same file gave out, too."""
-    belfry.ring("work")
-    assert bell.wait(0)
-    later = Belfry(path).listen("work")
-    belfry.ring("work")
-    assert (bell.wait(0), later.wait(0)) == (True, True)
+def test_every_listener_hears_it(
+    path: Path, fifos: FifoNotifier, subscription: FifoSubscription
+) -> None:
+    """Those that came later, and those another notifier of the same file gave out, too."""
+    fifos.notify("work")
+    assert subscription.wait(0)
+    later = FifoNotifier(path).subscribe("work")
+    fifos.notify("work")
+    assert (subscription.wait(0), later.wait(0)) == (True, True)
     later.close()
-    belfry.ring("work")
-    assert bell.wait(0)
+    fifos.notify("work")
+    assert subscription.wait(0)
 
 
-def test_ringing_oneself_wakes_a_waiting_thread(bell: Bell) -> None:
+def test_ringing_oneself_wakes_a_waiting_thread(subscription: FifoSubscription) -> None:
     """As a stop does with its own waiter."""
     with ThreadPoolExecutor(1) as pool:
-        waiter = pool.submit(bell.wait, WAIT)
-        bell.ring()
+        waiter = pool.submit(subscription.wait, WAIT)
+        subscription.wake()
         assert waiter.result(WAIT) is True
 
 
-def test_an_event_loop_can_watch_it(belfry: Belfry, bell: Bell) -> None:
+def test_an_event_loop_can_watch_it(fifos: FifoNotifier, subscription: FifoSubscription) -> None:
     """It is readable when it has rung and not otherwise."""
     poll = select.poll()
-    poll.register(bell.fileno(), select.POLLIN)
+    poll.register(subscription.fileno(), select.POLLIN)
     assert poll.poll(0) == []
-    belfry.ring("work")
+    fifos.notify("work")
     assert poll.poll(0) != []
-    assert bell.wait(0)
+    assert subscription.wait(0)
     assert poll.poll(0) == []
 
 
-def test_a_full_pipe_has_been_rung(belfry: Belfry, bell: Bell) -> None:
+def test_a_full_pipe_has_been_rung(fifos: FifoNotifier, subscription: FifoSubscription) -> None:
     """Ringing never blocks, however long nobody listens."""
     for _ in range(70_000):
-        bell.ring()
-    belfry.ring("work")
-    assert bell.wait(0)
+        subscription.wake()
+    fifos.notify("work")
+    assert subscription.wait(0)
 
 
-def test_closing_removes_the_pipe_and_wakes_waiters(belfry: Belfry, folder: Path) -> None:
-    """A closed bell is silent; ringing for it is not an error."""
-    bell = belfry.listen("work")
+def test_closing_removes_the_pipe_and_wakes_waiters(fifos: FifoNotifier, folder: Path) -> None:
+    """A closed subscription is silent; ringing for it is not an error."""
+    subscription = fifos.subscribe("work")
     assert len(list(folder.iterdir())) == 1
     with ThreadPoolExecutor(1) as pool:
-        waiter = pool.submit(bell.wait, WAIT)
-        until(lambda: bell._waiters)
-        bell.close()
+        waiter = pool.submit(subscription.wait, WAIT)
+        until(lambda: subscription._waiters)
+        subscription.close()
         assert waiter.result(WAIT) is False
-    bell.close()
-    bell.ring()
-    belfry.ring("work")
+    subscription.close()
+    subscription.wake()
+    fifos.notify("work")
     assert list(folder.iterdir()) == []
-    assert bell.wait(0) is False
-    assert bell.fileno() == -1
+    assert subscription.wait(0) is False
+    assert subscription.fileno() == -1
 
 
-def test_ringing_without_listeners(belfry: Belfry, folder: Path) -> None:
+def test_ringing_without_listeners(fifos: FifoNotifier, folder: Path) -> None:
     """Nothing is created for nobody."""
-    belfry.ring("work")
+    fifos.notify("work")
     assert not folder.exists()
 
 
-def test_any_topic_is_fine(belfry: Belfry, folder: Path) -> None:
+def test_any_topic_is_fine(fifos: FifoNotifier, folder: Path) -> None:
     """Its characters and its length do not matter to the file system."""
     topics = ["a/../b", "x" * 5000, "ü\n", ".", "\ud800"]
-    heard = [belfry.listen(topic) for topic in topics]
+    heard = [fifos.subscribe(topic) for topic in topics]
     assert all(len(each.name) < 120 for each in folder.iterdir())
     for n, topic in enumerate(topics):
-        belfry.ring(topic)
-        assert [bell.wait(0) for bell in heard] == [n == m for m in range(len(topics))]
-    for bell in heard:
-        bell.close()
+        fifos.notify(topic)
+        assert [subscription.wait(0) for subscription in heard] == [
+            n == m for m in range(len(topics))
+        ]
+    for subscription in heard:
+        subscription.close()
 
 
 @pytest.mark.slow
 @pytest.mark.req("JOBS:store")
-def test_heard_in_another_process(path: Path, belfry: Belfry, folder: Path) -> None:
+def test_heard_in_another_process(path: Path, fifos: FifoNotifier, folder: Path) -> None:
     """And its pipe is removed by the next ring when that process was killed."""
     with subprocess.Popen(  # noqa: S603 - our own interpreter
         [sys.executable, "-c", LISTENER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"listening\n"
-        belfry.ring("work")
+        fifos.notify("work")
         assert child.stdout.readline() == b"rung\n"
         child.kill()
     assert len(list(folder.iterdir())) == 1
-    belfry.ring("work")
+    fifos.notify("work")
     assert list(folder.iterdir()) == []
 
 
-def test_a_pipe_that_nobody_opened_is_removed(belfry: Belfry, bell: Bell, folder: Path) -> None:
+def test_a_pipe_that_nobody_opened_is_removed(
+    fifos: FifoNotifier, subscription: FifoSubscription, folder: Path
+) -> None:
     """What a listener left behind before this ringer came does not stay, a live one does."""
     os.mkfifo(folder / "work.1.dead")
-    belfry.ring("work")
-    assert bell.wait(0)
-    assert [each.name for each in folder.iterdir()] == [bell._path.name]  # type: ignore[union-attr]
+    fifos.notify("work")
+    assert subscription.wait(0)
+    assert [each.name for each in folder.iterdir()] == [subscription._path.name]  # type: ignore[union-attr]
 
 
-def test_a_pipe_being_made_is_left_alone(belfry: Belfry, folder: Path) -> None:
+def test_a_pipe_being_made_is_left_alone(fifos: FifoNotifier, folder: Path) -> None:
     """Only one that was hidden for a minute is nobody's."""
     folder.mkdir()
     fresh, old = folder / ".new-work.1.a", folder / ".new-work.1.b"
     os.mkfifo(fresh)
     os.mkfifo(old)
     os.utime(old, (0, 0))
-    belfry.ring("work")
-    bell = belfry.listen("work")
+    fifos.notify("work")
+    subscription = fifos.subscribe("work")
     assert fresh.exists()
     assert not old.exists()
-    bell.close()
+    subscription.close()
 
 
 def test_the_folder_is_listed_only_when_it_changed(
-    belfry: Belfry, bell: Bell, folder: Path, monkeypatch: pytest.MonkeyPatch
+    fifos: FifoNotifier,
+    subscription: FifoSubscription,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Unless its time stamp is so young that a change could hide behind it."""
     looks: list[int] = []
-    look = notifier.Ropes._look
+    look = notifier.FifoWriters._look
 
-    def counted(self: notifier.Ropes, changed: int) -> None:
+    def counted(self: notifier.FifoWriters, changed: int) -> None:
         looks.append(changed)
         look(self, changed)
 
-    monkeypatch.setattr(notifier.Ropes, "_look", counted)
-    monkeypatch.setattr(notifier, "_COARSE_NS", 60_000_000_000)  # the bell is young for long enough
-    belfry.ring("work")
-    belfry.ring("work")
+    monkeypatch.setattr(notifier.FifoWriters, "_look", counted)
+    monkeypatch.setattr(notifier, "_COARSE_NS", 60_000_000_000)  # it is young for long enough
+    fifos.notify("work")
+    fifos.notify("work")
     assert len(looks) == 2
     os.utime(folder, (1, 1))
     for _ in range(5):
-        belfry.ring("work")
+        fifos.notify("work")
     assert len(looks) == 3
-    assert bell.wait(0)
-    other = belfry.listen("work")
-    belfry.ring("work")
+    assert subscription.wait(0)
+    other = fifos.subscribe("work")
+    fifos.notify("work")
     assert other.wait(0)
     other.close()
 
 
 def test_more_listeners_than_descriptors_to_keep(
-    belfry: Belfry, monkeypatch: pytest.MonkeyPatch
+    fifos: FifoNotifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those beyond the limit are rung as well."""
     monkeypatch.setattr(notifier, "_KEPT", 2)
-    heard = [belfry.listen("work") for _ in range(5)]
+    heard = [fifos.subscribe("work") for _ in range(5)]
     for _ in range(2):
-        belfry.ring("work")
-        assert [bell.wait(0) for bell in heard] == [True] * 5
-    for bell in heard:
-        bell.close()
-    belfry.ring("work")
+        fifos.notify("work")
+        assert [subscription.wait(0) for subscription in heard] == [True] * 5
+    for subscription in heard:
+        subscription.close()
+    fifos.notify("work")
 
 
-def test_more_topics_than_are_kept(belfry: Belfry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_topics_than_are_kept(fifos: FifoNotifier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgotten ones are looked up again."""
     monkeypatch.setattr(notifier, "_TOPICS", 2)
-    heard = [belfry.listen(str(n)) for n in range(5)]
-    for n, bell in enumerate(heard * 2):
-        belfry.ring(str(n % 5))
-        assert bell.wait(0)
-        assert len(belfry._topics) <= 2
-    for bell in heard:
-        bell.close()
+    heard = [fifos.subscribe(str(n)) for n in range(5)]
+    for n, subscription in enumerate(heard * 2):
+        fifos.notify(str(n % 5))
+        assert subscription.wait(0)
+        assert len(fifos._topics) <= 2
+    for subscription in heard:
+        subscription.close()
 
 
-def test_a_process_that_dies_of_sigpipe_keeps_no_pipe_open(belfry: Belfry, bell: Bell) -> None:
+def test_a_process_that_dies_of_sigpipe_keeps_no_pipe_open(
+    fifos: FifoNotifier, subscription: FifoSubscription
+) -> None:
     """A listener that goes away must not take its ringers along."""
-    os.utime(belfry._folder, (1, 1))
+    os.utime(fifos._folder, (1, 1))
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        belfry.ring("work")
-        assert bell.wait(0)
-        with bell._lock:  # the listener goes without removing its pipe, as when it is killed
-            os.close(bell._read)
-            os.close(bell._write)
-            bell._read, bell._is_closed = -1, True
-        belfry.ring("work")
+        fifos.notify("work")
+        assert subscription.wait(0)
+        with (
+            subscription._lock
+        ):  # the listener goes without removing its pipe, as when it is killed
+            os.close(subscription._read)
+            os.close(subscription._write)
+            subscription._read, subscription._is_closed = -1, True
+        fifos.notify("work")
     finally:
         signal.signal(signal.SIGPIPE, before)
-    assert list(belfry._folder.iterdir()) == []
+    assert list(fifos._folder.iterdir()) == []
 
 
 @pytest.mark.usefixtures("mute")
 def test_a_folder_that_cannot_be_written(
-    path: Path, belfry: Belfry, caplog: pytest.LogCaptureFixture
+    path: Path, fifos: FifoNotifier, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bells then ring inside this process, and the log says so once."""
     with caplog.at_level(logging.WARNING, "ergon.storage"):
-        first, second, other = (belfry.listen(topic) for topic in ("work", "work", "other"))
+        first, second, other = (fifos.subscribe(topic) for topic in ("work", "work", "other"))
     assert len(caplog.records) == 1
     assert "no other process can wake this one" in caplog.text
-    Belfry(path).ring("work")
-    assert [bell.wait(0) for bell in (first, second, other)] == [True, True, False]
-    first.ring()
+    FifoNotifier(path).notify("work")
+    assert [subscription.wait(0) for subscription in (first, second, other)] == [True, True, False]
+    first.wake()
     assert first.wait(WAIT)
-    for bell in (first, second, other):
-        bell.close()
-    belfry.ring("work")
+    for subscription in (first, second, other):
+        subscription.close()
+    fifos.notify("work")
 
 
 def test_a_file_system_without_named_pipes(
-    belfry: Belfry, folder: Path, monkeypatch: pytest.MonkeyPatch
+    fifos: FifoNotifier, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same, and nothing is left in the folder."""
 
@@ -291,10 +306,10 @@ def test_a_file_system_without_named_pipes(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "mkfifo", refuse)
-    bell = belfry.listen("work")
-    belfry.ring("work")
-    assert bell.wait(0)
-    bell.close()
+    subscription = fifos.subscribe("work")
+    fifos.notify("work")
+    assert subscription.wait(0)
+    subscription.close()
     assert list(folder.iterdir()) == []
     notifier._mute.discard(folder)
 
@@ -305,7 +320,7 @@ def descriptors() -> int:
 
 
 def test_a_pipe_that_cannot_be_shown_is_taken_back(
-    belfry: Belfry, folder: Path, monkeypatch: pytest.MonkeyPatch
+    fifos: FifoNotifier, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a name nor a descriptor is left of it."""
 
@@ -314,9 +329,9 @@ def test_a_pipe_that_cannot_be_shown_is_taken_back(
 
     before = descriptors()
     monkeypatch.setattr(os, "replace", refuse)
-    bell = belfry.listen("work")
+    subscription = fifos.subscribe("work")
     assert descriptors() == before + 2
-    bell.close()
+    subscription.close()
     assert list(folder.iterdir()) == []
     assert descriptors() == before
     notifier._mute.discard(folder)
@@ -324,7 +339,7 @@ def test_a_pipe_that_cannot_be_shown_is_taken_back(
 
 @pytest.mark.parametrize("named", [True, False])
 def test_no_descriptors_are_left(
-    belfry: Belfry, folder: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+    fifos: FifoNotifier, folder: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     """It is said so, nothing is left behind, and the folder is as good as before."""
     folder.mkdir()
@@ -341,21 +356,24 @@ def test_no_descriptors_are_left(
             patched.setattr(os, "open", refuse)
         patched.setattr(os, "pipe", refuse)
         with pytest.raises(StoreUnavailableError, match="Too many open files") as caught:
-            belfry.listen("work")
+            fifos.subscribe("work")
     assert "ulimit" in caught.value.remedy
     assert descriptors() == before
     assert (folder in notifier._mute) is not named
     notifier._mute.discard(folder)
     if named:
-        bell = belfry.listen("work")
-        assert bell._path is not None
-        bell.close()
+        subscription = fifos.subscribe("work")
+        assert subscription._path is not None
+        subscription.close()
 
 
 def test_a_ringer_without_descriptors_tries_again(
-    belfry: Belfry, bell: Bell, folder: Path, monkeypatch: pytest.MonkeyPatch
+    fifos: FifoNotifier,
+    subscription: FifoSubscription,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A bell that could not be reached once is not forgotten, though the folder did not change."""
+    """A pipe that could not be opened once is not forgotten, though the folder did not change."""
     os.utime(folder, (1, 1))
 
     def refuse(*_args: object) -> int:
@@ -363,20 +381,20 @@ def test_a_ringer_without_descriptors_tries_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", refuse)
-        belfry.ring("work")
-    assert not bell.wait(0)
-    belfry.ring("work")
-    assert bell.wait(0)
+        fifos.notify("work")
+    assert not subscription.wait(0)
+    fifos.notify("work")
+    assert subscription.wait(0)
 
 
-def test_listeners_come_and_go_while_others_ring(belfry: Belfry, path: Path) -> None:
+def test_listeners_come_and_go_while_others_ring(fifos: FifoNotifier, path: Path) -> None:
     """No live listener's pipe is ever taken for a dead one's."""
     stop = threading.Event()
 
     def ring() -> None:
-        mine = Belfry(path)
+        mine = FifoNotifier(path)
         while not stop.is_set():
-            mine.ring("work")
+            mine.notify("work")
         mine.close()
 
     ringers = [threading.Thread(target=ring) for _ in range(2)]
@@ -384,11 +402,11 @@ def test_listeners_come_and_go_while_others_ring(belfry: Belfry, path: Path) -> 
         ringer.start()
     try:
         for _ in range(150):
-            bell = belfry.listen("work")
-            assert bell.wait(WAIT)
-            assert bell._path is not None
-            assert bell._path.exists()
-            bell.close()
+            subscription = fifos.subscribe("work")
+            assert subscription.wait(WAIT)
+            assert subscription._path is not None
+            assert subscription._path.exists()
+            subscription.close()
     finally:
         stop.set()
         for ringer in ringers:
@@ -397,15 +415,15 @@ def test_listeners_come_and_go_while_others_ring(belfry: Belfry, path: Path) -> 
 
 @pytest.mark.slow
 def test_a_forked_child_leaves_the_bell_to_its_parent(
-    belfry: Belfry, bell: Bell, folder: Path
+    fifos: FifoNotifier, subscription: FifoSubscription, folder: Path
 ) -> None:
     """In the child it is closed; in the parent it stays, and rings from the child are heard."""
     child = os.fork()
     if child == 0:
-        is_fine = bell.wait(0) is False and bell.fileno() == -1
-        bell.close()
-        belfry.ring("work")
+        is_fine = subscription.wait(0) is False and subscription.fileno() == -1
+        subscription.close()
+        fifos.notify("work")
         os._exit(0 if is_fine else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert bell.wait(WAIT)
+    assert subscription.wait(WAIT)
     assert len(list(folder.iterdir())) == 1

@@ -28,7 +28,7 @@ NORMAL, FULL = 1, 2
 def waiting(database: Database) -> int:
     """How many callers are in line."""
     assert database._file is not None
-    return len(database._file.writer.turns._waiting)
+    return len(database._file.writer.queue._waiting)
 
 
 class Crowd:

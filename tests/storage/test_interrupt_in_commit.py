@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.boundary.factstore.group_commit import GroupCommit
 from ergon_framework.storage.sqlite.database import Database
-from ergon_framework.storage.sqlite.group_commit import Turns
+from ergon_framework.storage.sqlite.group_commit import CommitQueue
 from tests.storage.conftest import WAIT, add, items
 
 Call = Callable[[Database], Any]
@@ -19,15 +19,15 @@ Call = Callable[[Database], Any]
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The first who leaves is interrupted before it has done anything."""
-    leave, left = Turns.leave, list[str]()
+    leave, left = CommitQueue.leave, list[str]()
 
-    def once(turns: Turns) -> None:
+    def once(queue: CommitQueue) -> None:
         left.append("")
         if len(left) == 1:
             raise KeyboardInterrupt
-        leave(turns)
+        leave(queue)
 
-    monkeypatch.setattr(Turns, "leave", once)
+    monkeypatch.setattr(CommitQueue, "leave", once)
     return left
 
 

@@ -146,10 +146,10 @@ def test_writers_sweep_by_themselves(path: Path) -> None:
 
 def test_a_bell_rings_at_a_write(journal: SqliteJournal, path: Path) -> None:
     """Who listens is woken by whoever writes, through another opening of the file as well."""
-    with SqliteJournal(path) as other, closing(journal.listen()) as bell:
-        assert not bell.wait(0)
+    with SqliteJournal(path) as other, closing(journal.subscribe()) as subscription:
+        assert not subscription.wait(0)
         other.write([entry()])
-        assert bell.wait(30)
+        assert subscription.wait(30)
 
 
 def test_reading_makes_no_file(path: Path) -> None:

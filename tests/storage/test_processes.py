@@ -114,7 +114,7 @@ def test_a_fork_in_the_middle_of_a_transaction(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child may not use the file, and is told why; the parent goes on."""
-    monkeypatch.setattr(openfile, "_FORK_PATIENCE", 0.01)
+    monkeypatch.setattr(openfile, "_FORK_TIMEOUT", 0.01)
 
     def refused() -> bool:
         with pytest.raises(StoreUnavailableError, match="was in use when this process was forked"):

@@ -15,10 +15,10 @@ from ergon_framework.cli import invoke
 from ergon_framework.errors import StoreUnsafeError
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder, open_file
-from ergon_framework.storage.sqlite.checkpoints import Maintenance
+from ergon_framework.storage.sqlite.checkpoints import Checkpointer
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import Schema
-from ergon_framework.storage.sqlite.notifier import Belfry
+from ergon_framework.storage.sqlite.notifier import FifoNotifier
 from tests.local_users import (
     GROUP,
     NOBODY,
@@ -51,7 +51,7 @@ def put(database: Database) -> None:
 def lock(path: Path) -> bool:
     """Checkpoint, for which the maintenance lock is taken; whether it was."""
     with closing(sqlite3.connect(path)) as connection:
-        return Maintenance(path).run(connection)
+        return Checkpointer(path).run(connection)
 
 
 def test_everything_beside_a_store_is_private_whatever_the_umask(
@@ -61,9 +61,9 @@ def test_everything_beside_a_store_is_private_whatever_the_umask(
     path = tmp_path / "work.db"
     with Database(path, schema=SAMPLE) as database:
         put(database)
-        with Maintenance(path)._locked():
+        with Checkpointer(path)._locked():
             pass
-        bell = Belfry(path).listen("due")
+        subscription = FifoNotifier(path).subscribe("due")
         files = sorted(each.name for each in tmp_path.iterdir())
         assert files == [
             "work.db",
@@ -76,7 +76,7 @@ def test_everything_beside_a_store_is_private_whatever_the_umask(
         assert {mode_of(each) for each in pipes} == {0o600}
         assert mode_of(tmp_path / "work.db-bells") == 0o700
         assert {mode_of(each) for each in tmp_path.glob("work.db*") if each.is_file()} == {0o600}
-        bell.close()
+        subscription.close()
 
 
 def test_a_journal_is_private(tmp_path: Path, umask: int) -> None:
@@ -121,17 +121,17 @@ def test_a_folder_for_a_group_opens_a_store_to_that_group() -> None:
         with acting_as(WORKER, GROUP):
             worker = Database(path, schema=SAMPLE)
             put(worker)
-            bell = Belfry(path).listen("due")
+            subscription = FifoNotifier(path).subscribe("due")
         with acting_as(WEB, GROUP):
             with Database(path, schema=SAMPLE) as web:
                 put(web)
-            Belfry(path).ring("due")
-        assert bell.wait(0), "the web server woke the worker"
+            FifoNotifier(path).notify("due")
+        assert subscription.wait(0), "the web server woke the worker"
         with acting_as(NOBODY), pytest.raises(PermissionError):
             path.open("rb")
         assert {mode_of(each) for each in folder.iterdir() if each.is_file()} == {0o660}
         with acting_as(WORKER, GROUP):
-            bell.close()
+            subscription.close()
             worker.close()
 
 
@@ -145,14 +145,14 @@ def test_a_store_that_root_looks_into_stays_its_owners() -> None:
             Database(path, schema=SAMPLE).close()
         with Database(path, schema=SAMPLE) as database:  # as root
             put(database)
-            with Maintenance(path)._locked() as is_ours:
+            with Checkpointer(path)._locked() as is_ours:
                 assert is_ours
-            bell = Belfry(path).listen("due")
+            subscription = FifoNotifier(path).subscribe("due")
             assert {each.stat().st_uid for each in folder.iterdir()} == {WORKER}
             with acting_as(WORKER, GROUP):
-                Belfry(path).ring("due")
-            assert bell.wait(0)
-            bell.close()
+                FifoNotifier(path).notify("due")
+            assert subscription.wait(0)
+            subscription.close()
 
 
 @needs_root
@@ -203,11 +203,11 @@ def test_notification_pipes_write_into_no_file(mode: int, caplog: pytest.LogCapt
         with acting_as(NOBODY):
             (folder / "work.db-bells").mkdir(0o777)
             (folder / "work.db-bells" / "due.1.planted").symlink_to(victim)
-        belfry = Belfry(path)
-        bell = belfry.listen("due")
-        belfry.ring("due")
-        assert bell.wait(0), "inside this process it is heard all the same"
-        bell.close()
+        fifos = FifoNotifier(path)
+        subscription = fifos.subscribe("due")
+        fifos.notify("due")
+        assert subscription.wait(0), "inside this process it is heard all the same"
+        subscription.close()
         assert victim.read_text() == "precious"
         assert "belongs to user nobody" in caplog.text
 
@@ -217,17 +217,17 @@ def test_only_pipes_are_rung(tmp_path: Path, kind: str) -> None:
     """In a folder of our own, too, nothing but a pipe is written to."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    belfry = Belfry(tmp_path / "work.db")
-    bell = belfry.listen("due")
+    fifos = FifoNotifier(tmp_path / "work.db")
+    subscription = fifos.subscribe("due")
     planted = tmp_path / "work.db-bells" / "due.1.planted"
     if kind == "link":
         planted.symlink_to(victim)
     else:
         victim = planted
         victim.write_text("precious")
-    belfry.ring("due")
-    assert bell.wait(0)
-    bell.close()
+    fifos.notify("due")
+    assert subscription.wait(0)
+    subscription.close()
     assert victim.read_text() == "precious"
 
 

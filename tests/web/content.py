@@ -39,9 +39,9 @@ def fill_jobs(place: Path | str, waiting: int = 5, dead: int = 0) -> None:
         now = store.now()
         late = [_job(f"d{n}", "mail", expires_at=now - 1) for n in range(dead)]
         store.add(late)
-        store.sweep(1000)
+        store.prune(1000)
         store.add([_job(f"w{n}", ("mail", "pics")[n % 2]) for n in range(waiting)])
-        store.tell(
+        store.heartbeat(
             WorkerRecord(
                 id="w1",
                 host="here",

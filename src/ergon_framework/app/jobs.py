@@ -16,7 +16,7 @@ from ergon_framework.errors import JobError, SettingsError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.scheduler import Scheduler, Schedules, ScheduleSettings
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
-from ergon_framework.ports.jobstore import FullJobStore, JobDesk
+from ergon_framework.ports.jobstore import FullJobStore, JobAdmin
 from ergon_framework.ports.settings_model import FrozenDict
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ class JobSetup:
         file = "settings" if self.file is None else str(self.file.resolve())
         return self.jobs.application or file
 
-    def limit_queues(self, store: JobDesk) -> None:
+    def limit_queues(self, store: JobAdmin) -> None:
         """Bring the limits of ``[jobs.queues.NAME]`` into the store, which all workers heed."""
         for name in self.jobs.queues:
             self._limit(store, name)
 
-    def limit_again(self, store: JobDesk) -> Iterator[str]:
+    def limit_again(self, store: JobAdmin) -> Iterator[str]:
         """The same for queues that the store knows no limit of any more: the name of each, when it
         is written. Whoever has something else to do in between takes the next one later.
         """
@@ -79,7 +79,7 @@ class JobSetup:
                 self._limit(store, name)
                 yield name
 
-    def _limit(self, store: JobDesk, name: str) -> None:
+    def _limit(self, store: JobAdmin, name: str) -> None:
         own = self.jobs.queues[name]
         store.set_queue(name, max_active=own.max_active, rate=own.rate, burst=own.burst)
 

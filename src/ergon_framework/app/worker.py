@@ -19,7 +19,7 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.worker import WorkerReport
 from ergon_framework.ports.jobstore import FullJobStore
 from ergon_framework.storage import failpoints
-from ergon_framework.storage.deadlines import ASKING
+from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.urls import file_of
 
 logger = logging.getLogger("ergon_framework.app.worker")
@@ -37,7 +37,7 @@ def waited_for(url: str) -> FullJobStore | None:
     with SignalListener(lambda _number: stopped.set()):
         for failures in itertools.count():
             try:
-                return ASKING.hurried(LONGEST_TRY, lambda: open_store(url))
+                return CALL_BUDGET.run_within(LONGEST_TRY, lambda: open_store(url))
             except StoreUnavailableError as error:
                 if file_of(url) is not None:
                     raise

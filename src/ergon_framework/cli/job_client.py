@@ -92,9 +92,9 @@ def job_rows(
     client: JobClient, search: Search, limit: int, *, as_json: bool
 ) -> Iterator[dict[str, Any]]:
     """The rows of such a listing."""
-    from ergon_framework.jobs.views import job_shape
+    from ergon_framework.jobs.views import job_view
 
-    shapes = (job_shape(job, client.settings) for job in client.store.search(search, limit))
+    shapes = (job_view(job, client.settings) for job in client.store.search(search, limit))
     return shapes if as_json else map(_row, shapes)
 
 

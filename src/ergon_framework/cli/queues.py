@@ -25,11 +25,11 @@ _COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at", "
 @app.command("list")
 def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List queues with their counts and limits, and the executors that no worker has."""
-    from ergon_framework.jobs.views import queue_shapes, unsynced
+    from ergon_framework.jobs.views import queue_views, unsynced
 
     with opened(config, url, reads=True) as client:
         store = client.store
-        rows = queue_shapes(store.queues(), store.named(), store.workers(), store.now())
+        rows = queue_views(store.queues(), store.named(), store.workers(), store.now())
         risk = unsynced(store)
     if not as_json:
         rows = [
@@ -92,7 +92,7 @@ def limit(
 
 def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> None:
     from ergon_framework.jobs.validation import name
-    from ergon_framework.jobs.views import queue_settings_shape
+    from ergon_framework.jobs.views import queue_limits_view
     from ergon_framework.telemetry.notices import tell
 
     changed = client.store.set_queue(name("queue", queue), **changes)
@@ -101,7 +101,7 @@ def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> Non
     else:
         limits = {"max_active": changed.max_active, "rate": changed.rate, "burst": changed.burst}
         tell("queue.limited", queue=changed.name, **limits)
-    show_one(queue_settings_shape(changed), as_json=as_json)
+    show_one(queue_limits_view(changed), as_json=as_json)
 
 
 def _told(error: Any) -> str:

@@ -43,12 +43,12 @@ def list_schedules(
 ) -> None:
     """List the stored schedules with their next fires."""
     from ergon_framework.jobs.scheduler import Scheduler
-    from ergon_framework.jobs.views import moment, schedule_shape
+    from ergon_framework.jobs.views import moment, schedule_view
 
     with opened(config, url, reads=True) as client:
         rows = [
             {
-                **schedule_shape(each.schedule),
+                **schedule_view(each.schedule),
                 "fires": [moment(at) for at in each.fires],
                 "problem": each.problem or None,
             }
@@ -119,7 +119,7 @@ def _put(client: JobClient, name: str, as_json: bool, *, is_paused: bool) -> Non
     import msgspec
 
     from ergon_framework.jobs.scheduler import renewed
-    from ergon_framework.jobs.views import schedule_shape
+    from ergon_framework.jobs.views import schedule_view
     from ergon_framework.telemetry.notices import tell
 
     old = _find(client, name)
@@ -128,4 +128,4 @@ def _put(client: JobClient, name: str, as_json: bool, *, is_paused: bool) -> Non
         new = renewed(new, old, client.store.now())
     client.store.put_schedule(new)
     tell("schedule.paused" if is_paused else "schedule.resumed", schedule=name)
-    show_one(schedule_shape(new), as_json=as_json)
+    show_one(schedule_view(new), as_json=as_json)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ergon_framework.storage.journal import SqliteJournal
 
 LOOK = 0.25
-"""Seconds after which it looks although no bell rang."""
+"""Seconds after which it looks although nothing was notified."""
 PAGE = 500
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SINCE = "write a duration such as 30s, 10m, 2h or 1d, or a time such as 2026-01-31T08:00:00Z"
@@ -162,7 +162,7 @@ def _is_made(path: Path) -> bool:
 
 
 def _follow(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entry]:
-    with closing(journal.listen()) as bell:
+    with closing(journal.subscribe()) as subscription:
         while True:
             last = journal.last()
             if last < after:  # somebody removed the file, and it began anew
@@ -172,7 +172,7 @@ def _follow(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entr
                     after = entry.number
                     yield entry
                 after = max(after, last)  # what does not match need not be looked at again
-            bell.wait(LOOK)
+            subscription.wait(LOOK)
             stop_if_unread()
 
 

@@ -13,11 +13,11 @@ _COLUMNS = ["id", "host", "pid", "state", "queues", "busy", "executors", "starte
 
 def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List the workers that told of themselves, with their executors and counters."""
-    from ergon_framework.jobs.views import worker_shape
+    from ergon_framework.jobs.views import worker_view
 
     with opened(config, url, reads=True) as client:
         now = client.store.now()
-        rows = [worker_shape(record, now) for record in client.store.workers()]
+        rows = [worker_view(record, now) for record in client.store.workers()]
     if not as_json:
         rows = [
             {

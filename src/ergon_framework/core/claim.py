@@ -1,10 +1,10 @@
 """Who may start what: the rules by which a claim takes due jobs. Pure; no I/O.
 
-A worker asks for jobs (``Ask``). Due jobs stand in lanes, one for each executor and queue that they
-name. The queues of an executor take turns at being first and get equal shares; what one leaves goes
-to the others, in the next cycle (``Share``). A queue may be paused, or limited to so many jobs at
-once or per second (``Settings``, ``Gate``). Where limits have to hold, ``admit`` decides which of
-the candidates start, on what was counted under locks.
+A worker asks for jobs (``ClaimRequest``). Due jobs stand in lanes, one for each executor and queue
+that they name. The queues of an executor take turns at being first and get equal shares; what one
+leaves goes to the others, in the next cycle (``ClaimPlan``). A queue may be paused, or limited to
+so many jobs at once or per second (``QueueLimits``, ``QueueGate``). Where limits have to hold,
+``admit`` decides which of the candidates start, on what was counted under locks.
 
 The Redis store decides in ``claim.lua``; its behaviour suite and the differential tests hold it to
 the same answers.
@@ -24,7 +24,7 @@ from ergon_framework.core.limits import Bucket
 from ergon_framework.errors import JobError
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker can take right now."""
 
     worker: str
@@ -34,7 +34,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     routes: Mapping[str, str] = {}  # … unless their queue has one of its own
     own: frozenset[str] = frozenset()  # the executors this worker has, busy or not; empty: any
     queues: tuple[str, ...] | None = None  # None: all
-    asks_more: bool = True  # whether ``Claimed.more`` matters
+    wants_more: bool = True  # whether ``ClaimResult.more`` matters
 
 
 _KNOWN = {"is_paused": bool, "max_active": int | None, "rate": float | None, "burst": int}
@@ -58,8 +58,8 @@ def _checked(name: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of one queue, as stored."""
+class QueueLimits:
+    """The limits of one queue, as stored."""
 
     is_paused: bool = False
     max_active: int | None = None
@@ -74,11 +74,11 @@ class Settings:
 
     @property
     def is_plain(self) -> bool:
-        """Whether they say nothing."""
-        return replace(self, full_at=0.0) == Settings()
+        """Whether they limit nothing."""
+        return replace(self, full_at=0.0) == QueueLimits()
 
-    def changed(self, changes: dict[str, Any], now: float) -> Settings:
-        """The settings after a change; tokens that are missing are missing still."""
+    def changed(self, changes: dict[str, Any], now: float) -> QueueLimits:
+        """The limits after a change; tokens that were taken stay taken."""
         after = replace(self, **checked_changes(changes))
         if after.rate is None or self.bucket is None:
             return replace(after, full_at=0.0)
@@ -86,26 +86,26 @@ class Settings:
         return replace(after, full_at=bucket.full_at)
 
 
-NONE = Settings()
+NO_LIMITS = QueueLimits()
 _as_stored = (bool | int, int | None, int | float | None, int, int | float)
 
 
-def settings_from(row: Sequence[Any]) -> Settings:
-    """The settings of a queue by its row, whose values may be of any type.
+def limits_from(row: Sequence[Any]) -> QueueLimits:
+    """The limits of a queue by its row, whose values may be of any type.
 
     A queue whose limits nobody can read waits, until somebody sets them again.
     """
     if not all(map(isinstance, row, _as_stored)):
-        return Settings(is_paused=True)
-    return Settings(bool(row[0]), *row[1:])
+        return QueueLimits(is_paused=True)
+    return QueueLimits(bool(row[0]), *row[1:])
 
 
-class Gate:
-    """One queue during one claim; a paused one is not even looked at."""
+class QueueGate:
+    """What the limits of one queue let through during one claim; a paused queue is not asked."""
 
     __slots__ = ("_active", "_bucket", "_was_used", "is_paused", "max_active", "name")
 
-    def __init__(self, name: str, settings: Settings, active: int) -> None:
+    def __init__(self, name: str, settings: QueueLimits, active: int) -> None:
         self.name = name
         self.is_paused = settings.is_paused
         self.max_active = settings.max_active
@@ -135,20 +135,20 @@ class Gate:
         return self._bucket.next_at(now)
 
     def enter(self, count: int, now: float) -> None:
-        """So many have started."""
+        """Count jobs that have started, and take their tokens."""
         self._active += count
         if self._bucket is not None and count:
             self._bucket = self._bucket.take(count, now)
             self._was_used = True
 
 
-class Applicant(NamedTuple):
+class Candidate(NamedTuple):
     """A due job that could start, as far as limits are concerned."""
 
     place: tuple[int, float, int]
     """By priority and age; the last number is the job's own. The least goes first."""
-    line: int
-    """Which of the lines it stands in; each has room for so many."""
+    pick: int
+    """The number of its pick; each pick has room for so many."""
     queue: str
     expires_at: float | None = None
     key: str | None = None
@@ -164,7 +164,7 @@ class Applicant(NamedTuple):
 
 @dataclass(slots=True)
 class Admission:
-    """What becomes of applicants, by number; whoever is not mentioned stays where it is."""
+    """What becomes of candidates, by number; one that is not mentioned stays where it is."""
 
     admitted: list[int] = field(default_factory=list)
     blocked: list[int] = field(default_factory=list)  # wait for their limit key
@@ -173,7 +173,7 @@ class Admission:
 
 
 def admit(
-    applicants: Iterable[Applicant],
+    candidates: Iterable[Candidate],
     rooms: Sequence[int],
     gates: Mapping[str, int],
     running: Mapping[str, int],
@@ -181,16 +181,17 @@ def admit(
     *,
     unknown: Collection[str] = (),
 ) -> Admission:
-    """Of several lines, each with so much room: who may start, and who before them may not.
+    """Which candidates start, and which of those before them may not.
 
-    Lines of one queue share what its gate lets through. Whoever comes first by priority and age
-    gets that, and a limit key, in whichever line it stands. Of the keys that are ``unknown``,
-    nobody knows how many run: their jobs neither start nor wait for the key, and take no room.
+    Each belongs to a pick, which has so much room. Picks of one queue share what its gate lets
+    through: the first by priority and age gets that, and a limit key, whatever its pick. Of keys
+    that are ``unknown``, nobody knows how many run: their jobs neither start nor wait for the
+    key, and take no room.
     """
     admission = Admission()
     left, open_gates, active = list(rooms), dict(gates), Counter(running)
-    for each in sorted(applicants, key=attrgetter("place")):
-        if left[each.line] == 0 or open_gates[each.queue] == 0:
+    for each in sorted(candidates, key=attrgetter("place")):
+        if left[each.pick] == 0 or open_gates[each.queue] == 0:
             continue
         if each.key is not None and each.key in unknown:
             admission.passed_over.append(each.number)
@@ -200,7 +201,7 @@ def admit(
             admission.blocked.append(each.number)
         else:
             admission.admitted.append(each.number)
-            left[each.line] -= 1
+            left[each.pick] -= 1
             open_gates[each.queue] -= 1
             if each.key is not None:
                 active[each.key] += 1
@@ -210,13 +211,13 @@ def admit(
 Turns = dict[str, str]
 """For each executor the queue that was first at the last claim."""
 
-Line = tuple[str, str]
+ShareKey = tuple[str, str]
 """An executor that has slots, and one of its queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Where due jobs stand."""
+    """The due jobs of one queue that name one executor."""
 
     executor: str  # as the jobs name it; empty: left to the routes
     queue: str
@@ -228,33 +229,33 @@ class Lane:
 class Pick:
     """How many jobs to take of one queue, for one executor."""
 
-    line: Line
+    share: ShareKey
     names: tuple[str, ...]  # the executors that these jobs name
     most: int
 
     @property
     def queue(self) -> str:
         """The queue."""
-        return self.line[1]
+        return self.share[1]
 
 
-class Share:
-    """One claim: the slots that are left, and the queues that have no more to give."""
+class ClaimPlan:
+    """Plans one claim: the slots that are left, and the queues that have no more due jobs."""
 
-    def __init__(self, ask: Ask, turns: Turns) -> None:
-        self._ask = ask
+    def __init__(self, request: ClaimRequest, turns: Turns) -> None:
+        self._request = request
         self._turns = turns
-        self._left = {executor: slots for executor, slots in ask.slots.items() if slots > 0}
+        self._left = {executor: slots for executor, slots in request.slots.items() if slots > 0}
         self._turned: set[str] = set()
-        self._spent: set[Line] = set()
+        self._spent: set[ShareKey] = set()
 
     @property
     def has_slots(self) -> bool:
         """Whether an executor of this worker has slots left."""
         return bool(self._left)
 
-    def cycle(self, lanes: Iterable[Lane]) -> list[Pick]:
-        """One share for each queue that may have something; empty: there is nothing to be had."""
+    def next_picks(self, lanes: Iterable[Lane]) -> list[Pick]:
+        """One share for each queue that may have due jobs; empty: there is nothing to claim."""
         found: dict[str, dict[str, list[str]]] = {}
         for lane in lanes:
             executor = self._executor(lane.executor, lane.queue)
@@ -267,31 +268,31 @@ class Share:
             picks += self._shared(executor, open_queues)
         return picks
 
-    def took(self, line: Line, count: int, *, is_spent: bool) -> None:
-        """So many were claimed of a queue, which may have no more."""
-        executor = line[0]
+    def record(self, share: ShareKey, count: int, *, is_spent: bool) -> None:
+        """Record how many jobs were claimed for a share, and whether the queue has no more."""
+        executor = share[0]
         if is_spent:
-            self._spent.add(line)
+            self._spent.add(share)
         left = self._left.get(executor, 0) - count
         if left > 0:
             self._left[executor] = left
         else:
             self._left.pop(executor, None)
 
-    def line_of(self, executor: str, queue: str) -> Line:
-        """Whose share a job of this queue is, that names this executor."""
+    def share_of(self, executor: str, queue: str) -> ShareKey:
+        """The share that a job of this queue belongs to, if it names this executor."""
         return self._executor(executor, queue), queue
 
     def serves(self, lane: Lane) -> bool:
         """Whether the worker may take jobs of this queue."""
-        asked = self._ask.queues
+        asked = self._request.queues
         return not lane.is_paused and (asked is None or lane.queue in asked)
 
     def is_left(self, lane: Lane) -> bool:
         """Whether an executor of this worker could run what stands there, now or later."""
-        ask = self._ask
+        request = self._request
         return self.serves(lane) and (
-            not ask.own or self._executor(lane.executor, lane.queue) in ask.own
+            not request.own or self._executor(lane.executor, lane.queue) in request.own
         )
 
     def _shared(self, executor: str, queues: Mapping[str, list[str]]) -> list[Pick]:
@@ -304,12 +305,12 @@ class Share:
             self._turned.add(executor)
             # With fewer slots than queues, those that got nothing come first the next time.
             self._turns[executor] = order[slots - 1 if slots < len(order) else 0]
-        share, rest = divmod(slots, len(order))
+        each, rest = divmod(slots, len(order))
         return [
-            Pick((executor, queue), tuple(queues[queue]), share + (n < rest))
+            Pick((executor, queue), tuple(queues[queue]), each + (n < rest))
             for n, queue in enumerate(order)
-            if share or n < rest
+            if each or n < rest
         ]
 
     def _executor(self, named: str, queue: str) -> str:
-        return named or self._ask.routes.get(queue, self._ask.default)
+        return named or self._request.routes.get(queue, self._request.default)

@@ -1,14 +1,14 @@
-"""The life of a job: what each thing that somebody saw makes of it.
+"""The life of a job: which transition follows each event.
 
 Rules for editors: what may happen in which state stands in ``ALLOWED`` and nowhere else; whether a
-failed attempt is repeated is decided by ``judge`` and nowhere else. ``settle`` only combines the
-two. Dispatcher, rescuer, pool and operator's commands translate what they see into one event.
+failed attempt is repeated is decided by ``judge`` and nowhere else. ``next_transition`` only
+combines the two. Dispatcher, rescue, pool and operators' commands turn what they see into events.
 
 Theory of operation. A **delivery** is counted by the store on every claim; an **attempt** only when
 a request reached an executor. A job whose deliveries run out without an outcome is poison, and is
 dead-lettered. A delivery that was nobody's fault (held by a gate, given back by a stopping worker,
-sent to a process that died before it read it) is *excused*: it counts for the eye, not for the
-limit. A move carries no instant, only a ``delay``: the store adds its own clock when it applies it.
+sent to a process that died before it read it) is *excused*: it is shown, but does not count for the
+limit. A transition carries no instant, only a ``delay``: the store adds its own clock.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class JobRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """What the store knows of a job when something happens to it."""
+class JobSnapshot:
+    """What the store knows of a job when an event happens to it."""
 
     status: JobStatus
     attempts: int = 0  # charged before the delivery in question
@@ -96,14 +96,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
-    """The executor's process ended with this job in its hands.
+class ProcessDied:
+    """The executor's process ended while it had this job.
 
-    ``is_taken`` tells whether it had read the request, ``is_alone`` whether it held no other.
+    ``was_read`` tells whether it had read the request, ``was_alone`` whether it held no other.
     """
 
-    is_taken: bool = True
-    is_alone: bool = True
+    was_read: bool = True
+    was_alone: bool = True
     detail: str = "the executor's process ended"
     output: str | None = None  # its last lines, for the history
 
@@ -119,7 +119,7 @@ class LeaseExpired:
 
 
 @dataclass(frozen=True, slots=True)
-class Outdated:
+class Expired:
     """The job's expiry passed before it was started."""
 
 
@@ -131,53 +131,53 @@ class ExecutorMissing:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
-    """Somebody no longer wants it."""
+class CancelRequested:
+    """A client or operator cancels it."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunAsked:
-    """Somebody wants it to run now: it is due at once, or begins anew when it had ended."""
+class RunRequested:
+    """An operator wants it to run now: it is due at once, or begins anew when it had ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class RequeueAsked:
-    """Somebody sends a dead-lettered job back with fresh counters."""
+class RequeueRequested:
+    """An operator sends a dead-lettered job back with fresh counters."""
 
 
-Seen: TypeAlias = (
+Event: TypeAlias = (
     Succeeded
     | Failed
     | Held
-    | Died
+    | ProcessDied
     | Released
     | LeaseExpired
-    | Outdated
+    | Expired
     | ExecutorMissing
-    | CancelAsked
-    | RunAsked
-    | RequeueAsked
+    | CancelRequested
+    | RunRequested
+    | RequeueRequested
 )
 
-ALLOWED: dict[type[Seen], frozenset[JobStatus]] = {
+ALLOWED: dict[type[Event], frozenset[JobStatus]] = {
     Succeeded: _RUNNING,
     Failed: _RUNNING,
     Held: _RUNNING,
-    Died: _RUNNING,
+    ProcessDied: _RUNNING,
     Released: _RUNNING,
     LeaseExpired: _RUNNING,
-    Outdated: _WAITING,
+    Expired: _WAITING,
     ExecutorMissing: _WAITING,
-    CancelAsked: _WAITING,
-    RunAsked: _WAITING | {JobStatus.FAILED, JobStatus.CANCELLED},
-    RequeueAsked: frozenset({JobStatus.FAILED}),
+    CancelRequested: _WAITING,
+    RunRequested: _WAITING | {JobStatus.FAILED, JobStatus.CANCELLED},
+    RequeueRequested: frozenset({JobStatus.FAILED}),
 }
 """In which states an event may happen; in any other it changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """What becomes of the job. ``event`` is the word its history gets."""
+class Transition:
+    """What becomes of the job. ``event`` is the word for it in the job's history."""
 
     status: JobStatus
     event: str
@@ -190,109 +190,117 @@ class Move:
     is_reset: bool = False  # begin anew: deliveries and history of failures count no more
 
 
-class Refused(Exception):
+class InvalidTransition(Exception):
     """The event cannot happen in the job's state."""
 
 
-def settle(tally: Tally, seen: Seen, rule: JobRule, dice: float = 0.5) -> Move:
-    """What becomes of a job after ``seen``; raises :class:`Refused` when its state forbids it."""
-    if tally.status not in ALLOWED[type(seen)]:
-        raise Refused(f"{type(seen).__name__} cannot happen to a job that is {tally.status}")
-    match seen:
+def next_transition(
+    snapshot: JobSnapshot, event: Event, rule: JobRule, dice: float = 0.5
+) -> Transition:
+    """What becomes of a job after ``event``; :class:`InvalidTransition` where it cannot happen."""
+    if snapshot.status not in ALLOWED[type(event)]:
+        raise InvalidTransition(
+            f"{type(event).__name__} cannot happen to a job that is {snapshot.status}"
+        )
+    match event:
         case Succeeded():
-            return Move(JobStatus.COMPLETED, "completed", tally.attempts + 1, tally.excused)
+            return Transition(
+                JobStatus.COMPLETED, "completed", snapshot.attempts + 1, snapshot.excused
+            )
         case Failed(failure, is_written):
-            return _judged(tally, failure, rule, dice, is_charged=is_written)
+            return _judged(snapshot, failure, rule, dice, is_charged=is_written)
         case Held(failure):
-            return _held(tally, failure, rule)
-        case Died():
-            return _died(tally, seen, rule, dice)
+            return _held(snapshot, failure, rule)
+        case ProcessDied():
+            return _died(snapshot, event, rule, dice)
         case Released():
-            return _again(tally, "released", "released", excuses=True)
+            return _again(snapshot, "released", "released", excuses=True)
         case LeaseExpired():
-            return _expired(tally, rule)
-        case Outdated() | ExecutorMissing():
-            return _waited(tally, seen)
-        case CancelAsked():
-            return Move(JobStatus.CANCELLED, "cancelled", tally.attempts, tally.excused)
-        case RunAsked() | RequeueAsked():
-            if tally.status in _WAITING:
-                is_solo = tally.is_solo
-                return Move(tally.status, "hurried", tally.attempts, tally.excused, is_solo=is_solo)
-            return Move(JobStatus.PENDING, "requeued", 0, 0, is_reset=True)
+            return _expired(snapshot, rule)
+        case Expired() | ExecutorMissing():
+            return _waited(snapshot, event)
+        case CancelRequested():
+            return Transition(JobStatus.CANCELLED, "cancelled", snapshot.attempts, snapshot.excused)
+        case RunRequested() | RequeueRequested():
+            if snapshot.status in _WAITING:
+                is_solo = snapshot.is_solo
+                return Transition(
+                    snapshot.status, "hurried", snapshot.attempts, snapshot.excused, is_solo=is_solo
+                )
+            return Transition(JobStatus.PENDING, "requeued", 0, 0, is_reset=True)
         case _:
-            assert_never(seen)
+            assert_never(event)
 
 
-def _waited(tally: Tally, seen: Outdated | ExecutorMissing) -> Move:
+def _waited(snapshot: JobSnapshot, event: Expired | ExecutorMissing) -> Transition:
     """It was not started for as long as it may wait."""
-    if isinstance(seen, Outdated):
-        if tally.attempts:  # it was, and keeps the failure after which it was to be tried again
-            return _ended(tally.attempts, tally.excused, "expired", None, EXPIRED_RETRYING)
+    if isinstance(event, Expired):
+        if snapshot.attempts:  # it was, and keeps the failure after which it was to be tried again
+            return _ended(snapshot.attempts, snapshot.excused, "expired", None, EXPIRED_RETRYING)
         failure = Failure(Kind.REJECTED, "expired", "it was not started before its expiry")
-        return _ended(tally.attempts, tally.excused, "expired", failure, "expired")
-    text = f"no worker has had an executor {seen.executor!r} for as long as a job may wait for one"
+        return _ended(snapshot.attempts, snapshot.excused, "expired", failure, "expired")
+    text = f"no worker has had an executor {event.executor!r} for as long as a job may wait for one"
     failure = Failure(Kind.REJECTED, "unknown_executor", text)
-    return _ended(tally.attempts, tally.excused, "unserved", failure, UNSERVED)
+    return _ended(snapshot.attempts, snapshot.excused, "unserved", failure, UNSERVED)
 
 
-def _held(tally: Tally, failure: Failure, rule: JobRule) -> Move:
+def _held(snapshot: JobSnapshot, failure: Failure, rule: JobRule) -> Transition:
     asked = rule.held_delay if failure.retry_after is None else failure.retry_after
     delay = min(max(SHORTEST_HOLD, asked), LONGEST_DELAY)
     if rule.retry.max_retry_after is not None:
         delay = min(delay, rule.retry.max_retry_after)
-    return _again(tally, "held", failure.code, excuses=True, delay=delay, failure=failure)
+    return _again(snapshot, "held", failure.code, excuses=True, delay=delay, failure=failure)
 
 
-def _died(tally: Tally, seen: Died, rule: JobRule, dice: float) -> Move:
-    if not seen.is_taken:
-        return _again(tally, "released", "executor_not_up", excuses=True)
-    failure = Failure(Kind.LOST, "executor_died", seen.detail)
-    if seen.is_alone:
-        return _judged(tally, failure, rule, dice, is_charged=True)
+def _died(snapshot: JobSnapshot, event: ProcessDied, rule: JobRule, dice: float) -> Transition:
+    if not event.was_read:
+        return _again(snapshot, "released", "executor_not_up", excuses=True)
+    failure = Failure(Kind.LOST, "executor_died", event.detail)
+    if event.was_alone:
+        return _judged(snapshot, failure, rule, dice, is_charged=True)
     # Nobody knows which of them it was: each is tried again alone, and none is charged.
-    move = _again(tally, "lost", "executor_died", failure=failure, is_solo=True)
-    return _limited(tally, move, rule)
+    transition = _again(snapshot, "lost", "executor_died", failure=failure, is_solo=True)
+    return _limited(snapshot, transition, rule)
 
 
-def _expired(tally: Tally, rule: JobRule) -> Move:
+def _expired(snapshot: JobSnapshot, rule: JobRule) -> Transition:
     failure = Failure(Kind.LOST, "lease_expired", "its worker stopped renewing the lease")
-    if not tally.is_charged:
-        return _limited(tally, _again(tally, "lost", failure.code, failure=failure), rule)
+    if not snapshot.is_charged:
+        return _limited(snapshot, _again(snapshot, "lost", failure.code, failure=failure), rule)
     # The lease period was wait enough: a rescued job is due at once.
-    return _judged(tally, failure, rule, 0.0, is_charged=True, waits=False)
+    return _judged(snapshot, failure, rule, 0.0, is_charged=True, waits=False)
 
 
 def _judged(
-    tally: Tally,
+    snapshot: JobSnapshot,
     failure: Failure,
     rule: JobRule,
     dice: float,
     *,
     is_charged: bool,
     waits: bool = True,
-) -> Move:
-    attempts = tally.attempts + is_charged
+) -> Transition:
+    attempts = snapshot.attempts + is_charged
     event = "lost" if failure.kind is Kind.LOST else "failed"
-    verdict = judge(rule.retry, tally.attempts, 0.0, failure, 0.0, dice)
+    verdict = judge(rule.retry, snapshot.attempts, 0.0, failure, 0.0, dice)
     if isinstance(verdict, RetryAfter):
         delay = verdict.delay if waits else 0.0
-        move = Move(
+        transition = Transition(
             JobStatus.RETRYING,
             event,
             attempts,
-            tally.excused,
+            snapshot.excused,
             delay,
             failure,
             failure.code,
-            tally.is_solo,
+            snapshot.is_solo,
         )
-        return _limited(tally, move, rule)
-    return _ended(attempts, tally.excused, event, failure, verdict.why)
+        return _limited(snapshot, transition, rule)
+    return _ended(attempts, snapshot.excused, event, failure, verdict.why)
 
 
 def _again(
-    tally: Tally,
+    snapshot: JobSnapshot,
     event: str,
     why: str,
     *,
@@ -300,23 +308,31 @@ def _again(
     delay: float = 0.0,
     failure: Failure | None = None,
     is_solo: bool = False,
-) -> Move:
+) -> Transition:
     """Back to the queue without a charge, where it stood before it was claimed."""
-    status = JobStatus.RETRYING if tally.attempts else JobStatus.PENDING
-    excused = tally.excused + excuses
-    is_solo = is_solo or tally.is_solo
-    return Move(status, event, tally.attempts, excused, delay, failure, why, is_solo)
+    status = JobStatus.RETRYING if snapshot.attempts else JobStatus.PENDING
+    excused = snapshot.excused + excuses
+    is_solo = is_solo or snapshot.is_solo
+    return Transition(status, event, snapshot.attempts, excused, delay, failure, why, is_solo)
 
 
-def _limited(tally: Tally, move: Move, rule: JobRule) -> Move:
-    """The same move, unless the job has been delivered as often as it may be."""
-    if tally.deliveries - move.excused < rule.max_deliveries:
-        return move
-    return _ended(move.attempts, move.excused, move.event, move.failure, DELIVERIES_SPENT)
+def _limited(snapshot: JobSnapshot, transition: Transition, rule: JobRule) -> Transition:
+    """The same transition, unless the job has been delivered as often as it may be."""
+    if snapshot.deliveries - transition.excused < rule.max_deliveries:
+        return transition
+    return _ended(
+        transition.attempts,
+        transition.excused,
+        transition.event,
+        transition.failure,
+        DELIVERIES_SPENT,
+    )
 
 
-def _ended(attempts: int, excused: int, event: str, failure: Failure | None, why: str) -> Move:
-    return Move(JobStatus.FAILED, event, attempts, excused, 0.0, failure, str(why))
+def _ended(
+    attempts: int, excused: int, event: str, failure: Failure | None, why: str
+) -> Transition:
+    return Transition(JobStatus.FAILED, event, attempts, excused, 0.0, failure, str(why))
 
 
 DELIVERIES_SPENT = "deliveries_spent"

@@ -14,37 +14,37 @@ from typing import Any
 
 from ergon_framework.core.wire import Outcome
 from ergon_framework.errors import describe
-from ergon_framework.executor.invocation import Flight
-from ergon_framework.executor.stdio import Intake, say
-from ergon_framework.executor.thread_pool import Board, Item
+from ergon_framework.executor.invocation import Invocation
+from ergon_framework.executor.stdio import RequestReader, stderr_line
+from ergon_framework.executor.thread_pool import Item, RequestQueue
 
 CLOSE_PATIENCE = 2.0
 """Seconds that tasks left over by handlers have to end."""
 
 
 class LoopThread:
-    """Runs flights and awaitables; ``answer`` is told each outcome, in the loop's thread."""
+    """Runs invocations and awaitables; ``answer`` is told each outcome, in the loop's thread."""
 
-    def __init__(self, answer: Callable[[Flight, Outcome], Any]) -> None:
+    def __init__(self, answer: Callable[[Invocation, Outcome], Any]) -> None:
         self._answer = answer
         self.loop = asyncio.new_event_loop()
-        self._inbox: deque[Flight] = deque()
+        self._inbox: deque[Invocation] = deque()
         self.after_each: Callable[[], Any] | None = None
         self._is_called = False
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="ergon-loop", daemon=True)
         self._thread.start()
 
-    def submit(self, flight: Flight) -> None:
-        """Begin a flight. Several that come in a row cost one wake-up."""
-        self._inbox.append(flight)
+    def submit(self, invocation: Invocation) -> None:
+        """Begin an invocation. Several that come in a row cost one wake-up."""
+        self._inbox.append(invocation)
         if not self._is_called:
             self._is_called = True
             self.loop.call_soon_threadsafe(self._begin_all)
 
-    def cancel(self, flight: Flight) -> None:
-        """Cancel a flight from another thread."""
-        self.loop.call_soon_threadsafe(_cancel, flight)
+    def cancel(self, invocation: Invocation) -> None:
+        """Cancel an invocation from another thread."""
+        self.loop.call_soon_threadsafe(_cancel, invocation)
 
     def run(self, awaitable: Awaitable[Any], timeout: float | None = None) -> Any:
         """Await something on the loop and wait for it, in another thread than the loop's."""
@@ -57,17 +57,17 @@ class LoopThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(2 * CLOSE_PATIENCE)
 
-    def begin(self, flight: Flight) -> None:
-        """Begin a flight, on the loop's own thread."""
-        flight.task = self.loop.create_task(self._fly(flight), context=flight.scope)
+    def begin(self, invocation: Invocation) -> None:
+        """Begin an invocation, on the loop's own thread."""
+        invocation.task = self.loop.create_task(self._run_one(invocation), context=invocation.scope)
 
     def _begin_all(self) -> None:
         self._is_called = False  # first: whoever comes from now on calls again
         while self._inbox:
             self.begin(self._inbox.popleft())
 
-    async def _fly(self, flight: Flight) -> None:
-        self._answer(flight, await flight.run_async())
+    async def _run_one(self, invocation: Invocation) -> None:
+        self._answer(invocation, await invocation.run_async())
         if self.after_each is not None:
             self.after_each()
 
@@ -77,7 +77,7 @@ class LoopThread:
             try:
                 self.loop.run_forever()
             except BaseException as error:  # a task of the user's raised SystemExit
-                say(f"a task in the background ended with {describe(error)}")
+                stderr_line(f"a task in the background ended with {describe(error)}")
         self._finish()
 
     def _finish(self) -> None:
@@ -89,14 +89,14 @@ class LoopThread:
                 self.loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_PATIENCE))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         except BaseException as error:
-            say(f"the event loop ended with {describe(error)}")
+            stderr_line(f"the event loop ended with {describe(error)}")
         self.loop.close()
 
 
-def _cancel(flight: Flight) -> None:
+def _cancel(invocation: Invocation) -> None:
     # One that has not begun would never come to answer; it sees for itself that it is too late.
-    if flight.task is not None and flight.is_begun:
-        flight.task.cancel()
+    if invocation.task is not None and invocation.is_begun:
+        invocation.task.cancel()
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
@@ -109,24 +109,24 @@ class LoopReader:
     def __init__(
         self,
         thread: LoopThread,
-        board: Board,
-        intake: Intake,
+        queue: RequestQueue,
+        reader: RequestReader,
         *,
         read: Callable[[], tuple[list[Item], bool]],
         run: Callable[[Item], Any],
     ) -> None:
         self._thread = thread
         self._loop = thread.loop
-        self._board = board
-        self._intake = intake
-        self._take_in = read
+        self._queue = queue
+        self._reader = reader
+        self._read_items = read
         self._run = run
         self._is_reading = False
 
     def start(self) -> None:
         """Begin to read."""
         self._thread.after_each = self._go_on
-        self._board.is_reading = True
+        self._queue.is_reading = True
         self._loop.call_soon_threadsafe(self._go_on)
 
     def stop(self) -> None:
@@ -136,12 +136,12 @@ class LoopReader:
     def _go_on(self) -> None:
         """Begin what may begin; read only when nothing waits for its turn."""
         while True:
-            with self._board.lock:
-                item = self._board.take()
-                is_full = bool(self._board.waiting) or self._board.is_ended
+            with self._queue.lock:
+                item = self._queue.take()
+                is_full = bool(self._queue.waiting) or self._queue.is_ended
             if item is None:
                 break
-            if isinstance(item, Flight) and item.is_async:
+            if isinstance(item, Invocation) and item.is_async:
                 self._thread.begin(item)
             else:
                 self._run(item)  # there is nothing to call: no such handler, or no request at all
@@ -149,19 +149,19 @@ class LoopReader:
             self._pause()
         elif not self._is_reading:
             self._is_reading = True
-            self._loop.add_reader(self._intake.source, self._read)
+            self._loop.add_reader(self._reader.source, self._read)
 
     def _pause(self) -> None:
         if self._is_reading:
             self._is_reading = False
-            self._loop.remove_reader(self._intake.source)
+            self._loop.remove_reader(self._reader.source)
 
     def _read(self) -> None:
-        if not self._intake.has_come():
+        if not self._reader.has_come():
             return  # a loop that was interrupted calls twice for one readiness
-        items, is_end = self._take_in()
-        with self._board.lock:
-            self._board.add(items)
+        items, is_end = self._read_items()
+        with self._queue.lock:
+            self._queue.add(items)
             if is_end:
-                self._board.end()
+                self._queue.end()
         self._go_on()

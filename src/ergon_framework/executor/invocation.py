@@ -14,7 +14,7 @@ from ergon_framework.executor import outcomes
 from ergon_framework.executor.binding import InvalidArgumentsError
 from ergon_framework.executor.context import CORRELATION, JobContext
 from ergon_framework.executor.registry import Handler
-from ergon_framework.executor.stdio import say
+from ergon_framework.executor.stdio import stderr_line
 from ergon_framework.ports.context import RUNNING, UnitOfWork
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _NO_TRACE = (CORRELATION, ATTEMPTS)  # they travel in the same place
 _Call = tuple[Callable[..., Any], list[Any], dict[str, Any]]
 
 
-class Flight:
+class Invocation:
     """A request that was read and not yet answered."""
 
     __slots__ = (
@@ -157,7 +157,7 @@ class Flight:
 
             self.span = begin(self.request)
         except Exception as error:
-            say(f"the trace cannot be continued: {outcomes.text_of(error)}")
+            stderr_line(f"the trace cannot be continued: {outcomes.text_of(error)}")
 
 
 def _on_our_clock(deadline: str | None) -> float:

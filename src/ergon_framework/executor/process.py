@@ -20,7 +20,7 @@ from ergon_framework.errors import ErgonError, MissingExtraError, SettingsError,
 from ergon_framework.executor.loading import AppError, load
 from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.runtime import Runtime
-from ergon_framework.executor.stdio import Pipes, say, take_over
+from ergon_framework.executor.stdio import Pipes, claim_stdio, stderr_line
 
 MAX_IN_FLIGHT = "ERGON_MAX_IN_FLIGHT"
 READY_FD = "ERGON_READY_FD"
@@ -42,7 +42,7 @@ def serve(app: str, *, is_debug: bool = False, is_process: bool = True) -> int:
 
     With ``is_process`` the process ends soon after, whatever threads are still busy in it.
     """
-    pipes = take_over()
+    pipes = claim_stdio()
     if is_process:
         _end_when_orphaned(pipes)
     ready_fd = _ready_fd()
@@ -65,7 +65,7 @@ def serve(app: str, *, is_debug: bool = False, is_process: bool = True) -> int:
 
 def _run(registry: Registry, pipes: Pipes, limit: int, ready_fd: int | None) -> int:
     if not registry.names:
-        say("the registry is empty: every request will be answered with handler_not_found")
+        stderr_line("the registry is empty: every request will be answered with handler_not_found")
 
     def begin() -> None:
         _export()  # only now: start-up hooks may have set up an SDK of the user's
@@ -73,7 +73,7 @@ def _run(registry: Registry, pipes: Pipes, limit: int, ready_fd: int | None) -> 
 
     runtime = Runtime(registry, pipes, limit=limit, on_ready=begin)
     _hear_signals(runtime.stop, is_by_hand=os.isatty(pipes.source))
-    signal.set_wakeup_fd(runtime.bell, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(runtime.wake_fd, warn_on_full_buffer=False)
     runtime.run()
     return 0
 
@@ -99,7 +99,9 @@ def _ready_fd() -> int | None:
         descriptor = int(text) if int(text) > 2 else -1  # the first three are the streams
         os.set_inheritable(descriptor, False)
     except (ValueError, OverflowError, OSError):
-        say(f"{READY_FD} is {text[:20]!r}, which is no open descriptor; nothing is reported there")
+        stderr_line(
+            f"{READY_FD} is {text[:20]!r}, which is no open descriptor; nothing is reported there"
+        )
         return None
     return descriptor
 
@@ -177,7 +179,7 @@ def _told(error: BaseException, code: int, *, is_debug: bool) -> int:
 
         told = "".join(traceback.format_exception(error))
         sys.stderr.write(redaction.text(told))
-    say(str(error) if isinstance(error, ErgonError) else describe(error))
+    stderr_line(str(error) if isinstance(error, ErgonError) else describe(error))
     return code
 
 
@@ -191,7 +193,7 @@ def _export() -> None:
     try:
         export(f"executor {os.getpid()}", collector=collector)
     except MissingExtraError as error:
-        say(str(error))
+        stderr_line(str(error))
 
 
 def _finish_exporting() -> None:
@@ -215,7 +217,7 @@ def _leave_soon(code: int) -> None:
 
     def wait_and_leave() -> None:
         threading.Event().wait(LEAVE_AFTER)
-        say("threads are still busy; the process ends without them")
+        stderr_line("threads are still busy; the process ends without them")
         os._exit(code)
 
     threading.Thread(target=wait_and_leave, name="ergon-leave", daemon=True).start()
@@ -242,7 +244,7 @@ def _watch_pipes(pipes: Pipes) -> None:
         poll.register(descriptor, 0)  # these two are always told
         while not any(found & (event | select.POLLNVAL) for _, found in poll.poll()):
             pass
-    say(f"whoever started this process is gone; it ends in {ORPHANED_GRACE:g} s")
+    stderr_line(f"whoever started this process is gone; it ends in {ORPHANED_GRACE:g} s")
     threading.Event().wait(ORPHANED_GRACE)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)  # what handlers started, too

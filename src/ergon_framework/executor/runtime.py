@@ -18,23 +18,30 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ergon_framework.core.wire import Outcome, Refusal, Request, Status
 from ergon_framework.errors import HookError, describe
 from ergon_framework.executor import outcomes
-from ergon_framework.executor.invocation import CUT_OFF, Flight
+from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Hook, Registry
-from ergon_framework.executor.stdio import Bell, Intake, Outlet, Pipes, is_pollable, say
-from ergon_framework.executor.thread_pool import Board, Crew, Item
+from ergon_framework.executor.stdio import (
+    OutcomeWriter,
+    Pipes,
+    RequestReader,
+    WakePipe,
+    is_pollable,
+    stderr_line,
+)
+from ergon_framework.executor.thread_pool import HandlerThreads, Item, RequestQueue
 
 if TYPE_CHECKING:
     from ergon_framework.executor.event_loop import LoopReader, LoopThread
 
 
-PATIENCE = 10.0
+SHUTDOWN_TIMEOUT = 10.0
 """Seconds an async shut-down hook has; a loop that is stuck must not hold the process."""
 
 
 class Lifespan:
     """Runs the hooks of a registry; the event loop is made when something async needs it."""
 
-    def __init__(self, registry: Registry, answer: Callable[[Flight, Outcome], Any]) -> None:
+    def __init__(self, registry: Registry, answer: Callable[[Invocation, Outcome], Any]) -> None:
         self._registry = registry
         self._answer = answer
         self.loop: LoopThread | None = None
@@ -51,9 +58,9 @@ class Lifespan:
         first = None
         for hook in reversed(self._registry.shutdown_hooks):
             try:
-                self._run(hook, "shut-down", PATIENCE)
+                self._run(hook, "shut-down", SHUTDOWN_TIMEOUT)
             except HookError as error:
-                say(str(error))
+                stderr_line(str(error))
                 first = first or error
         return first
 
@@ -65,11 +72,11 @@ class Lifespan:
             self.loop = LoopThread(self._answer)
         return self.loop
 
-    def _run(self, hook: Hook, kind: str, patience: float | None) -> None:
+    def _run(self, hook: Hook, kind: str, timeout: float | None) -> None:
         try:
             result = hook()
             if hasattr(result, "__await__"):
-                self.event_loop().run(result, patience)
+                self.event_loop().run(result, timeout)
         except BaseException as error:
             name = getattr(hook, "__name__", type(hook).__name__)
             raise HookError(f"the {kind} hook {name!r} failed: {describe(error)}") from error
@@ -93,15 +100,15 @@ class Runtime:
         self._pid = os.getpid()
         self._registry = registry
         self._on_ready = on_ready
-        self._bell = Bell()
-        self._board = Board(limit, self._bell.ring)
-        self._intake = Intake(pipes.source)
-        self._outlet = Outlet(pipes.target, gathers=limit > 1, on_broken=self.stop)
+        self._wake_pipe = WakePipe()
+        self._queue = RequestQueue(limit, self._wake_pipe.wake)
+        self._reader = RequestReader(pipes.source)
+        self._writer = OutcomeWriter(pipes.target, gathers=limit > 1, on_broken=self.stop)
         self._lifespan = Lifespan(registry, self._answer)
         self._loop_reader: LoopReader | None = None
-        self._crew = Crew(
-            self._board,
-            wait=self._intake.wait,
+        self._threads = HandlerThreads(
+            self._queue,
+            wait=self._reader.wait,
             read=self._read,
             before=self._open,
             run=self._run,
@@ -114,29 +121,29 @@ class Runtime:
         self._failure: BaseException | None = None
 
     @property
-    def bell(self) -> int:
+    def wake_fd(self) -> int:
         """A descriptor; writing to it wakes the supervisor, as a signal should."""
-        return self._bell.button
+        return self._wake_pipe.write_end
 
     def run(self) -> None:
         """Serve until the end. Raises what a start-up or shut-down hook raised."""
-        self._crew.start()
+        self._threads.start()
         self._supervise()
         if self._lifespan.loop is not None:
             self._lifespan.loop.close()
-        self._outlet.close()
+        self._writer.close()
         if self._failure is not None:
             raise self._failure
 
     def stop(self) -> None:
         """Read no more, finish what was read, and end. Safe in a signal handler."""
         self._is_stopped = True
-        self._bell.ring()
+        self._wake_pipe.wake()
 
     def close(self) -> None:
         """Give back the descriptors, in a process that goes on; nobody may call ``stop`` then."""
-        self._bell.close()
-        self._intake.close()
+        self._wake_pipe.close()
+        self._reader.close()
 
     # -- the supervisor --------------------------------------------------------------------------
 
@@ -144,39 +151,40 @@ class Runtime:
         while not self._is_closed:
             if self._is_stopped:
                 self._end()
-            with self._board.lock:
-                overdue = self._board.overdue(time.monotonic())
-                alarm = self._board.alarm
-            for flight in overdue:
-                self._cut_off(flight)
+            with self._queue.lock:
+                overdue = self._queue.overdue(time.monotonic())
+                alarm = self._queue.alarm
+            for invocation in overdue:
+                self._cut_off(invocation)
             if not overdue:
-                self._bell.wait(alarm)
+                self._wake_pipe.wait(alarm)
 
-    def _cut_off(self, flight: Flight) -> None:
+    def _cut_off(self, invocation: Invocation) -> None:
         """Cancel what can be cancelled; give up on what cannot, and on this process with it."""
         loop = self._lifespan.loop
-        if flight.is_async and not flight.is_cancelled and loop is not None:
-            self._board.prolong(flight, time.monotonic() + CANCEL_GRACE)
-            loop.cancel(flight)
+        if invocation.is_async and not invocation.is_cancelled and loop is not None:
+            self._queue.prolong(invocation, time.monotonic() + CANCEL_GRACE)
+            loop.cancel(invocation)
             return
-        job_id, is_begun = flight.request.job_id, flight.is_begun  # once cancelled, it never begins
+        job_id = invocation.request.job_id
+        is_begun = invocation.is_begun  # once cancelled, it never begins
         outcome = outcomes.timed_out(job_id, CUT_OFF) if is_begun else outcomes.not_begun(job_id)
-        if not self._answer(flight, outcome):
+        if not self._answer(invocation, outcome):
             return  # it has ended at the last moment
         if is_begun:
-            say(
-                f"the handler {flight.request.function_name!r} of job {job_id!r} does not stop at"
-                " its deadline; what was taken is finished, then this process ends"
+            stderr_line(
+                f"the handler {invocation.request.function_name!r} of job {job_id!r} does not stop"
+                " at its deadline; what was taken is finished, then this process ends"
             )
         self._end()
-        if not flight.is_async:
-            self._crew.replace_one()
+        if not invocation.is_async:
+            self._threads.replace_one()
 
     def _end(self) -> None:
-        with self._board.lock:
-            is_news = self._board.end()
+        with self._queue.lock:
+            is_news = self._queue.end()
         if is_news:
-            self._intake.halt()
+            self._reader.halt()
             if self._loop_reader is not None:
                 self._loop_reader.stop()
 
@@ -184,18 +192,18 @@ class Runtime:
 
     def _read(self) -> tuple[list[Item], bool]:
         """What has come, as items to run, and whether that was all."""
-        frames, is_end = self._intake.read()
-        items = [each if isinstance(each, Refusal) else self._flight(each) for each in frames]
+        frames, is_end = self._reader.read()
+        items = [each if isinstance(each, Refusal) else self._invocation(each) for each in frames]
         return items, is_end
 
-    def _flight(self, request: Request) -> Flight:
+    def _invocation(self, request: Request) -> Invocation:
         handler = self._registry.find(request.function_name)
-        return Flight(request, handler, is_traced=self._is_traced)
+        return Invocation(request, handler, is_traced=self._is_traced)
 
     def _run(self, item: Item) -> bool:
         """Run an item; False when the supervisor has answered in the place of this thread."""
         if isinstance(item, Refusal):
-            self._outlet.put(outcomes.written(item.outcome)[1])
+            self._writer.put(outcomes.written(item.outcome)[1])
             return True
         if item.is_async and self._lifespan.loop is not None:
             self._lifespan.loop.submit(item)
@@ -212,35 +220,35 @@ class Runtime:
         except BaseException as error:
             return outcomes.failed(outcome.job_id, error)
 
-    def _answer(self, flight: Flight, outcome: Outcome) -> bool:
+    def _answer(self, invocation: Invocation, outcome: Outcome) -> bool:
         """Answer a request, unless somebody else has; whether it was us."""
         if os.getpid() != self._pid:
             _end_a_child(outcome)
         outcome, line = outcomes.written(outcome)
-        if not self._board.claim(flight):
+        if not self._queue.claim(invocation):
             return False
-        self._outlet.put(line)
-        flight.end_span(outcome)
-        self._board.remove(flight)
-        if flight.is_async and self._loop_reader is None:
-            self._crew.call_for_help()  # a worker who has run a flight comes by himself
+        self._writer.put(line)
+        invocation.end_span(outcome)
+        self._queue.remove(invocation)
+        if invocation.is_async and self._loop_reader is None:
+            self._threads.call_for_help()  # a worker that ran a handler comes back by itself
         return True
 
     # -- the first and the last worker -----------------------------------------------------------
 
     def _open(self) -> bool:
-        """Run the start-up hooks; whether the crew shall read."""
+        """Run the start-up hooks; whether the threads shall read."""
         self._lifespan.open()
         if self._on_ready is not None:
             self._on_ready()
         self._is_traced = "opentelemetry.sdk.trace" in sys.modules
         loop = self._lifespan.loop
-        if loop is None or self._registry.has_sync or not is_pollable(self._intake.source):
+        if loop is None or self._registry.has_sync or not is_pollable(self._reader.source):
             return True
         from ergon_framework.executor.event_loop import LoopReader
 
         self._loop_reader = LoopReader(
-            loop, self._board, self._intake, read=self._read, run=self._run
+            loop, self._queue, self._reader, read=self._read, run=self._run
         )
         self._loop_reader.start()
         return False
@@ -250,13 +258,13 @@ class Runtime:
         if failure is not None:
             self._fail(failure)
         self._is_closed = True
-        self._bell.ring()
+        self._wake_pipe.wake()
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self._end()
         self._is_closed = True
-        self._bell.ring()
+        self._wake_pipe.wake()
 
 
 def _end_a_child(outcome: Outcome) -> NoReturn:
@@ -271,5 +279,5 @@ def _end_a_child(outcome: Outcome) -> NoReturn:
             stream.flush()
     if outcome.status is Status.SUCCESS:
         os._exit(0)
-    say(f"a forked child failed: {outcome.error_type}: {outcome.error_message}")
+    stderr_line(f"a forked child failed: {outcome.error_type}: {outcome.error_message}")
     os._exit(1)

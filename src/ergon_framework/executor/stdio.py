@@ -1,6 +1,6 @@
 """The standard streams of an executor: requests come in by one pipe, outcomes leave by another.
 
-``take_over`` moves the pipes away from descriptors 0 and 1 before any code of the user runs.
+``claim_stdio`` moves the pipes away from descriptors 0 and 1 before any code of the user runs.
 Afterwards whatever is printed, by Python, by a library in C or by a child process, goes to the
 standard error stream, and a reader of the standard input finds its end at once.
 """
@@ -29,7 +29,7 @@ class Pipes:
     target: int
 
 
-def take_over() -> Pipes:
+def claim_stdio() -> Pipes:
     """Take the pipes; from now on nobody else has them.
 
     What was printed before and still is in a buffer goes to the standard error as well.
@@ -50,8 +50,8 @@ def is_pollable(descriptor: int) -> bool:
     return not stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
-def say(text: str) -> None:
-    """One line for whoever watches, past every buffer; nobody may be left to read it."""
+def stderr_line(text: str) -> None:
+    """Write one line to the standard error, past every buffer; an error is ignored."""
     with suppress(OSError):
         os.write(2, f"ergon executor: {text}\n".encode("utf-8", "replace"))
 
@@ -90,58 +90,58 @@ def _close(pipes: Pipes) -> None:
 _LONGEST_WAIT = 3600.0
 
 
-class Bell:
-    """A pipe that one thread listens to; anybody may ring, a signal handler too."""
+class WakePipe:
+    """A pipe that wakes the thread which waits on it; any thread or signal handler may wake it."""
 
     def __init__(self) -> None:
-        self.listener, self.button = os.pipe()
-        os.set_blocking(self.listener, False)
-        os.set_blocking(self.button, False)
-        self._lock = threading.RLock()  # a signal handler may ring while its thread does
+        self.read_end, self.write_end = os.pipe()
+        os.set_blocking(self.read_end, False)
+        os.set_blocking(self.write_end, False)
+        self._lock = threading.RLock()  # a signal handler may wake while its thread does
         self._poll = select.poll()
-        self._poll.register(self.listener, select.POLLIN)
+        self._poll.register(self.read_end, select.POLLIN)
 
-    def ring(self) -> None:
-        """Wake whoever waits, or will wait next; after the end, nobody."""
-        with self._lock, suppress(BlockingIOError):  # full of rings: one more tells nothing new
-            if self.button >= 0:
-                os.write(self.button, b"!")
+    def wake(self) -> None:
+        """Wake the thread that waits, or the next that will; does nothing once closed."""
+        with self._lock, suppress(BlockingIOError):  # full already: one byte more tells nothing new
+            if self.write_end >= 0:
+                os.write(self.write_end, b"!")
 
     def wait(self, until: float) -> None:
-        """Wait for a ring or for a moment on the monotonic clock; now and then for less."""
+        """Wait until woken, or until an instant of the monotonic clock; may return early."""
         seconds = min(max(0.0, until - time.monotonic()), _LONGEST_WAIT)
         self._poll.poll(int(seconds * 1000) + 1)  # rounded up: waking early is waking twice
         with suppress(BlockingIOError):
-            os.read(self.listener, 4096)
+            os.read(self.read_end, 4096)
 
     def close(self) -> None:
-        """Give both ends back; who rings late must not write to what has the number next."""
+        """Close both ends; a late wake-up writes to nothing else that gets their numbers."""
         with self._lock:
-            listener, button = self.listener, self.button
-            self.listener = self.button = -1
-        os.close(listener)
-        os.close(button)
+            read_end, write_end = self.read_end, self.write_end
+            self.read_end = self.write_end = -1
+        os.close(read_end)
+        os.close(write_end)
 
 
 CHUNK = 64 * 1024
 
 
-class Intake:
-    """The reading end; one thread at a time may use it."""
+class RequestReader:
+    """Reads requests from the input pipe; one thread at a time may use it."""
 
     def __init__(self, source: int) -> None:
         self.source = source
         self._session = ExecutorSession()
-        self._halt = Bell()
+        self._halt = WakePipe()
         self._input = select.poll()
         self._input.register(source, select.POLLIN)
         self._either = select.poll()
         self._either.register(source, select.POLLIN)
-        self._either.register(self._halt.listener, select.POLLIN)
+        self._either.register(self._halt.read_end, select.POLLIN)
 
     def halt(self) -> None:
         """Let whoever waits for input come back, now and for ever."""
-        self._halt.ring()
+        self._halt.wake()
 
     def wait(self) -> None:
         """Wait for input, its end or a halt."""
@@ -171,8 +171,8 @@ MOST_WAITING = 1024 * 1024
 """Bytes that may wait for a slow reader; whoever has more waits with them."""
 
 
-class Outlet:
-    """Writes lines until its reader is gone; then it tells ``on_broken``, once, and drops them."""
+class OutcomeWriter:
+    """Writes outcomes until the reader is gone; then calls ``on_broken``, once, and drops them."""
 
     def __init__(self, descriptor: int, *, gathers: bool, on_broken: Callable[[], Any]) -> None:
         self._descriptor = descriptor

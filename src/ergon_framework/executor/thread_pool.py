@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ergon_framework.core.wire import Refusal
-from ergon_framework.executor.invocation import NEVER, Flight
+from ergon_framework.executor.invocation import NEVER, Invocation
 
-Item = Flight | Refusal
+Item = Invocation | Refusal
 _LOOK_AGAIN = 0.05
 _SLACK = 0.001  # seconds; clocks are read one after the other, so equal deadlines differ a little
 
 
-class Board:
-    """The one place that readers, workers and the supervisor share; its lock is theirs.
+class RequestQueue:
+    """Requests that wait and requests in flight, shared by readers, workers and the supervisor.
 
-    ``on_alarm`` is called when a flight ends sooner than the supervisor expects.
+    Its lock is theirs, too. ``on_alarm`` is called when an invocation has to end sooner than the
+    supervisor expects.
     """
 
     def __init__(self, limit: int, on_alarm: Callable[[], Any]) -> None:
@@ -31,7 +32,7 @@ class Board:
         self.changed = threading.Condition(self.lock)
         self.limit = limit
         self.waiting: deque[Item] = deque()
-        self.flying: dict[Flight, None] = {}
+        self.in_flight: dict[Invocation, None] = {}
         self.is_reading = False  # somebody waits for more
         self.is_ended = False
         self.alarm = NEVER
@@ -40,41 +41,41 @@ class Board:
     @property
     def has_room(self) -> bool:
         """Whether one more may begin."""
-        return len(self.flying) < self.limit
+        return len(self.in_flight) < self.limit
 
     def add(self, items: Iterable[Item]) -> None:
-        """What was read. Without a word when nothing is to be read any more: as if unread."""
+        """Add what was read. Ignored after the end, as if it had not been read."""
         if not self.is_ended:
             self.waiting.extend(items)
 
     def take(self) -> Item | None:
-        """The next one that may begin now, which it does. Holds the lock."""
+        """Begin the next one, if one may begin now. The caller holds the lock."""
         if not self.waiting or not self.has_room:
             return None
         item = self.waiting.popleft()
-        if isinstance(item, Flight):
-            self.flying[item] = None
+        if isinstance(item, Invocation):
+            self.in_flight[item] = None
             if item.ends_at < self.alarm - _SLACK:
                 self.alarm = item.ends_at
                 self._on_alarm()
         return item
 
-    def claim(self, flight: Flight) -> bool:
-        """Whether it is the caller who shall answer this flight: only the first who asks."""
+    def claim(self, invocation: Invocation) -> bool:
+        """Whether the caller shall answer this invocation: only the first that asks."""
         with self.lock:
-            is_first = not flight.is_answered
-            flight.is_answered = True
+            is_first = not invocation.is_answered
+            invocation.is_answered = True
         return is_first
 
-    def remove(self, flight: Flight) -> None:
+    def remove(self, invocation: Invocation) -> None:
         """It has been answered."""
         with self.lock:
-            del self.flying[flight]
+            del self.in_flight[invocation]
             if self.is_drained:
                 self.changed.notify_all()
 
     def end(self) -> bool:
-        """Nothing more is read; whether that is news. Holds the lock."""
+        """Nothing more is read; whether that is news. The caller holds the lock."""
         is_news = not self.is_ended
         self.is_ended = True
         self.changed.notify_all()
@@ -83,7 +84,7 @@ class Board:
     @property
     def is_drained(self) -> bool:
         """Whether everything is answered and nothing more will come."""
-        return self.is_ended and not self.waiting and not self.flying
+        return self.is_ended and not self.waiting and not self.in_flight
 
     def wait_until_drained(self) -> None:
         """Return when there is nothing left to do."""
@@ -91,15 +92,15 @@ class Board:
             while not self.is_drained:
                 self.changed.wait()
 
-    def overdue(self, now: float) -> list[Flight]:
-        """The flights past their end. Holds the lock.
+    def overdue(self, now: float) -> list[Invocation]:
+        """The invocations past their deadline. The caller holds the lock.
 
         The alarm moves only when it goes off: requests that come and go wake nobody.
         """
         if now < self.alarm:
             return []
         late, self.alarm = [], NEVER
-        for each in self.flying:
+        for each in self.in_flight:
             if each.is_answered:
                 continue
             if each.ends_at > now:
@@ -110,16 +111,16 @@ class Board:
                 self.alarm = min(self.alarm, now + _LOOK_AGAIN)
         return late
 
-    def prolong(self, flight: Flight, until: float) -> None:
-        """A flight that was cancelled has until then to end."""
+    def prolong(self, invocation: Invocation, until: float) -> None:
+        """An invocation that was cancelled has until then to end."""
         with self.lock:
-            flight.is_cancelled = True
-            flight.ends_at = until
+            invocation.is_cancelled = True
+            invocation.ends_at = until
             self.alarm = min(self.alarm, until)
 
 
-class Crew:
-    """Workers, hired when they are needed, as many as requests may be in flight.
+class HandlerThreads:
+    """Threads that run handlers, started when needed, as many as requests may be in flight.
 
     ``wait`` waits for input and ``read`` reads it; one worker at a time does so. ``run`` runs an
     item and says whether the worker still has its place. The first worker calls ``before`` and
@@ -128,7 +129,7 @@ class Crew:
 
     def __init__(
         self,
-        board: Board,
+        queue: RequestQueue,
         *,
         wait: Callable[[], Any],
         read: Callable[[], tuple[list[Item], bool]],
@@ -137,9 +138,9 @@ class Crew:
         after: Callable[[], Any],
         failed: Callable[[BaseException], Any],
     ) -> None:
-        self._board = board
+        self._queue = queue
         self._wait = wait
-        self._take_in = read
+        self._read_items = read
         self._before = before
         self._run = run
         self._after = after
@@ -148,17 +149,17 @@ class Crew:
         self._is_calling = False  # a worker was woken and has not come yet
 
     def start(self) -> None:
-        """Hire the first worker."""
-        with self._board.lock:
-            self._hire(is_first=True)
+        """Start the first worker."""
+        with self._queue.lock:
+            self._start_one(is_first=True)
 
     def replace_one(self) -> None:
         """A worker does not come back from its handler; another takes its place."""
-        with self._board.lock:
+        with self._queue.lock:
             self._count -= 1
-            self._hire()
+            self._start_one()
 
-    def _hire(self, *, is_first: bool = False) -> None:
+    def _start_one(self, *, is_first: bool = False) -> None:
         self._count += 1
         worker = threading.Thread(
             target=self._serve, args=(is_first,), name="ergon-worker", daemon=True
@@ -174,11 +175,11 @@ class Crew:
         try:
             is_needed = not is_first or self._before()
             if not is_needed:
-                self._board.wait_until_drained()
+                self._queue.wait_until_drained()
             while is_needed and (item := self._next()) is not None:
                 if not self._run(item):
                     return
-            with self._board.lock:
+            with self._queue.lock:
                 self._count -= 1
                 is_last = not self._count
             if is_last:
@@ -189,54 +190,54 @@ class Crew:
     def _next(self) -> Item | None:
         """The next item to run; None when there will be no more."""
         while True:
-            with self._board.lock:
+            with self._queue.lock:
                 item = self._wait_for_work()
-                if item is not None or self._board.is_ended:
+                if item is not None or self._queue.is_ended:
                     return item
-                self._board.is_reading = True
+                self._queue.is_reading = True
             self._read()
 
     def _wait_for_work(self) -> Item | None:
-        """Wait for an item, or until somebody must read, or until the end. Holds the lock."""
-        board = self._board
+        """Wait for an item, a need to read, or the end. The caller holds the lock."""
+        queue = self._queue
         while True:
-            item = board.take()
+            item = queue.take()
             if item is not None:
-                if not isinstance(item, Flight) or not item.is_async:
+                if not isinstance(item, Invocation) or not item.is_async:
                     self._call_for_help()
                 return item
-            is_needed = not board.is_ended or not board.flying
-            if is_needed and not board.waiting and not board.is_reading:
+            is_needed = not queue.is_ended or not queue.in_flight
+            if is_needed and not queue.waiting and not queue.is_reading:
                 return None
             self._idle += 1
-            board.changed.wait()
+            queue.changed.wait()
             self._idle -= 1
             self._is_calling = False
 
     def call_for_help(self) -> None:
         """There may be room for one more; a worker shall see to it."""
-        with self._board.lock:
+        with self._queue.lock:
             self._call_for_help()
 
     def _call_for_help(self) -> None:
-        """Before a handler runs, another worker shall see to what is left. Holds the lock."""
-        board = self._board
-        if self._is_calling or not board.has_room:
+        """Before a handler runs, wake another worker for the rest. The caller holds the lock."""
+        queue = self._queue
+        if self._is_calling or not queue.has_room:
             return
-        if board.waiting or not (board.is_reading or board.is_ended):
+        if queue.waiting or not (queue.is_reading or queue.is_ended):
             if self._idle:
                 self._is_calling = True
-                board.changed.notify()
-            elif self._count < board.limit:
-                self._hire()
+                queue.changed.notify()
+            elif self._count < queue.limit:
+                self._start_one()
 
     def _read(self) -> None:
         """Wait for requests, as the only one who does."""
         self._wait()
-        board = self._board
-        items, is_end = ([], True) if board.is_ended else self._take_in()
-        with board.lock:
-            board.is_reading = False
-            board.add(items)
-            if is_end or board.is_ended:  # whoever waits to leave has waited for the reader too
-                board.end()
+        queue = self._queue
+        items, is_end = ([], True) if queue.is_ended else self._read_items()
+        with queue.lock:
+            queue.is_reading = False
+            queue.add(items)
+            if is_end or queue.is_ended:  # whoever waits to leave has waited for the reader too
+                queue.end()

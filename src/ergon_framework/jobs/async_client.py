@@ -34,8 +34,8 @@ from ergon_framework.jobs.results import (
 )
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, Job, NewJob, Search, Topic
-from ergon_framework.storage.deadlines import ASKING, LEAST
-from ergon_framework.storage.external_transactions import work_on
+from ergon_framework.storage.deadlines import CALL_BUDGET, LEAST
+from ergon_framework.storage.external_transactions import run_on
 
 FINAL = tuple(status for status in JobStatus if status.is_final)
 AT_ONCE = 200
@@ -44,7 +44,7 @@ AT_ONCE = 200
 Told: TypeAlias = Callable[[Job | Exception], None]
 
 
-class Watcher:
+class ResultWatcher:
     """Tells each caller once: the job in its final state, or why that will not be known.
 
     Callers are told in this thread. With nothing to wait for it sleeps.
@@ -53,7 +53,7 @@ class Watcher:
     def __init__(self, store: FullJobStore, poll: float) -> None:
         self._store = store
         self._poll = poll
-        self._bell = store.listen(Topic.DONE)
+        self._subscription = store.subscribe(Topic.DONE)
         self._lock = threading.Lock()
         self._awaited: dict[str, set[Told]] = {}
         self._is_new = False  # somebody came since the last look
@@ -71,7 +71,7 @@ class Watcher:
                 self._is_new = True
         if is_over:
             told(_closed())
-        self._bell.ring()
+        self._subscription.wake()
 
     def remove(self, job_id: str, told: Told) -> None:
         """Wait no longer."""
@@ -85,9 +85,9 @@ class Watcher:
     def close(self) -> None:
         """Stop; whoever still waits is told that the store is closed."""
         self._closing.set()
-        self._bell.ring()
+        self._subscription.wake()
         self._thread.join()
-        self._bell.close()
+        self._subscription.close()
 
     def _run(self) -> None:
         try:
@@ -98,19 +98,19 @@ class Watcher:
             self._tell_all(_closed())
 
     def _watch(self) -> None:
-        is_rung = False
+        is_notified = False
         while not self._closing.is_set():
             looked_at = time.monotonic()
             with self._lock:
                 ids = list(self._awaited)
-                # A bell tells of ends; whether a job exists at all is looked at now and then.
-                is_thorough, self._is_new = self._is_new or not is_rung, False
+                # A notification tells of ends; whether a job exists is looked up now and then.
+                is_thorough, self._is_new = self._is_new or not is_notified, False
             try:
                 self._look(ids, is_thorough=is_thorough)
             except Exception as error:
                 self._tell_all(error)
-            is_rung = self._bell.wait(self._poll if self._awaited else None)
-            if is_rung and not self._is_new:
+            is_notified = self._subscription.wait(self._poll if self._awaited else None)
+            if is_notified and not self._is_new:
                 self._closing.wait(max(0.0, looked_at + APART - time.monotonic()))
 
     def _look(self, ids: list[str], *, is_thorough: bool) -> None:
@@ -202,7 +202,7 @@ class AsyncJobClient:
         self._store = store
         self._lock = threading.Lock()
         self._client: JobClient | None = None
-        self._watcher: Watcher | None = None
+        self._watcher: ResultWatcher | None = None
         self._threads = ThreadPoolExecutor(THREADS, "ergon-client")
         self._guests = ThreadPoolExecutor(GUESTS, "ergon-guest")  # started as they are needed
 
@@ -370,7 +370,7 @@ class AsyncJobClient:
         if connection is None:
             return await self._call(lambda: add(None))
         await self._visit(self._sync)  # opening the store may take its time
-        return await work_on(connection, add, self._visit)
+        return await run_on(connection, add, self._visit)
 
     async def _call(self, call: Callable[[], T]) -> T:
         return await self._under_way(call, self._threads)
@@ -396,7 +396,7 @@ class AsyncJobClient:
         loop = asyncio.get_running_loop()
         seconds = max(0.0, until - loop.time())
         try:
-            under_way = self._call(lambda: ASKING.hurried(seconds, call))
+            under_way = self._call(lambda: CALL_BUDGET.run_within(seconds, call))
             return await asyncio.wait_for(under_way, seconds + SLACK)
         except StoreUnavailableError as error:
             if loop.time() < until:
@@ -411,11 +411,11 @@ class AsyncJobClient:
                 self._client = JobClient(self._url, settings=self.settings, store=self._store)
             return self._client
 
-    def _watching(self, poll: float) -> Watcher:
+    def _watching(self, poll: float) -> ResultWatcher:
         client = self._sync()
         with self._lock:
             if self._watcher is None:
-                self._watcher = Watcher(client.store, poll)
+                self._watcher = ResultWatcher(client.store, poll)
             return self._watcher
 
 

@@ -31,7 +31,7 @@ TAIL = 2048
 """Bytes of the standard error stream that are kept to explain a death."""
 
 
-class Child:
+class ChildProcess:
     """A running executor. All its descriptors are non-blocking and belong to this process."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A claimed job in a worker's hands, and what is told about it when it leaves them."""
+"""A claimed job in a worker, and its settlement: reply → event → transition → ``Settlement``."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pydantic import ValidationError
 from ergon_framework import redaction
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
+    Event,
     Failed,
     Held,
     JobRule,
+    JobSnapshot,
     JobStatus,
-    Move,
-    Seen,
     Succeeded,
-    Tally,
+    Transition,
+    next_transition,
     route,
-    settle,
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import several_lines
 from ergon_framework.core.wire import HANDLER_NOT_FOUND, HELD, Reply, Status
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
-from ergon_framework.ports.jobstore import Hold, Job, Leased, Settlement
+from ergon_framework.ports.jobstore import ClaimedJob, Job, LeaseRenewal, Settlement
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -49,11 +49,11 @@ def _handler(name: str) -> str:
 
 
 class Claim:
-    """One claimed job. The dispatcher and the keeper of the store both look at it."""
+    """One claimed job. The dispatcher and the store thread both look at it."""
 
     __slots__ = ("handler", "is_recorded", "is_written", "job", "lost", "span", "written_at")
 
-    def __init__(self, job: Leased) -> None:
+    def __init__(self, job: ClaimedJob) -> None:
         self.job = job
         self.handler = _handler(job.handler)
         self.is_written = False  # a request went to an executor …
@@ -62,13 +62,13 @@ class Claim:
         self.lost = False  # the store says that somebody else holds it now
         self.span: Span | None = None  # of the attempt under way, if the job is traced
 
-    def hold(self) -> Hold:
+    def renewal(self) -> LeaseRenewal:
         """What the store needs to prolong the lease."""
-        return Hold(self.job.key, self.job.id, self.job.fence, self.is_written)
+        return LeaseRenewal(self.job.key, self.job.id, self.job.fence, self.is_written)
 
 
-class Judgement:
-    """Turns what was seen of a job into a settlement, under a worker's settings."""
+class Settler:
+    """Decides settlements: an executor's reply becomes an event, and the event a transition."""
 
     def __init__(self, settings: JobsSettings, worker: str) -> None:
         self._settings = settings
@@ -77,17 +77,17 @@ class Judgement:
         self._rule = settings.rule()
         self._give_up_on = settings.final_codes()
 
-    def rule_of(self, job: Leased | Job) -> JobRule:
+    def rule_of(self, job: ClaimedJob | Job) -> JobRule:
         """The rule of one job: its own settings first."""
         if job.max_attempts is None and job.max_deliveries is None and job.retry is None:
             return self._rule
         return self._settings.rule(job.max_attempts, job.max_deliveries, _own_retry(job.retry))
 
-    def timeout_of(self, job: Leased) -> float:
+    def timeout_of(self, job: ClaimedJob) -> float:
         """Seconds for one attempt."""
         return self._settings.timeout if job.timeout is None else job.timeout
 
-    def seen_of(self, reply: Reply, job: Leased) -> Seen:
+    def event_of(self, reply: Reply, job: ClaimedJob) -> Event:
         """What an executor's answer means."""
         if reply.status is Status.SUCCESS:
             return _SUCCEEDED
@@ -110,53 +110,57 @@ class Judgement:
         failure = Failure(kind, code or "error", text or "Job failed")
         return Failed(failure, traceback=_trace(reply))
 
-    def final_codes(self, job: Leased) -> Collection[str]:
+    def final_codes(self, job: ClaimedJob) -> Collection[str]:
         """Codes of errors after which the job is given up."""
         own = _own_retry(job.retry)
         return self._give_up_on if own is None else self._settings.final_codes(own)
 
-    def settled(
-        self, claim: Claim, seen: Seen, now: float, seconds: float | None, result: bytes | None
+    def settle_claim(
+        self, claim: Claim, event: Event, now: float, seconds: float | None, result: bytes | None
     ) -> Settlement:
-        """The settlement of a job in our hands; ``now`` is only for its history."""
+        """The settlement of a job that this worker holds; ``now`` is only for its history."""
         job = claim.job
-        if seen is _SUCCEEDED:
-            move = _completed(job.attempts, job.excused)
-            entry = _completed_entry(self._quoted, move.attempts, now, job.deliveries, seconds)
+        if event is _SUCCEEDED:
+            transition = _completed(job.attempts, job.excused)
+            entry = _completed_entry(
+                self._quoted, transition.attempts, now, job.deliveries, seconds
+            )
         else:
-            tally = Tally(
+            snapshot = JobSnapshot(
                 JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused, is_solo=job.is_solo
             )
-            move = settle(tally, seen, self.rule_of(job), random.random())  # noqa: S311 - jitter
-            entry = self._entry(move, now, job.deliveries, seconds, seen=seen)
-        is_completed = move.status is JobStatus.COMPLETED
-        keep = self.keep(move.status, job.result_ttl)
+            transition = next_transition(snapshot, event, self.rule_of(job), random.random())  # noqa: S311 - jitter
+            entry = self._entry(transition, now, job.deliveries, seconds, event=event)
+        is_completed = transition.status is JobStatus.COMPLETED
+        keep = self.keep(transition.status, job.result_ttl)
         return Settlement(  # by position: this is done for each job, and by name it takes longer
             job.key,
             job.id,
             job.fence,
             JobStatus.ACTIVE,
-            move,
+            transition,
             entry,
             result if is_completed else None,
             keep,
         )
 
-    def decided(self, job: Job, seen: Seen, now: float, *, if_expired: bool = False) -> Settlement:
-        """The settlement of a job that the store showed us; raises Refused."""
+    def settle_stored(
+        self, job: Job, event: Event, now: float, *, if_expired: bool = False
+    ) -> Settlement:
+        """The settlement of a job that the store showed us; raises InvalidTransition."""
         attempts = job.attempts - job.is_charged
-        tally = Tally(
+        snapshot = JobSnapshot(
             job.status, attempts, job.deliveries, job.excused, job.is_charged, job.is_solo
         )
-        move = settle(tally, seen, self.rule_of(job), random.random())  # noqa: S311 - jitter
+        transition = next_transition(snapshot, event, self.rule_of(job), random.random())  # noqa: S311 - jitter
         return Settlement(
             key=job.key,
             id=job.id,
             fence=job.fence,
             expected=job.status,
-            move=move,
-            entry=self._entry(move, now, job.deliveries, None, lost_by=job.worker),
-            keep=self.keep(move.status, job.result_ttl),
+            transition=transition,
+            entry=self._entry(transition, now, job.deliveries, None, lost_by=job.worker),
+            keep=self.keep(transition.status, job.result_ttl),
             if_expired=if_expired,
         )
 
@@ -170,18 +174,18 @@ class Judgement:
 
     def _entry(
         self,
-        move: Move,
+        transition: Transition,
         now: float,
         delivery: int,
         seconds: float | None,
         lost_by: str | None = None,
-        seen: Seen | None = None,
+        event: Event | None = None,
     ) -> bytes:
         entry: dict[str, Any] = {
             "at": _instant(now),
-            "event": move.event,
-            "status": move.status,
-            "attempt": move.attempts,
+            "event": transition.event,
+            "status": transition.status,
+            "attempt": transition.attempts,
             "delivery": delivery,
             "worker": self._worker,
         }
@@ -189,16 +193,16 @@ class Judgement:
             entry["seconds"] = round(seconds, 6)
         if lost_by is not None:
             entry["lost_by"] = lost_by
-        if move.failure is not None:
-            failure = move.failure
+        if transition.failure is not None:
+            failure = transition.failure
             entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
         for name in ("traceback", "output"):
-            if text := getattr(seen, name, None):
+            if text := getattr(event, name, None):
                 entry[name] = text
-        if move.why:
-            entry["why"] = move.why
-        if move.delay:
-            entry["delay"] = round(move.delay, 3)
+        if transition.why:
+            entry["why"] = transition.why
+        if transition.delay:
+            entry["delay"] = round(transition.delay, 3)
         return _encode(entry)
 
 
@@ -226,10 +230,10 @@ def _completed_entry(
 
 
 @lru_cache(maxsize=64)
-def _completed(attempts: int, excused: int) -> Move:
+def _completed(attempts: int, excused: int) -> Transition:
     """What the machine makes of a success: it asks for nothing but these two."""
-    tally = Tally(JobStatus.ACTIVE, attempts, excused=excused)
-    return settle(tally, _SUCCEEDED, JobRule())
+    snapshot = JobSnapshot(JobStatus.ACTIVE, attempts, excused=excused)
+    return next_transition(snapshot, _SUCCEEDED, JobRule())
 
 
 @lru_cache(maxsize=256)

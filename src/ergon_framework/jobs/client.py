@@ -16,17 +16,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack
 
 import msgspec
 
-from ergon_framework.core.job import CancelAsked, JobStatus, Refused, RequeueAsked, RunAsked
+from ergon_framework.core.job import (
+    CancelRequested,
+    InvalidTransition,
+    JobStatus,
+    RequeueRequested,
+    RunRequested,
+)
 from ergon_framework.errors import DuplicateJobError, JobError, JobStateError
 from ergon_framework.jobs import tracing
-from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.newjob import JobOptions, JobSpec, new_job, spread
-from ergon_framework.jobs.results import POLL, Ear, found, result_of, wait_in_time
+from ergon_framework.jobs.results import POLL, SharedSubscription, found, result_of, wait_in_time
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.views import job_shape
+from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.jobstore import (
-    Added,
+    EnqueueResult,
     FullJobStore,
     Job,
     NewJob,
@@ -41,16 +47,16 @@ __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
 
 T = TypeVar("T")
 Progress = Callable[[int], object]
-Asked = CancelAsked | RunAsked | RequeueAsked
+Request = CancelRequested | RunRequested | RequeueRequested
 
 RACES = 100
 """How often a job may be moved by somebody else before we give up."""
 BATCH = 500
 """Jobs that are moved or purged in one commit."""
 _REFUSED = {
-    CancelAsked: ("cannot be cancelled", "only a job that waits can be cancelled"),
-    RunAsked: ("cannot be run again", "only a job that waits, failed or was cancelled can"),
-    RequeueAsked: ("cannot be requeued", "only a dead-lettered job can"),
+    CancelRequested: ("cannot be cancelled", "only a job that waits can be cancelled"),
+    RunRequested: ("cannot be run again", "only a job that waits, failed or was cancelled can"),
+    RequeueRequested: ("cannot be requeued", "only a dead-lettered job can"),
 }
 
 
@@ -61,22 +67,24 @@ class Requeued(NamedTuple):
     held: int
 
 
-def ask(store: FullJobStore, judgement: Judgement, job_id: str, asked: Asked) -> JobStatus:
-    """Move one job; answers the state it was in before."""
+def request_transition(
+    store: FullJobStore, settler: Settler, job_id: str, request: Request
+) -> JobStatus:
+    """Apply a client's or operator's request to one job; returns the state it was in before."""
     for _ in range(RACES):
         job = found(store, job_id)
         try:
-            settlement = judgement.decided(job, asked, store.now())
-        except Refused as error:
-            what, remedy = _REFUSED[type(asked)]
+            settlement = settler.settle_stored(job, request, store.now())
+        except InvalidTransition as error:
+            what, remedy = _REFUSED[type(request)]
             raise JobStateError(
                 f"the job {job.id} is {job.status} and {what}",
                 remedy=remedy,
                 details={"job_id": job.id, "status": job.status.value},
             ) from error
-        (is_applied,), _ = store.exchange([settlement], None)
+        (is_applied,), _ = store.settle_and_claim([settlement], None)
         if is_applied:
-            is_cancelled = isinstance(asked, CancelAsked)
+            is_cancelled = isinstance(request, CancelRequested)
             tell("job.cancelled" if is_cancelled else "job.requeued", job_id=job.id)
             return job.status
         holder = _holder(store, job)
@@ -101,15 +109,15 @@ def _holder(store: FullJobStore, job: Job) -> str | None:
 
 
 def requeue_all(
-    store: FullJobStore, judgement: Judgement, search: Search, limit: int | None, progress: Progress
+    store: FullJobStore, settler: Settler, search: Search, limit: int | None, progress: Progress
 ) -> Requeued:
     """Send every matching dead-lettered job back. Those moved meanwhile are left."""
     done = held = 0
     for batch in _batches(store.search(search, limit)):
         now = store.now()
         dead = [job for job in batch if job.status is JobStatus.FAILED]
-        settlements = [judgement.decided(job, RequeueAsked(), now) for job in dead]
-        applied, _ = store.exchange(settlements, None)
+        settlements = [settler.settle_stored(job, RequeueRequested(), now) for job in dead]
+        applied, _ = store.settle_and_claim(settlements, None)
         done += sum(applied)
         for job, is_applied in zip(dead, applied, strict=True):
             if is_applied:
@@ -173,7 +181,7 @@ class EnqueuedJob(_JobId):
     _client: JobClient
 
     @classmethod
-    def of(cls, added: Added, client: JobClient) -> Self:
+    def of(cls, added: EnqueueResult, client: JobClient) -> Self:
         """What a store answered, as a client hands it out."""
         made = cls(added.id)
         made.is_new = added.is_new
@@ -220,8 +228,10 @@ class JobClient:
         self.settings = settings or JobsSettings()
         self._url = url  # empty when only an open store was given
         self.store = _open(url) if store is None else store
-        self._judgement = Judgement(self.settings, "client")
-        self._ears: dict[int, Ear] = {}  # by process: a forked one has a bell of its own
+        self._settler = Settler(self.settings, "client")
+        self._shared: dict[
+            int, SharedSubscription
+        ] = {}  # by process: a forked one has a subscription of its own
 
     # ---- putting jobs in ----
 
@@ -312,7 +322,7 @@ class JobClient:
 
     def show(self, job_id: str) -> dict[str, Any]:
         """Everything about a job as plain values, the same as ``ergon jobs show --json``."""
-        return job_shape(self.find(job_id), self.settings)
+        return job_view(self.find(job_id), self.settings)
 
     def result(self, job_id: str, timeout: float | None = None, *, poll: float = POLL) -> Any:
         """What the job returned, waiting for its end at most ``timeout`` seconds.
@@ -320,7 +330,7 @@ class JobClient:
         Raises JobFailedError when it ended otherwise, ResultTimeoutError when it has not ended, or
         when the store has not told by then; one that is away is told at once.
         """
-        ear = self._ears.setdefault(os.getpid(), Ear(self.store))
+        ear = self._shared.setdefault(os.getpid(), SharedSubscription(self.store))
         job = wait_in_time(self.store, ear, str(job_id), timeout, poll)
         return result_of(job, self._url)
 
@@ -329,7 +339,7 @@ class JobClient:
     def cancel(self, job_id: str) -> bool:
         """Cancel a job that waits. False: it was cancelled already; JobStateError: too late."""
         try:
-            ask(self.store, self._judgement, str(job_id), CancelAsked())
+            request_transition(self.store, self._settler, str(job_id), CancelRequested())
         except JobStateError as error:
             if error.details.get("status") == JobStatus.CANCELLED:
                 return False
@@ -341,11 +351,11 @@ class JobClient:
 
         Raises DuplicateJobError when another job holds its unique key by now; so does ``requeue``.
         """
-        ask(self.store, self._judgement, str(job_id), RunAsked())
+        request_transition(self.store, self._settler, str(job_id), RunRequested())
 
     def requeue(self, job_id: str) -> None:
         """Send a dead-lettered job back with fresh counters."""
-        ask(self.store, self._judgement, str(job_id), RequeueAsked())
+        request_transition(self.store, self._settler, str(job_id), RequeueRequested())
 
     def requeue_many(
         self, search: Search, limit: int | None = None, progress: Progress | None = None
@@ -355,7 +365,7 @@ class JobClient:
         Those whose unique key another job holds by now are left, and the log says how many.
         """
         search = _failed(search)
-        requeued = requeue_all(self.store, self._judgement, search, limit, progress or _unheard)
+        requeued = requeue_all(self.store, self._settler, search, limit, progress or _unheard)
         if requeued.held:
             logger.warning(
                 "jobs not requeued because others hold their unique keys: %d", requeued.held
@@ -432,7 +442,9 @@ def _open(url: str) -> FullJobStore:
     return open_store(url)
 
 
-def _adder(store: FullJobStore, connection: Any) -> Callable[[Sequence[NewJob]], list[Added]]:
+def _adder(
+    store: FullJobStore, connection: Any
+) -> Callable[[Sequence[NewJob]], list[EnqueueResult]]:
     add_in: Any = getattr(store, "add_in", None)
     if add_in is None:
         raise JobError(

@@ -1,4 +1,4 @@
-"""The worker's event loop: descriptors, one timer per owner, and calls from other threads.
+"""The worker's event loop: descriptors, one timer per host, and calls from other threads.
 
 asyncio would do, at five times the cost of a round trip with a child process.
 """
@@ -18,7 +18,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 Handler = Callable[[int], None]
 
 
-class Selecting:
+class EventLoop:
     """Waits for descriptors, for the nearest due time, and for what other threads post."""
 
     def __init__(self) -> None:

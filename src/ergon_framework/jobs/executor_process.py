@@ -1,7 +1,7 @@
 """One executor process at work: requests go in, answers come out, deadlines are watched.
 
-A runner knows its own requests and nothing of queues or stores. What it sees it tells its
-:class:`Audience`; what should happen next it is told by the pool.
+A process knows its own requests and nothing of queues or stores. What it sees it tells its
+:class:`ProcessListener`; what should happen next it is told by the pool.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Protocol
 
 from ergon_framework import redaction
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Died, Failed, Released, Seen
+from ergon_framework.core.job import Event, Failed, ProcessDied, Released
 from ergon_framework.core.text import one_line, several_lines
 from ergon_framework.core.wire import OrchestratorSession, Reply, Stray
-from ergon_framework.jobs.child_process import Child
+from ergon_framework.jobs.child_process import ChildProcess
 from ergon_framework.jobs.claims import Claim
-from ergon_framework.jobs.event_loop import READ, WRITE, Selecting
+from ergon_framework.jobs.event_loop import READ, WRITE, EventLoop
 from ergon_framework.jobs.settings import ExecutorSettings
 
 spoken = logging.getLogger("ergon.executors")
@@ -29,7 +29,7 @@ spoken = logging.getLogger("ergon.executors")
 
 DEADLINE_SLACK = 0.5
 """Seconds an executor has to answer ``timeout`` by itself before it is ended."""
-PATIENCE = 5.0
+SUSPECT_AFTER = 5.0
 """Seconds after an answer that fits no request until the process counts as confused."""
 MOST_STRAYS = 100_000
 """Lines that are no outcome, in a row, until the process counts as confused."""
@@ -42,7 +42,7 @@ LONGEST_SAYING = 1 << 14
 """Bytes of one read of a standard error stream that are logged."""
 
 
-class Fate(StrEnum):
+class EndReason(StrEnum):
     """Why we ended a process ourselves."""
 
     TIMEOUT = "timeout"
@@ -53,7 +53,7 @@ class Fate(StrEnum):
     LEASE_LOST = "lease_lost"
 
 
-class Flight:
+class InFlight:
     """One request that has been written and not been answered."""
 
     __slots__ = ("begins", "claim", "deadline_at", "is_overdue", "timeout")
@@ -66,45 +66,45 @@ class Flight:
         self.is_overdue = False
 
 
-class Audience(Protocol):
-    """Who hears what a runner sees."""
+class ProcessListener(Protocol):
+    """Who hears what a process sees."""
 
-    def answered(self, runner: Runner, flight: Flight, reply: Reply) -> None:
+    def answered(self, process: ExecutorProcess, request: InFlight, reply: Reply) -> None:
         """An executor answered a request of ours."""
 
-    def botched(self, runner: Runner, flight: Flight, failure: Failure) -> None:
+    def botched(self, process: ExecutorProcess, request: InFlight, failure: Failure) -> None:
         """An executor answered a request of ours in a way that cannot be read."""
 
-    def strayed(self, runner: Runner, reason: str) -> None:
+    def strayed(self, process: ExecutorProcess, reason: str) -> None:
         """A line fits no request."""
 
-    def became_ready(self, runner: Runner) -> None:
+    def became_ready(self, process: ExecutorProcess) -> None:
         """The process said that it is ready."""
 
-    def exited(self, runner: Runner) -> None:
+    def exited(self, process: ExecutorProcess) -> None:
         """The process has ended, or closed its output."""
 
 
-class Runner:
+class ExecutorProcess:
     """A child process, its conversation, and the requests in its hands."""
 
     def __init__(
         self,
-        child: Child,
+        child: ChildProcess,
         settings: ExecutorSettings,
-        selecting: Selecting,
-        audience: Audience,
+        loop: EventLoop,
+        listener: ProcessListener,
     ) -> None:
         self.child = child
         self.settings = settings
-        self.flights: dict[str, Flight] = {}
-        self.started_at = selecting.now()
+        self.in_flight: dict[str, InFlight] = {}
+        self.started_at = loop.now()
         self.is_up = False  # it said so, took a request, or answered one
         self.is_reserved = False  # kept free for a job that wants to be alone
         self.is_solo = False  # busy with such a job
         self.answers = 0
         self.given = 0  # requests, ever
-        self.fate: Fate | None = None
+        self.end_reason: EndReason | None = None
         self.term_at: float | None = None
         self.kill_at: float | None = None
         self.suspect_at: float | None = None
@@ -116,20 +116,20 @@ class Runner:
         self._answered: deque[str] = deque(maxlen=64)
         self._session = OrchestratorSession(settings.response_limit)
         self._ready_text = bytearray()
-        self._selecting = selecting
-        self._audience = audience
-        selecting.watch(child.stdout, READ, self._read_stdout)
-        selecting.watch(child.stderr, READ, self._read_stderr)
-        selecting.watch(child.ready, READ, self._read_ready)
+        self._loop = loop
+        self._listener = listener
+        loop.watch(child.stdout, READ, self._read_stdout)
+        loop.watch(child.stderr, READ, self._read_stderr)
+        loop.watch(child.ready, READ, self._read_ready)
         if child.exit_fd >= 0:
-            selecting.watch(child.exit_fd, READ, self._exited)
+            loop.watch(child.exit_fd, READ, self._exited)
 
     # ---- what the pool asks ----
 
     @property
     def may_have_exited(self) -> bool:
         """Whether asking the system is worth the call."""
-        return self._is_told or self.child.exit_fd < 0 or self.fate is not None
+        return self._is_told or self.child.exit_fd < 0 or self.end_reason is not None
 
     @property
     def up_at(self) -> float:
@@ -139,33 +139,33 @@ class Runner:
     @property
     def room(self) -> int:
         """How many more requests it may be given now."""
-        if self.fate is not None or self.is_solo or self.is_reserved:
+        if self.end_reason is not None or self.is_solo or self.is_reserved:
             return 0
         if self._is_mute or self._has_lost:
             return 0
         served = self.settings.recycle_after
-        if served and self.answers + len(self.flights) >= served:
+        if served and self.answers + len(self.in_flight) >= served:
             return 0
-        return self.settings.max_in_flight - len(self.flights)
+        return self.settings.max_in_flight - len(self.in_flight)
 
     def give(self, claim: Claim, line: bytes, timeout: float) -> None:
         """Queue a request; :meth:`flush` sends it."""
-        flight = Flight(claim, self.child.queued, timeout)
+        request = InFlight(claim, self.child.queued, timeout)
         if self.is_up:
-            flight.deadline_at = self._selecting.now() + timeout + DEADLINE_SLACK
-        self.flights[claim.job.id] = flight
+            request.deadline_at = self._loop.now() + timeout + DEADLINE_SLACK
+        self.in_flight[claim.job.id] = request
         self.given += 1
         self.child.send(line)
 
     def flush(self) -> None:
         """Write what was given; the loop goes on with what does not fit into the pipe."""
         if not self.child.flush():
-            self._selecting.watch(self.child.stdin, WRITE, self._write_more)
+            self._loop.watch(self.child.stdin, WRITE, self._write_more)
 
     def look(self, now: float) -> None:
         """Begin the time of requests, and press on with an end that was asked for."""
-        if not self.is_up and self.flights:
-            first = next(iter(self.flights.values()))
+        if not self.is_up and self.in_flight:
+            first = next(iter(self.in_flight.values()))
             if now >= max(self.up_at, first.claim.written_at) or self.child.taken() > first.begins:
                 self.came_up(now)  # or should have: from here on its time counts
         if self.term_at is not None and now >= self.term_at:
@@ -180,8 +180,10 @@ class Runner:
         """When to look again at the latest."""
         if self.kill_at is not None or self.term_at is not None:
             return self.kill_at if self.term_at is None else self.term_at
-        times = [each.deadline_at for each in self.flights.values() if each.deadline_at is not None]
-        if self.flights and not self.is_up:
+        times = [
+            each.deadline_at for each in self.in_flight.values() if each.deadline_at is not None
+        ]
+        if self.in_flight and not self.is_up:
             times.append(now + 0.05)
         if self.suspect_at is not None:
             times.append(self.suspect_at)
@@ -192,26 +194,26 @@ class Runner:
         if self.is_up:
             return
         self.is_up = True
-        for flight in self.flights.values():
-            flight.deadline_at = now + flight.timeout + DEADLINE_SLACK
+        for request in self.in_flight.values():
+            request.deadline_at = now + request.timeout + DEADLINE_SLACK
 
-    def overdue(self, now: float) -> list[Flight]:
+    def overdue(self, now: float) -> list[InFlight]:
         """Requests whose time has passed and that were not marked before."""
         found = [
-            flight
-            for flight in self.flights.values()
-            if flight.deadline_at is not None and flight.deadline_at <= now
-            if not flight.is_overdue
+            request
+            for request in self.in_flight.values()
+            if request.deadline_at is not None and request.deadline_at <= now
+            if not request.is_overdue
         ]
-        for flight in found:
-            flight.is_overdue = True
-            flight.deadline_at = None
+        for request in found:
+            request.is_overdue = True
+            request.deadline_at = None
         return found
 
-    def end(self, fate: Fate, now: float, *, at_once: bool = False) -> None:
+    def end(self, end_reason: EndReason, now: float, *, at_once: bool = False) -> None:
         """Ask the whole group to end, and kill it after its grace."""
-        if self.fate is None or at_once:
-            self.fate = self.fate or fate
+        if self.end_reason is None or at_once:
+            self.end_reason = self.end_reason or end_reason
             self.child.signal(signal.SIGKILL if at_once else signal.SIGTERM)
             self.kill_at = now + (1.0 if at_once else self.settings.kill_grace)
 
@@ -226,25 +228,25 @@ class Runner:
             self._forget(self.child.stdin)
             self.child.close_input()
         else:
-            self._selecting.watch(self.child.stdin, WRITE, self._write_more)
+            self._loop.watch(self.child.stdin, WRITE, self._write_more)
 
     def drop_lost(self) -> None:
         """Take no more, if somebody else has a job that this process works on."""
-        self._has_lost = self._has_lost or any(each.claim.lost for each in self.flights.values())
+        self._has_lost = self._has_lost or any(each.claim.lost for each in self.in_flight.values())
 
     @property
     def is_forsaken(self) -> bool:
         """Whether it works for nobody any more. Neighbours of a lost job may finish first."""
-        return self._has_lost and all(each.claim.lost for each in self.flights.values())
+        return self._has_lost and all(each.claim.lost for each in self.in_flight.values())
 
     def retire(self, now: float) -> None:
         """It has done enough: let it leave, and see to it that it does."""
-        if self.fate is None:
-            self.fate = Fate.RECYCLED
+        if self.end_reason is None:
+            self.end_reason = EndReason.RECYCLED
             self.close_input()
             self.term_at = now + self.settings.kill_grace
 
-    def buried(self) -> list[tuple[Flight, Seen]]:
+    def buried(self) -> list[tuple[InFlight, Event]]:
         """The process has ended: read its last lines, and say what became of each request."""
         self.suspect_at = None  # whatever it did before, its last words count
         self._read_stdout(READ)
@@ -252,37 +254,45 @@ class Runner:
             self._take(frame)
         self._read_stderr(READ)
         taken = self.child.taken()
-        held = list(self.flights.values())
-        self.flights.clear()
+        held = list(self.in_flight.values())
+        self.in_flight.clear()
         for end in (self.child.stdin, self.child.stdout, self.child.stderr):
             self._forget(end)
         self._forget(self.child.ready)
         self._forget(self.child.exit_fd)
-        is_alone = sum(flight.begins < taken for flight in held) == 1
+        is_alone = sum(request.begins < taken for request in held) == 1
         output = self.kept_output()
-        seen = [self._seen(flight, taken, is_alone) for flight in held]
+        event = [self._event(request, taken, is_alone) for request in held]
         ends = [
-            (flight, replace(each, output=output) if isinstance(each, Died | Failed) else each)
-            for flight, each in zip(held, seen, strict=True)
+            (
+                request,
+                replace(each, output=output) if isinstance(each, ProcessDied | Failed) else each,
+            )
+            for request, each in zip(held, event, strict=True)
         ]
         self.child.close()
         return ends
 
-    def _seen(self, flight: Flight, taken: int, is_alone: bool) -> Seen:
-        if flight.is_overdue:
-            return self.expired(flight)
-        if self.fate is Fate.CONFUSED and is_alone:
+    def _event(self, request: InFlight, taken: int, is_alone: bool) -> Event:
+        if request.is_overdue:
+            return self.expired(request)
+        if self.end_reason is EndReason.CONFUSED and is_alone:
             text = "the executor's output fits no request, or was closed"
             return Failed(Failure(Kind.DEFECT, "protocol_violation", text))
-        if self.fate in (Fate.STOP, Fate.TIMEOUT, Fate.RECYCLED, Fate.LEASE_LOST):
+        if self.end_reason in (
+            EndReason.STOP,
+            EndReason.TIMEOUT,
+            EndReason.RECYCLED,
+            EndReason.LEASE_LOST,
+        ):
             return Released()  # it went down with somebody else, or is somebody else's
-        is_taken = flight.begins < taken and self.fate is not Fate.NOT_UP
-        return Died(is_taken, is_alone, self.how_it_ended())
+        is_taken = request.begins < taken and self.end_reason is not EndReason.NOT_UP
+        return ProcessDied(is_taken, is_alone, self.how_it_ended())
 
     @staticmethod
-    def expired(flight: Flight) -> Failed:
+    def expired(request: InFlight) -> Failed:
         """What is seen of a request whose time ran out."""
-        text = f"ran longer than its {flight.timeout:g} s and was ended"
+        text = f"ran longer than its {request.timeout:g} s and was ended"
         return Failed(Failure(Kind.TIMEOUT, "timeout", text))
 
     def kept_output(self) -> str | None:
@@ -310,7 +320,7 @@ class Runner:
 
     def _exited(self, _events: int) -> None:
         self._is_told = True
-        self._audience.exited(self)
+        self._listener.exited(self)
 
     def _read_stdout(self, _events: int) -> None:
         for _ in range(MOST_READS):  # a flood must not keep the loop from its other children
@@ -329,39 +339,39 @@ class Runner:
         """The end of its output: most often its own end, and otherwise a reason to end it."""
         self._forget(self.child.stdout)
         self._is_mute = True
-        self.suspect_at = self._selecting.now() + SILENCE
+        self.suspect_at = self._loop.now() + SILENCE
         self._exited(READ)
 
     def _take(self, frame: Reply | Stray) -> None:
         if isinstance(frame, Stray):
             self._take_stray(frame)
             return
-        flight = self.flights.pop(frame.job_id, None)
-        if flight is None:
+        request = self.in_flight.pop(frame.job_id, None)
+        if request is None:
             self._stray("it answers a request that is not in flight")
             # A second answer to an earlier request is only noise; any other name may be a mistake
             # for the one we wait for.
             is_known = frame.job_id in self._answered
-            if not is_known and self.flights and self.suspect_at is None:
-                self.suspect_at = self._selecting.now() + PATIENCE
+            if not is_known and self.in_flight and self.suspect_at is None:
+                self.suspect_at = self._loop.now() + SUSPECT_AFTER
             return
         self._done(frame.job_id)
-        self._audience.answered(self, flight, frame)
+        self._listener.answered(self, request, frame)
 
     def _take_stray(self, stray: Stray) -> None:
         self._stray(stray.reason)
         name = stray.job_id
         is_long = stray.size > self.settings.response_limit
-        if name is None and is_long and len(self.flights) == 1:
-            name = next(iter(self.flights))
-        flight = None if name is None else self.flights.pop(name, None)
-        if flight is not None and name is not None:
+        if name is None and is_long and len(self.in_flight) == 1:
+            name = next(iter(self.in_flight))
+        request = None if name is None else self.in_flight.pop(name, None)
+        if request is not None and name is not None:
             self._done(name)
             code = "response_too_large" if is_long else "protocol_violation"
             text = f"the executor's answer cannot be used: {stray.reason}"
-            self._audience.botched(self, flight, Failure(Kind.DEFECT, code, text))
+            self._listener.botched(self, request, Failure(Kind.DEFECT, code, text))
         elif is_long or self._strays > MOST_STRAYS:
-            self.suspect_at = self._selecting.now()
+            self.suspect_at = self._loop.now()
 
     def _done(self, job_id: str) -> None:
         self._strays = 0
@@ -370,12 +380,12 @@ class Runner:
         self.answers += 1
         self.is_up = True
         self._answered.append(job_id)
-        if not self.flights:
+        if not self.in_flight:
             self.is_solo = self.is_reserved = False
 
     def _stray(self, reason: str) -> None:
         self._strays += 1
-        self._audience.strayed(self, reason)
+        self._listener.strayed(self, reason)
 
     def _read_stderr(self, _events: int) -> None:
         for _ in range(MOST_READS):
@@ -401,11 +411,11 @@ class Runner:
         self.child.close_ready()
         is_ready = _says_ready(bytes(self._ready_text))
         if is_ready:
-            self.came_up(self._selecting.now())
-            self._audience.became_ready(self)
+            self.came_up(self._loop.now())
+            self._listener.became_ready(self)
         elif is_ready is not None:
-            self.end(Fate.NOT_UP, self._selecting.now())
-            self._audience.exited(self)
+            self.end(EndReason.NOT_UP, self._loop.now())
+            self._listener.exited(self)
 
     def _write_more(self, _events: int) -> None:
         if self.child.flush():
@@ -415,7 +425,7 @@ class Runner:
 
     def _forget(self, descriptor: int) -> None:
         if descriptor >= 0:
-            self._selecting.forget(descriptor)
+            self._loop.forget(descriptor)
 
 
 def _says_ready(text: bytes) -> bool | None:

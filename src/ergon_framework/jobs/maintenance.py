@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ergon_framework.core.job import LeaseExpired, Refused
+from ergon_framework.core.job import InvalidTransition, LeaseExpired
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import (
@@ -22,16 +22,16 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreSchemaError,
 )
-from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.missing_executors import MissingExecutors
-from ergon_framework.jobs.scheduler import SLICE, Fires, Slice, Timetable
+from ergon_framework.jobs.scheduler import SLICE, CronJobs, Slice, SlicedScheduler
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, WorkerRecord
-from ergon_framework.storage.deadlines import ASKING
+from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.failpoints import declare, failpoint
 
 
-class Restoring:
+class LimitRestore:
     """The limits of a worker's settings. What was written stays so, whatever comes in between."""
 
     def __init__(self, limits: Callable[[], Iterable[str]], new_slice: Callable[[], Slice]) -> None:
@@ -70,14 +70,14 @@ class Restoring:
 logger = logging.getLogger("ergon.jobs")
 
 RESCUE_AT_ONCE = 100
-SWEEP_AT_ONCE = 500
-SWEEP_EVERY = 30.0
+PRUNE_AT_ONCE = 500
+PRUNE_EVERY = 30.0
 MOST_UNREADABLE = 1000
 LONGEST_LEASE = 3600.0
 """Seconds for which a worker may claim that has not said for how long it does."""
 MAINTAIN_EVERY = 1.0
 TROUBLE = Backoff(base=0.5, factor=2.0)
-"""How long a chore waits that fails while the store takes other writes."""
+"""How long a task waits that fails while the store takes other writes."""
 _FOR_ALL = (StoreBrokenError, StoreReadOnlyError, StoreSchemaError)
 
 declare("worker.before_rescue")
@@ -88,66 +88,69 @@ def is_stall(seconds: float, lease: float) -> bool:
     return seconds > lease / 3
 
 
-class WorkerChores:
-    """Runs in the keeper's thread; every chore has a due time of its own."""
+class Maintenance:
+    """Periodic tasks of a worker, run in the store thread; each has a due time of its own."""
 
     def __init__(
         self,
         store: FullJobStore,
         settings: JobsSettings,
-        judgement: Judgement,
+        settler: Settler,
         record: Callable[[], WorkerRecord],
         holds: Callable[[str, int], bool],
         report: Callable[[str, dict[str, Any]], None],
-        schedules: Fires | None = None,
+        schedules: CronJobs | None = None,
         prepare: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         """``prepare`` writes the limits of queues that the store has lost, and names each then."""
         self._store = store
         self._settings = settings
-        self._judgement = judgement
+        self._settler = settler
         self._record = record
         self._holds = holds
         self._report = report
         self._aside: Collection[Any] = ()  # rows that cannot be read, and were told of
         self._leases: dict[str, float] = {}  # by worker, how long it claims for
         self._has_twin = False
-        self._was_told = False
+        self._has_heartbeat = False
         self._was_away = False
         self._latest = -math.inf  # when the last of all started whom this worker has seen
         self._now = SYSTEM_CLOCK.now
-        self._timetable: Timetable | None = None
+        self._scheduler: SlicedScheduler | None = None
         if schedules is not None:
             lease = settings.claimed_for
-            self._timetable = Timetable(schedules, self._now, lease, self._tell_lost)
-        self._restoring = Restoring(prepare or tuple, self._new_slice)
+            self._scheduler = SlicedScheduler(schedules, self._now, lease, self._report_lost)
+        self._limit_restore = LimitRestore(prepare or tuple, self._new_slice)
         self.rescued = 0
-        self._missing = MissingExecutors(store, settings, judgement, self._now, report)
+        self._missing = MissingExecutors(store, settings, settler, self._now, report)
         self._is_stopped = False
         # In this order, of which each may make the next one due.
-        self._due: dict[Callable[[], float], float] = {self._tell: 0.0, self._restore: math.inf}
+        self._due: dict[Callable[[], float], float] = {
+            self._heartbeat: 0.0,
+            self._restore: math.inf,
+        }
         self._failures: dict[Callable[[], float], int] = {}
-        self.bounce()
+        self.restart_all()
         self._due[self._rescue] = 0.0
 
-    def bounce(self) -> None:
+    def restart_all(self) -> None:
         """Everything is due but a rescue: whoever lives has a lease's time to renew it."""
-        self.hurry()
+        self.run_soon()
         self._due[self._rescue] = self._now() + self._settings.lease
 
-    def hurry(self) -> None:
+    def run_soon(self) -> None:
         """Everything is due, and a rescue when it was."""
         self._was_away = True
         self._due |= {
-            self._tell: 0.0,
-            self._sweep: 0.0,
+            self._heartbeat: 0.0,
+            self._prune: 0.0,
             self._missing.look: 0.0,
             self._maintain: self._now() + MAINTAIN_EVERY,
         }
-        if self._timetable is not None:
+        if self._scheduler is not None:
             self._due[self._fire] = 0.0
 
-    def stalled(self) -> None:
+    def delay_rescue(self) -> None:
         """The store hung, and with it the renewals of others: rescue nothing before those came.
 
         Whoever lives renews every third of a lease.
@@ -157,64 +160,64 @@ class WorkerChores:
     def stop(self) -> None:
         """Begin nothing more, and come to an end soon with what is begun."""
         self._is_stopped = True
-        if self._timetable is not None:
-            self._timetable.stop()
+        if self._scheduler is not None:
+            self._scheduler.stop()
 
     @property
     def is_under_way(self) -> bool:
         """Whether something was begun that the next turns go on with."""
-        is_written = self._timetable is None or not self._timetable.is_under_way
-        return self._restoring.is_under_way or not is_written
+        is_written = self._scheduler is None or not self._scheduler.is_under_way
+        return self._limit_restore.is_under_way or not is_written
 
     def run(self, now: float) -> float:
         """Do what is due; answers when to come again."""
-        for chore in tuple(self._due):
+        for task in tuple(self._due):
             if self._is_stopped:
                 break
-            self._mind_a_stall(now)
-            if now >= self._due[chore]:
-                self._due[chore] = self._done(chore, now)
-        self._mind_a_stall(now)
+            self._check_for_stall(now)
+            if now >= self._due[task]:
+                self._due[task] = self._done(task, now)
+        self._check_for_stall(now)
         return min(self._due.values())
 
-    def _mind_a_stall(self, since: float) -> None:
+    def _check_for_stall(self, since: float) -> None:
         if is_stall(self._now() - since, self._settings.claimed_for):
-            self.stalled()
+            self.delay_rescue()
 
-    def _done(self, chore: Callable[[], float], now: float) -> float:
+    def _done(self, task: Callable[[], float], now: float) -> float:
         """Do it; when it is due again."""
         try:
-            wait = chore()
+            wait = task()
         except StoreError as error:
-            if not self._is_its_own(chore, error):
+            if not self._is_its_own(task, error):
                 raise  # the store is away: that concerns everybody
             failure: Exception = error
         except Exception as error:
             failure = error
         else:
-            self._failures.pop(chore, None)
+            self._failures.pop(task, None)
             return now + wait
         if self._is_stopped:  # nobody tries it again, and the store may have been closed meanwhile
             return now
-        failures = self._failures[chore] = self._failures.get(chore, 0) + 1
+        failures = self._failures[task] = self._failures.get(task, 0) + 1
         is_told = isinstance(failure, ErgonError)  # in a line; anything else is not expected
         text = "a chore failed, and is tried again: %s: %s"
-        name = chore.__name__.strip("_")
+        name = task.__name__.strip("_")
         logger.error(text, name, failure, exc_info=None if is_told else failure)
         # From its end: one that fails by taking long must leave the others time in between.
-        longest = max(SWEEP_EVERY, self._settings.lease)
+        longest = max(PRUNE_EVERY, self._settings.lease)
         return self._now() + min(longest, TROUBLE.delay(failures - 1))
 
     def _is_its_own(self, failed: Callable[[], float], error: StoreError) -> bool:
-        """Whether one chore is in trouble, while the store takes something else.
+        """Whether one task is in trouble, while the store takes something else.
 
-        Taken for an outage, a sweep that fails each time would put off every rescue for ever. Where
+        Taken for an outage, a prune that fails each time would put off every rescue for ever. Where
         it is a rescue that failed, those who live may be unable to renew as well.
         """
-        if isinstance(error, _FOR_ALL) or failed in {self._tell, self._rescue}:
+        if isinstance(error, _FOR_ALL) or failed in {self._heartbeat, self._rescue}:
             return False
         try:
-            self._tell()
+            self._heartbeat()
         except Exception:  # whatever it is, it says nothing good about the store
             return False
         return True
@@ -222,36 +225,36 @@ class WorkerChores:
     def leave(self, seconds: float) -> None:
         """Tell that this worker is gone, unless the store does not answer for so long."""
         with suppress(Exception):  # the record dies by itself when it is not renewed
-            ASKING.hurried(seconds, lambda: self._store.tell(_gone(self._record())))
+            CALL_BUDGET.run_within(seconds, lambda: self._store.heartbeat(_gone(self._record())))
 
-    def _tell(self) -> float:
+    def _heartbeat(self) -> float:
         mine, found = self._record(), self._store.workers()
         self._latest = max(self._latest, *(each.started_at for each in (mine, *found)))
-        if self._was_told:
+        if self._has_heartbeat:
             told = next((each for each in found if each.id == mine.id), None)
-            self._mind_what_is_told(mine, told)
+            self._check_own_record(mine, told)
         if self._was_away:
-            self._mind_schedules(mine, found)
-        self._store.tell(mine)
-        self._was_told, self._was_away = True, False
+            self._check_schedules(mine, found)
+        self._store.heartbeat(mine)
+        self._has_heartbeat, self._was_away = True, False
         self._leases = {each.id: each.lease for each in (*found, mine) if each.lease}
         lately = self._store.now() - 3 * self._settings.lease
         alive = (mine, *(other for other in found if other.seen_at >= lately))
         self._missing.known = frozenset(name for each in alive for name in each.executors)
         return self._settings.lease / 3
 
-    def _mind_schedules(self, mine: WorkerRecord, found: Sequence[WorkerRecord]) -> None:
+    def _check_schedules(self, mine: WorkerRecord, found: Sequence[WorkerRecord]) -> None:
         """A store that does not sync may have lost what was written last, and this worker may be
         the only one to know. But whoever started last has its way with schedules.
         """
         is_last = all(other.started_at <= mine.started_at for other in found)
-        if is_last and self._timetable is not None:
-            self._timetable.compare_anew()
+        if is_last and self._scheduler is not None:
+            self._scheduler.compare_anew()
 
-    def _mind_what_is_told(self, mine: WorkerRecord, told: WorkerRecord | None) -> None:
+    def _check_own_record(self, mine: WorkerRecord, told: WorkerRecord | None) -> None:
         """What the store says of this worker should be what was told last."""
         if told is None:
-            self._restoring.begin()
+            self._limit_restore.begin()
             self._due[self._restore] = 0.0
         elif (told.host, told.pid) != (mine.host, mine.pid) and not self._has_twin:
             self._has_twin = True
@@ -266,17 +269,17 @@ class WorkerChores:
         Then what the settings say is gone as well, and cron and limits with it. Schedules of one
         who started later stay, be it the namesake; but not where none is left of this application.
         """
-        if not self._restoring.turn():
+        if not self._limit_restore.turn():
             return 0.0
-        timetable, is_last = self._timetable, self._record().started_at >= self._latest
-        if timetable is not None and (is_last or timetable.are_gone()):
-            timetable.write_again(self._restoring.end())
+        scheduler, is_last = self._scheduler, self._record().started_at >= self._latest
+        if scheduler is not None and (is_last or scheduler.are_gone()):
+            scheduler.write_again(self._limit_restore.end())
             self._due[self._fire] = 0.0
-        elif lost := self._restoring.end():
-            self._tell_lost(lost)
+        elif lost := self._limit_restore.end():
+            self._report_lost(lost)
         return math.inf
 
-    def _tell_lost(self, lost: list[str]) -> None:
+    def _report_lost(self, lost: list[str]) -> None:
         logger.error(
             "the store has lost what was written there, and may have lost jobs as well;"
             " limits and schedules of the settings were written again: %s",
@@ -287,7 +290,7 @@ class WorkerChores:
     def _rescue(self) -> float:
         asked_at = self._now()
         self._heal_leases()
-        jobs = self._store.overdue(RESCUE_AT_ONCE)
+        jobs = self._store.expired_leases(RESCUE_AT_ONCE)
         if is_stall(self._now() - asked_at, self._settings.claimed_for):
             return self._settings.lease / 2  # they may be of workers that waited as we did
         now = self._store.now()
@@ -295,13 +298,13 @@ class WorkerChores:
         for job in jobs:
             if self._holds(job.id, job.fence):
                 continue  # ours: it will be renewed
-            with suppress(Refused):  # somebody has moved it already
+            with suppress(InvalidTransition):  # somebody has moved it already
                 settlements.append(
-                    self._judgement.decided(job, LeaseExpired(), now, if_expired=True)
+                    self._settler.settle_stored(job, LeaseExpired(), now, if_expired=True)
                 )
         if settlements:
             failpoint("worker.before_rescue")
-            applied, _ = self._store.exchange(settlements, None)
+            applied, _ = self._store.settle_and_claim(settlements, None)
             for settlement, was_applied in zip(settlements, applied, strict=True):
                 if was_applied:
                     self.rescued += 1
@@ -316,14 +319,14 @@ class WorkerChores:
             text = "the store's clock was set back: %d lease(s) that lasted too long were cut"
             logger.warning(text, number)
 
-    def _sweep(self) -> float:
-        swept = self._store.sweep(SWEEP_AT_ONCE)
-        if swept.outdated:
-            self._report("job.expired", {"count": swept.outdated})
-        self._mind_what_was_set_aside()
-        return 0.1 if swept.more else SWEEP_EVERY
+    def _prune(self) -> float:
+        pruned = self._store.prune(PRUNE_AT_ONCE)
+        if pruned.outdated:
+            self._report("job.expired", {"count": pruned.outdated})
+        self._report_unreadable()
+        return 0.1 if pruned.more else PRUNE_EVERY
 
-    def _mind_what_was_set_aside(self) -> None:
+    def _report_unreadable(self) -> None:
         """Tell of each row that cannot be read, whoever met it."""
         found = {each.key: each for each in self._store.unreadable(MOST_UNREADABLE)}
         new = [each for key, each in found.items() if key not in self._aside]
@@ -344,11 +347,11 @@ class WorkerChores:
         return Slice(self._now, min(SLICE, self._settings.claimed_for / 10))
 
     def _fire(self) -> float:
-        at = self._timetable.turn() if self._timetable is not None else None
+        at = self._scheduler.turn() if self._scheduler is not None else None
         if self.is_under_way:
             return 0.0
-        wait = SWEEP_EVERY if at is None else at - self._store.now()
-        return min(max(wait, 0.01), SWEEP_EVERY)
+        wait = PRUNE_EVERY if at is None else at - self._store.now()
+        return min(max(wait, 0.01), PRUNE_EVERY)
 
 
 def _gone(record: WorkerRecord) -> WorkerRecord:

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ergon_framework.core.job import ExecutorMissing, Refused
+from ergon_framework.core.job import ExecutorMissing, InvalidTransition
 from ergon_framework.core.text import duration
-from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, Named
 
@@ -37,13 +37,13 @@ Report = Callable[[str, dict[str, Any]], None]
 
 
 class MissingExecutors:
-    """One worker's look at the executors that nobody has. It runs among its chores."""
+    """One worker's look at the executors that nobody has. Maintenance runs it."""
 
     def __init__(
         self,
         store: FullJobStore,
         settings: JobsSettings,
-        judgement: Judgement,
+        settler: Settler,
         now: Callable[[], float],
         report: Report,
     ) -> None:
@@ -51,7 +51,7 @@ class MissingExecutors:
         self._store = store
         self._wait = math.inf if settings.executor_wait is None else settings.executor_wait
         self._others_tell = 3 * settings.lease
-        self._judgement = judgement
+        self._settler = settler
         self._now = now
         self._report = report
         self._since: dict[str, float] = {}  # when this worker first missed each, by its own clock
@@ -98,11 +98,11 @@ class MissingExecutors:
         jobs = self._store.waiting_for(executor, now - self._wait, AT_ONCE)
         settlements = []
         for job in jobs:
-            with suppress(Refused):  # somebody has moved it meanwhile
-                settlements.append(self._judgement.decided(job, ExecutorMissing(executor), now))
+            with suppress(InvalidTransition):  # somebody has moved it meanwhile
+                settlements.append(self._settler.settle_stored(job, ExecutorMissing(executor), now))
         if not settlements:
             return
-        applied, _ = self._store.exchange(settlements, None)
+        applied, _ = self._store.settle_and_claim(settlements, None)
         ended = [
             each for each, was_applied in zip(settlements, applied, strict=True) if was_applied
         ]
@@ -113,7 +113,7 @@ class MissingExecutors:
             duration(self._wait),
         )
         for settlement in ended:
-            move = settlement.move
+            move = settlement.transition
             fields = {
                 "job_id": settlement.id,
                 "attempt": move.attempts,

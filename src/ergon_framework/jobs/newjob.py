@@ -37,7 +37,7 @@ _MILLISECOND = 1_000_000
 _COUNTER_BITS = 12
 
 
-class IdMaker:
+class IdGenerator:
     """Makes ids; safe to share between threads."""
 
     def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -62,7 +62,7 @@ class IdMaker:
         return f"{text[:8]}-{text[8:12]}-7{text[12:]}-{self._tail}"
 
 
-new_id = IdMaker()
+new_id = IdGenerator()
 os.register_at_fork(after_in_child=new_id.reset)
 
 

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.job import Died, Failed, Released, Seen
+from ergon_framework.core.job import Event, Failed, ProcessDied, Released
 from ergon_framework.core.restart import StartGate
 from ergon_framework.core.text import indented
 from ergon_framework.core.wire import ATTEMPTS, Reply, Status, encode_request
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.jobs.child_process import Child, executor_environment
-from ergon_framework.jobs.claims import Claim, Judgement
-from ergon_framework.jobs.event_loop import Selecting
-from ergon_framework.jobs.executor_process import Fate, Flight, Runner
+from ergon_framework.jobs.child_process import ChildProcess, executor_environment
+from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.event_loop import EventLoop
+from ergon_framework.jobs.executor_process import EndReason, ExecutorProcess, InFlight
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.tracing import set_out
 from ergon_framework.jobs.watchdog import Watchdog
@@ -96,19 +96,21 @@ LOOK_AGAIN = 0.5
 declare("worker.before_send", "worker.after_send", "worker.answered")
 
 
-class Host(Protocol):
+class PoolOwner(Protocol):
     """What a pool needs of its worker."""
 
-    judgement: Judgement
-    selecting: Selecting
+    settler: Settler
+    loop: EventLoop
     name: str
     read_elsewhere: frozenset[str]
     watchdog: Watchdog
 
     def offer(self, executor: str, slots: int) -> int:
-        """Offer more slots (or take some back, answering how many could be); see the keeper."""
+        """Offer more slots, or take some back; returns the change that was made."""
 
-    def finish(self, claim: Claim, seen: Seen, seconds: float | None, result: bytes | None) -> None:
+    def finish(
+        self, claim: Claim, event: Event, seconds: float | None, result: bytes | None
+    ) -> None:
         """A claimed job leaves our hands."""
 
     def tell(self, name: str, **fields: Any) -> None:
@@ -117,23 +119,23 @@ class Host(Protocol):
     def wall(self) -> float:
         """The store's clock, about."""
 
-    def dirty(self, pool: Pool) -> None:
+    def dirty(self, pool: ExecutorPool) -> None:
         """Something happened that the pool has to attend to after this turn."""
 
 
-class Pool:
+class ExecutorPool:
     """All processes of one executor, and the claimed jobs that wait for one of them."""
 
-    def __init__(self, name: str, settings: ExecutorSettings, host: Host) -> None:
+    def __init__(self, name: str, settings: ExecutorSettings, owner: PoolOwner) -> None:
         self.name = name
         self.settings = settings
-        self.runners: list[Runner] = []
+        self.processes: list[ExecutorProcess] = []
         self.gate = StartGate()
         self.next_at: float | None = 0.0
         self.is_open = True  # starts processes and takes jobs
         self.strays = 0
-        self._host = host
-        self._now: Callable[[], float] = host.selecting.now
+        self._owner = owner
+        self._now: Callable[[], float] = owner.loop.now
         self._waiting: deque[Claim] = deque()
         self._solos: deque[Claim] = deque()
         self._offered = 0
@@ -155,12 +157,12 @@ class Pool:
     @property
     def is_up(self) -> bool:
         """Whether at least one process works."""
-        return any(runner.is_up and runner.fate is None for runner in self.runners)
+        return any(process.is_up and process.end_reason is None for process in self.processes)
 
     @property
     def is_gone(self) -> bool:
         """Whether no process is left."""
-        return not self.runners
+        return not self.processes
 
     def take(self, slots: int, claims: Sequence[Claim]) -> None:
         """That many slots we offered were used; these are the jobs to run."""
@@ -169,97 +171,97 @@ class Pool:
             (self._solos if claim.job.is_solo else self._waiting).append(claim)
         if not self.is_open:
             self._give_back()
-        self._host.dirty(self)
+        self._owner.dirty(self)
 
     def attend(self, now: float) -> None:
         """Do everything that is due."""
-        for runner in tuple(self.runners):
-            self._look_at(runner, now)
+        for process in tuple(self.processes):
+            self._look_at(process, now)
         times: list[float | None] = []
         if self.is_open:
             times.append(self._start_missing(now))
             self._dispatch(now)
         self._offer_slots()
-        times += [self._next_look(runner, now) for runner in self.runners]
+        times += [self._next_look(process, now) for process in self.processes]
         self.next_at = min((at for at in times if at is not None), default=None)
 
     def stop_taking(self) -> None:
         """Give back what has not been started, and take no more."""
         self.is_open = False
         self._give_back()
-        self._host.dirty(self)
+        self._owner.dirty(self)
 
     def drop_lost(self) -> None:
         """Leases were lost: begin nothing for them, and end the processes that run such jobs."""
         for claims in (self._waiting, self._solos):
             for claim in [each for each in claims if each.lost]:
                 claims.remove(claim)
-                self._host.finish(claim, Released(), None, None)
-        for runner in self.runners:
-            runner.drop_lost()
-        self._host.dirty(self)
+                self._owner.finish(claim, Released(), None, None)
+        for process in self.processes:
+            process.drop_lost()
+        self._owner.dirty(self)
 
     def note_killed(self) -> int:
         """The watchdog may have ended processes while this one was stopped; how many it were."""
-        found = [runner for runner in self.runners if runner.was_killed()]
-        for runner in found:
-            runner.fate = runner.fate or Fate.STOP
-        self._host.dirty(self)
+        found = [process for process in self.processes if process.was_killed()]
+        for process in found:
+            process.end_reason = process.end_reason or EndReason.STOP
+        self._owner.dirty(self)
         return len(found)
 
     def close_inputs(self) -> None:
         """Nothing is in flight any more: let every process leave."""
         self._stopping = True
-        for runner in self.runners:
-            runner.close_input()
-        self._host.dirty(self)
+        for process in self.processes:
+            process.close_input()
+        self._owner.dirty(self)
 
     def end(self, *, at_once: bool) -> None:
         """End every process; what it had in hand is given back when it is dead."""
         self._stopping = True
         now = self._now()
-        for runner in self.runners:
-            runner.end(Fate.STOP, now, at_once=at_once)
-        self._host.dirty(self)
+        for process in self.processes:
+            process.end(EndReason.STOP, now, at_once=at_once)
+        self._owner.dirty(self)
 
     def status(self) -> dict[str, Any]:
         """What an operator wants to know."""
         now = self._now()
         wait = max(0.0, self.gate.open_until - now)
         return {
-            "processes": len(self.runners),
+            "processes": len(self.processes),
             "pool_size": self.settings.pool_size,
             "in_flight": self._in_flight,
             "slots": self._slots(now),
             "failed_starts": self.gate.failures,
-            "opens_at": self._host.wall() + wait if wait and self.gate.failures else None,
+            "opens_at": self._owner.wall() + wait if wait and self.gate.failures else None,
             "reason": self.gate.reason,
             "stray_lines": self.strays,
         }
 
-    # ---- what runners tell ----
+    # ---- what processes tell ----
 
-    def answered(self, runner: Runner, flight: Flight, reply: Reply) -> None:
+    def answered(self, process: ExecutorProcess, request: InFlight, reply: Reply) -> None:
         """An executor answered."""
         failpoint("worker.answered")
-        self.gate.answered(runner.started_at)
-        claim = flight.claim
-        if flight.is_overdue and reply.status is not Status.SUCCESS:
-            seen: Seen = runner.expired(flight)
+        self.gate.answered(process.started_at)
+        claim = request.claim
+        if request.is_overdue and reply.status is not Status.SUCCESS:
+            event: Event = process.expired(request)
         else:
-            seen = self._host.judgement.seen_of(reply, claim.job)
-        if isinstance(seen, Failed) and self.settings.keep_output:
-            seen = replace(seen, output=runner.kept_output())
-        self._host.finish(claim, seen, self._host.selecting.at - claim.written_at, reply.result)
-        self._host.dirty(self)
+            event = self._owner.settler.event_of(reply, claim.job)
+        if isinstance(event, Failed) and self.settings.keep_output:
+            event = replace(event, output=process.kept_output())
+        self._owner.finish(claim, event, self._owner.loop.at - claim.written_at, reply.result)
+        self._owner.dirty(self)
 
-    def botched(self, runner: Runner, flight: Flight, failure: Failure) -> None:
+    def botched(self, process: ExecutorProcess, request: InFlight, failure: Failure) -> None:
         """An executor's answer cannot be read."""
-        seconds = self._host.selecting.at - flight.claim.written_at
-        self._host.finish(flight.claim, Failed(failure), seconds, None)
-        self._host.dirty(self)
+        seconds = self._owner.loop.at - request.claim.written_at
+        self._owner.finish(request.claim, Failed(failure), seconds, None)
+        self._owner.dirty(self)
 
-    def strayed(self, runner: Runner, reason: str) -> None:
+    def strayed(self, process: ExecutorProcess, reason: str) -> None:
         """A line fits no request: counted, told now and then."""
         self.strays += 1
         if self.strays & (self.strays - 1) == 0:  # at 1, 2, 4, 8 …: a flood must not flood the log
@@ -269,161 +271,164 @@ class Pool:
                 reason,
                 self.strays,
             )
-        self._host.dirty(self)
+        self._owner.dirty(self)
 
-    def became_ready(self, runner: Runner) -> None:
+    def became_ready(self, process: ExecutorProcess) -> None:
         """A process said that it is ready."""
         self._says_ready = True
-        self._host.dirty(self)
+        self._owner.dirty(self)
 
-    def exited(self, runner: Runner) -> None:
+    def exited(self, process: ExecutorProcess) -> None:
         """A process has ended, or is about to."""
-        self._host.dirty(self)
+        self._owner.dirty(self)
 
     # ---- doing ----
 
     def _give_back(self) -> None:
         for claim in (*self._waiting, *self._solos):
-            self._host.finish(claim, Released(), None, None)
+            self._owner.finish(claim, Released(), None, None)
         self._waiting.clear()
         self._solos.clear()
 
     @property
     def _in_flight(self) -> int:
-        return sum(len(runner.flights) for runner in self.runners)
+        return sum(len(process.in_flight) for process in self.processes)
 
-    def _look_at(self, runner: Runner, now: float) -> None:
-        if runner.may_have_exited and runner.child.has_exited():
-            self._bury(runner, now)
+    def _look_at(self, process: ExecutorProcess, now: float) -> None:
+        if process.may_have_exited and process.child.has_exited():
+            self._bury(process, now)
             return
-        runner.look(now)
-        if runner.suspect_at is not None and now >= runner.suspect_at:
-            runner.suspect_at = None
-            runner.end(Fate.CONFUSED, now)
-        if runner.overdue(now):
-            runner.end(Fate.TIMEOUT, now)
-        if runner.is_forsaken:
-            runner.end(Fate.LEASE_LOST, now, at_once=True)
-        if self._is_silent(runner, now):
-            runner.end(Fate.NOT_UP, now)
-        if self._is_spent(runner):
-            runner.retire(now)
+        process.look(now)
+        if process.suspect_at is not None and now >= process.suspect_at:
+            process.suspect_at = None
+            process.end(EndReason.CONFUSED, now)
+        if process.overdue(now):
+            process.end(EndReason.TIMEOUT, now)
+        if process.is_forsaken:
+            process.end(EndReason.LEASE_LOST, now, at_once=True)
+        if self._is_silent(process, now):
+            process.end(EndReason.NOT_UP, now)
+        if self._is_spent(process):
+            process.retire(now)
 
-    def _next_look(self, runner: Runner, now: float) -> float | None:
-        times = [runner.next_look(now)]
-        if not self._is_usable(runner, now) and runner.fate is None:
-            times.append(runner.started_at + ASSUMED_UP if not self._says_ready else now + 0.1)
-        if runner.child.exit_fd < 0 or runner.fate is not None or self._stopping:
+    def _next_look(self, process: ExecutorProcess, now: float) -> float | None:
+        times = [process.next_look(now)]
+        if not self._is_usable(process, now) and process.end_reason is None:
+            times.append(process.started_at + ASSUMED_UP if not self._says_ready else now + 0.1)
+        if process.child.exit_fd < 0 or process.end_reason is not None or self._stopping:
             times.append(now + LOOK_AGAIN)
         return min((at for at in times if at is not None), default=None)
 
-    def _is_usable(self, runner: Runner, now: float) -> bool:
-        if runner.fate is not None:
+    def _is_usable(self, process: ExecutorProcess, now: float) -> bool:
+        if process.end_reason is not None:
             return False
-        waits = not self._says_ready and now >= runner.started_at + ASSUMED_UP
-        return runner.is_up or waits
+        waits = not self._says_ready and now >= process.started_at + ASSUMED_UP
+        return process.is_up or waits
 
-    def _is_silent(self, runner: Runner, now: float) -> bool:
+    def _is_silent(self, process: ExecutorProcess, now: float) -> bool:
         """Whether a process that should say it is ready has not done so in its grace."""
-        return self._says_ready and now >= runner.up_at and not runner.is_up
+        return self._says_ready and now >= process.up_at and not process.is_up
 
-    def _is_spent(self, runner: Runner) -> bool:
+    def _is_spent(self, process: ExecutorProcess) -> bool:
         limit = self.settings.recycle_after
-        return bool(limit) and runner.answers >= limit and not runner.flights
+        return bool(limit) and process.answers >= limit and not process.in_flight
 
-    def _bury(self, runner: Runner, now: float) -> None:
-        self.runners.remove(runner)
-        ends = runner.buried()
-        how = runner.how_it_ended()
-        for flight, seen in ends:
-            claim = flight.claim
-            self._host.finish(claim, seen, now - claim.written_at, None)
-        is_asked = runner.fate in (Fate.STOP, Fate.RECYCLED, Fate.LEASE_LOST) or self._stopping
-        is_expected = is_asked or runner.fate is Fate.TIMEOUT
+    def _bury(self, process: ExecutorProcess, now: float) -> None:
+        self.processes.remove(process)
+        ends = process.buried()
+        how = process.how_it_ended()
+        for request, event in ends:
+            claim = request.claim
+            self._owner.finish(claim, event, now - claim.written_at, None)
+        is_asked = (
+            process.end_reason in (EndReason.STOP, EndReason.RECYCLED, EndReason.LEASE_LOST)
+            or self._stopping
+        )
+        is_expected = is_asked or process.end_reason is EndReason.TIMEOUT
         # A crash that a job is charged for says nothing about starting.
-        is_jobs_fault = any(isinstance(seen, Died) and seen.is_taken for _, seen in ends)
-        is_clean = is_jobs_fault or (runner.child.status == 0 and runner.answers > 0 and not ends)
+        is_jobs_fault = any(isinstance(event, ProcessDied) and event.was_read for _, event in ends)
+        is_clean = is_jobs_fault or (process.child.status == 0 and process.answers > 0 and not ends)
         name = "executor.stopped" if is_asked else "executor.died"
-        self._host.tell(name, executor=self.name, pid=runner.child.pid, how=how)
+        self._owner.tell(name, executor=self.name, pid=process.child.pid, how=how)
         if is_expected or is_clean:
             return
-        delay = self.gate.died(now, _dice(), how, had_answered=runner.answers > 0)
-        last = runner.child.last_words
+        delay = self.gate.died(now, _dice(), how, had_answered=process.answers > 0)
+        last = process.child.last_words
         logger.warning(
             "executor %r: %s%s; the next start waits %.1f s%s",
             self.name,
             how,
-            "" if runner.answers else " before it had answered anything",
+            "" if process.answers else " before it had answered anything",
             delay,
             f"; its last words:\n{indented(last)}" if last else "",
         )
         if delay:
-            self._host.tell("executor.held_back", executor=self.name, delay=delay, reason=how)
+            self._owner.tell("executor.held_back", executor=self.name, delay=delay, reason=how)
 
     def _start_missing(self, now: float) -> float | None:
-        if len(self.runners) >= self.settings.pool_size:
+        if len(self.processes) >= self.settings.pool_size:
             return None
-        while len(self.runners) < self.settings.pool_size and self.gate.may_start(now):
+        while len(self.processes) < self.settings.pool_size and self.gate.may_start(now):
             # After a failed start one process is enough to find out.
-            if self.gate.failures and any(not runner.is_up for runner in self.runners):
+            if self.gate.failures and any(not process.is_up for process in self.processes):
                 return now + ASSUMED_UP
             self._start(now)
-        return self.gate.open_until if len(self.runners) < self.settings.pool_size else now
+        return self.gate.open_until if len(self.processes) < self.settings.pool_size else now
 
     def _start(self, now: float) -> None:
         settings = self.settings
-        env = executor_environment(os.environ, settings, self._host.read_elsewhere)
+        env = executor_environment(os.environ, settings, self._owner.read_elsewhere)
         env["ERGON_MAX_IN_FLIGHT"] = str(settings.max_in_flight)
         try:
-            child = Child(settings.command, env, settings.cwd, self._host.watchdog)
+            child = ChildProcess(settings.command, env, settings.cwd, self._owner.watchdog)
         except OSError as error:
             reason = f"cannot start {settings.command[0]!r}: {error.strerror or error}"
             delay = self.gate.died(now, _dice(), reason, had_answered=False)
             logger.warning("executor %r: %s; trying again in %.1f s", self.name, reason, delay)
-            self._host.tell("executor.held_back", executor=self.name, delay=delay, reason=reason)
+            self._owner.tell("executor.held_back", executor=self.name, delay=delay, reason=reason)
             return
-        self.runners.append(Runner(child, settings, self._host.selecting, self))
-        self._host.tell("executor.started", executor=self.name, pid=child.pid)
+        self.processes.append(ExecutorProcess(child, settings, self._owner.loop, self))
+        self._owner.tell("executor.started", executor=self.name, pid=child.pid)
 
     def _dispatch(self, now: float) -> None:
         if not self._waiting and not self._solos:
             return
-        usable = [runner for runner in self.runners if self._is_usable(runner, now)]
+        usable = [process for process in self.processes if self._is_usable(process, now)]
         wall = time.time()  # one for all: instants are dear to write, and dear to read
-        if not usable and not self.runners and not self.gate.may_start(now):
+        if not usable and not self.processes and not self.gate.may_start(now):
             self._give_back()  # the process they were claimed for is gone, and no other will come
             return
         if self._solos:
             self._dispatch_solos(usable, now, wall)
-        for runner in sorted(usable, key=lambda each: len(each.flights)):
-            room = runner.room
+        for process in sorted(usable, key=lambda each: len(each.in_flight)):
+            room = process.room
             if room <= 0 or not self._waiting:
                 continue
             share = -(-len(self._waiting) // len(usable))  # spread over the processes
             for _ in range(min(room, max(share, 1), len(self._waiting))):
-                self._send(runner, self._waiting.popleft(), now, wall)
-            runner.flush()
-        for runner in usable:  # what the even shares left over
-            while self._waiting and runner.room > 0:
-                self._send(runner, self._waiting.popleft(), now, wall)
-            runner.flush()
+                self._send(process, self._waiting.popleft(), now, wall)
+            process.flush()
+        for process in usable:  # what the even shares left over
+            while self._waiting and process.room > 0:
+                self._send(process, self._waiting.popleft(), now, wall)
+            process.flush()
         failpoint("worker.after_send")
 
-    def _dispatch_solos(self, usable: Sequence[Runner], now: float, wall: float) -> None:
-        for runner in usable:
-            if self._solos and not runner.flights:
-                runner.is_reserved, runner.is_solo = False, True
-                self._send(runner, self._solos.popleft(), now, wall)
-                runner.flush()
+    def _dispatch_solos(self, usable: Sequence[ExecutorProcess], now: float, wall: float) -> None:
+        for process in usable:
+            if self._solos and not process.in_flight:
+                process.is_reserved, process.is_solo = False, True
+                self._send(process, self._solos.popleft(), now, wall)
+                process.flush()
         if self._solos and usable and not any(each.is_reserved for each in usable):
             free = [each for each in usable if not each.is_solo]
             if free:
-                min(free, key=lambda each: len(each.flights)).is_reserved = True
+                min(free, key=lambda each: len(each.in_flight)).is_reserved = True
 
-    def _send(self, runner: Runner, claim: Claim, now: float, wall: float) -> None:
+    def _send(self, process: ExecutorProcess, claim: Claim, now: float, wall: float) -> None:
         job = claim.job
-        timeout = self._host.judgement.timeout_of(job)
-        starting = 0.0 if runner.is_up else max(0.0, runner.up_at - now)
+        timeout = self._owner.settler.timeout_of(job)
+        starting = 0.0 if process.is_up else max(0.0, process.up_at - now)
         line = encode_request(
             job_id=job.id,
             function_name=claim.handler,
@@ -434,33 +439,33 @@ class Pool:
             queue_name=job.queue,
             deadline_at=wall + timeout + starting,  # by the executor's clock, which is ours
             trace_context=self._carrier(claim),
-            worker_id=self._host.name,
+            worker_id=self._owner.name,
         )
         failpoint("worker.before_send")
         claim.written_at = now
         claim.is_written = True
-        runner.give(claim, line, timeout)
+        process.give(claim, line, timeout)
 
     def _carrier(self, claim: Claim) -> dict[str, str] | None:
         """What goes along beside the job; version 1 of the protocol has no other place for it.
 
         Who calls others on a job's behalf leaves trying again to us, unless we never do.
         """
-        carrier = set_out(claim, self._host.name)
-        is_single = self._host.judgement.rule_of(claim.job).retry.attempts == 1
+        carrier = set_out(claim, self._owner.name)
+        is_single = self._owner.settler.rule_of(claim.job).retry.attempts == 1
         if is_single == (carrier is not None and ATTEMPTS in carrier):
             return carrier
         others = {key: value for key, value in (carrier or {}).items() if key != ATTEMPTS}
         return {**others, ATTEMPTS: "1"} if is_single else others
 
     def _slots(self, now: float) -> int:
-        return sum(max(0, each.room) for each in self.runners if self._is_usable(each, now))
+        return sum(max(0, each.room) for each in self.processes if self._is_usable(each, now))
 
     def _offer_slots(self) -> None:
         free = self._slots(self._now()) - len(self._waiting) - len(self._solos)
         wanted = max(0, free) if self.is_open else 0
         if wanted != self._offered:
-            self._offered += self._host.offer(self.name, wanted - self._offered)
+            self._offered += self._owner.offer(self.name, wanted - self._offered)
 
 
 def _dice() -> float:

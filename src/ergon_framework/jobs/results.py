@@ -20,9 +20,9 @@ from ergon_framework.errors import (
     StoreUnavailableError,
     UnreadableJobError,
 )
-from ergon_framework.jobs.views import decoded, error_shape, last_told
-from ergon_framework.ports.jobstore import Bell, Job, JobStore, Topic
-from ergon_framework.storage.deadlines import ASKING
+from ergon_framework.jobs.views import decoded, error_view, last_told
+from ergon_framework.ports.jobstore import Job, JobStore, Subscription, Topic
+from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.urls import store_option
 
 APART = 0.005
@@ -31,84 +31,89 @@ POLL = 1.0
 """Seconds after which one looks without having been woken."""
 
 
-class Ear:
-    """One bell of a store for all threads that wait: they take turns at listening to it."""
+class SharedSubscription:
+    """One subscription for all threads that wait: one of them waits on it and wakes the others."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._changed = threading.Condition()
-        self._bell: Bell | None = None
+        self._subscription: Subscription | None = None
         self._users = 0
-        self._is_heard = False  # somebody listens, and tells the others
-        self._rings = 0
+        self._is_watched = False  # a thread waits on it, and wakes the others
+        self._notifications = 0
 
-    def listen(self) -> Share:
-        """A share in the bell, which is there as long as anybody has one."""
+    def join(self) -> Waiter:
+        """Join the subscription, which is open as long as it has a waiter."""
         with self._changed:
-            if self._bell is None:
-                self._bell = self._store.listen(Topic.DONE)
-                self._is_heard = False
+            if self._subscription is None:
+                self._subscription = self._store.subscribe(Topic.DONE)
+                self._is_watched = False
             self._users += 1
-            return Share(self, self._bell, self._rings)
+            return Waiter(self, self._subscription, self._notifications)
 
     def leave(self) -> None:
-        """One share less; the last one closes the bell."""
+        """Leave; the last waiter closes the subscription."""
         with self._changed:
             self._users -= 1
-            if self._users == 0 and self._bell is not None:
-                self._bell.close()
-                self._bell = None
+            if self._users == 0 and self._subscription is not None:
+                self._subscription.close()
+                self._subscription = None
 
-    def wait(self, bell: Bell, heard: int, seconds: float) -> int:
-        """Sleep until there are more rings than were heard, or for so long; how many there are."""
+    def wait(self, subscription: Subscription, seen: int, seconds: float) -> int:
+        """Block until there are more notifications than ``seen``, or for so long; their number."""
         until = time.monotonic() + seconds
-        if self._is_my_turn(heard, until):
-            is_rung = False
+        if self._is_my_turn(seen, until):
+            is_notified = False
             try:
-                is_rung = bell.wait(max(0.0, until - time.monotonic()))
+                is_notified = subscription.wait(max(0.0, until - time.monotonic()))
             finally:
                 with self._changed:
-                    self._is_heard = False
-                    self._rings += is_rung
-                    self._changed.notify_all()  # they heard it too, or one of them listens now
-        return self._rings
+                    self._is_watched = False
+                    self._notifications += is_notified
+                    # The others were notified too, or one of them waits on it now.
+                    self._changed.notify_all()
+        return self._notifications
 
-    def _is_my_turn(self, heard: int, until: float) -> bool:
+    def _is_my_turn(self, seen: int, until: float) -> bool:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._rings != heard or not self._is_heard,
+                lambda: self._notifications != seen or not self._is_watched,
                 max(0.0, until - time.monotonic()),
             )
-            if self._rings != heard or self._is_heard:
+            if self._notifications != seen or self._is_watched:
                 return False
-            self._is_heard = True
+            self._is_watched = True
             return True
 
 
-class Share:
-    """One waiter's share in a bell; a ring between two waits counts."""
+class Waiter:
+    """One thread that waits; a notification between two waits counts."""
 
-    def __init__(self, ear: Ear, bell: Bell, heard: int) -> None:
-        self._ear = ear
-        self._bell = bell
-        self._heard = heard
+    def __init__(self, shared: SharedSubscription, subscription: Subscription, seen: int) -> None:
+        self._shared = shared
+        self._subscription = subscription
+        self._seen = seen
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until rung or until that much time has passed; whether it was rung."""
-        before = self._heard
-        self._heard = self._ear.wait(self._bell, before, seconds)
-        return self._heard != before
+        """Block until notified, or until that much time has passed; whether it was notified."""
+        before = self._seen
+        self._seen = self._shared.wait(self._subscription, before, seconds)
+        return self._seen != before
 
     def close(self) -> None:
-        """Give it back, once."""
-        self._ear.leave()
+        """Leave, once."""
+        self._shared.leave()
 
 
-def wait_in_time(store: JobStore, ear: Ear, job_id: str, timeout: float | None, poll: float) -> Job:
+def wait_in_time(
+    store: JobStore, shared: SharedSubscription, job_id: str, timeout: float | None, poll: float
+) -> Job:
     """The same as :func:`wait_for`, also when the store does not answer for longer than that."""
     began = time.monotonic()
     try:
-        return ASKING.hurried(timeout, lambda: wait_for(store, ear, job_id, timeout, poll))
+        return CALL_BUDGET.run_within(
+            timeout, lambda: wait_for(store, shared, job_id, timeout, poll)
+        )
     except StoreUnavailableError as error:
         if timeout is None or time.monotonic() < began + timeout:
             raise
@@ -121,7 +126,7 @@ def _sleep(seconds: float) -> None:
 
 def wait_for(
     store: JobStore,
-    ear: Ear,
+    shared: SharedSubscription,
     job_id: str,
     timeout: float | None,
     poll: float = POLL,
@@ -133,16 +138,16 @@ def wait_for(
     if job.status.is_final:
         return job
     until = None if timeout is None else now() + timeout
-    with closing(ear.listen()) as bell:
+    with closing(shared.join()) as waiter:
         while True:
             looked_at = now()
-            job = found(store, job_id)  # after the bell is there, so that no end is missed
+            job = found(store, job_id)  # after subscribing, so that no end is missed
             if job.status.is_final:
                 return job
             left = poll if until is None else min(poll, until - now())
             if left <= 0:
                 raise timed_out(job, timeout)
-            if bell.wait(left):
+            if waiter.wait(left):
                 sleep(max(0.0, min(looked_at + APART - now(), left)))
 
 
@@ -166,7 +171,7 @@ def result_of(job: Job, url: str = "") -> Any:
     if is_cancelled or failure is None:
         failure = Failure(Kind.CANCELLED if is_cancelled else Kind.DEFECT, job.status.value)
     how = "was cancelled" if is_cancelled else f"failed: {failure.message or failure.code}"
-    details = {"job_id": job.id, "status": job.status.value, **error_shape(failure)}
+    details = {"job_id": job.id, "status": job.status.value, **error_view(failure)}
     remedy = f"this tells more:  ergon why {shlex.quote(job.id)}{store_option(url)}"
     error = JobFailedError(f"the job {job.id} {how}", remedy=remedy, details=details)
     entry = None if is_cancelled else last_told(job, "traceback")

@@ -5,7 +5,7 @@ The store holds each schedule with the instant of its next fire. Every worker lo
 names its schedule and its instant, so that even a record put back to an earlier instant adds no job
 that is still known.
 
-``Timetable`` is the scheduler inside a worker. Thousands of schedules outlast a lease, so it writes
+``SlicedScheduler`` runs inside a worker. Thousands of schedules outlast a lease, so it writes
 and fires them in slices of bounded time; between two slices the worker renews, settles and claims.
 """
 
@@ -385,7 +385,7 @@ SLICE = 0.2
 """Seconds after which others have their turn, unless a lease is so short that it must be less."""
 
 
-class Fires(Protocol):
+class CronJobs(Protocol):
     """Cron, seen from here. What ``goes_on`` cuts short is gone on with by the next call."""
 
     def sync(self, *, goes_on: Callable[[], bool]) -> Synced:
@@ -425,12 +425,12 @@ class Slice:
         return not self.is_cut
 
 
-class Timetable:
+class SlicedScheduler:
     """A worker's schedules. Nothing is fired before all are written: some may be out of date."""
 
     def __init__(
         self,
-        schedules: Fires,
+        schedules: CronJobs,
         now: Callable[[], float],
         lease: float,
         tell_lost: Callable[[list[str]], None],

@@ -17,25 +17,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim
-from ergon_framework.jobs.maintenance import WorkerChores, is_stall
+from ergon_framework.jobs.maintenance import Maintenance, is_stall
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.jobstore import Claimed, JobStore, Leased, Settlement, Topic
+from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, JobStore, Settlement, Topic
 from ergon_framework.storage.failpoints import declare, failpoint
 
 
 class MakeAsk(Protocol):
     """How the worker asks for jobs."""
 
-    def __call__(self, slots: Mapping[str, int], *, is_thorough: bool) -> Ask:
+    def __call__(self, slots: Mapping[str, int], *, is_thorough: bool) -> ClaimRequest:
         """Thoroughly: look for what nobody can run, and for what is left, too."""
 
 
-class Slots:
+class SlotCounter:
     """The counts, and which executors had slots left at their last claim. Guard it with a lock."""
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ class Slots:
         return bool(filled)
 
 
-def by_executor(ask: Ask, jobs: Sequence[Leased]) -> Counter[str]:
+def by_executor(ask: ClaimRequest, jobs: Sequence[ClaimedJob]) -> Counter[str]:
     """How many of the jobs each executor runs."""
     return Counter([executor_of(ask, job) for job in jobs])
 
 
-def executor_of(ask: Ask, job: Leased) -> str:
+def executor_of(ask: ClaimRequest, job: ClaimedJob) -> str:
     """Which executor runs a job."""
     return job.executor or ask.routes.get(job.queue, ask.default)
 
@@ -93,8 +93,8 @@ MOMENT = CHARGE_AFTER / 2
 declare("worker.before_renew")
 
 
-class Leases:
-    """Everything this worker holds. Only the keeper's thread changes it."""
+class HeldLeases:
+    """Everything this worker holds. Only the store thread changes it."""
 
     def __init__(
         self, store: JobStore, lease: float, report: Callable[[str, dict[str, Any]], None]
@@ -138,7 +138,7 @@ class Leases:
             if claim is not None and claim.job.fence == each.fence:
                 del claims[each.id]
 
-    def hurry(self) -> None:
+    def renew_soon(self) -> None:
         """Something may have cost us time: renew as soon as the store answers."""
         self._renew_at = 0.0
 
@@ -162,7 +162,7 @@ class Leases:
         if not claims:
             return
         failpoint("worker.before_renew")
-        holds = [claim.hold() for claim in claims]
+        holds = [claim.renewal() for claim in claims]
         kept = self._store.renew(holds, self._lease)
         for claim, hold in zip(claims, holds, strict=True):
             claim.is_recorded = claim.is_recorded or hold.is_charged
@@ -189,7 +189,7 @@ MOST_REASONS = 8
 declare("worker.claimed", "worker.before_settle")
 
 
-class Keeper:
+class StoreThread:
     """Talks to the store in a thread of its own."""
 
     def __init__(
@@ -202,8 +202,8 @@ class Keeper:
         report: Callable[[str, dict[str, Any]], None],
     ) -> None:
         self.store = store
-        self.chores: WorkerChores | None = None
-        self.leases = Leases(store, settings.claimed_for, report)
+        self.maintenance: Maintenance | None = None
+        self.leases = HeldLeases(store, settings.claimed_for, report)
         self.offset = 0.0  # the store's clock minus ours
         self.counters = {"late": 0, "refused": 0, "outages": 0}
         self.probes = 0
@@ -217,7 +217,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._rests = threading.Condition(self._lock)  # no exchange is under way
         self._settlements: list[Settlement] = []
-        self._slots = Slots()
+        self._slots = SlotCounter()
         self._is_probing = False
         self._is_asleep = False
         self._is_busy = False
@@ -226,12 +226,12 @@ class Keeper:
         self._gives_up = False
         self._news = True  # something may be claimable
         self._next_at: float | None = None  # … or will be then, by our clock
-        self._chores_at: float | None = None
+        self._maintenance_at: float | None = None
         self._failures = 0
         self._began = self._away_since = 0.0  # the turn, and the outage
         self._reasons: set[str] = set()  # that were logged in this outage
         self._now = SYSTEM_CLOCK.now
-        self._bell = store.listen(Topic.WORK)
+        self._subscription = store.subscribe(Topic.WORK)
         self._thread: threading.Thread | None = None
 
     # ---- from the worker's loop ----
@@ -249,7 +249,7 @@ class Keeper:
                 self._news = True
             wakes = made > 0 and self._news and self._is_asleep
         if wakes:
-            self._bell.ring()
+            self._subscription.wake()
         return made
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
@@ -258,12 +258,12 @@ class Keeper:
             self._settlements += settlements
             wakes, self._is_asleep = self._is_asleep, False
         if wakes:
-            self._bell.ring()
+            self._subscription.wake()
 
     def probe(self) -> None:
         """Find out whether anything due is left; ``probes`` grows when ``is_left`` is fresh."""
         self._is_probing = self._news = True
-        self._bell.ring()
+        self._subscription.wake()
 
     def stop_claiming(self, seconds: float) -> bool:
         """Take no more jobs, and wait for a claim that is under way; whether none is."""
@@ -271,27 +271,27 @@ class Keeper:
             self._may_claim = False
             return self._rests.wait_for(lambda: not self._is_busy, seconds)
 
-    def end(self, *, with_chores: bool) -> None:
-        """Settle what is left, and finish chores under way if so asked; see :meth:`join`."""
+    def end(self, *, with_maintenance: bool) -> None:
+        """Settle what is left, and finish maintenance under way if so asked; see :meth:`join`."""
         self._may_claim = False
         self._ends = True
-        if not with_chores:
-            self._stop_chores()
-        self._bell.ring()
+        if not with_maintenance:
+            self._stop_maintenance()
+        self._subscription.wake()
 
     def join(self, seconds: float) -> None:
         """Wait for the thread; then it gives up what the store has not taken."""
         if self._thread is not None:
             self._thread.join(seconds)
             self._gives_up = True
-            self._stop_chores()
-            self._bell.ring()
+            self._stop_maintenance()
+            self._subscription.wake()
             self._thread.join(1.0)
-            self._tell_unsettled()
+            self._log_unsettled()
         if self._thread is None or not self._thread.is_alive():
-            self._bell.close()
+            self._subscription.close()
 
-    def _tell_unsettled(self) -> None:
+    def _log_unsettled(self) -> None:
         ids = [*self.leases.claims]
         if ids:
             text = "the store did not take how %d job(s) ended, which will be rescued: %s"
@@ -305,7 +305,7 @@ class Keeper:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is held, and nothing waits to be written."""
-        is_under_way = self.chores is not None and self.chores.is_under_way
+        is_under_way = self.maintenance is not None and self.maintenance.is_under_way
         is_written = not self._settlements and not self._is_busy
         return is_written and not is_under_way and not self.leases.claims
 
@@ -329,9 +329,9 @@ class Keeper:
 
     def _once(self) -> bool:
         """One exchange, if there is any, then what else is due; whether the store was asked."""
-        self._mind_the_clock()
+        self._check_clock()
         began = self._began = self._now()
-        self._mind_an_outage()
+        self._check_outage()
         with self._lock:
             settlements, self._settlements = self._settlements, []
             ask = self._due_ask()
@@ -346,46 +346,48 @@ class Keeper:
                 self._settlements[:0] = settlements  # not written: keep them, in order
                 self._is_busy = False
                 self._rests.notify_all()
-        self._mind_a_stall(began)
-        if is_delivered and self._now() < min(self.leases.next_at, self._chores_at or 0.0):
+        self._check_for_stall(began)
+        if is_delivered and self._now() < min(self.leases.next_at, self._maintenance_at or 0.0):
             return True  # the loop waits for this thread to let it run: nothing else is due
         self.leases.renew_due(self._now())
-        self._mind_a_stall(began)
-        if self.chores is not None and not self._ends:
-            self._chores_at = self.chores.run(self._now())
+        self._check_for_stall(began)
+        if self.maintenance is not None and not self._ends:
+            self._maintenance_at = self.maintenance.run(self._now())
             is_asked = is_asked or not self._ends  # the end may have cut them off
         return is_asked
 
-    def _stop_chores(self) -> None:
-        if self.chores is not None:
-            self.chores.stop()
+    def _stop_maintenance(self) -> None:
+        if self.maintenance is not None:
+            self.maintenance.stop()
 
-    def _mind_the_clock(self) -> None:
+    def _check_clock(self) -> None:
         """A clock that was set makes leases look expired, or the other way round."""
         offset = self.store.now() - self._now()
         if abs(offset - self.offset) > self._settings.claimed_for / 3:
             logger.warning("the store's clock jumped by %.1f s", offset - self.offset)
             self._news = True
-            self.leases.hurry()
-            if self.chores is not None:
-                self.chores.bounce()
+            self.leases.renew_soon()
+            if self.maintenance is not None:
+                self.maintenance.restart_all()
         self.offset = offset
 
-    def _mind_an_outage(self) -> None:
+    def _check_outage(self) -> None:
         """Others had none to renew with either, unless it was so short that no lease ended by it;
         half as long as a stall, as they may ask for the store's return a little later.
         """
-        if self.chores is None or not self._failures:
+        if self.maintenance is None or not self._failures:
             return
         is_long = is_stall(2 * (self._now() - self._away_since), self._settings.claimed_for)
-        (self.chores.bounce if is_long else self.chores.hurry)()
+        (self.maintenance.restart_all if is_long else self.maintenance.run_soon)()
 
-    def _mind_a_stall(self, since: float) -> None:
+    def _check_for_stall(self, since: float) -> None:
         """Others waited for the same answer, and may not have renewed their leases yet."""
-        if self.chores is not None and is_stall(self._now() - since, self._settings.claimed_for):
-            self.chores.stalled()
+        if self.maintenance is not None and is_stall(
+            self._now() - since, self._settings.claimed_for
+        ):
+            self.maintenance.delay_rescue()
 
-    def _due_ask(self) -> Ask | None:
+    def _due_ask(self) -> ClaimRequest | None:
         is_due = self._next_at is not None and self._now() >= self._next_at
         if not self._may_claim or not (self._news or is_due):
             return None
@@ -395,17 +397,17 @@ class Keeper:
         is_thorough = self._is_probing or is_due or self._next_at is None
         return self._ask(slots, is_thorough=is_thorough)
 
-    def _exchange(self, settlements: list[Settlement], ask: Ask | None) -> bool:
+    def _exchange(self, settlements: list[Settlement], ask: ClaimRequest | None) -> bool:
         """Settle and claim in one commit; whether jobs were handed to the loop.
 
         What is written is taken off the list.
         """
-        # A ring from here on may be for something that this claim does not see.
+        # A notification from here on may be of something that this claim does not see.
         self._news = self._news and ask is None
         if settlements:
             failpoint("worker.before_settle")
         try:
-            applied, claimed = self.store.exchange(settlements, ask)
+            applied, claimed = self.store.settle_and_claim(settlements, ask)
         except BaseException as error:
             self._news = True
             if not settlements or not _is_refusal(error):
@@ -421,7 +423,7 @@ class Keeper:
         while settlements:
             one = settlements[:1]
             try:
-                applied, _ = self.store.exchange(one, None)
+                applied, _ = self.store.settle_and_claim(one, None)
             except StoreError as error:
                 if not _is_refusal(error):
                     raise
@@ -451,7 +453,7 @@ class Keeper:
             logger.warning(text, settlement.id)
             self._report("job.late", {"job_id": settlement.id})
 
-    def _take(self, ask: Ask, claimed: Claimed) -> bool:
+    def _take(self, ask: ClaimRequest, claimed: ClaimResult) -> bool:
         now = self._now()
         wait = None if claimed.next_at is None else claimed.next_at - self.store.now()
         soonest = now + self._settings.poll  # commits we cannot hear of
@@ -460,7 +462,7 @@ class Keeper:
         with self._lock:
             is_filled = self._slots.take(ask.slots, by_executor(ask, claimed.jobs))
             self._news = self._news or is_filled
-        if ask.asks_more:  # no other claim has looked
+        if ask.wants_more:  # no other claim has looked
             self.is_left = claimed.more
             if self._is_probing:
                 self._is_probing = False
@@ -481,26 +483,26 @@ class Keeper:
                 return
             self._is_asleep = True
         until = [self.leases.next_at]
-        if self._chores_at is not None:
-            until.append(self._chores_at)
+        if self._maintenance_at is not None:
+            until.append(self._maintenance_at)
         if self._next_at is not None and self._may_claim and is_free:
             until.append(self._next_at)
         if self._failures:
             wait = OUTAGE.delay(self._failures - 1, random.random())  # noqa: S311
             # Others rescue nothing for a lease after it is back: be there by then.
             self._sit_out(now + min(wait, self._settings.claimed_for / 3))
-        elif self._bell.wait(max(0.0, min(until) - now)):
+        elif self._subscription.wait(max(0.0, min(until) - now)):
             self._news = True
         self._is_asleep = False
 
     # ---- a store that is away ----
 
     def _sit_out(self, until: float) -> None:
-        """Wait, whatever rings: the store has to come back before any of it matters."""
+        """Wait, whatever is notified: the store has to come back before any of it matters."""
         while (now := self._now()) < until and not self._gives_up:
             if self._ends:
                 until = min(until, now + ENDING_WAIT)
-            self._bell.wait(until - now)
+            self._subscription.wait(until - now)
 
     def _outage(self, error: Exception) -> None:
         if self._gives_up:
@@ -510,8 +512,8 @@ class Keeper:
         self._failures += 1
         if self._failures == 1:
             self._away_since = self._began
-        self.leases.hurry()
-        self._mind_an_outage()  # so that the next round asks the store for certain
+        self.leases.renew_soon()
+        self._check_outage()  # so that the next round asks the store for certain
         if self._failures == 1:
             self.counters["outages"] += 1
             self._report("store.lost", {"error": str(error)})

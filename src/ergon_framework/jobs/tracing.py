@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from opentelemetry.trace import Span
 
-from ergon_framework.core.job import Died, Failed, Held, Released, Seen
+from ergon_framework.core.job import Event, Failed, Held, ProcessDied, Released
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.telemetry.tracing import SpanKind, begin, begin_first, carried, edge, end
@@ -88,19 +88,19 @@ def set_out(claim: Claim, worker: str) -> dict[str, str] | None:
     return {**(carrier or {}), "correlation_id": job.correlation_id}
 
 
-def came_back(claim: Claim, seen: Seen) -> None:
-    """End the span of an attempt with what was seen of it."""
+def came_back(claim: Claim, event: Event) -> None:
+    """End the span of an attempt with its outcome."""
     span, claim.span = claim.span, None
     if span is not None:
-        outcome, failure = _told(seen)
+        outcome, failure = _told(event)
         end(span, failure, {"rrq.outcome": outcome})
 
 
-def _told(seen: Seen) -> tuple[str, str | None]:
-    if isinstance(seen, Failed):
-        return "failed", seen.failure.code
-    if isinstance(seen, Died):
+def _told(event: Event) -> tuple[str, str | None]:
+    if isinstance(event, Failed):
+        return "failed", event.failure.code
+    if isinstance(event, ProcessDied):
         return "died", "executor_died"
-    if isinstance(seen, Held):
+    if isinstance(event, Held):
         return "held", None
-    return ("released" if isinstance(seen, Released) else "success"), None
+    return ("released" if isinstance(event, Released) else "success"), None

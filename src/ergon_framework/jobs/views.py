@@ -18,7 +18,7 @@ SILENT = 60.0
 _decode = msgspec.json.decode
 
 
-def job_shape(job: Job, settings: JobsSettings) -> dict[str, Any]:
+def job_view(job: Job, settings: JobsSettings) -> dict[str, Any]:
     """Everything there is to know about a job; what it leaves open is as the settings say."""
     rule = settings.rule(job.max_attempts, job.max_deliveries)
     return {
@@ -36,7 +36,7 @@ def job_shape(job: Job, settings: JobsSettings) -> dict[str, Any]:
         "args": decoded(job.args),
         "kwargs": decoded(job.kwargs),
         "result": None if job.result is None else decoded(job.result),
-        "last_error": None if job.last_error is None else error_shape(job.last_error),
+        "last_error": None if job.last_error is None else error_view(job.last_error),
         "why": job.why or None,
         "history": list(entries(job)),
         "created_at": moment(job.created_at),
@@ -63,7 +63,7 @@ def executor_of(job: Job, settings: JobsSettings) -> str:
     return named or settings.routes.get(job.queue) or settings.default_executor
 
 
-def error_shape(failure: Failure) -> dict[str, str]:
+def error_view(failure: Failure) -> dict[str, str]:
     """A failure's kind, code and message."""
     return {"kind": failure.kind.value, "code": failure.code, "message": failure.message}
 
@@ -99,7 +99,7 @@ def decoded(text: bytes) -> Any:
         return None
 
 
-def queue_settings_shape(queue: Queue) -> dict[str, Any]:
+def queue_limits_view(queue: Queue) -> dict[str, Any]:
     """What holds a queue back."""
     return {
         "name": queue.name,
@@ -110,13 +110,13 @@ def queue_settings_shape(queue: Queue) -> dict[str, Any]:
     }
 
 
-def queue_shapes(
+def queue_views(
     queues: Iterable[Queue], named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
 ) -> list[dict[str, Any]]:
     """Queues, each with the executors that its due jobs name and no living worker has."""
     missing = missing_executors(named, workers, now)
     return [
-        queue_shape(queue, [each.executor for each in missing if queue.name in each.queues])
+        queue_view(queue, [each.executor for each in missing if queue.name in each.queues])
         for queue in queues
     ]
 
@@ -139,10 +139,10 @@ def unsynced(store: JobStore) -> str | None:
     return None if store.is_synced or isinstance(store, MemoryJobStore) else store.durability
 
 
-def queue_shape(queue: Queue, missing: Sequence[str] = ()) -> dict[str, Any]:
+def queue_view(queue: Queue, missing: Sequence[str] = ()) -> dict[str, Any]:
     """A queue with its limits and its counts."""
     return {
-        **queue_settings_shape(queue),
+        **queue_limits_view(queue),
         "missing_executors": list(missing),
         "counts": {status.value: queue.counts.get(status.value, 0) for status in JobStatus}
         | ({"unreadable": aside} if (aside := queue.counts.get("unreadable")) else {}),
@@ -150,7 +150,7 @@ def queue_shape(queue: Queue, missing: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def worker_shape(record: WorkerRecord, now: float) -> dict[str, Any]:
+def worker_view(record: WorkerRecord, now: float) -> dict[str, Any]:
     """A worker; one that has told nothing for long is ``silent``."""
     pools = [each for each in record.executors.values() if isinstance(each, dict)]
     return {
@@ -173,7 +173,7 @@ def worker_state(record: WorkerRecord, now: float) -> str:
     return record.state if now - record.seen_at < SILENT else "silent"
 
 
-def schedule_shape(schedule: Schedule) -> dict[str, Any]:
+def schedule_view(schedule: Schedule) -> dict[str, Any]:
     """A cron schedule; the arguments of its job stay out."""
     job = decoded(schedule.job) or {}
     return {

@@ -19,18 +19,18 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Failed, JobStatus, Seen
+from ergon_framework.core.job import Event, Failed, JobStatus
 from ergon_framework.core.text import failure_text, indented, one_line
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
-from ergon_framework.jobs.claims import Claim, Judgement
-from ergon_framework.jobs.event_loop import Selecting
-from ergon_framework.jobs.maintenance import WorkerChores
-from ergon_framework.jobs.pool import Pool, allow_descriptors, checked
-from ergon_framework.jobs.scheduler import Fires
+from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.event_loop import EventLoop
+from ergon_framework.jobs.maintenance import Maintenance
+from ergon_framework.jobs.pool import ExecutorPool, allow_descriptors, checked
+from ergon_framework.jobs.scheduler import CronJobs
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
-from ergon_framework.jobs.store_thread import Keeper, executor_of
+from ergon_framework.jobs.store_thread import StoreThread, executor_of
 from ergon_framework.jobs.tracing import came_back
 from ergon_framework.jobs.validation import name as name_of
 from ergon_framework.jobs.watchdog import Watchdog
@@ -48,13 +48,13 @@ ONLY_HELD = 10.0
 """Seconds after which a burst leaves when nothing but short holds comes of its jobs."""
 
 
-class Burst:
+class BurstEnd:
     """Watches one worker; asked after every turn of its loop."""
 
     def __init__(
         self,
-        keeper: Keeper,
-        pools: Mapping[str, Pool],
+        store_thread: StoreThread,
+        pools: Mapping[str, ExecutorPool],
         store: FullJobStore,
         queues: tuple[str, ...] | None,
         settled: Callable[[], tuple[int, int]],
@@ -65,7 +65,7 @@ class Burst:
         self._since = 0.0  # … and no more of it since then
         self._held = 0  # how many were held until then
         self.error: ErgonError | None = None
-        self._keeper = keeper
+        self._store_thread = store_thread
         self._pools = pools
         self._store = store
         self._queues = queues
@@ -79,22 +79,24 @@ class Burst:
         if self._is_only_held(now) and self._is_idle():
             return True
         was_asked = self._probes is not None
-        if was_asked and (self._keeper.probes == self._probes or now < self._look_at):
-            return False  # the keeper is busy with our question, for as long as the store takes
+        if was_asked and (self._store_thread.probes == self._probes or now < self._look_at):
+            return (
+                False  # the store_thread is busy with our question, for as long as the store takes
+            )
         if not self._is_idle():
             self._probes = None
             self._is_nothing_held = False
             return False
         if self._probes is None:
-            self._probes = self._keeper.probes
-            self._keeper.probe()
+            self._probes = self._store_thread.probes
+            self._store_thread.probe()
             return False
         self._look_at = now + LOOK_AGAIN
         self._probes = None  # what is decided now rests on a fresh look
         was_nothing_held, self._is_nothing_held = self._is_nothing_held, False
-        if self._keeper.is_left:
+        if self._store_thread.is_left:
             return self._is_hopeless()
-        due_at = self._keeper.due_at
+        due_at = self._store_thread.due_at
         if due_at is not None and due_at <= now + LINGER:
             return False  # as good as due: a short backoff must not decide what is left behind
         if was_nothing_held:
@@ -113,9 +115,9 @@ class Burst:
         return now - self._since >= ONLY_HELD
 
     def _is_idle(self) -> bool:
-        keeper = self._keeper
+        store_thread = self._store_thread
         in_hand = any(pool.in_hand for pool in self._pools.values())
-        return not in_hand and keeper.is_settled
+        return not in_hand and store_thread.is_settled
 
     def _is_hopeless(self) -> bool:
         """Whether what is left is for executors that do not start: all others have free slots."""
@@ -142,7 +144,7 @@ class Burst:
                 for job in self._store.search(search)
                 if self._queues is None or job.queue in self._queues
             }
-        except StoreError:  # it is away: the keeper waits for it, and so do we
+        except StoreError:  # it is away: the store_thread waits for it, and so do we
             return True
         before, self._leases = (
             self._leases,
@@ -190,7 +192,7 @@ class Worker:
         queues: Sequence[str] | None = None,
         burst: bool = False,
         name: str | None = None,
-        schedules: Fires | None = None,
+        schedules: CronJobs | None = None,
         prepare: Callable[[], Iterable[str]] | None = None,
         read_elsewhere: frozenset[str] = frozenset(),
     ) -> None:
@@ -202,7 +204,7 @@ class Worker:
         self.executors = {key: checked(key, value) for key, value in executors.items()}
         self.default = default_executor(self.settings, self.executors)
         self.name = name_of("worker name", name) if name else _made_up()
-        self.judgement = Judgement(self.settings, self.name)
+        self.settler = Settler(self.settings, self.name)
         self.read_elsewhere = read_elsewhere
         self.watchdog = Watchdog(self.settings.claimed_for)
         self.queues = tuple(queues) if queues else None
@@ -217,8 +219,8 @@ class Worker:
         self._error: ErgonError | None = None
         self._counts: Counter[str] = Counter()
         self._held_shortly = 0
-        self._pools: dict[str, Pool] = {}
-        self._dirty: dict[Pool, None] = {}
+        self._pools: dict[str, ExecutorPool] = {}
+        self._dirty: dict[ExecutorPool, None] = {}
         self._settled: list[Settlement] = []
         self._sink = FanOut(None, (), ())
 
@@ -226,8 +228,8 @@ class Worker:
 
     def run(self) -> WorkerReport:
         """Work until stopped; returns when every process has ended and all is settled."""
-        self.selecting = Selecting()
-        self._keeper = Keeper(
+        self.loop = EventLoop()
+        self._store_thread = StoreThread(
             self._store,
             self.settings,
             self._ask,
@@ -235,22 +237,22 @@ class Worker:
             self._was_settled,
             self._reported,
         )
-        self._chores = WorkerChores(
+        self._maintenance = Maintenance(
             self._store,
             self.settings,
-            self.judgement,
+            self.settler,
             self._record,
-            self._keeper.leases.holds,
+            self._store_thread.leases.holds,
             self._reported,
             self._schedules,
             self._prepare,
         )
-        self._keeper.chores = self._chores
-        self._keeper.leases.when_lost = self._lost
-        self._pools = {key: Pool(key, value, self) for key, value in self.executors.items()}
+        self._store_thread.maintenance = self._maintenance
+        self._store_thread.leases.when_lost = self._lost
+        self._pools = {key: ExecutorPool(key, value, self) for key, value in self.executors.items()}
         self._started_at = self._store.now()
         allow_descriptors(sum(each.pool_size for each in self.executors.values()))
-        self._keeper.start()
+        self._store_thread.start()
         self.tell("worker.started", worker=self.name)
         try:
             self._work()
@@ -271,9 +273,9 @@ class Worker:
         """
         with self._stop_lock:
             self._stops = 2 if now else self._stops + 1
-        selecting = getattr(self, "selecting", None)
-        if selecting is not None:
-            selecting.post(lambda: None)  # to wake it
+        loop = getattr(self, "loop", None)
+        if loop is not None:
+            loop.post(lambda: None)  # to wake it
 
     # ---- the loop ----
 
@@ -283,18 +285,18 @@ class Worker:
         burst = self._begun_burst() if self._burst else None
         while not self._stops:
             self._turn()
-            if burst is not None and burst.is_over(self.selecting.now()):
+            if burst is not None and burst.is_over(self.loop.now()):
                 self._error = burst.error
                 return
 
-    def _begun_burst(self) -> Burst:
+    def _begun_burst(self) -> BurstEnd:
         def settled() -> tuple[int, int]:
             return self._held_shortly, self._counts.total() - self._held_shortly
 
-        return Burst(self._keeper, self._pools, self._store, self.queues, settled)
+        return BurstEnd(self._store_thread, self._pools, self._store, self.queues, settled)
 
     def _turn(self, until: float | None = None) -> None:
-        now = self.selecting.now()
+        now = self.loop.now()
         if self.watchdog.was_stopped(now):
             self._was_stopped()
         times = [now + (BURST_TURN if self._burst else LONGEST_TURN)]
@@ -308,7 +310,7 @@ class Worker:
             times.append(until)
         self._hand_over()
         if not self._is_ending or self._pools_left():
-            self.selecting.turn(min(times))
+            self.loop.turn(min(times))
         self._hand_over()
 
     def _was_stopped(self) -> None:
@@ -319,18 +321,18 @@ class Worker:
             logger.warning(text, self.watchdog.patience, ended)
 
     def _hand_over(self) -> None:
-        """Give the keeper what this turn has settled, in one piece."""
+        """Give the store_thread what this turn has settled, in one piece."""
         if self._settled:
             settled, self._settled = self._settled, []
-            self._keeper.settle(settled)
+            self._store_thread.settle(settled)
 
     def _drain(self) -> None:
         """Let what runs finish within the grace; then end it and give it back."""
-        self._keeper.stop_claiming(0.0)
+        self._store_thread.stop_claiming(0.0)
         for pool in self._pools.values():
             pool.stop_taking()
-        until = self.selecting.now() + self.settings.grace
-        while self._in_hand() and self._stops < 2 and self.selecting.now() < until:
+        until = self.loop.now() + self.settings.grace
+        while self._in_hand() and self._stops < 2 and self.loop.now() < until:
             self._turn(until)
         for pool in self._pools.values():
             if self._in_hand() or self._stops > 1:
@@ -341,14 +343,14 @@ class Worker:
 
     def _wait_for_ends(self) -> None:
         """Processes that were asked to leave: ask louder and louder."""
-        asked_at = self.selecting.now()
+        asked_at = self.loop.now()
         louder = iter((False, True))
         grace = max(each.kill_grace for each in self.executors.values())
         self._is_ending = True
         while self._pools_left():
             self._turn()
-            if self._stops > 1 or self.selecting.now() > asked_at + grace:
-                asked_at = self.selecting.now()
+            if self._stops > 1 or self.loop.now() > asked_at + grace:
+                asked_at = self.loop.now()
                 at_once = self._stops > 1 or next(louder, True)
                 for pool in self._pools.values():
                     pool.end(at_once=at_once)
@@ -363,15 +365,15 @@ class Worker:
         for pool in self._pools.values():  # after an error of our own: leave nobody behind
             if not pool.is_gone:
                 pool.end(at_once=True)
-        since = self.selecting.now()
-        if self._keeper.stop_claiming(self._store_has(since)):
-            since = self.selecting.now()  # it answers, and may have brought something
-        self.selecting.turn(self.selecting.now())  # what was claimed at the last moment goes back
+        since = self.loop.now()
+        if self._store_thread.stop_claiming(self._store_has(since)):
+            since = self.loop.now()  # it answers, and may have brought something
+        self.loop.turn(self.loop.now())  # what was claimed at the last moment goes back
         self._hand_over()
-        self._keeper.end(with_chores=not self._stops)  # a burst has time for schedules
-        self._keeper.join(self._store_has(since))
-        self._chores.leave(self._store_has(since))
-        self.selecting.close()
+        self._store_thread.end(with_maintenance=not self._stops)  # a burst has time for schedules
+        self._store_thread.join(self._store_has(since))
+        self._maintenance.leave(self._store_has(since))
+        self.loop.close()
         counts = self._counts
         report = WorkerReport(
             completed=counts["completed"],
@@ -379,9 +381,10 @@ class Worker:
             failed=counts["failed"],
             held=counts["held"],
             released=counts["released"],
-            rescued=self._chores.rescued,
-            late=self._keeper.counters["late"],
-            unsettled=len(self._keeper.leases.claims) + self._keeper.counters["refused"],
+            rescued=self._maintenance.rescued,
+            late=self._store_thread.counters["late"],
+            unsettled=len(self._store_thread.leases.claims)
+            + self._store_thread.counters["refused"],
             stop_reason=self._reason if not self._stops else "stopped",
         )
         self.tell("worker.stopped", worker=self.name, report=report)
@@ -389,27 +392,29 @@ class Worker:
 
     def _store_has(self, since: float) -> float:
         """Seconds left for a store that may not answer: when nothing is owed to it, the grace."""
-        is_owed = bool(self._keeper.leases.claims)
+        is_owed = bool(self._store_thread.leases.claims)
         most = LEAVING if is_owed else min(LEAVING, max(LEAST, self.settings.grace))
-        return max(0.0, since + most - self.selecting.now())
+        return max(0.0, since + most - self.loop.now())
 
     # ---- for the pools ----
 
     def offer(self, executor: str, slots: int) -> int:
-        """See :meth:`Keeper.offer`."""
-        return self._keeper.offer(executor, slots)
+        """See :meth:`StoreThread.offer`."""
+        return self._store_thread.offer(executor, slots)
 
-    def finish(self, claim: Claim, seen: Seen, seconds: float | None, result: bytes | None) -> None:
+    def finish(
+        self, claim: Claim, event: Event, seconds: float | None, result: bytes | None
+    ) -> None:
         """A claimed job leaves our hands."""
         if claim.span is not None:
-            came_back(claim, seen)
-        self._settled.append(self.judgement.settled(claim, seen, self.wall(), seconds, result))
+            came_back(claim, event)
+        self._settled.append(self.settler.settle_claim(claim, event, self.wall(), seconds, result))
 
     def wall(self) -> float:
         """The store's clock, about, when this turn began."""
-        return self.selecting.at + self._keeper.offset
+        return self.loop.at + self._store_thread.offset
 
-    def dirty(self, pool: Pool) -> None:
+    def dirty(self, pool: ExecutorPool) -> None:
         """Attend to this pool after the turn."""
         self._dirty[pool] = None
 
@@ -418,10 +423,10 @@ class Worker:
         if has_listeners():
             self._sink.emit(Notice(name, self._store.now(), fields))
 
-    # ---- for the keeper, in its thread ----
+    # ---- for the store_thread, in its thread ----
 
-    def _ask(self, slots: Mapping[str, int], *, is_thorough: bool = True) -> Ask:
-        return Ask(
+    def _ask(self, slots: Mapping[str, int], *, is_thorough: bool = True) -> ClaimRequest:
+        return ClaimRequest(
             worker=self.name,
             lease=self.settings.claimed_for,
             slots=slots,
@@ -429,15 +434,15 @@ class Worker:
             routes=self.settings.routes,
             own=frozenset(self.executors),
             queues=self.queues,
-            asks_more=is_thorough,
+            wants_more=is_thorough,
         )
 
     def _delivered(self, claims: list[Claim]) -> None:
-        self.selecting.post(lambda: self._receive(claims))
+        self.loop.post(lambda: self._receive(claims))
 
     def _lost(self) -> None:
         """Somebody else has some of our jobs by now: stop working on them."""
-        self.selecting.post(self._drop_lost)
+        self.loop.post(self._drop_lost)
 
     def _drop_lost(self) -> None:
         for pool in self._pools.values():
@@ -453,26 +458,30 @@ class Worker:
     def _was_settled(self, settlements: Sequence[Settlement]) -> None:
         counts = self._counts
         for settlement in settlements:
-            move = settlement.move
-            if move.failure is not None and move.event == "failed":
+            transition = settlement.transition
+            if transition.failure is not None and transition.event == "failed":
                 _log_failure(settlement)
-            word = move.event if move.event in ("held", "released") else move.status.value
+            word = (
+                transition.event
+                if transition.event in ("held", "released")
+                else transition.status.value
+            )
             counts[word] += 1
-            self._held_shortly += word == "held" and move.delay <= LINGER
+            self._held_shortly += word == "held" and transition.delay <= LINGER
         heard = {status for status, name in NOTICE_OF.items() if has_listeners(name)}
         for settlement in settlements if heard else ():
-            if settlement.move.status in heard:
+            if settlement.transition.status in heard:
                 self._tell_of(settlement)
 
     def _tell_of(self, settlement: Settlement) -> None:
-        move = settlement.move
+        transition = settlement.transition
         self.tell(
-            NOTICE_OF[move.status],
+            NOTICE_OF[transition.status],
             job_id=settlement.id,
-            attempt=move.attempts,
-            failure=move.failure,
-            delay=move.delay,
-            why=move.why,
+            attempt=transition.attempts,
+            failure=transition.failure,
+            delay=transition.delay,
+            why=transition.why,
         )
 
     def _record(self) -> WorkerRecord:
@@ -486,7 +495,11 @@ class Worker:
             lease=self.settings.claimed_for,
             queues=self.queues,
             executors={key: pool.status() for key, pool in self._pools.items()},
-            counters={**self._counts, **self._keeper.counters, "rescued": self._chores.rescued},
+            counters={
+                **self._counts,
+                **self._store_thread.counters,
+                "rescued": self._maintenance.rescued,
+            },
         )
 
     def _receive(self, claims: list[Claim]) -> None:
@@ -531,10 +544,10 @@ def default_executor(settings: JobsSettings, executors: Mapping[str, ExecutorSet
 
 def _log_failure(settlement: Settlement) -> None:
     """A failed attempt, and where it failed; a last one as an error."""
-    move = settlement.move
-    is_last = move.status is JobStatus.FAILED
+    transition = settlement.transition
+    is_last = transition.status is JobStatus.FAILED
     level = logging.ERROR if is_last else logging.INFO
-    if move.failure is None or not logger.isEnabledFor(level):
+    if transition.failure is None or not logger.isEnabledFor(level):
         return
     entry = msgspec.json.decode(settlement.entry)
     trace = entry.get("traceback")
@@ -542,9 +555,9 @@ def _log_failure(settlement: Settlement) -> None:
         level,
         "job %s: attempt %d failed%s: %s%s",
         settlement.id,
-        move.attempts,
+        transition.attempts,
         ", and the job is dead-lettered" if is_last else "",
-        failure_text(one_line(move.failure.code), one_line(move.failure.message)),
+        failure_text(one_line(transition.failure.code), one_line(transition.failure.message)),
         f"\n{indented(trace)}" if trace else "",
     )
 

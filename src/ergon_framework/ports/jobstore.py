@@ -2,7 +2,7 @@
 twice.
 
 Three small ports, which one class may serve: :class:`JobStore` for clients and workers,
-:class:`JobDesk` for operators, :class:`ScheduleStore` for cron. Every call is atomic and returns
+:class:`JobAdmin` for operators, :class:`ScheduleStore` for cron. Every call is atomic and returns
 only when its effect is as durable as the store's sentence (``durability``) says. Instants are
 seconds since the epoch by **the store's** clock; callers give durations wherever they can. Handles
 (``key``) belong to the store that gave them out.
@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.job import JobStatus, Move
+from ergon_framework.core.job import JobStatus, Transition
 
 DEFAULT_QUEUE = "default"
 
@@ -57,15 +57,15 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     trace_context: dict[str, str] | None = None
 
 
-class Added(msgspec.Struct, frozen=True):
-    """What became of a new job: its id, or that of the one it met."""
+class EnqueueResult(msgspec.Struct, frozen=True):
+    """What became of a new job: its id, or that of the job that holds its unique key."""
 
     id: str
     is_new: bool
     replaced: str | None = None  # the id of the job that was cancelled for it
 
 
-class Leased(msgspec.Struct, frozen=True):
+class ClaimedJob(msgspec.Struct, frozen=True):
     """A claimed job: everything that running it needs.
 
     Stores make one for each job, by position: by name it takes eight times as long.
@@ -94,31 +94,31 @@ class Leased(msgspec.Struct, frozen=True):
     trace_context: dict[str, str] | None = None
 
 
-class Claimed(msgspec.Struct, frozen=True):
-    """What a worker got, and when asking again makes sense."""
+class ClaimResult(msgspec.Struct, frozen=True):
+    """The jobs a worker got, and when asking again makes sense."""
 
-    jobs: list[Leased]
+    jobs: list[ClaimedJob]
     next_at: float | None = None  # None: nothing is waiting for time to pass
     more: bool = False  # something due was left for an executor of its own: no slot, or a limit
     outdated: int = 0  # jobs that were dead-lettered because their expiry had passed
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """One move of one job; applied only if nobody else has moved it since."""
+    """One transition of one job; applied only if nobody else has changed it since."""
 
     key: Any
     id: str
     fence: int
-    expected: JobStatus  # the state the move was decided in
-    move: Move
+    expected: JobStatus  # the state the transition was decided in
+    transition: Transition
     entry: bytes  # one JSON object for the job's history, without a newline
     result: bytes | None = None
     keep: float | None = None  # seconds a final job is kept; None: for ever
     if_expired: bool = False  # a rescue: only while the lease is still expired
 
 
-class Hold(msgspec.Struct, frozen=True):
-    """A claim that a worker still needs."""
+class LeaseRenewal(msgspec.Struct, frozen=True):
+    """A claim whose lease a worker wants to prolong."""
 
     key: Any
     id: str
@@ -169,21 +169,21 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[bytes, ...]  # JSON objects, the oldest first
 
 
-class Bell(Protocol):
-    """Somebody who waits for something to happen in the store."""
+class Subscription(Protocol):
+    """Waits for changes of one topic in the store."""
 
     def wait(self, seconds: float | None) -> bool:
-        """Sleep until rung or until that much time has passed; whether it was rung."""
+        """Block until notified, or until that much time has passed; whether it was notified."""
 
-    def ring(self) -> None:
-        """Wake this waiter."""
+    def wake(self) -> None:
+        """Let the waiter go on, as a notification would."""
 
     def close(self) -> None:
-        """Stop listening."""
+        """Unsubscribe."""
 
 
 class Topic(StrEnum):
-    """What a bell may ring for."""
+    """What to subscribe to."""
 
     WORK = "work"  # a job may have become claimable
     DONE = "done"  # a job reached a final state
@@ -203,19 +203,19 @@ class JobStore(Protocol):
     def now(self) -> float:
         """The store's clock."""
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
-        """Store all of them or none; raises DuplicateJobError. Rings ``WORK``."""
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """Store all of them or none; raises DuplicateJobError. Notifies ``WORK``."""
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], request: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
         """Apply what happened, then claim, in one commit.
 
         For each settlement: whether it was applied (False: fence, state or lease differ; then
-        nothing of it was changed). A final move frees the job's unique key and its limit key.
+        nothing of it was changed). A final transition frees the job's unique key and its limit key.
         """
 
-    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+    def renew(self, renewals: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
@@ -225,14 +225,14 @@ class JobStore(Protocol):
         claims for, ``others`` how long anybody else may.
         """
 
-    def overdue(self, limit: int) -> list[Job]:
-        """Running jobs whose lease has expired, the oldest first."""
+    def expired_leases(self, limit: int) -> list[Job]:
+        """Running jobs whose lease has expired, the oldest first: what a rescue settles."""
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
 
-    def listen(self, topic: Topic) -> Bell:
-        """A bell for this process, rung at each change of that kind, from any process."""
+    def subscribe(self, topic: Topic) -> Subscription:
+        """Subscribe this process to each change of that kind, made by any process."""
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""
@@ -263,7 +263,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as it last told of itself."""
+    """A worker as its last heartbeat said."""
 
     id: str
     host: str
@@ -286,7 +286,7 @@ class Named(msgspec.Struct, frozen=True):
     seen_at: float | None  # when a worker last had it, or since when such records are kept
 
 
-class Sweep(msgspec.Struct, frozen=True):
+class PruneResult(msgspec.Struct, frozen=True):
     """What a retention run removed or ended."""
 
     purged: int = 0
@@ -306,8 +306,8 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
     since: float
 
 
-class JobDesk(Protocol):
-    """What operators and the worker's chores need."""
+class JobAdmin(Protocol):
+    """What operators and a worker's maintenance need."""
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
@@ -321,7 +321,7 @@ class JobDesk(Protocol):
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
         """The rows that were set aside because they cannot be read, the newest first.
 
-        A claim, a rescue and a sweep set each such row aside that they meet; a search leaves it
+        A claim, a rescue and a prune set each such row aside that they meet; a search leaves it
         out, and ``find`` raises UnreadableJobError.
         """
 
@@ -329,7 +329,7 @@ class JobDesk(Protocol):
         """Read such a row again, and put it back where it stood; False: it is not set aside.
 
         Raises UnreadableJobError while it cannot be read, and DuplicateJobError while another job
-        holds its unique key; it stays set aside then. Rings ``WORK``.
+        holds its unique key; it stays set aside then. Notifies ``WORK``.
         """
 
     def discard_unreadable(self, key: Any) -> bool:
@@ -339,16 +339,16 @@ class JobDesk(Protocol):
         """Every queue that has jobs or settings, by name."""
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
-        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; rings ``WORK``."""
+        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; notifies ``WORK``."""
 
-    def tell(self, record: WorkerRecord) -> None:
-        """Note that a worker lives; a record with state ``gone`` removes it.
+    def heartbeat(self, record: WorkerRecord) -> None:
+        """Record that a worker lives; one with state ``gone`` is removed.
 
         Also notes when its executors were last seen, which outlives the record.
         """
 
     def workers(self) -> list[WorkerRecord]:
-        """Those that told of themselves, by id."""
+        """The workers with a heartbeat, by id."""
 
     def named(self) -> list[Named]:
         """The executors that due jobs name, by name; it costs the same however many jobs wait."""
@@ -356,8 +356,8 @@ class JobDesk(Protocol):
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""
 
-    def sweep(self, limit: int) -> Sweep:
-        """Purge what has been kept long enough, end what is outdated, forget dead workers.
+    def prune(self, limit: int) -> PruneResult:
+        """Retention: purge jobs kept long enough, end expired ones, forget dead workers.
 
         Also lets jobs run again that wait for a limit key nobody holds.
         """
@@ -398,7 +398,7 @@ class ScheduleStore(Protocol):
         """
 
 
-class FullJobStore(JobStore, JobDesk, ScheduleStore, Protocol):
+class FullJobStore(JobStore, JobAdmin, ScheduleStore, Protocol):
     """A store that serves all three ports.
 
     One that also has ``holder(unique_key)``, which answers the id of the job that holds the key,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ergon_framework.ports.jobstore import Bell
+from ergon_framework.ports.jobstore import Subscription
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class Journal(Protocol):
     """A bounded record that several processes write and read."""
 
     def write(self, entries: Sequence[Entry], spans: Sequence[SpanRecord] = ()) -> None:
-        """Add them in one commit; rings the bells."""
+        """Add them in one commit; notifies the subscribers."""
 
     def read(self, wanted: Wanted, after: int = 0, limit: int = 1000) -> list[Entry]:
         """Entries with a number above ``after``, the oldest first."""
@@ -75,8 +75,8 @@ class Journal(Protocol):
     def sweep(self, keep: float, most: int) -> int:
         """Drop what is older than ``keep`` seconds or beyond ``most`` rows; how many went."""
 
-    def listen(self) -> Bell:
-        """A bell that rings at each write, from any process."""
+    def subscribe(self) -> Subscription:
+        """Subscribe to each write, by any process."""
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""

@@ -7,11 +7,11 @@ which the provider's own code may use meanwhile.
 
 from __future__ import annotations
 
-from ergon_framework.storage.deadlines import LEAST, Hurry
+from ergon_framework.storage.deadlines import LEAST, TimeBudget
 
 __all__ = ["LEAST", "at_most", "hurried", "unhurried"]
 
-_CALLS = Hurry("ergon_hurry")
-hurried = _CALLS.hurried
-unhurried = _CALLS.unhurried
+_CALLS = TimeBudget("ergon_hurry")
+hurried = _CALLS.run_within
+unhurried = _CALLS.run_unlimited
 at_most = _CALLS.at_most

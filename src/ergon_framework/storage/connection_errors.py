@@ -149,7 +149,7 @@ def _has(text: str, words: Iterable[str]) -> bool:
     return any(each in text for each in words)
 
 
-def told_again(error: ErgonError) -> StoreError:
+def as_unavailable(error: ErgonError) -> StoreError:
     """The error of a server that let us in before, and now does not.
 
     The URL was right then: a certificate that has expired, a password that was changed or a file

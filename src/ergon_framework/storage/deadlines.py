@@ -23,14 +23,14 @@ LEAST = 0.5
 """Seconds that a store has in any case: a call whose time is over still says how it ended."""
 
 
-class Hurry:
-    """The end of somebody's time. Who heeds one knows nothing of another."""
+class TimeBudget:
+    """How much time the current caller has left. Budgets are independent of each other."""
 
     def __init__(self, name: str) -> None:
         self._until: ContextVar[float | None] = ContextVar(name, default=None)
 
-    def hurried(self, seconds: float | None, work: Callable[[], T]) -> T:
-        """Do ``work``, for which so many seconds are left; None when it has no end."""
+    def run_within(self, seconds: float | None, work: Callable[[], T]) -> T:
+        """Do ``work`` with at most this many seconds; None sets no limit."""
         if seconds is None:
             return work()
         until, around = monotonic() + seconds, self._until.get()
@@ -40,8 +40,8 @@ class Hurry:
         finally:
             self._until.reset(token)
 
-    def unhurried(self, work: Callable[[], T]) -> T:
-        """Do ``work`` as for anybody: what must be written waits, whatever time is left."""
+    def run_unlimited(self, work: Callable[[], T]) -> T:
+        """Do ``work`` without a limit: what must be written waits, however little time is left."""
         token = self._until.set(None)
         try:
             return work()
@@ -49,93 +49,99 @@ class Hurry:
             self._until.reset(token)
 
     def at_most(self, seconds: float) -> float:
-        """As long as a store would wait for anybody, or less for one who has less."""
+        """``seconds``, or what is left of the budget where that is less."""
         until = self._until.get()
         return seconds if until is None else min(seconds, max(LEAST, until - monotonic()))
 
-    def is_short(self, seconds: float) -> bool:
-        """Whether there is less time than that."""
+    def is_less_than(self, seconds: float) -> bool:
+        """Whether less than ``seconds`` is left."""
         return self.at_most(seconds) < seconds
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no time left at all."""
+        """Whether no time is left."""
         until = self._until.get()
         return until is not None and monotonic() >= until
 
 
-ASKING = Hurry("ergon_asking")
-"""Of those who ask a server: the connections to it heed this one.
+CALL_BUDGET = TimeBudget("ergon_asking")
+"""The budget of a call to a server; the connections to it obey this one.
 
-Ask a server to write something in a hurry only where nobody minds whether it did.
+Do not limit a write by it unless its outcome does not matter: a write cut off may have happened.
 """
 
 
 _LOOK = 0.25  # seconds between two looks
-_IDLE_LOOKS = 40  # without anything to look after, before the thread ends
+_IDLE_LOOKS = 40  # without anything to watch, before the thread ends
 
 
-class Line(Protocol):
-    """What there is of a connection here."""
+class HasSocket(Protocol):
+    """As much of a connection as the watchdog needs."""
 
     def fileno(self) -> int:
-        """Its socket."""
+        """The descriptor of its socket."""
 
 
-class Wait:
-    """What is done within it may take so long; then its connection is shut."""
+class Watched:
+    """A block that may take this long; then the watchdog shuts the connection it uses."""
 
-    __slots__ = ("_patience", "is_over", "line", "seconds", "until")
+    __slots__ = ("_watchdog", "connection", "is_over", "seconds", "until")
 
-    def __init__(self, patience: Patience, seconds: float, line: Line) -> None:
-        self._patience = patience
+    def __init__(self, watchdog: SocketWatchdog, seconds: float, connection: HasSocket) -> None:
+        self._watchdog = watchdog
         self.seconds = seconds
-        self.line = line
+        self.connection = connection
         self.until = 0.0
         self.is_over = False
-        """Whether it came to that."""
+        """Whether the connection was shut."""
 
     def __enter__(self) -> None:
-        self.until = self._patience.ticks() + self.seconds
-        self._patience.add(self)
+        self.until = self._watchdog.ticks() + self.seconds
+        self._watchdog.add(self)
 
     def __exit__(self, *_: object) -> None:
-        self._patience.remove(self)
+        self._watchdog.remove(self)
 
 
-class Patience:
-    """Whoever waits for one server. Any thread may wait."""
+class SocketWatchdog:
+    """Shuts sockets on which callers have waited too long. Any thread may be watched.
+
+    A frozen server keeps its connections open, and the drivers would wait for it for ever.
+    """
 
     def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
         self.ticks = ticks
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew: at first, and in a forked child."""
+        """Forget everybody: at first, and in a forked child."""
         self._lock = threading.Lock()
-        self._waits: set[Wait] = set()
+        self._watched: set[Watched] = set()
         self._is_watched = False
 
-    def at_most(self, seconds: float, line: Line) -> Wait:
-        """How long to wait for what is done on a connection; less for one who has less time."""
-        return Wait(self, ASKING.at_most(seconds), line)
+    def at_most(self, seconds: float, connection: HasSocket) -> Watched:
+        """A block on this connection that may take so long, or as long as the call's budget."""
+        return Watched(self, CALL_BUDGET.at_most(seconds), connection)
 
-    def add(self, wait: Wait) -> None:
-        """Look after somebody who begins to wait."""
+    def add(self, watched: Watched) -> None:
+        """Begin to watch a block."""
         with self._lock:
-            self._waits.add(wait)
+            self._watched.add(watched)
             if not self._is_watched:
                 self._is_watched = self._start()
 
-    def remove(self, wait: Wait) -> None:
-        """It is answered. Under the lock: a connection that others use next is not shut."""
+    def remove(self, watched: Watched) -> None:
+        """Stop watching a block that has ended.
+
+        The lock makes sure that a connection which others use next is not shut.
+        """
         with self._lock:
-            self._waits.discard(wait)
+            self._watched.discard(watched)
 
     def _start(self) -> bool:
         try:
             threading.Thread(target=self._watch, name="ergon-patience", daemon=True).start()
-        except RuntimeError:  # there are too many, or the process ends: the next one tries again
+        except RuntimeError:  # too many threads, or the process ends: the next block tries again
             return False
         return True
 
@@ -144,21 +150,21 @@ class Patience:
         while True:
             sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + _LOOK)  # a socket knows no other time
             with self._lock:
-                idle = 0 if self._waits else idle + 1
+                idle = 0 if self._watched else idle + 1
                 if idle >= _IDLE_LOOKS:
                     self._is_watched = False
                     return
                 now = self.ticks()
-                for wait in self._waits:
-                    if now >= wait.until and not wait.is_over:
-                        wait.is_over = True
-                        _shut(wait.line)
+                for watched in self._watched:
+                    if now >= watched.until and not watched.is_over:
+                        watched.is_over = True
+                        _shut(watched.connection)
 
 
-def _shut(line: Line) -> None:
+def _shut(connection: HasSocket) -> None:
     """End both directions. The descriptor stays with its owner, who sees the end and closes it."""
     with suppress(Exception):  # it ended by itself a moment ago
-        one = socket.socket(fileno=line.fileno())
+        one = socket.socket(fileno=connection.fileno())
         try:
             one.shutdown(socket.SHUT_RDWR)
         finally:

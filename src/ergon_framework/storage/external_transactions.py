@@ -1,7 +1,7 @@
 """Work in a transaction of the caller: the driver's connection under SQLAlchemy and Django.
 
-``borrow`` finds the connection, and ``work_on`` does the same for asynchronous ones, whose work a
-thread does.
+``borrow`` finds the connection, and ``run_on`` does the same for asynchronous ones, whose work is
+done in a thread.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ IN_ALCHEMY = "give a connection or session whose isolation_level is not AUTOCOMM
 """How a transaction is begun on a server with SQLAlchemy."""
 
 
-class Lent(NamedTuple):
-    """What a caller gave."""
+class Borrowed(NamedTuple):
+    """A connection that belongs to the caller."""
 
     driver: Any
     """The driver's own connection."""
@@ -52,23 +52,23 @@ class Lent(NamedTuple):
             self.alchemy.invalidate(error)
 
 
-def lent(given: Any) -> Lent:
+def borrow(given: Any) -> Borrowed:
     """What lies under a connection or session of SQLAlchemy, or under one of Django's connections;
     anything else as it is.
     """
     with in_our_words(given):
-        return _of_django(given) or _of_alchemy(given) or Lent(given)
+        return _of_django(given) or _of_alchemy(given) or Borrowed(given)
 
 
-def _of_django(given: Any) -> Lent | None:
+def _of_django(given: Any) -> Borrowed | None:
     """``django.db.connection`` stands for another one in each thread, and is of no class."""
     if "django.db" not in sys.modules or not hasattr(given, "in_atomic_block"):
         return None
     given.ensure_connection()
-    return Lent(given.connection, remedy="work within `with transaction.atomic():`")
+    return Borrowed(given.connection, remedy="work within `with transaction.atomic():`")
 
 
-def _of_alchemy(given: Any) -> Lent | None:
+def _of_alchemy(given: Any) -> Borrowed | None:
     alchemy, orm = sys.modules.get("sqlalchemy"), sys.modules.get("sqlalchemy.orm")
     if alchemy is None:
         return None
@@ -82,7 +82,7 @@ def _of_alchemy(given: Any) -> Lent | None:
         return None
     if isinstance(connection.get_transaction(), alchemy.TwoPhaseTransaction):
         raise two_phases()
-    return Lent(connection.connection.driver_connection, connection)
+    return Borrowed(connection.connection.driver_connection, connection)
 
 
 def kind_of(driver: Any) -> str:
@@ -157,14 +157,14 @@ AGAIN = 0.5
 """Seconds until it is asked once more."""
 
 
-class _Lent(NamedTuple):
+class _AsyncBorrowed(NamedTuple):
     """The driver's own connection, and that of SQLAlchemy above it, if there is one."""
 
     driver: Any
     alchemy: Any = None
 
 
-async def work_on(
+async def run_on(
     given: Any, work: Callable[[Any], T], in_thread: Callable[[Callable[[], T]], asyncio.Future[T]]
 ) -> T:
     """Let ``work`` be done on what a thread can use in place of an asynchronous connection or
@@ -173,17 +173,17 @@ async def work_on(
     ``in_thread`` must not wait for a thread that others may hold: they may wait for this work.
     """
     with in_our_words(given):
-        loan = await _lent(given)
-    driver = loan.driver
+        borrowed = await _borrow_async(given)
+    driver = borrowed.driver
     psycopg = sys.modules.get("psycopg")
     if psycopg is None or not isinstance(driver, psycopg.AsyncConnection):
         return work(driver)
-    await _begin(loan)
+    await _begin(borrowed)
     try:
         return await _visit(driver, work, in_thread)
     except StoreError as error:
-        if driver.closed and loan.alchemy is not None:
-            await loan.alchemy.invalidate(error)  # it would meet that when it rolls back
+        if driver.closed and borrowed.alchemy is not None:
+            await borrowed.alchemy.invalidate(error)  # it would meet that when it rolls back
         raise
 
 
@@ -200,11 +200,11 @@ async def _visit(
             leave()
 
 
-async def _lent(given: Any) -> _Lent:
+async def _borrow_async(given: Any) -> _AsyncBorrowed:
     """What lies under a connection of SQLAlchemy, or under a session; or what was given."""
     alchemy = sys.modules.get("sqlalchemy.ext.asyncio")
     if alchemy is None:
-        return _Lent(given)
+        return _AsyncBorrowed(given)
     if isinstance(given, alchemy.async_scoped_session):
         given = given()
     if isinstance(given, alchemy.AsyncSession):
@@ -212,22 +212,22 @@ async def _lent(given: Any) -> _Lent:
             raise two_phases()
         given = await given.connection()
     if not isinstance(given, alchemy.AsyncConnection):
-        return _Lent(given)
-    return _Lent((await given.get_raw_connection()).driver_connection, given)
+        return _AsyncBorrowed(given)
+    return _AsyncBorrowed((await given.get_raw_connection()).driver_connection, given)
 
 
-async def _begin(loan: _Lent) -> None:
+async def _begin(borrowed: _AsyncBorrowed) -> None:
     """Let SQLAlchemy know of the transaction: it commits only what it has begun itself."""
     import psycopg
 
-    if loan.alchemy is None:
+    if borrowed.alchemy is None:
         return
-    is_idle = loan.driver.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
-    if loan.driver.autocommit and is_idle:
+    is_idle = borrowed.driver.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+    if borrowed.driver.autocommit and is_idle:
         raise no_transaction(IN_ALCHEMY)
-    if not loan.alchemy.in_transaction():
-        with in_our_words(loan.alchemy):
-            await loan.alchemy.begin()
+    if not borrowed.alchemy.in_transaction():
+        with in_our_words(borrowed.alchemy):
+            await borrowed.alchemy.begin()
 
 
 class _Notice:

@@ -1,4 +1,4 @@
-"""Notifications inside one process, for stores in memory and behind connections that listen."""
+"""Notifications inside one process: for stores in memory, and behind a connection that listens."""
 
 from __future__ import annotations
 
@@ -6,72 +6,65 @@ import threading
 from collections.abc import Callable
 
 
-class MemoryBell:
-    """Somebody who waits; many rings before a wait are one."""
+class LocalSubscription:
+    """One waiter on a topic. Any number of notifications before a wait count as one."""
 
-    def __init__(self, forget: Callable[[MemoryBell], None]) -> None:
+    def __init__(self, forget: Callable[[LocalSubscription], None]) -> None:
         self._forget = forget
         self._changed = threading.Condition()
-        self._is_rung = False
+        self._is_notified = False
         self._is_closed = False
 
     def wait(self, seconds: float | None) -> bool:
-        """Sleep until rung, or until that much time has passed, or until closed."""
+        """Block until notified, closed, or out of time; whether it was notified."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_rung or self._is_closed, seconds)
-            is_rung, self._is_rung = self._is_rung, False
-            return is_rung
+            self._changed.wait_for(lambda: self._is_notified or self._is_closed, seconds)
+            is_notified, self._is_notified = self._is_notified, False
+            return is_notified
 
-    def ring(self) -> None:
-        """Wake this waiter."""
+    def wake(self) -> None:
+        """Let the waiter of this subscription go on."""
         with self._changed:
-            self._is_rung = True
+            self._is_notified = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop listening, and let whoever waits go."""
+        """Unsubscribe, and let whoever waits go on."""
         self._forget(self)
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
 
-class Belfry:
-    """The bells of one store, by topic."""
+class LocalNotifier:
+    """The subscriptions of one store, by topic. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bells: dict[str, set[MemoryBell]] = {}
+        self._subscriptions: dict[str, set[LocalSubscription]] = {}
 
-    def listen(self, topic: str) -> MemoryBell:
-        """Hang up a bell."""
-        bell = MemoryBell(self._forget)
+    def subscribe(self, topic: str) -> LocalSubscription:
+        """A new subscription to a topic."""
+        subscription = LocalSubscription(self._forget)
         with self._lock:
-            self._bells.setdefault(topic, set()).add(bell)
-        return bell
+            self._subscriptions.setdefault(topic, set()).add(subscription)
+        return subscription
 
-    def ring(self, topic: str) -> None:
-        """Ring every bell of a topic."""
+    def notify(self, topic: str) -> None:
+        """Wake every subscriber of a topic."""
         with self._lock:
-            bells = list(self._bells.get(topic, ()))
-        for bell in bells:
-            bell.ring()
-
-    def ring_all(self) -> None:
-        """Ring every bell: nobody knows what was missed."""
-        with self._lock:
-            bells = [bell for each in self._bells.values() for bell in each]
-        for bell in bells:
-            bell.ring()
+            subscriptions = list(self._subscriptions.get(topic, ()))
+        for subscription in subscriptions:
+            subscription.wake()
 
     def close(self) -> None:
-        """Take all bells down."""
+        """Close every subscription."""
         with self._lock:
-            bells = [bell for each in self._bells.values() for bell in each]
-        for bell in bells:
-            bell.close()
+            subscriptions = [each for some in self._subscriptions.values() for each in some]
+        for subscription in subscriptions:
+            subscription.close()
 
-    def _forget(self, bell: MemoryBell) -> None:
+    def _forget(self, subscription: LocalSubscription) -> None:
         with self._lock:
-            for bells in self._bells.values():
-                bells.discard(bell)
+            for subscriptions in self._subscriptions.values():
+                subscriptions.discard(subscription)

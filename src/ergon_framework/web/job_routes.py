@@ -14,7 +14,7 @@ from pydantic import Field
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.scheduler import Scheduler
-from ergon_framework.jobs.views import job_shape, queue_shapes, schedule_shape, worker_shape
+from ergon_framework.jobs.views import job_view, queue_views, schedule_view, worker_view
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job, Search
 from ergon_framework.web.backend_pool import House
@@ -100,7 +100,7 @@ def found_jobs(client: JobClient, search: Search, most: int) -> list[Job]:
 
 def shown_job(client: JobClient, job: Job, *, is_whole: bool) -> dict[str, Any]:
     """A job as plain values; only a whole one has what was sent and what came back."""
-    shape = job_shape(job, client.settings)
+    shape = job_view(job, client.settings)
     left_out = () if is_whole else _CONTENT
     return {name: value for name, value in shape.items() if name not in left_out}
 
@@ -178,14 +178,14 @@ def by_name(rows: Rows, key: str, limit: int, after: str | None) -> dict[str, An
 
 def _queues(client: JobClient) -> Rows:
     store = client.store
-    return queue_shapes(store.queues(), store.named(), store.workers(), store.now())
+    return queue_views(store.queues(), store.named(), store.workers(), store.now())
 
 
 def _schedules(client: JobClient) -> Rows:
     found = Scheduler(client.store).preview(1)
-    return [{**schedule_shape(each.schedule), "problem": each.problem or None} for each in found]
+    return [{**schedule_view(each.schedule), "problem": each.problem or None} for each in found]
 
 
 def _workers(client: JobClient) -> Rows:
     now = client.store.now()
-    return [worker_shape(each, now) for each in client.store.workers()]
+    return [worker_view(each, now) for each in client.store.workers()]

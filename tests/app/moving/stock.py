@@ -14,7 +14,7 @@ from ergon_framework.app.move.run import Asked, Outcome, run
 from ergon_framework.app.move.transfer import summed
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import open_fact_store
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
@@ -61,8 +61,8 @@ def add(store: FullJobStore, name: str) -> None:
 
 def claim(store: FullJobStore) -> list[str]:
     """What a worker does."""
-    ask = Ask(worker="w", slots={"python": 5}, lease=30.0, default="python")
-    return [job.id for job in store.exchange([], ask)[1].jobs]
+    ask = ClaimRequest(worker="w", slots={"python": 5}, lease=30.0, default="python")
+    return [job.id for job in store.settle_and_claim([], ask)[1].jobs]
 
 
 def append(store: FactStore, name: str) -> None:

@@ -14,7 +14,7 @@ from ergon_framework.app.move.preflight import refuse_readers
 from ergon_framework.app.move.transfer import PAGE, Part, Told, summed, tell_now_and_then
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
-from ergon_framework.core.job import CancelAsked, Refused, RunAsked
+from ergon_framework.core.job import CancelRequested, InvalidTransition, RunRequested
 from ergon_framework.errors import ErgonError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
@@ -58,9 +58,9 @@ def live(s: JobStoreSubject, chance: random.Random) -> None:
             limit = chance.choice((None, "k"))
             s.put(f"j{chance.randrange(12)}", unique_key=key, limit_key=limit)
         elif what == 2 and job is not None:
-            s.settle(job, CancelAsked(), keep=chance.choice((None, 5.0)))
+            s.settle(job, CancelRequested(), keep=chance.choice((None, 5.0)))
         elif what == 3 and job is not None:
-            s.settle(job, RunAsked())
+            s.settle(job, RunRequested())
         elif what == 4:
             for leased in s.claim(2):
                 s.settle(leased, chance.choice((SUCCEEDED, FAILS_ONCE, FAILS_FOR_GOOD)), keep=9.0)
@@ -69,9 +69,9 @@ def live(s: JobStoreSubject, chance: random.Random) -> None:
         else:
             s.store.set_queue(chance.choice("ab"), is_paused=chance.random() < 0.5)
             s.claim(1)
-    except (ErgonError, Refused):
+    except (ErgonError, InvalidTransition):
         pass  # not everything is possible always
-    s.store.sweep(5)
+    s.store.prune(5)
 
 
 @pytest.fixture(params=["memory", "sqlite"])

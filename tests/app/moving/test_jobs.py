@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.app.move import transfer
 from ergon_framework.app.move.transfer import Part, Told
 from ergon_framework.app.store_location import StoreLocation
-from ergon_framework.core.job import CancelAsked, JobStatus, RunAsked
+from ergon_framework.core.job import CancelRequested, JobStatus, RunRequested
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
@@ -56,7 +56,7 @@ def test_only_what_changed_is_copied_again(places: tuple[str, str]) -> None:
     moved(*places)
 
     def more(s: JobStoreSubject) -> None:
-        s.must(s.get("again"), CancelAsked(), keep=60.0)
+        s.must(s.get("again"), CancelRequested(), keep=60.0)
         s.store.purge([s.get("dead")])
         s.put("fresh", "fresher")
         s.store.set_queue("shut", is_paused=False)
@@ -75,12 +75,12 @@ def test_a_unique_key_may_change_hands_in_between(tmp_path: Path) -> None:
 
     def first(s: JobStoreSubject) -> None:
         s.put("older", unique_key="u")
-        s.must(s.get("older"), CancelAsked())
+        s.must(s.get("older"), CancelRequested())
         s.put("younger", unique_key="u")
 
     def then(s: JobStoreSubject) -> None:
-        s.must(s.get("younger"), CancelAsked())
-        s.must(s.get("older"), RunAsked())
+        s.must(s.get("younger"), CancelRequested())
+        s.must(s.get("older"), RunRequested())
 
     with_jobs(source, first)
     moved(source, target)
@@ -95,7 +95,7 @@ def test_an_id_may_be_used_again_in_between(tmp_path: Path) -> None:
 
     def first(s: JobStoreSubject) -> None:
         s.put("a", "b", "c")
-        s.must(s.get("a"), CancelAsked())
+        s.must(s.get("a"), CancelRequested())
 
     def then(s: JobStoreSubject) -> None:
         s.clock.forward(5.0)
@@ -141,13 +141,13 @@ def test_workers_are_named_and_refused(places: tuple[str, str]) -> None:
     """Somebody would still change what is being copied, unless that is wanted."""
     record = WorkerRecord(id="w9", host="here", pid=77, version="1", started_at=0.0)
     with closing(open_store(places[0])) as store:
-        store.tell(record)
+        store.heartbeat(record)
     with pytest.raises(StoreError, match=r"w9 \(process 77 on here\).*--force"):
         moved(*places)
     moved(*places, is_forced=True)
     assert job_sums(places[1]) == job_sums(places[0])
     with closing(open_store(places[1])) as store:
-        store.tell(record)
+        store.heartbeat(record)
     with pytest.raises(StoreError, match="workers use") as caught:
         moved(*places, is_forced=True)
     assert "--force" not in caught.value.remedy
@@ -170,7 +170,7 @@ def test_running_jobs_are_rescued_in_the_new_store(places: tuple[str, str]) -> N
     moved(*places)
     with closing(open_store(places[1])) as store:
         [job] = store.search(Search(statuses=(JobStatus.ACTIVE,)))
-        assert [each.id for each in store.overdue(10)] == [job.id] == ["running"]
+        assert [each.id for each in store.expired_leases(10)] == [job.id] == ["running"]
 
 
 def test_a_half_moved_store_is_not_worked_with(places: tuple[str, str]) -> None:

@@ -31,7 +31,7 @@ def done_and_purged(s: JobStoreSubject) -> None:
     for name in "abc":
         s.ended(name, keep=5.0)
     s.clock.forward(10.0)
-    assert s.store.sweep(100).purged == 3
+    assert s.store.prune(100).purged == 3
     s.put("d")
 
 
@@ -74,7 +74,7 @@ def test_a_store_that_took_the_place_of_another(redis_url: str, target: str) -> 
     with_jobs(redis_url, lambda s: s.put(*"abc"))
     moved(redis_url, target)
     with closing(open_store(redis_url)) as store:
-        store.transactions.link.call("FLUSHDB")  # type: ignore[attr-defined]
+        store.transactions.client.call("FLUSHDB")  # type: ignore[attr-defined]
     with_jobs(redis_url, lambda s: s.put("d"))
     with pytest.raises(StoreError, match="emptied or replaced"):
         moved(redis_url, target)

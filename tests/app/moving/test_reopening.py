@@ -151,7 +151,7 @@ def test_a_worker_that_has_the_old_store_open(tmp_path: Path) -> None:
         moved(source, target, shuts=True, is_forced=True)
         with closing(open_store(url, half_moved=True)) as store:
             now = store.now()
-            store.tell(
+            store.heartbeat(
                 WorkerRecord(id="w", host="h", pid=1, version="1", started_at=now, seen_at=now)
             )
         if url == source:

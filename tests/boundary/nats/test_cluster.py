@@ -76,7 +76,7 @@ def test_an_answer_that_lags_behind_is_not_taken(
     store = NatsFactStore(nats_cluster.url(), zone="plant-a")
     store.create_consumer("c", OUTBOUND)
     store.append(OUTBOUND, [new("a"), new("b")])
-    ask, late = store._line.ask_many, 0
+    ask, late = store._line.request_many, 0
 
     def lagging(subject: str, data: bytes) -> list[Reply]:
         nonlocal late
@@ -88,7 +88,7 @@ def test_an_answer_that_lags_behind_is_not_taken(
             replies[-1] = Reply(end, b"")
         return replies
 
-    monkeypatch.setattr(store._line, "ask_many", lagging)
+    monkeypatch.setattr(store._line, "request_many", lagging)
     late = 5
     assert store.consumer("c").cursor == 0
     late = 1

@@ -53,7 +53,7 @@ def test_a_clock_that_this_user_is_not_told(
     own_nats.configure(more=f"authorization {{ users: [ {user} ] }}")
     own_nats.start()
     url = own_nats.url(user="me:p")
-    monkeypatch.setattr(client, "PATIENCE", 3.0)  # the other questions are answered
+    monkeypatch.setattr(client, "TIMEOUT", 3.0)  # the other questions are answered
     found = seen(url)["clock"]
     assert found.found.startswith("not known")
     assert "start the node once" in found.remedy

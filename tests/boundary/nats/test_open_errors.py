@@ -21,7 +21,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.factstore import OUTBOUND, Appended
-from ergon_framework.storage.nats import Line, NatsStream, address, address_of
+from ergon_framework.storage.nats import NatsClient, NatsStream, address, address_of
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.nats.conftest import Open
 from tests.servers.nats import NatsServer
@@ -36,7 +36,7 @@ PLENTY = 1 << 20
 def stream(nats_url: str) -> Iterator[NatsStream]:
     """The stream that the store at ``nats_url`` has, or will have."""
     opening = Opening(nats_url, ZONE, read_only=True)
-    with closing(opening.stream.line):
+    with closing(opening.stream.client):
         yield opening.stream
 
 
@@ -45,7 +45,9 @@ def edit(stream: NatsStream, **changes: Any) -> None:
     standing = stream.standing()
     assert standing is not None
     config = {**standing.config, **changes}
-    reply = stream.line.ask(f"$JS.API.STREAM.UPDATE.{stream.name}", json.dumps(config).encode())
+    reply = stream.client.request(
+        f"$JS.API.STREAM.UPDATE.{stream.name}", json.dumps(config).encode()
+    )
     assert "error" not in json.loads(reply.data), reply.data
 
 
@@ -206,7 +208,7 @@ def test_a_stream_that_was_deleted(open_store: Open, stream: NatsStream) -> None
     """When somebody deletes the stream, the store says so and does not begin anew by itself."""
     store = open_store()
     store.append(OUTBOUND, [new("a")])
-    stream.line.ask(f"$JS.API.STREAM.DELETE.{stream.name}", b"")
+    stream.client.request(f"$JS.API.STREAM.DELETE.{stream.name}", b"")
     with pytest.raises(StoreUnavailableError):
         store.append(OUTBOUND, [new("b")])
     with pytest.raises(StoreUnavailableError, match="no longer has the stream"):
@@ -215,7 +217,7 @@ def test_a_stream_that_was_deleted(open_store: Open, stream: NatsStream) -> None
 
 def test_a_line_that_was_closed() -> None:
     """Nothing is asked on a closed line."""
-    line = Line(address_of("nats://127.0.0.1"))
+    line = NatsClient(address_of("nats://127.0.0.1"))
     line.close()
     with pytest.raises(StoreUnavailableError, match="closed"):
-        line.ask("anything", b"")
+        line.request("anything", b"")

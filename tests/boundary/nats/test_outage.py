@@ -18,7 +18,7 @@ from tests.servers.nats import NatsServer
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:boundary-nats", "SCALE:fleet-outage")]
 ZONE = "plant-a"
 PLENTY = 1 << 22
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ class Producer:
         """Until that many more are acknowledged."""
         with self._grown:
             wanted = len(self.acknowledged) + count
-            assert self._grown.wait_for(lambda: len(self.acknowledged) >= wanted, PATIENCE)
+            assert self._grown.wait_for(lambda: len(self.acknowledged) >= wanted, TIMEOUT)
 
     def stop(self) -> None:
         """End it."""
         self._is_over.set()
-        self._thread.join(PATIENCE)
+        self._thread.join(TIMEOUT)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -131,7 +131,7 @@ def test_waiting_goes_on_after_an_outage(server: NatsServer, store: NatsFactStor
     other = NatsFactStore(server.url(), zone=ZONE)
     try:
         other.append(OUTBOUND, [new("a")])
-        assert woken.wait(PATIENCE)
+        assert woken.wait(TIMEOUT)
     finally:
         other.close()
 
@@ -141,7 +141,7 @@ def test_a_server_that_hangs(
 ) -> None:
     """No answer within the patience is an error that says the outcome is unknown; then it is."""
     store.append(OUTBOUND, [new("a")])  # with all the patience there is: a disk may be slow
-    monkeypatch.setattr(client, "PATIENCE", 0.5)
+    monkeypatch.setattr(client, "TIMEOUT", 0.5)
     monkeypatch.setattr(connect, "CONNECTING", 0.5)
     server.freeze()
     with pytest.raises(StoreUnavailableError, match="is not known") as caught:

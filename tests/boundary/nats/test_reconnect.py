@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.storage.nats import Line, address_of
+from ergon_framework.storage.nats import NatsClient, address_of
 from tests.servers.nats import NatsServer
 from tests.servers.nats_keys import Realm
 from tests.servers.tls import Papers
@@ -24,7 +24,7 @@ def restart(server: NatsServer, more: str) -> None:
     server.start()
 
 
-def refusal(line: Line, words: str) -> StoreUnavailableError:
+def refusal(line: NatsClient, words: str) -> StoreUnavailableError:
     """What is said to who was connected before."""
     with pytest.raises(StoreUnavailableError, match=words) as caught:
         line.version()
@@ -39,7 +39,7 @@ def test_a_certificate_that_is_wrong_for_a_while(own_nats: NatsServer, signed: P
         for name in ("server", "elsewhere")
     )
     restart(own_nats, good)
-    with closing(Line(address_of(own_nats.url(options=f"?tls_ca={signed.ca}")))) as line:
+    with closing(NatsClient(address_of(own_nats.url(options=f"?tls_ca={signed.ca}")))) as line:
         assert line.version()
         restart(own_nats, bad)
         assert "as the certificate has it" in (refusal(line, "another name").remedy or "")
@@ -51,7 +51,7 @@ def test_a_password_that_was_changed(own_nats: NatsServer) -> None:
     """It may be changed back, or the server had read the wrong file."""
     good, bad = (f"authorization {{ user: ergon, password: {word} }}" for word in ("right", "new"))
     restart(own_nats, good)
-    with closing(Line(address_of(own_nats.url(user="ergon:right")))) as line:
+    with closing(NatsClient(address_of(own_nats.url(user="ergon:right")))) as line:
         assert line.version()
         restart(own_nats, bad)
         assert "password" in (refusal(line, "does not let this user in").remedy or "")
@@ -64,7 +64,7 @@ def test_credentials_that_expire(own_nats: NatsServer, tmp_path: Path) -> None:
     realm = Realm()
     restart(own_nats, realm.config)
     file = realm.creds(tmp_path / "user.creds")
-    with closing(Line(address_of(own_nats.url(options=f"?creds={file}")))) as line:
+    with closing(NatsClient(address_of(own_nats.url(options=f"?creds={file}")))) as line:
         assert line.version()
         realm.creds(file, exp=int(time.time()) - 60)
         restart(own_nats, realm.config)

@@ -48,7 +48,7 @@ from tests.boundary.nats.conftest import Open
 from tests.boundary.nats.damage import lose
 
 pytestmark = pytest.mark.req("SCALE:boundary-nats")
-PATIENCE = 30.0
+TIMEOUT = 30.0
 PLENTY = 1 << 24
 
 
@@ -107,7 +107,7 @@ def test_processes_that_write_at_once_lose_nothing(open_store: Open) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     assert all(len(each) == 1 for each in found.values())
     assert sorted(offset for each in found.values() for offset in each) == [*range(1, 41)]
     page = stores[0].page(OUTBOUND, 0, 99, PLENTY)
@@ -133,7 +133,7 @@ def test_facts_of_another_process_wake(open_store: Open) -> None:
     woken = threading.Event()
     two.subscribe(woken.set)
     one.append(OUTBOUND, [new("a")])
-    assert woken.wait(PATIENCE)
+    assert woken.wait(TIMEOUT)
 
 
 def test_an_append_that_needs_several_commits(open_store: Open) -> None:
@@ -271,7 +271,7 @@ def test_callers_that_come_together_get_their_own_outcomes(open_store: Open) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     page = store.page(OUTBOUND, 0, 999, PLENTY)
     assert sorted(fresh) == sorted(each.message_id for each in page.facts)
     assert len(fresh) == len(set(fresh)) == page.head == 6 * 20 + 10
@@ -444,7 +444,7 @@ def test_closing_lets_go_of_who_waits(open_store: Open) -> None:
     while store.logs()[0].head < 3:
         pass
     store.close()
-    assert ended.wait(PATIENCE)
+    assert ended.wait(TIMEOUT)
 
 
 def test_a_worker_that_is_wrong_about_the_time_changes_nothing(

@@ -16,7 +16,7 @@ import pytest
 from ergon_framework.boundary.store_urls import is_server, open_fact_store
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.storage.nats import Line, address_of, connect
+from ergon_framework.storage.nats import NatsClient, address_of, connect
 from ergon_framework.storage.nats.connect import QuickClient
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.servers.by_url import doctor, refused
@@ -49,7 +49,7 @@ def url(server: NatsServer, user: str = "", **options: object) -> str:
 
 def version(place: str) -> str:
     """Of the server at a URL."""
-    with closing(Line(address_of(place))) as line:
+    with closing(NatsClient(address_of(place))) as line:
         return line.version()
 
 
@@ -186,7 +186,7 @@ def test_a_server_that_begins_with_tls(
 def test_a_server_that_also_takes_those_without_tls(served: Started, signed: Papers) -> None:
     """It offers TLS and does not ask for it: the URL does, and so the line is encrypted."""
     server = served(beside="allow_non_tls: true")
-    with closing(Line(address_of(url(server, tls_ca=signed.ca)))) as line:
+    with closing(NatsClient(address_of(url(server, tls_ca=signed.ca)))) as line:
         assert line.version()
         with urlopen(f"{server.monitor_url}/connz") as answer:  # noqa: S310 - our own server
             connections = json.load(answer)["connections"]
@@ -215,7 +215,7 @@ def test_certificates_are_read_anew(served: Started, signed: Papers, tmp_path: P
     """A file that is renewed counts from the next connection on."""
     ca = tmp_path / "ca.pem"
     place = url(served(), tls_ca=ca)
-    with closing(Line(address_of(place))) as line:
+    with closing(NatsClient(address_of(place))) as line:
         with refused("tls_ca"):
             line.version()
         ca.write_bytes(signed.ca.read_bytes())

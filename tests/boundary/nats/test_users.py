@@ -23,7 +23,7 @@ from tests.servers.nats_keys import Realm, new_key
 
 pytestmark = pytest.mark.req("SCALE:url-errors", "SCALE:boundary-nats")
 ROOT = Path(__file__).parents[3]
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 def opens(url: str) -> bool:
@@ -195,7 +195,7 @@ def test_what_the_page_says_a_user_needs_is_enough(own_nats: NatsServer) -> None
         two.subscribe(woken.set)
         one.create_consumer("c", OUTBOUND)
         one.append(OUTBOUND, [new("a"), new("b")])
-        assert woken.wait(PATIENCE)
+        assert woken.wait(TIMEOUT)
         assert len(two.serve("c", 9, 1 << 20).page.facts) == 2
         two.confirm("c", 2)
         assert two.truncate(OUTBOUND, 2) == 2

@@ -39,7 +39,7 @@ def test_who_watches_is_told_before_a_connection_is_waited_for(store: PostgresFa
     told: list[str] = []
 
     store.watch_waits(lambda _=None, /: told.append("waiting"))
-    for idle in store._database._connections._idle:
+    for idle in store._database._pool._idle:
         idle.close()
 
     def refused(*_: object) -> Any:
@@ -47,7 +47,7 @@ def test_who_watches_is_told_before_a_connection_is_waited_for(store: PostgresFa
         raise StoreUnavailableError("away", details={"is_lost": False})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store._database._connections, "connect", refused)
+        patch.setattr(store._database._pool, "connect", refused)
         with pytest.raises(StoreUnavailableError, match="away"):
             put(store, "b")
     put(store, "b")

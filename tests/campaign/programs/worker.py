@@ -12,12 +12,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.settings import BackoffSettings, ExecutorSettings, JobsSettings
 from ergon_framework.jobs.worker import Worker
-from ergon_framework.ports.jobstore import Claimed, Settlement
+from ergon_framework.ports.jobstore import ClaimResult, Settlement
 from tests.campaign.event_file import Book, at_work
 from tests.campaign.outage_retry import TURNED_AWAY, patiently
 from tests.differential.places import Place, open_jobs
@@ -38,15 +38,15 @@ class Witness:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], ask: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
         """Tell the store, then the book."""
-        applied, claimed = self._store.exchange(settlements, ask)
+        applied, claimed = self._store.settle_and_claim(settlements, ask)
         done = [
             f"done {each.id} {each.fence}"
             for each, was_applied in zip(settlements, applied, strict=True)
-            if was_applied and each.move.status is JobStatus.COMPLETED
+            if was_applied and each.transition.status is JobStatus.COMPLETED
         ]
         self._book.write(*done, *(f"claimed {job.id} {job.fence}" for job in claimed.jobs))
         if claimed.jobs and not self._has_worked:

@@ -15,7 +15,7 @@ import threading
 from typing import Any
 
 from ergon_framework.executor import Registry, process
-from ergon_framework.executor.thread_pool import Board
+from ergon_framework.executor.thread_pool import RequestQueue
 
 print("printed while it was imported")
 os.write(1, b"written while it was imported\n")
@@ -75,11 +75,11 @@ def fork() -> int:
 @registry.handler
 def fork_under_lock() -> int:
     """The same while somebody holds the executor's lock."""
-    [board] = [each for each in gc.get_objects() if isinstance(each, Board)]
-    with board.lock:
+    [queue] = [each for each in gc.get_objects() if isinstance(each, RequestQueue)]
+    with queue.lock:
         pid = os.fork()
     if pid == 0:
-        board.lock.acquire()
+        queue.lock.acquire()
         return 0
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

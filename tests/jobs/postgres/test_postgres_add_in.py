@@ -73,13 +73,13 @@ def test_jobs_come_with_the_callers_commit(
 ) -> None:
     """Until the caller commits there is nothing to be claimed; its commit wakes the workers."""
     mine.execute("INSERT INTO shop.orders VALUES ('pie')")
-    bell = store.listen(Topic.WORK)
+    subscription = store.subscribe(Topic.WORK)
     assert [added.id for added in store.add_in(mine, [new("a"), new("b")])] == ["a", "b"]
     assert ids(store) == []
     mine.commit()
-    assert bell.wait(PATIENCE)
-    bell.close()
-    assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["a", "b"]
+    assert subscription.wait(PATIENCE)
+    subscription.close()
+    assert [job.id for job in store.settle_and_claim([], ask(5))[1].jobs] == ["a", "b"]
     assert orders(mine) == ["pie"]
 
 
@@ -119,7 +119,7 @@ def test_a_job_is_replaced_when_the_caller_commits(
     old = store.find("old")
     assert old is not None
     assert old.status is JobStatus.CANCELLED
-    assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["new"]
+    assert [job.id for job in store.settle_and_claim([], ask(5))[1].jobs] == ["new"]
 
 
 def test_two_transactions_with_one_key(
@@ -439,11 +439,11 @@ def test_a_long_transaction_keeps_no_job_from_ending(
 ) -> None:
     """A caller that met the holder of a unique key does not hold it up."""
     store.add([new("old", unique_key="k")])
-    [job] = store.exchange([], ask(1))[1].jobs
+    [job] = store.settle_and_claim([], ask(1))[1].jobs
     [added] = store.add_in(mine, [new("new", unique_key="k", on_duplicate=OnDuplicate.EXISTING)])
     assert added.id == "old"
     told = JobStoreSubject(store, HandClock(), None, PATIENCE).told(job, SUCCEEDED)
-    assert store.exchange([told], None)[0] == [True]
+    assert store.settle_and_claim([told], None)[0] == [True]
     mine.commit()
 
 
@@ -459,7 +459,7 @@ def test_the_servers_clock_decides(
     store.add([new("a"), new("later", delay=100.0)])
     store.add_in(mine, [new("b")])
     mine.commit()
-    jobs = store.exchange([], ask(5))[1].jobs
+    jobs = store.settle_and_claim([], ask(5))[1].jobs
     assert store.renew([hold(job) for job in jobs], 30.0) == [True, True]
     [[after]] = mine.execute(clock).fetchall()
     assert {job.id for job in jobs} == {"a", "b"}
@@ -468,7 +468,7 @@ def test_the_servers_clock_decides(
     assert all(before <= job.claimed_at <= after for job in jobs)
     assert before + 30.0 <= (found["a"].lease_expires_at or 0.0) <= after + 30.0
     assert before + 100.0 <= found["later"].run_at <= after + 100.0
-    assert store.overdue(5) == []
+    assert store.expired_leases(5) == []
 
 
 def test_an_open_transaction_holds_no_limit_key(
@@ -480,9 +480,9 @@ def test_an_open_transaction_holds_no_limit_key(
     store.add_in(mine, [new("new", **fields, on_duplicate=OnDuplicate.REPLACE)])
     [[held]] = mine.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchall()
     assert held == 0
-    assert [job.id for job in store.exchange([], ask(1))[1].jobs] == ["other"]
+    assert [job.id for job in store.settle_and_claim([], ask(1))[1].jobs] == ["other"]
     mine.commit()
-    assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["new"]
+    assert [job.id for job in store.settle_and_claim([], ask(5))[1].jobs] == ["new"]
 
 
 def test_a_store_that_was_opened_to_be_read_writes_nothing(
@@ -494,8 +494,8 @@ def test_a_store_that_was_opened_to_be_read_writes_nothing(
         calls: list[Callable[[], object]] = [
             lambda: reader.add([new("a")]),
             lambda: reader.add_in(mine, [new("a")]),
-            lambda: reader.exchange([], ask(1)),
-            lambda: reader.sweep(1),
+            lambda: reader.settle_and_claim([], ask(1)),
+            lambda: reader.prune(1),
             lambda: reader.set_queue("q", is_paused=True),
         ]
         for call in calls:

@@ -44,7 +44,7 @@ def shop(jobs_url: str) -> None:
 def test_a_job_shares_the_fate_of_its_transaction(jobs_url: str, is_kept: bool) -> None:
     """Until the commit there is nothing to be claimed; the commit wakes the workers."""
     store = PostgresJobStore(jobs_url)
-    bell = store.listen(Topic.WORK)
+    subscription = store.subscribe(Topic.WORK)
 
     async def main() -> None:
         async with at_work(jobs_url) as (client, mine):
@@ -57,8 +57,8 @@ def test_a_job_shares_the_fate_of_its_transaction(jobs_url: str, is_kept: bool) 
     asyncio.run(main())
     assert stored(jobs_url) == ((["a"], ["pie"]) if is_kept else ([], []))
     if is_kept:
-        assert bell.wait(PATIENCE)
-    bell.close()
+        assert subscription.wait(PATIENCE)
+    subscription.close()
     store.close()
 
 

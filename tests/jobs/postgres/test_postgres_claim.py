@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, claim
 from ergon_framework.jobs.stores.postgres.exchange import Exchange
-from ergon_framework.ports.jobstore import Claimed, Search
+from ergon_framework.ports.jobstore import ClaimResult, Search
 from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     SUCCEEDED,
@@ -102,7 +102,9 @@ asks = st.lists(
 )
 
 
-def claims_of(url: str, wanted: list[Any], asked: list[Any], *, is_careful: bool) -> list[Claimed]:
+def claims_of(
+    url: str, wanted: list[Any], asked: list[Any], *, is_careful: bool
+) -> list[ClaimResult]:
     """What some workers get, one after the other."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(TABLES)
@@ -115,8 +117,8 @@ def claims_of(url: str, wanted: list[Any], asked: list[Any], *, is_careful: bool
         store.add([new(f"j{n}", **fields) for n, fields in enumerate(wanted)])
         found = []
         for fields in asked:
-            made = Ask(worker="w", lease=9.0, default="python", own=known, **fields)
-            found.append(store.exchange([], made)[1])
+            made = ClaimRequest(worker="w", lease=9.0, default="python", own=known, **fields)
+            found.append(store.settle_and_claim([], made)[1])
             clock.forward(20.0)
         return found
 
@@ -149,7 +151,7 @@ def test_one_claim_has_plain_jobs_and_others_in_order(
         store.add([new(f"plain-{n}"), new(f"key-{n}", limit_key=f"k{n}")])
         store.add([new(f"soon-{n}", expires_at=START + 50.0)])
     for _ in range(2):
-        came = ids_of(store.exchange([], ask(6))[1].jobs)
+        came = ids_of(store.settle_and_claim([], ask(6))[1].jobs)
         first = [f"{word}-{n}" for n in (0, 1) for word in ("plain", "key", "soon")]
         assert came in (first, [each.replace("0", "2").replace("1", "3") for each in first])
 
@@ -163,13 +165,13 @@ def test_every_lane_has_its_turn_when_there_are_many(
     store = open_store()
     names = [f"q{n:02}" for n in range(20)]
     store.add([new(name, queue=name) for name in names])
-    assert sorted(ids_of(store.exchange([], ask(50))[1].jobs)) == names
+    assert sorted(ids_of(store.settle_and_claim([], ask(50))[1].jobs)) == names
     store.add([new(f"{name}-2", queue=name) for name in names])
     came: list[str] = []
     for _ in range(20):
-        came += ids_of(store.exchange([], ask(1))[1].jobs)
+        came += ids_of(store.settle_and_claim([], ask(1))[1].jobs)
     assert len(set(came)) == 20
-    assert not store.exchange([], ask(0, own=frozenset({"python"})))[1].more
+    assert not store.settle_and_claim([], ask(0, own=frozenset({"python"})))[1].more
 
 
 def test_what_is_left_is_found_beyond_the_first_lanes(
@@ -181,9 +183,9 @@ def test_what_is_left_is_found_beyond_the_first_lanes(
     store.add([new(f"{n}", queue=f"q{n}", executor="node") for n in range(9)])
     store.add([new("mine", queue="z", executor="python")])
     own = frozenset({"python"})
-    assert store.exchange([], ask(0, own=own))[1].more
-    assert ids_of(store.exchange([], ask(1, own=own))[1].jobs) == ["mine"]
-    assert not store.exchange([], ask(0, own=own))[1].more
+    assert store.settle_and_claim([], ask(0, own=own))[1].more
+    assert ids_of(store.settle_and_claim([], ask(1, own=own))[1].jobs) == ["mine"]
+    assert not store.settle_and_claim([], ask(0, own=own))[1].more
 
 
 # ---- many hosts ---------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ def test_limits_hold_across_stores(
     def work(store: PostgresJobStore) -> None:
         s = JobStoreSubject(store, clock, None, PATIENCE)
         for _ in range(12):
-            jobs = store.exchange([], ask(5))[1].jobs
+            jobs = store.settle_and_claim([], ask(5))[1].jobs
             with lock:
                 running = Counter(
                     job.limit_key or job.queue
@@ -217,17 +219,17 @@ def test_limits_hold_across_stores(
                     most[name] = max(most[name], count)
                 done.update(job.queue for job in jobs)
             told = [s.told(job, SUCCEEDED, keep=60.0) for job in jobs]
-            assert all(store.exchange(told, None)[0])
+            assert all(store.settle_and_claim(told, None)[0])
 
     together([partial(work, store) for store in stores])
     assert most["some"] <= 3
     assert max(most["k0"], most["k1"]) <= 2
     assert done["slow"] == 5
-    stores[0].sweep(100)
+    stores[0].prune(100)
     s = JobStoreSubject(stores[0], clock, None, PATIENCE)
-    while jobs := stores[0].exchange([], ask(50))[1].jobs:
+    while jobs := stores[0].settle_and_claim([], ask(50))[1].jobs:
         done.update(job.queue for job in jobs)
-        stores[0].exchange([s.told(job, SUCCEEDED) for job in jobs], None)
+        stores[0].settle_and_claim([s.told(job, SUCCEEDED) for job in jobs], None)
     assert done == {"keys": 40, "some": 40, "slow": 5}
 
 
@@ -241,11 +243,11 @@ def test_no_wake_up_is_lost(open_store: Callable[[], PostgresJobStore], clock: H
         s = JobStoreSubject(store, clock, None, PATIENCE)
         idle = 0
         while idle < 15:
-            jobs = store.exchange([], ask(2))[1].jobs
+            jobs = store.settle_and_claim([], ask(2))[1].jobs
             idle = 0 if jobs else idle + 1
             assert len(jobs) <= 1
             done.extend(ids_of(jobs))
-            assert all(store.exchange([s.told(job, SUCCEEDED) for job in jobs], None)[0])
+            assert all(store.settle_and_claim([s.told(job, SUCCEEDED) for job in jobs], None)[0])
 
     together([partial(work, store) for store in stores])
     assert sorted(done) == sorted(f"j{n}" for n in range(60))
@@ -267,7 +269,7 @@ def test_sweeps_come_to_every_limit_key(
         dying.setattr(Exchange, "_follow", lambda _self, _claim: None)
         assert s.settle(jobs["first-6"], SUCCEEDED)
     for _ in range(4):
-        store.sweep(2)
+        store.prune(2)
     assert s.ids(20) == ["next-6"]
     assert s.settle(jobs["first-0"], SUCCEEDED)
     assert s.ids(20) == ["next-0"]

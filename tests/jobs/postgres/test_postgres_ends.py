@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.jobs.stores.transitions import is_usual
+from ergon_framework.jobs.stores.transitions import is_plain_completion
 from ergon_framework.ports.jobstore import Job, Topic
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -45,9 +45,9 @@ def test_both_ways_to_end_leave_the_same(subject: JobStoreSubject) -> None:
         subject.store.renew([hold(leased, is_charged=True)], 9.0)
         assert not subject.settle(before, SUCCEEDED, keep=keep)  # by whoever had it before
         told = subject.told(leased, SUCCEEDED, keep=keep, result=b"7", entry=b'{"n":2}')
-        assert is_usual(told) is (keep is not None)
+        assert is_plain_completion(told) is (keep is not None)
         now = subject.clock()
-        assert [subject.store.exchange([told], None)[0] for _ in "ab"] == [[True], [False]]
+        assert [subject.store.settle_and_claim([told], None)[0] for _ in "ab"] == [[True], [False]]
         ended.append(subject.get(f"{keep}"))
         assert (ended[-1].finished_at, ended[-1].result) == (now, b"7")
         assert ended[-1].purge_at == (None if keep is None else now + keep)
@@ -64,10 +64,10 @@ def test_an_end_makes_room_in_a_full_queue(subject: JobStoreSubject, keep: float
     subject.store.set_queue("q", max_active=1)
     subject.put("a", "b", queue="q")
     (leased,) = subject.claim(9)
-    with closing(subject.store.listen(Topic.WORK)) as bell:
-        bell.wait(0.2)  # for what was added
+    with closing(subject.store.subscribe(Topic.WORK)) as subscription:
+        subscription.wait(0.2)  # for what was added
         subject.must(leased, SUCCEEDED, keep=keep)
-        assert bell.wait(subject.patience)
+        assert subscription.wait(subject.patience)
     assert subject.ids(9) == ["b"]
 
 
@@ -77,7 +77,7 @@ def test_an_end_frees_its_limit_key(subject: JobStoreSubject, keep: float | None
     subject.put("a", "b", limit_key="k")
     (leased,) = subject.claim(9)
     subject.put("c")
-    applied, claimed = subject.exchange([subject.told(leased, SUCCEEDED, keep=keep)], 1)
+    applied, claimed = subject.settle_and_claim([subject.told(leased, SUCCEEDED, keep=keep)], 1)
     assert (applied, ids_of(claimed.jobs)) == ([True], ["b"])
 
 

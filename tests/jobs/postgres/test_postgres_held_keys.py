@@ -13,7 +13,7 @@ from ergon_framework.core.job import JobStatus, Released
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, transactions
 from ergon_framework.jobs.stores.postgres.claim import DEPTH, SOON
 from ergon_framework.jobs.stores.postgres.settle import KEY_LOCKS
-from ergon_framework.ports.jobstore import Claimed, Search, Topic
+from ergon_framework.ports.jobstore import ClaimResult, Search, Topic
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, ids_of
@@ -34,8 +34,8 @@ def open_subject(
     jobs_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], JobStoreSubject]]:
     """Opens stores that raise an error where others would wait for a lock."""
-    impatient = f"{transactions._GREETING}; SET lock_timeout = '50ms'"
-    monkeypatch.setattr(transactions, "_GREETING", impatient)
+    impatient = f"{transactions._ON_CONNECT}; SET lock_timeout = '50ms'"
+    monkeypatch.setattr(transactions, "_ON_CONNECT", impatient)
     opened: list[PostgresJobStore] = []
 
     def open_one() -> JobStoreSubject:
@@ -56,9 +56,9 @@ def holding(url: str, *keys: str) -> Iterator[Connection]:
         yield connection
 
 
-def claimed(s: JobStoreSubject, slots: int = 20) -> Claimed:
+def claimed(s: JobStoreSubject, slots: int = 20) -> ClaimResult:
     """What a worker gets."""
-    return s.store.exchange([], ask(slots))[1]
+    return s.store.settle_and_claim([], ask(slots))[1]
 
 
 def test_a_late_answer_costs_nobody_his_turn(open_subject: Callable[[], JobStoreSubject]) -> None:
@@ -74,7 +74,7 @@ def test_a_late_answer_costs_nobody_his_turn(open_subject: Callable[[], JobStore
     s.put("plain", "plain-2")
     assert ids_of(claimed(s, 1).jobs) == ["plain"]  # the other one waits for its key from now on
     assert not s.settle(early, SUCCEEDED)
-    applied, found = s.store.exchange([s.told(again, SUCCEEDED, result=b"1")], ask(1))
+    applied, found = s.store.settle_and_claim([s.told(again, SUCCEEDED, result=b"1")], ask(1))
     assert applied == [True]
     assert ids_of(found.jobs) == ["second"]
 
@@ -165,7 +165,7 @@ def test_a_wake_up_is_made_up_for(
     told = [s.told(first, SUCCEEDED)]
     with holding(jobs_url, "k") as holder:
         holder.execute("UPDATE ergon_jobs SET stage = 4 WHERE id = 'next'")
-        applied, got = s.store.exchange(told, ask(5) if is_asking else None)
+        applied, got = s.store.settle_and_claim(told, ask(5) if is_asking else None)
         assert applied == [True]
         assert ids_of(got.jobs) == (["plain"] if is_asking else [])
         assert got.next_at == (s.clock() + SOON if is_asking else None)
@@ -176,17 +176,17 @@ def test_a_wake_up_is_made_up_for(
 def test_a_worker_is_rung_for_what_it_could_not_wake(
     jobs_url: str, open_subject: Callable[[], JobStoreSubject]
 ) -> None:
-    """One that only settles this time asks soon, because its bell rings."""
+    """One that only settles this time asks soon, because it is notified."""
     s, other = open_subject(), open_subject()
     s.put("first", limit_key="k")
     [first] = claimed(s).jobs
-    bell = other.store.listen(Topic.WORK)
-    while bell.wait(0.0):
+    subscription = other.store.subscribe(Topic.WORK)
+    while subscription.wait(0.0):
         pass
     with holding(jobs_url, "k"):
-        s.store.exchange([s.told(first, SUCCEEDED)], None)
-        assert bell.wait(PATIENCE)
-    bell.close()
+        s.store.settle_and_claim([s.told(first, SUCCEEDED)], None)
+        assert subscription.wait(PATIENCE)
+    subscription.close()
 
 
 @pytest.mark.parametrize("is_asking", [True, False])
@@ -203,7 +203,7 @@ def test_a_worker_that_will_not_come_back_soon_waits_for_the_key(
         s.put("plain")
         told = [s.told(first, SUCCEEDED)]
         with ThreadPoolExecutor() as pool, holding(jobs_url, "k") as holder:
-            settled = pool.submit(store.exchange, told, ask(1) if is_asking else None)
+            settled = pool.submit(store.settle_and_claim, told, ask(1) if is_asking else None)
             waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
             while not settled.done() and holder.execute(waits).fetchone() is None:
                 pass
@@ -222,7 +222,7 @@ def test_who_only_settles_waits_for_the_key(
     s.put("first", limit_key="k")
     [first] = claimed(s).jobs
     with holding(jobs_url, "k"):
-        assert operator.store.exchange([s.told(first, SUCCEEDED)], None)[0] == [True]
+        assert operator.store.settle_and_claim([s.told(first, SUCCEEDED)], None)[0] == [True]
     assert "cut short" in caplog.text
 
 
@@ -237,7 +237,7 @@ def test_a_sweep_waits_for_no_key(
     with psycopg.connect(jobs_url) as connection:
         connection.execute("UPDATE ergon_jobs SET stage = 0, status = 'failed' WHERE stage = 1")
     with holding(jobs_url, "k"):
-        s.store.sweep(10)
+        s.store.prune(10)
         assert ids_of(claimed(s).jobs) == ["l-2"]
-    s.store.sweep(10)
+    s.store.prune(10)
     assert "k-2" in ids_of(claimed(s).jobs)

@@ -60,7 +60,8 @@ def test_an_exchange_is_told_when_its_hint_fails(
     """What was settled and claimed is answered, and nothing runs in nobody's hands."""
     held = subject.claim(1)
     for count in (2, 3):
-        applied, claimed = subject.store.exchange([subject.told(held[0], SUCCEEDED)], ask(count))
+        told = [subject.told(held[0], SUCCEEDED)]
+        applied, claimed = subject.store.settle_and_claim(told, ask(count))
         assert applied == [True]
         assert len(claimed.jobs) == count
         held = held[1:] + claimed.jobs
@@ -107,11 +108,11 @@ def test_a_connection_that_forgot_its_statements_is_replaced(
     assert isinstance(store, PostgresJobStore)
     subject.put("a")
     for job_id in "bc":
-        with store.transactions.database._connections.borrow() as connection:
+        with store.transactions.database._pool.borrow() as connection:
             connection.execute(statement.encode())
         subject.put(job_id)
     [job] = subject.claim(1)
-    with store.transactions.database._connections.borrow() as connection:
+    with store.transactions.database._pool.borrow() as connection:
         connection.execute(statement.encode())
     assert subject.settle(job, SUCCEEDED)
     assert store.count(Search()) == 3
@@ -125,7 +126,7 @@ def test_counts_are_of_one_instant(subject: JobStoreSubject) -> None:
     def churn() -> None:
         while not ends.is_set():
             jobs = subject.claim(30)
-            subject.store.exchange([subject.told(job, RELEASED) for job in jobs], None)
+            subject.store.settle_and_claim([subject.told(job, RELEASED) for job in jobs], None)
 
     thread = threading.Thread(target=churn)
     thread.start()

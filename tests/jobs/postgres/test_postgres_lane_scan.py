@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ergon_framework.core.claim import Lane
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.jobs.stores.postgres.claim import NOWHERE, Look, Place, in_order, place
+from ergon_framework.jobs.stores.postgres.claim import NOWHERE, LaneScan, Place, in_order, place
 from ergon_framework.jobs.stores.postgres.statements import statements
-from ergon_framework.jobs.stores.postgres.transactions import Words
+from ergon_framework.jobs.stores.postgres.transactions import Tx
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import START, HandClock
@@ -78,10 +78,10 @@ def test_a_look_sees_the_same_wherever_it_looks_first(
         expected = [Lane(*each) for each in there if each > after]
         for *rest, number in (NOWHERE, *((*rest, first + n) for *rest, n in lasts)):
 
-            def look(words: Words, last: Any = (*rest, number)) -> list[Lane]:
-                return Look(words, ask(), after, last).read().lanes
+            def look(tx: Tx, last: Any = (*rest, number)) -> list[Lane]:
+                return LaneScan(tx, ask(), after, last).read().lanes
 
-            assert store.transactions.look(look) == expected
+            assert store.transactions.read(look) == expected
 
 
 def pages_read(connection: Connection, last: Place) -> int:
@@ -89,7 +89,7 @@ def pages_read(connection: Connection, last: Place) -> int:
     names = ("last_executor", "last_queue", "last_priority", "last_run_at", "last_seq")
     values = {"executor": "", "queue": "", "most": 256} | dict(zip(names, last, strict=True))
     explain = b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statements("claim.sql")["lanes"]
-    [[[found]]] = Words(connection, None).say(explain, values).fetchall()
+    [[[found]]] = Tx(connection, None).execute(explain, values).fetchall()
     return int(found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"])
 
 
@@ -103,9 +103,9 @@ def test_a_look_does_not_walk_past_what_was_claimed(jobs_url: str) -> None:
             s.put(*(f"j{n}" for n in range(20_000)))
             told: list[Any] = []
             for _ in range(30):
-                claimed = store.exchange(told, ask(600))[1]
+                claimed = store.settle_and_claim(told, ask(600))[1]
                 told = [s.told(job, SUCCEEDED, keep=60.0) for job in claimed.jobs]
-            with store.transactions.database._connections.borrow() as line:
+            with store.transactions.database._pool.borrow() as line:
                 walked = pages_read(line, NOWHERE)
                 assert pages_read(line, store._memory.last) < walked / 3
     finally:

@@ -93,17 +93,17 @@ def test_a_settlement_that_was_applied_is_not_late(
 ) -> None:
     """Sent again after its answer was lost, it is told as applied, and is not applied twice."""
     near.put("a", "b")
-    jobs = far.exchange([], ask(2))[1].jobs
+    jobs = far.settle_and_claim([], ask(2))[1].jobs
     told = [near.told(job, seen, result=b"1", keep=60.0) for job in jobs]  # type: ignore[arg-type]
     moved = lambda: near.status("a") is not JobStatus.ACTIVE  # noqa: E731
-    error = losing(line, lambda: far.exchange(told, None), moved)
+    error = losing(line, lambda: far.settle_and_claim(told, None), moved)
     assert isinstance(error, StoreUnavailableError)
     assert error.details["is_lost"]
     before = near.get("a")
-    assert far.exchange(told, None)[0] == [True, True]
+    assert far.settle_and_claim(told, None)[0] == [True, True]
     assert near.get("a") == before
     assert len(before.history) == 1
-    assert far.exchange(told, None)[0] == [False, False]  # what is known is not asked again
+    assert far.settle_and_claim(told, None)[0] == [False, False]  # what is known is not asked again
 
 
 def test_a_settlement_that_was_applied_frees_its_limit_key(
@@ -111,13 +111,13 @@ def test_a_settlement_that_was_applied_frees_its_limit_key(
 ) -> None:
     """Whoever waits for the key goes on when the truth is known, before any sweep."""
     near.put("a", limit_key="k")
-    [job] = far.exchange([], ask(1))[1].jobs
+    [job] = far.settle_and_claim([], ask(1))[1].jobs
     near.put("b", limit_key="k")
     assert near.claim(1) == []
     told = [near.told(job, SUCCEEDED)]
     moved = lambda: near.status("a") is not JobStatus.ACTIVE  # noqa: E731
-    losing(line, lambda: far.exchange(told, None), moved)
-    applied, claimed = far.exchange(told, ask(1))
+    losing(line, lambda: far.settle_and_claim(told, None), moved)
+    applied, claimed = far.settle_and_claim(told, ask(1))
     assert applied == [True]
     assert [each.id for each in claimed.jobs] == ["b"]
 
@@ -129,16 +129,16 @@ def test_who_is_unsure_twice_is_told_the_truth(
     fails cannot take away what that one settled and claimed.
     """
     near.put("a", "b", "c")
-    first, second = far.exchange([], ask(2))[1].jobs
+    first, second = far.settle_and_claim([], ask(2))[1].jobs
     told = [near.told(first, SUCCEEDED)]
     moved = lambda: near.status("a") is not JobStatus.ACTIVE  # noqa: E731
-    losing(line, lambda: far.exchange(told, None), moved)
+    losing(line, lambda: far.settle_and_claim(told, None), moved)
 
     def look(*_: object) -> object:
         raise StoreUnavailableError("gone again")
 
-    monkeypatch.setattr(far.transactions, "look", look)
-    applied, claimed = far.exchange([*told, near.told(second, SUCCEEDED)], ask(1))
+    monkeypatch.setattr(far.transactions, "read", look)
+    applied, claimed = far.settle_and_claim([*told, near.told(second, SUCCEEDED)], ask(1))
     assert applied == [True, True]
     assert [each.id for each in claimed.jobs] == ["c"]
 
@@ -148,13 +148,13 @@ def test_a_settlement_that_was_not_applied_is_applied(
 ) -> None:
     """Lost before the server could act, it is applied when it is sent again."""
     near.put("a")
-    [job] = far.exchange([], ask(1))[1].jobs
+    [job] = far.settle_and_claim([], ask(1))[1].jobs
     told = [near.told(job, SUCCEEDED)]
     with psycopg.connect(far_url(near)) as other:
         other.execute("SELECT 1 FROM ergon_jobs WHERE id = 'a' FOR UPDATE")
-        error = losing(line, lambda: far.exchange(told, None), lambda: is_waiting(near))
+        error = losing(line, lambda: far.settle_and_claim(told, None), lambda: is_waiting(near))
     assert isinstance(error, StoreUnavailableError)
-    applied = far.exchange(told, None)[0]
+    applied = far.settle_and_claim(told, None)[0]
     assert applied == [True]
     assert near.status("a") is JobStatus.COMPLETED
 
@@ -164,14 +164,14 @@ def test_a_settlement_that_came_too_late_is_late(
 ) -> None:
     """Whoever is unsure is told the truth also when somebody else took the job."""
     near.put("a")
-    [job] = far.exchange([], ask(1))[1].jobs
+    [job] = far.settle_and_claim([], ask(1))[1].jobs
     near.clock.forward(LEASE + 1.0)
     near.must(near.get("a"), LeaseExpired(), if_expired=True)
     told = [near.told(job, SUCCEEDED)]
     answered = lambda: line.swallowed > 0 and is_idle(near)  # noqa: E731
-    error = losing(line, lambda: far.exchange(told, None), answered)
+    error = losing(line, lambda: far.settle_and_claim(told, None), answered)
     assert isinstance(error, StoreUnavailableError)
-    assert far.exchange(told, None)[0] == [False]
+    assert far.settle_and_claim(told, None)[0] == [False]
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ def test_what_was_claimed_is_told_when_the_rest_fails(
     """An exchange that is cut short answers with what is committed; the next one hears of it."""
     near.put("a", "b")
     near.put("key", limit_key="k")
-    assert far.exchange([], ask(0))[1].jobs == []
-    pipe, calls = far.transactions.pipe, []
+    assert far.settle_and_claim([], ask(0))[1].jobs == []
+    pipe, calls = far.transactions.pipelined, []
 
     def failing(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -291,12 +291,12 @@ def test_what_was_claimed_is_told_when_the_rest_fails(
             raise StoreUnavailableError("gone")
         return pipe(*args, **options)
 
-    monkeypatch.setattr(far.transactions, "pipe", failing)
-    assert [job.id for job in far.exchange([], ask(9))[1].jobs] == ["a", "b"]
+    monkeypatch.setattr(far.transactions, "pipelined", failing)
+    assert [job.id for job in far.settle_and_claim([], ask(9))[1].jobs] == ["a", "b"]
     with pytest.raises(StoreUnavailableError):
-        far.exchange([], ask(9))
+        far.settle_and_claim([], ask(9))
     monkeypatch.undo()
-    assert [job.id for job in far.exchange([], ask(9))[1].jobs] == ["key"]
+    assert [job.id for job in far.settle_and_claim([], ask(9))[1].jobs] == ["key"]
 
 
 def test_an_add_stays_unknown_when_the_server_lets_nobody_in(
@@ -307,7 +307,7 @@ def test_an_add_stays_unknown_when_the_server_lets_nobody_in(
     def expired() -> None:
         raise psycopg.OperationalError("connection failed: SSL error: certificate has expired")
 
-    monkeypatch.setattr(far.transactions.database._connections, "_connect", expired)
+    monkeypatch.setattr(far.transactions.database._pool, "_connect", expired)
     error = losing(line, lambda: far.add([new("a")]), lambda: near.store.count(Search()) == 1)
     assert isinstance(error, StoreUnavailableError)
     assert "nobody knows" in error.message

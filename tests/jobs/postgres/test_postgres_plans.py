@@ -61,7 +61,7 @@ def connection(request: pytest.FixtureRequest, jobs_url: str) -> Iterator[Connec
         store.add([new(f"j{n}", queue=f"q{n % 3}") for n in range(5000)])
     with psycopg.connect(jobs_url, autocommit=True) as other:
         other.execute("VACUUM ANALYZE ergon_jobs")
-    with store.transactions.database._connections.borrow() as connection:
+    with store.transactions.database._pool.borrow() as connection:
         yield connection
     store.close()
 

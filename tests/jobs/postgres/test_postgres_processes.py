@@ -22,17 +22,17 @@ def test_a_server_that_is_killed_and_comes_back() -> None:
         server.start()
         store = PostgresJobStore(server.url())
         store.add([new("a"), new("b")])
-        [job] = store.exchange([], ask(1))[1].jobs
-        bell = store.listen(Topic.WORK)
+        [job] = store.settle_and_claim([], ask(1))[1].jobs
+        subscription = store.subscribe(Topic.WORK)
         server.kill()
-        for call in (lambda: store.add([new("c")]), lambda: store.exchange([], ask(1))):
+        for call in (lambda: store.add([new("c")]), lambda: store.settle_and_claim([], ask(1))):
             with pytest.raises(StoreUnavailableError):
                 call()
         server.start()
-        assert bell.wait(WAIT)  # for whatever was missed
+        assert subscription.wait(WAIT)  # for whatever was missed
         assert [each.id for each in store.search(Search(queue="default"))] == ["b", "a"]
         assert store.find("a") is not None
-        assert [each.id for each in store.exchange([], ask(5))[1].jobs] == ["b"]
+        assert [each.id for each in store.settle_and_claim([], ask(5))[1].jobs] == ["b"]
         assert job.id == "a"
         store.close()
     finally:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.job import CancelAsked, JobStatus, Seen
+from ergon_framework.core.job import CancelRequested, Event, JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, admin
-from ergon_framework.jobs.stores.postgres.transactions import Words
+from ergon_framework.jobs.stores.postgres.transactions import Tx
 from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
@@ -32,7 +32,7 @@ PATIENCE = 30.0
 
 # ---- the same answers ---------------------------------------------------------------------------
 
-ENDS: dict[str, Seen] = {
+ENDS: dict[str, Event] = {
     "completed": SUCCEEDED,
     "retrying": FAILS_ONCE,
     "failed": FAILS_FOR_GOOD,
@@ -72,7 +72,7 @@ def filled(store: FullJobStore, wanted: list[tuple[str, str]]) -> JobStoreSubjec
                 assert s.claim(1, queues=("limited",)) == []
             case "cancelled":
                 s.put(name, queue=queue)
-                s.must(s.get(name), CancelAsked())
+                s.must(s.get(name), CancelRequested())
             case _:
                 s.put(name, queue=queue, priority=9)
                 job = s.take(name, queues=(queue,))
@@ -147,7 +147,7 @@ def store_of_one(request: pytest.FixtureRequest, jobs_database: str) -> Iterator
                 other.execute(CHANGE, (at, status, [str(1000 * n + m) for m in range(2, 6)]))
             other.execute(CHANGE, (0, "completed", ["9"]))
             other.execute("VACUUM ANALYZE ergon_jobs")
-        with store.transactions.database._connections.borrow() as connection:
+        with store.transactions.database._pool.borrow() as connection:
             yield usual, connection
 
 
@@ -155,7 +155,7 @@ def rows_read(connection: Connection, search: Search) -> int:
     """How many rows of tables and indexes a search looks at for its first page."""
     values = admin._values(search) | {"limit": admin.PAGE}
     explain = b"EXPLAIN (ANALYZE, FORMAT JSON) " + admin.statement_of(search)
-    [[[found]]] = Words(connection, None).say(explain, values).fetchall()
+    [[[found]]] = Tx(connection, None).execute(explain, values).fetchall()
     plan = found["Plan"]
     nodes = [plan]
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Adding one job: one statement that commits by itself, and the bell after it."""
+"""Adding one job: one statement that commits by itself, and the notification after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.storage.postgres.pipeline import Answer, Batch
+from ergon_framework.storage.postgres.pipeline import Pipeline, Result
 from ergon_framework.testing.suites.jobstore.subject import ids_of, new
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
@@ -22,19 +22,21 @@ def test_a_plain_job_takes_one_statement(jobs_url: str, monkeypatch: pytest.Monk
     """The server has no transaction to begin and to end, and hears all in one packet."""
     said: list[bytes] = []
     sent: list[int] = []
-    say, sync = Batch.say, Batch.sync
+    execute, sync = Pipeline.execute, Pipeline.sync
 
-    def heard(batch: Batch, statement: bytes, values: Mapping[str, Any] | None = None) -> Answer:
+    def heard(
+        pipeline: Pipeline, statement: bytes, values: Mapping[str, Any] | None = None
+    ) -> Result:
         said.append(statement)
-        return say(batch, statement, values)
+        return execute(pipeline, statement, values)
 
-    def counted(batch: Batch) -> None:
+    def counted(pipeline: Pipeline) -> None:
         sent.append(len(said))
-        sync(batch)
+        sync(pipeline)
 
     with closing(PostgresJobStore(jobs_url)) as store:
-        monkeypatch.setattr(Batch, "say", heard)
-        monkeypatch.setattr(Batch, "sync", counted)
+        monkeypatch.setattr(Pipeline, "execute", heard)
+        monkeypatch.setattr(Pipeline, "sync", counted)
         store.add([new("a")])
         names = statements("jobs.sql")
         assert said == [names["insert_plain"], names["notify"]]

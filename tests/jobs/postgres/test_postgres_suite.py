@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.ports.jobstore import FullJobStore, JobDesk, JobStore, ScheduleStore
+from ergon_framework.ports.jobstore import FullJobStore, JobAdmin, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
 
 
@@ -43,6 +43,6 @@ def test_the_postgres_store_keeps_its_promises(check: str, jobs_url: str) -> Non
 def test_the_store_serves_all_three_ports(jobs_url: str) -> None:
     """A type checker accepts it wherever a port is asked for."""
     store = PostgresJobStore(jobs_url)
-    ports: tuple[JobStore, JobDesk, ScheduleStore] = (store, store, store)
+    ports: tuple[JobStore, JobAdmin, ScheduleStore] = (store, store, store)
     assert all(port is store for port in ports)
     store.close()

@@ -42,9 +42,9 @@ def test_this_program_goes_on_with_later_tables(
     store = PostgresJobStore(postgres_url)
     s = JobStoreSubject(store, HandClock(), None, 15.0)
     store.add([new("a"), new("b", unique_key="k", limit_key="l")])
-    jobs = store.exchange([], ask(5))[1].jobs
+    jobs = store.settle_and_claim([], ask(5))[1].jobs
     assert [job.id for job in jobs] == ["a", "b"]
-    assert store.exchange([s.told(job, SUCCEEDED) for job in jobs], None)[0] == [True, True]
+    assert store.settle_and_claim([s.told(job, SUCCEEDED) for job in jobs], None)[0] == [True, True]
     assert {each.id for each in map(s.get, "ab")} == {"a", "b"}
     store.close()
     assert upgraded.execute("SELECT DISTINCT colour FROM ergon_jobs").fetchall() == [("red",)]
@@ -58,9 +58,9 @@ def test_a_program_that_was_open_goes_on(postgres_url: str) -> None:
         assert store.find(f"{n}") is not None
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("ALTER TABLE ergon_jobs ADD COLUMN colour text DEFAULT 'red'")
-    assert len(store.exchange([], ask(100))[1].jobs) == 8
+    assert len(store.settle_and_claim([], ask(100))[1].jobs) == 8
     assert store.find("1") is not None
-    assert len(store.overdue(5)) == 0
+    assert len(store.expired_leases(5)) == 0
     store.close()
 
 

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     told: list[Settlement] = []
     misses = 0
     while misses < 20:  # others may hold all that is left, or all that a queue may run
-        applied, claimed = store.exchange(told, ask(7))
+        applied, claimed = store.settle_and_claim(told, ask(7))
         assert all(applied)
         misses = 0 if claimed.jobs else misses + 1
         for job in claimed.jobs:

@@ -10,7 +10,7 @@ import sys
 
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import JobCopy
-from ergon_framework.ports.jobstore import FullJobStore, Hold, NewJob, WorkerRecord
+from ergon_framework.ports.jobstore import FullJobStore, LeaseRenewal, NewJob, WorkerRecord
 from ergon_framework.ports.moving import Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask
@@ -21,14 +21,14 @@ ROUNDS = 6
 def main(url: str, *keys: str) -> None:
     """Go through a few rounds with jobs that have such keys."""
     store = open_store(url)
-    store.tell(WorkerRecord(id="w", host="h", pid=1, version="1", started_at=0.0))
+    store.heartbeat(WorkerRecord(id="w", host="h", pid=1, version="1", started_at=0.0))
     [at] = [each.next_at for each in store.schedules()]
     assert at is not None
     for n in range(ROUNDS):
         add(store, n, keys)
         fire(store, at + n)
         work(store)
-        store.sweep(10)
+        store.prune(10)
         store.set_queue("q", max_active=n + 1)
         records = records_of(store)
         assert isinstance(records, Archive)
@@ -60,12 +60,12 @@ def fire(store: FullJobStore, at: float) -> None:
 def work(store: FullJobStore) -> None:
     """Claim two jobs and settle them."""
     subject = JobStoreSubject(store, HandClock(), None, 15.0)
-    jobs = store.exchange([], ask(2))[1].jobs
+    jobs = store.settle_and_claim([], ask(2))[1].jobs
     say("claimed", *(job.id for job in jobs))
-    store.renew([Hold(job.key, job.id, job.fence, True) for job in jobs], 30.0)
+    store.renew([LeaseRenewal(job.key, job.id, job.fence, True) for job in jobs], 30.0)
     told = [subject.told(job, SUCCEEDED, keep=600.0, result=b"1") for job in jobs]
     say("settling", *(job.id for job in jobs))
-    applied, _ = store.exchange(told, None)
+    applied, _ = store.settle_and_claim(told, None)
     assert all(applied)
     say("settled", *(job.id for job in jobs))
 

@@ -83,13 +83,13 @@ def test_the_store_goes_where_its_slot_is(node: RedisServer) -> None:
         say(first, "MEET", "127.0.0.1", other.port)
         _until(lambda: "cluster_state:ok" in str(say(second, "INFO")), second)
         with closing(RedisJobStore(other.url, prefix="moving")) as store:
-            bell = store.listen(Topic.WORK)
+            subscription = store.subscribe(Topic.WORK)
             store.add([new("a")])
-            assert bell.wait(50.0)
+            assert subscription.wait(50.0)
             slot = say(first, "KEYSLOT", "{moving}:job")
             _move(first, second, slot, other.port)
             store.add([new("b")])
-            assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["a", "b"]
+            assert [job.id for job in store.settle_and_claim([], ask(5))[1].jobs] == ["a", "b"]
             assert store.count(Search()) == 2
             assert second.exists("{moving}:job")
 

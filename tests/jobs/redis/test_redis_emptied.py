@@ -10,8 +10,8 @@ import redis
 
 from ergon_framework.app.jobs import JobSetup
 from ergon_framework.jobs import maintenance as chores_module
-from ergon_framework.jobs.claims import Judgement
-from ergon_framework.jobs.maintenance import WorkerChores
+from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import WorkerRecord
@@ -42,10 +42,10 @@ class Bench:
         setup = JobSetup("", jobs, schedules={"nightly": NIGHTLY})
         setup.limit_queues(store)
         self.told: list[str] = []
-        self.chores = WorkerChores(
+        self.maintenance = Maintenance(
             store,
             jobs,
-            Judgement(jobs, "me"),
+            Settler(jobs, "me"),
             lambda: WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0),
             lambda _id, _fence: False,
             lambda name, _fields: self.told.append(name),
@@ -57,7 +57,7 @@ class Bench:
     def pass_time(self, seconds: float) -> None:
         """Let the worker do its chores after a while."""
         self.clock.forward(seconds)
-        self.chores.run(self.clock.now())
+        self.maintenance.run(self.clock.now())
 
     def kept(self) -> tuple[list[str], list[tuple[str, int | None]]]:
         """The schedules and the limits that the store knows."""
@@ -98,7 +98,7 @@ def test_what_an_operator_changed_stays(bench: tuple[Bench, RedisServer]) -> Non
     """Only a store that has forgotten the worker is given what the settings say."""
     worker, _ = bench
     worker.store.set_queue("images", max_active=7)
-    worker.chores.bounce()
+    worker.maintenance.restart_all()
     worker.pass_time(LEASE)
     assert worker.kept()[1] == [("images", 7)]
     assert worker.told == []
@@ -110,11 +110,11 @@ def test_two_workers_with_one_name_are_told_of_and_alarm_nobody(
     """When one of them leaves, the record of both is gone, and the store has lost nothing."""
     worker, _ = bench
     twin = WorkerRecord(id="me", host="there", pid=7, version="1", started_at=2.0)
-    worker.store.tell(twin)
+    worker.store.heartbeat(twin)
     worker.pass_time(LEASE)
-    worker.store.tell(twin)
+    worker.store.heartbeat(twin)
     worker.pass_time(LEASE)
-    worker.store.tell(msgspec.structs.replace(twin, state="gone"))
+    worker.store.heartbeat(msgspec.structs.replace(twin, state="gone"))
     assert worker.store.workers() == []
     worker.pass_time(LEASE)
     assert worker.told == []

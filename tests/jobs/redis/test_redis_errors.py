@@ -23,7 +23,7 @@ from ergon_framework.jobs.stores.opening import open_store as open_url
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import NewJob, Search, Topic, WorkerRecord
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisLink
+from ergon_framework.storage.redis.client import RedisClient
 from ergon_framework.storage.redis.diagnostics import Persistence, refuse_unsafe
 from ergon_framework.storage.redis.errors import translate
 from ergon_framework.testing.suites.jobstore.schedules import schedule
@@ -80,7 +80,7 @@ def test_what_a_url_says() -> None:
     assert address_of("redis://").name == "redis://localhost:6379/0"
     assert address_of("rediss://[::1]:7000?persistence=none").name == "rediss://[::1]:7000/0"
     assert address_of("rediss://h?ssl_ca_certs=/x").options["ssl_ca_certs"] == "/x"
-    secured = RedisLink(address_of("rediss://h?ssl_ca_certs=/x"))
+    secured = RedisClient(address_of("rediss://h?ssl_ca_certs=/x"))
     assert issubclass(secured._pool.connection_class, SSLConnection)
     secured.close()
 
@@ -140,13 +140,13 @@ def test_a_user_with_just_the_rights_it_needs(own_server: RedisServer) -> None:
     url = own_server.url.replace("://", f"://ergon:{SECRET}@")
     with closing(RedisJobStore(url)) as store:
         assert "synced" in store.durability
-        bell = store.listen(Topic.WORK)
+        subscription = store.subscribe(Topic.WORK)
         store.add([new("a")])
-        assert bell.wait(30.0)
-        assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["a"]
+        assert subscription.wait(30.0)
+        assert [job.id for job in store.settle_and_claim([], ask(5))[1].jobs] == ["a"]
         store.put_schedule(schedule("s", next_at=5.0))
         store.set_queue("default", is_paused=True)
-        store.sweep(10)
+        store.prune(10)
         assert store.now() > 0
         assert [job.id for job in store.search(Search())] == ["a"]
 
@@ -235,7 +235,7 @@ def test_a_server_that_stops_syncing_is_refused_until_it_does_again(
 def test_an_old_server(redis_url: str) -> None:
     """One before 6.2 lacks what the scripts need."""
     old = Persistence((6, 0, 16), False, True, "always", False, False, "noeviction")
-    link = RedisLink(address_of(redis_url))
+    link = RedisClient(address_of(redis_url))
     with refused(StoreSchemaError, r"Redis 6\.0\.16"):
         refuse_unsafe(old, link, read_only=False)
     link.close()
@@ -287,12 +287,12 @@ def test_a_server_without_memory(own_server: RedisServer) -> None:
             with refused(StoreFullError, "no memory left"):
                 store.add(jobs)
         with refused(StoreFullError, "no memory left"):
-            store.exchange([], ask(1))
+            store.settle_and_claim([], ask(1))
         assert {job.id for job in store.search(Search())} == {"a", "b"}
         assert store.queues()[0].counts == {"pending": 2}
         client.config_set("maxmemory", 0)
         store.add([NewJob(id="c", handler="work", args=b'["%s"]' % (b"x" * 100_000))])
-        assert len(store.exchange([], ask(9))[1].jobs) == 3
+        assert len(store.settle_and_claim([], ask(9))[1].jobs) == 3
 
 
 # ---- schemas ------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_a_newer_schema(open_store: Open, redis_url: str) -> None:
     """Keys of a later version are left alone."""
     store = open_store()
     store.add([new("a")])
-    store.transactions.link.call("SET", "{ergon}:schema", "99")
+    store.transactions.client.call("SET", "{ergon}:schema", "99")
     with refused(StoreSchemaError, "version 99"):
         RedisJobStore(redis_url)
     assert store.find("a") is not None
@@ -311,17 +311,17 @@ def test_a_newer_schema(open_store: Open, redis_url: str) -> None:
 def test_foreign_keys_of_our_names(open_store: Open, redis_url: str) -> None:
     """A key that only has our name is not touched; another prefix makes room."""
     other = open_store(f"{redis_url}?prefix=other")
-    other.transactions.link.call("SET", "{ergon}:schema", "my own")
+    other.transactions.client.call("SET", "{ergon}:schema", "my own")
     with refused(StoreSchemaError, "not of this jobs store"):
         RedisJobStore(redis_url)
-    other.transactions.link.call("HSET", "{foreign}:schema", "a", "b")
+    other.transactions.client.call("HSET", "{foreign}:schema", "a", "b")
     with refused(StoreSchemaError, "not of this jobs store"):
         RedisJobStore(redis_url, prefix="foreign")
-    other.transactions.link.call("SET", "{half}:job", "a")
+    other.transactions.client.call("SET", "{half}:job", "a")
     store = open_store(prefix="half")
     with refused(StoreSchemaError, "not of this jobs store"):
         store.add([new("a")])
-    assert other.transactions.link.call("GET", "{half}:job") == b"a"
+    assert other.transactions.client.call("GET", "{half}:job") == b"a"
 
 
 # ---- stores that are closed or only read --------------------------------------------------------
@@ -341,20 +341,20 @@ def test_a_store_that_is_only_read(open_store: Open) -> None:
     """It shows everything and changes nothing, not even in an empty database."""
     empty = open_store(prefix="empty", read_only=True)
     assert (list(empty.search(Search())), empty.queues(), empty.schedules()) == ([], [], [])
-    assert not empty.transactions.link.call("KEYS", "{empty}*")
+    assert not empty.transactions.client.call("KEYS", "{empty}*")
     store = open_store()
     store.add([new("a")])
-    [job] = store.exchange([], ask(1))[1].jobs
+    [job] = store.settle_and_claim([], ask(1))[1].jobs
     reader = open_store(read_only=True)
     before = store.find("a")
     me = WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0)
     for call in (
         lambda: reader.add([new("b")]),
-        lambda: reader.exchange([], ask(1)),
+        lambda: reader.settle_and_claim([], ask(1)),
         lambda: reader.renew([hold(job)], 30.0),
-        lambda: reader.sweep(1),
+        lambda: reader.prune(1),
         lambda: reader.set_queue("q", is_paused=True),
-        lambda: reader.tell(me),
+        lambda: reader.heartbeat(me),
         lambda: reader.put_schedule(schedule("a")),
         lambda: reader.records.set_mark(b"x"),
     ):
@@ -368,10 +368,10 @@ def test_records_that_cannot_be_read_do_not_hide_the_others(
 ) -> None:
     """Workers and schedules that somebody else wrote wrongly are left out, and told of once."""
     store = open_store()
-    store.tell(WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0))
+    store.heartbeat(WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0))
     store.put_schedule(schedule("good"))
-    store.transactions.link.call("HSET", "{ergon}:workers", "bad", b"\xff\xff")
-    store.transactions.link.call("HSET", "{ergon}:schedules", "bad", "{}")
+    store.transactions.client.call("HSET", "{ergon}:workers", "bad", b"\xff\xff")
+    store.transactions.client.call("HSET", "{ergon}:schedules", "bad", "{}")
     for _ in range(2):
         assert [each.id for each in store.workers()] == ["me"]
         assert [each.name for each in store.schedules()] == ["good"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked
+from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested
 from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.redis import RedisJobStore, scripts
 from ergon_framework.jobs.stores.redis.transitions import _ADD
-from ergon_framework.jobs.stores.transitions import Standing, replaced
+from ergon_framework.jobs.stores.transitions import JobPosition, cancel_replaced
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Settlement, WorkerRecord
 from ergon_framework.storage.redis import client
 from ergon_framework.testing.suites.drivers import START, HandClock
@@ -38,7 +38,7 @@ COUNTERS = {
 
 def everything(store: RedisJobStore, tag: str = "{ergon}") -> dict[bytes, Any]:
     """All keys of a store, and what they hold."""
-    call = store.transactions.link.call
+    call = store.transactions.client.call
     read = {b"hash": "HGETALL", b"string": "GET"}
     found = {}
     for key in call("KEYS", f"{tag}:*"):
@@ -67,10 +67,10 @@ def test_a_life_of_jobs_leaves_nothing_behind(open_store: Open) -> None:
     store.set_queue("odd", rate=5.0, burst=9)
     store.put_schedule(schedule("cron"))
     store.fire("cron", START + 60.0, None, [new("fired")])
-    store.tell(WorkerRecord(id="w", host="h", pid=1, version="1", started_at=0.0))
+    store.heartbeat(WorkerRecord(id="w", host="h", pid=1, version="1", started_at=0.0))
     clock.forward(2.0)
     s.must(s.take("dead", queues=("odd",)), FAILS_FOR_GOOD)
-    s.must(s.get("dead"), RequeueAsked())
+    s.must(s.get("dead"), RequeueRequested())
     for _ in range(20):
         jobs = s.claim({"python": 9, "node": 9})
         for n, leased in enumerate(jobs):
@@ -78,13 +78,13 @@ def test_a_life_of_jobs_leaves_nothing_behind(open_store: Open) -> None:
         clock.forward(WAIT)
     for job in list(store.search(Search())):
         if not job.status.is_final:
-            s.must(job, CancelAsked(), keep=5.0)
+            s.must(job, CancelRequested(), keep=5.0)
     assert store.count(Search()) == 10
-    assert all(key.startswith(b"{ergon}:") for key in store.transactions.link.call("KEYS", "*"))
+    assert all(key.startswith(b"{ergon}:") for key in store.transactions.client.call("KEYS", "*"))
     store.set_queue("odd", rate=None, burst=1)
     store.drop_schedule("cron")
     clock.forward(40 * 86_400.0)
-    swept = store.sweep(100)
+    swept = store.prune(100)
     assert (swept.purged, swept.workers) == (10, 1)
     assert {b"{ergon}" + key for key in everything(store)} == COUNTERS
 
@@ -92,20 +92,20 @@ def test_a_life_of_jobs_leaves_nothing_behind(open_store: Open) -> None:
 def test_the_list_of_workers_ends_by_itself(open_store: Open) -> None:
     """When no worker is left to sweep it, the server forgets it."""
     store = open_store()
-    store.tell(WorkerRecord(id="w", host="h", pid=1, version="1", started_at=0.0))
-    assert 86_400 < store.transactions.link.call("TTL", "{ergon}:workers") <= 2 * 86_400
+    store.heartbeat(WorkerRecord(id="w", host="h", pid=1, version="1", started_at=0.0))
+    assert 86_400 < store.transactions.client.call("TTL", "{ergon}:workers") <= 2 * 86_400
 
 
 def test_fences_are_never_given_twice(open_store: Open) -> None:
     """Not even when the server lost everything, its counter included."""
     store = open_store()
     store.add([new("a")])
-    [before] = store.exchange([], ask(1))[1].jobs
-    store.transactions.link.call("FLUSHDB")
+    [before] = store.settle_and_claim([], ask(1))[1].jobs
+    store.transactions.client.call("FLUSHDB")
     store.add([new("a")])
-    [after] = store.exchange([], ask(1))[1].jobs
+    [after] = store.settle_and_claim([], ask(1))[1].jobs
     assert after.fence > before.fence
-    assert store.exchange(
+    assert store.settle_and_claim(
         [JobStoreSubject(store, HandClock(), None, 1.0).told(before, SUCCEEDED)], None
     )[0] == [False]
 
@@ -135,7 +135,7 @@ def test_adding_quickly_writes_what_adding_slowly_does(
     assert everything(quick, "{quick}") == everything(slow, "{slow}")
     slots = {"python": 9, "node": 9}
     for store in (quick, slow):
-        claimed = store.exchange([], ask(slots))[1]
+        claimed = store.settle_and_claim([], ask(slots))[1]
         assert len(claimed.jobs) == 10
 
 
@@ -192,10 +192,10 @@ def _life(
             for job in jobs
         ]
         told += told[:1]  # once more in the same call: it was made, and is answered so
-        applied, _ = store.exchange(told, None)
+        applied, _ = store.settle_and_claim(told, None)
         assert all(applied)
         clock.forward(dice.choice((0.0, 1.0, WAIT)))
-        store.sweep(dice.randint(1, 5))
+        store.prune(dice.randint(1, 5))
     return [seen, everything(store, f"{{{prefix}}}"), list(store.search(Search()))]
 
 
@@ -208,13 +208,13 @@ def test_a_job_is_replaced_though_it_was_moved_meanwhile(
     s.put("old", unique_key="u")
     turns = []
 
-    def meanwhile(row: Standing, now: float) -> Settlement:
+    def meanwhile(row: JobPosition, now: float) -> Settlement:
         turns.append(row)
         if len(turns) == 1:
             s.must(s.take("old"), FAILS_ONCE)
-        return replaced(row, now)
+        return cancel_replaced(row, now)
 
-    monkeypatch.setattr("ergon_framework.jobs.stores.redis.transitions.replaced", meanwhile)
+    monkeypatch.setattr("ergon_framework.jobs.stores.redis.transitions.cancel_replaced", meanwhile)
     [added] = s.put("new", unique_key="u", on_duplicate=OnDuplicate.REPLACE)
     assert (added.id, added.replaced, len(turns)) == ("new", "old", 2)
     old = s.get("old")
@@ -234,7 +234,7 @@ def test_rates_follow_the_one_formula(open_store: Open) -> None:
         bucket, left = Bucket(rate, burst), 60
         for _ in range(12):
             slots = dice.randint(1, 8)
-            claimed = s.exchange((), slots)[1]
+            claimed = s.settle_and_claim((), slots)[1]
             taken = 0
             while room := min(slots - taken, bucket.free(clock()), left):
                 bucket, taken, left = bucket.take(room, clock()), taken + room, left - room
@@ -259,7 +259,7 @@ def test_a_search_finds_what_is_there_without_reading_all(open_store: Open) -> N
     s.take("running")
     for start in range(0, 3000, 500):
         s.put(*(f"job-{n}" for n in range(start, start + 500)))
-    store.transactions.link.call("CONFIG", "RESETSTAT")
+    store.transactions.client.call("CONFIG", "RESETSTAT")
     for status, job_id in (
         (JobStatus.FAILED, "dead"),
         (JobStatus.RETRYING, "again"),
@@ -267,7 +267,7 @@ def test_a_search_finds_what_is_there_without_reading_all(open_store: Open) -> N
     ):
         assert [job.id for job in store.search(Search(statuses=(status,)))] == [job_id]
     assert store.count(Search(queue="default", statuses=(JobStatus.PENDING,))) == 3000
-    stats = store.transactions.link.info("commandstats")
+    stats = store.transactions.client.info("commandstats")
     assert stats["cmdstat_evalsha"].startswith("calls=3,")
 
 
@@ -281,12 +281,12 @@ def test_a_large_batch_is_added_whole(open_store: Open) -> None:
         store.add([new(f"new-{n}") for n in range(5000)] + [new("job-4999")])
     assert store.count(Search()) == 5000
     s = JobStoreSubject(store, HandClock(), None, 15.0)
-    claimed = store.exchange([], ask(5000))[1]
+    claimed = store.settle_and_claim([], ask(5000))[1]
     assert len(claimed.jobs) == 1000
     assert claimed.next_at is not None
     assert claimed.next_at <= store.now()
     told = [s.told(job, SUCCEEDED, keep=60.0) for job in claimed.jobs]
-    assert store.exchange(told, None)[0] == [True] * 1000
+    assert store.settle_and_claim(told, None)[0] == [True] * 1000
 
 
 def test_large_results_are_settled_in_several_steps(open_store: Open) -> None:
@@ -296,11 +296,11 @@ def test_large_results_are_settled_in_several_steps(open_store: Open) -> None:
     s.put(*"abcdef")
     large = b'"' + b"x" * 5_000_000 + b'"'
     told = [s.told(job, SUCCEEDED, result=large, keep=60.0) for job in s.claim(5)]
-    store.transactions.link.call("CONFIG", "RESETSTAT")
-    applied, claimed = store.exchange([*told, told[0]], ask(5))
+    store.transactions.client.call("CONFIG", "RESETSTAT")
+    applied, claimed = store.settle_and_claim([*told, told[0]], ask(5))
     assert applied == [True] * 6
     assert [job.id for job in claimed.jobs] == ["f"]
-    assert store.transactions.link.info("commandstats")["cmdstat_evalsha"].startswith("calls=6,")
+    assert store.transactions.client.info("commandstats")["cmdstat_evalsha"].startswith("calls=6,")
     assert s.get("e").result == large
 
 
@@ -312,9 +312,11 @@ def test_running_jobs_are_read_in_pages(open_store: Open) -> None:
     while s.claim(100):
         pass
     wanted = Search(statuses=(JobStatus.ACTIVE,))
-    before = int(store.transactions.link.info("stats")["total_net_output_bytes"])
+    before = int(store.transactions.client.info("stats")["total_net_output_bytes"])
     assert [job.id for job in store.search(wanted, 1)] == ["job-449"]
-    assert int(store.transactions.link.info("stats")["total_net_output_bytes"]) - before < 5_000_000
+    assert (
+        int(store.transactions.client.info("stats")["total_net_output_bytes"]) - before < 5_000_000
+    )
     found = [job.id for job in store.search(wanted)]
     assert found == [f"job-{number:03}" for number in reversed(range(450))]
     middle = next(job.key for job in store.search(wanted) if job.id == "job-300")

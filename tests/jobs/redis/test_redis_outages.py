@@ -60,8 +60,9 @@ def test_what_was_acknowledged_survives_the_servers_death(
     s = subject(store)
     store.add([new(f"job-{n}") for n in range(50)])
     store.put_schedule(schedule("a", next_at=5.0))
-    jobs = store.exchange([], ask(10))[1].jobs
-    store.exchange([s.told(job, SUCCEEDED, result=b"7", keep=600.0) for job in jobs[:5]], None)
+    jobs = store.settle_and_claim([], ask(10))[1].jobs
+    told = [s.told(job, SUCCEEDED, result=b"7", keep=600.0) for job in jobs[:5]]
+    store.settle_and_claim(told, None)
     store.renew([hold(jobs[9], is_charged=True)], 60.0)
     before = list(store.search(Search())), store.schedules(), store.queues()
     own_server.kill()
@@ -71,7 +72,7 @@ def test_what_was_acknowledged_survives_the_servers_death(
         store.add([new("while-away")])
     own_server.start()
     assert (list(store.search(Search())), store.schedules(), store.queues()) == before
-    assert store.exchange([s.told(jobs[9], SUCCEEDED)], None)[0] == [True]
+    assert store.settle_and_claim([s.told(jobs[9], SUCCEEDED)], None)[0] == [True]
     assert store.find("while-away") is None
 
 
@@ -80,23 +81,23 @@ def test_bells_are_heard_again_after_a_restart(
     own_server: RedisServer, store: RedisJobStore
 ) -> None:
     """Whoever listened rings once when the server is back, and then for what happens."""
-    bell = store.listen(Topic.WORK)
+    subscription = store.subscribe(Topic.WORK)
     own_server.kill()
     own_server.start()
-    assert bell.wait(WAIT)
-    while bell.wait(0.5):
+    assert subscription.wait(WAIT)
+    while subscription.wait(0.5):
         pass
     store.add([new("a")])
-    assert bell.wait(WAIT)
+    assert subscription.wait(WAIT)
 
 
 def test_scripts_that_were_forgotten_are_sent_again(open_store: Open) -> None:
     """A server that lost its scripts gets them anew, without anybody noticing."""
     store = open_store()
     store.add([new("a")])
-    store.transactions.link.call("SCRIPT", "FLUSH")
+    store.transactions.client.call("SCRIPT", "FLUSH")
     store.add([new("b")])
-    assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["a", "b"]
+    assert [job.id for job in store.settle_and_claim([], ask(5))[1].jobs] == ["a", "b"]
 
 
 def test_a_cut_link_is_an_error_and_heals(durable_redis: RedisServer, open_store: Open) -> None:
@@ -115,16 +116,16 @@ def test_a_cut_link_is_an_error_and_heals(durable_redis: RedisServer, open_store
 
 @pytest.mark.slow
 def test_a_failover_behind_a_name(own_server: RedisServer) -> None:
-    """The old primary keeps its connections; the store and its bells go over to the new one."""
+    """The old primary keeps its connections; store and subscriptions go over to the new one."""
     with (
         serving() as other,
         Link(own_server.port) as link,
         other.connect() as client,
         closing(RedisJobStore(f"redis://127.0.0.1:{link.port}/0")) as store,
     ):
-        bell = store.listen(Topic.WORK)
+        subscription = store.subscribe(Topic.WORK)
         store.add([new("before")])
-        assert bell.wait(WAIT)
+        assert subscription.wait(WAIT)
         follow(client, own_server)
         client.replicaof("NO", "ONE")
         with own_server.connect() as old:
@@ -137,10 +138,10 @@ def test_a_failover_behind_a_name(own_server: RedisServer) -> None:
         store.add([new("after")])
         assert store.find("before") is not None
         until(lambda: bool(client.pubsub_channels()))
-        while bell.wait(0.5):
+        while subscription.wait(0.5):
             pass
         store.add([new("rings")])
-        assert bell.wait(WAIT)
+        assert subscription.wait(WAIT)
 
 
 def follow(client: Any, primary: RedisServer) -> None:
@@ -183,9 +184,9 @@ class Deaf:
     """Loses the answers of a store's next calls, after they were carried out."""
 
     def __init__(self, store: RedisJobStore, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-        self._exchange: Any = store.transactions.link._exchange
+        self._exchange: Any = store.transactions.client._exchange
         self._left = times
-        monkeypatch.setattr(store.transactions.link, "_exchange", self)
+        monkeypatch.setattr(store.transactions.client, "_exchange", self)
 
     def __call__(self, send: Any) -> Any:
         answer = self._exchange(send)
@@ -202,7 +203,7 @@ def test_a_settlement_whose_answer_was_lost_is_answered_again(
     store = open_store()
     s = subject(store)
     store.add([new("done"), new("back"), new("other")])
-    jobs = store.exchange([], ask(3))[1].jobs
+    jobs = store.settle_and_claim([], ask(3))[1].jobs
     told = [
         s.told(jobs[0], SUCCEEDED, result=b"1", keep=60.0),
         s.told(jobs[1], FAILS_ONCE),
@@ -210,15 +211,15 @@ def test_a_settlement_whose_answer_was_lost_is_answered_again(
     ]
     Deaf(store, monkeypatch, 1)
     with pytest.raises(StoreUnavailableError, match="not known"):
-        store.exchange(told, ask(1))
+        store.settle_and_claim(told, ask(1))
     # The claim of that call was made: the released job runs, and nobody knows.
     running = s.get("other")
     assert (running.status, running.deliveries) == (JobStatus.ACTIVE, 2)
     before = [s.get(each) for each in ("done", "back", "other")]
-    assert store.exchange(told, None)[0] == [True, True, True]
+    assert store.settle_and_claim(told, None)[0] == [True, True, True]
     assert [s.get(each) for each in ("done", "back", "other")] == before
     late = s.told(jobs[0], SUCCEEDED, result=b"2")
-    assert store.exchange([late], None)[0] == [False]
+    assert store.settle_and_claim([late], None)[0] == [False]
 
 
 def test_reports_alone_are_repeated_by_the_store(
@@ -228,12 +229,12 @@ def test_reports_alone_are_repeated_by_the_store(
     store = open_store()
     s = subject(store)
     store.add([new("a"), new("b")])
-    jobs = store.exchange([], ask(2))[1].jobs
+    jobs = store.settle_and_claim([], ask(2))[1].jobs
     Deaf(store, monkeypatch, 1)
     assert store.renew([hold(jobs[1], is_charged=True)], 60.0) == [True]
     assert s.get("b").attempts == 1
     Deaf(store, monkeypatch, 1)
-    assert store.exchange([s.told(jobs[0], SUCCEEDED, keep=5.0)], None)[0] == [True]
+    assert store.settle_and_claim([s.told(jobs[0], SUCCEEDED, keep=5.0)], None)[0] == [True]
     assert len(s.get("a").history) == 1
 
 
@@ -312,9 +313,9 @@ def test_an_outdated_job_that_could_not_be_ended_is_swept(
     with monkeypatch.context() as patch:
         end = StoreUnavailableError("away")
         patch.setattr(store.transitions, "end_outdated", lambda *_: (_ for _ in ()).throw(end))
-        claimed = store.exchange([], ask(5))[1]
+        claimed = store.settle_and_claim([], ask(5))[1]
     assert ([job.id for job in claimed.jobs], claimed.outdated) == (["fine"], 0)
     assert s.status("late") is JobStatus.PENDING
     assert s.ids(5) == []
-    assert store.sweep(10).outdated == 1
+    assert store.prune(10).outdated == 1
     assert s.status("late") is JobStatus.FAILED

@@ -16,17 +16,17 @@ WAIT = 50
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_has_connections_of_its_own(open_store: Open) -> None:
-    """Parent and child use the store they both have, and get their own answers and bells."""
+    """Parent and child use the store they share, with answers and notifications of their own."""
     store = open_store()
-    bell = store.listen(Topic.WORK)
+    subscription = store.subscribe(Topic.WORK)
     store.add([new("before")])
-    assert bell.wait(WAIT)
+    assert subscription.wait(WAIT)
     child = os.fork()
     if child == 0:
         code = 1
         try:
             store.add([new(f"child-{n}") for n in range(20)])
-            heard = store.listen(Topic.WORK)
+            heard = store.subscribe(Topic.WORK)
             store.add([new("child-last")])
             code = 0 if heard.wait(WAIT) and store.find("before") is not None else 2
         finally:
@@ -35,4 +35,4 @@ def test_a_forked_child_has_connections_of_its_own(open_store: Open) -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert store.count(Search()) == 42
-    assert bell.wait(WAIT)
+    assert subscription.wait(WAIT)

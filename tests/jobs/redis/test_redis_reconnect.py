@@ -65,7 +65,7 @@ def test_a_certificate_that_is_wrong_for_a_while(
     hang_up(own_server)
     assert "as the certificate has it" in refusal(store, "another name").remedy
     with pytest.raises(StoreUnavailableError, match="another name"):
-        store.transactions.link.connect()  # as whoever listens to a bell does
+        store.transactions.client.connect()  # as a subscriber does
     door.show("server")
     assert store.count(Search()) == 1
 
@@ -87,16 +87,16 @@ def test_an_add_whose_answer_was_lost_stays_unknown(
     own_server: RedisServer, door: Door, store: RedisJobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who cannot look whether the jobs are there does not say that they are not."""
-    exchange: Any = store.transactions.link._exchange
+    exchange: Any = store.transactions.client._exchange
 
     def deaf(send: Any) -> Any:
         exchange(send)
         door.show("elsewhere")
         hang_up(own_server)
-        monkeypatch.setattr(store.transactions.link, "_exchange", exchange)
+        monkeypatch.setattr(store.transactions.client, "_exchange", exchange)
         raise lost("redis", ConnectionError("gone"))
 
-    monkeypatch.setattr(store.transactions.link, "_exchange", deaf)
+    monkeypatch.setattr(store.transactions.client, "_exchange", deaf)
     with pytest.raises(StoreUnavailableError, match="not known") as caught:
         store.add([new("a")])
     assert caught.value.details["outcome"] == "unknown"

@@ -67,17 +67,17 @@ def test_a_row_that_is_none_holds_up_nobody(
         assert s.ids(5) == []
     write(redis_url, part, "bad", value)
     s.must(first, SUCCEEDED)
-    s.store.sweep(100)
+    s.store.prune(100)
     s.clock.forward(6.0)
     claimed = s.claim(5) + s.claim(5)
     if way != "running":
         assert set(ids_of(claimed)) <= {"a", "b"}
         assert claimed
     s.clock.forward(LEASE + 60.0)
-    overdue = set(ids_of(s.store.overdue(10)))
+    overdue = set(ids_of(s.store.expired_leases(10)))
     assert overdue <= {"a", "b"}
     assert overdue
-    s.store.sweep(100)
+    s.store.prune(100)
     assert {"a", "b"} <= set(ids_of(s.store.search(Search())))
     assert s.store.queues()
     s.put("c", unique_key="u", on_duplicate=OnDuplicate.REPLACE)

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from ergon_framework.jobs.stores.redis import RedisJobStore
-from ergon_framework.ports.jobstore import FullJobStore, JobDesk, JobStore, ScheduleStore
+from ergon_framework.ports.jobstore import FullJobStore, JobAdmin, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
 from ergon_framework.testing.suites.jobstore.subject import Spoil
 
@@ -56,6 +56,6 @@ def test_the_redis_store_keeps_its_promises(check: str, redis_url: str) -> None:
 def test_the_store_serves_all_three_ports(redis_url: str) -> None:
     """A type checker accepts it wherever a port is asked for."""
     store = RedisJobStore(redis_url)
-    ports: tuple[JobStore, JobDesk, ScheduleStore] = (store, store, store)
+    ports: tuple[JobStore, JobAdmin, ScheduleStore] = (store, store, store)
     assert all(port is store for port in ports)
     store.close()

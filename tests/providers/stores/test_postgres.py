@@ -207,7 +207,7 @@ def test_a_call_in_a_hurry_waits_no_longer_than_it_can(server_store: SqlProvider
 
 def test_a_connection_that_does_not_come_in_time_is_closed_when_it_does() -> None:
     """Whoever wanted it is told to go on without; one that comes at once is handed over."""
-    from ergon_framework.storage.postgres.pool import reached
+    from ergon_framework.storage.postgres.pool import connect_within
 
     goes_on, is_closed = threading.Event(), threading.Event()
 
@@ -220,16 +220,16 @@ def test_a_connection_that_does_not_come_in_time_is_closed_when_it_does() -> Non
         return Connection()
 
     with pytest.raises(psycopg.OperationalError, match="no connection within"):
-        reached(slow, 0.0)
+        connect_within(slow, 0.0)
     goes_on.set()
     assert is_closed.wait(PATIENCE)
-    assert isinstance(reached(Connection, PATIENCE), Connection)
+    assert isinstance(connect_within(Connection, PATIENCE), Connection)
 
     def refuse() -> Connection:
         raise psycopg.OperationalError("no")
 
     with pytest.raises(psycopg.OperationalError, match=r"^no$"):
-        reached(refuse, PATIENCE)
+        connect_within(refuse, PATIENCE)
 
 
 def test_a_connection_that_froze_at_rest_is_replaced(

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.storage.deadlines import ASKING, Patience
+from ergon_framework.storage.deadlines import CALL_BUDGET, SocketWatchdog
 from ergon_framework.storage.postgres import pool as connections_module
 from ergon_framework.storage.postgres.address import address_of
-from ergon_framework.storage.postgres.pool import Connections
+from ergon_framework.storage.postgres.pool import ConnectionPool
 
 pytestmark = pytest.mark.req("SCALE:fleet-outage")
 PATIENCE = 30.0
@@ -34,11 +34,11 @@ def test_a_connection_is_waited_for_as_long_as_there_is_time(
     monkeypatch.setattr(connections_module, "REST", 3600.0)
     port = silent.getsockname()[1]
     address = address_of(f"postgresql://u@127.0.0.1:{port}/d?connect_timeout=3600&sslmode=disable")
-    subject = Connections(address, 1, Patience())
+    subject = ConnectionPool(address, 1, SocketWatchdog())
     # Lines are closed before it waits for its thread, which wants an answer on one of them.
     with ThreadPoolExecutor(1) as threads, ExitStack() as lines:
         for _ in range(2):
-            asked = threads.submit(ASKING.hurried, 0.0, subject.connect)
+            asked = threads.submit(CALL_BUDGET.run_within, 0.0, subject.connect)
             lines.enter_context(silent.accept()[0])
             error = asked.exception(PATIENCE)
             assert isinstance(error, StoreUnavailableError)

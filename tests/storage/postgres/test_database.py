@@ -17,7 +17,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.storage.deadlines import ASKING
+from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.postgres import errors
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
@@ -118,39 +118,41 @@ def test_a_server_that_comes_back_is_used_again(own_postgres: PostgresServer) ->
     url = own_postgres.new_database()
     with closing(PostgresDatabase(url, schema=ONE)) as database:
         database.transact(lambda connection: put(connection, "a"), before=nothing)
-        bell = database.listen("tries")
+        subscription = database.subscribe("tries")
         own_postgres.kill()
         with pytest.raises(StoreUnavailableError) as told:
             database.transact(lambda connection: put(connection, "b"), before=nothing)
         assert "see that the server runs" in told.value.remedy
         own_postgres.start()
-        assert bell.wait(PATIENCE), "after an outage every bell rings"
+        assert subscription.wait(PATIENCE), "after an outage every subscriber is notified"
         assert names(database) == ["a"]
         database.transact(lambda connection: put(connection, "c"), before=nothing)
         database.run(lambda connection: connection.execute("NOTIFY tries"))
-        assert bell.wait(PATIENCE)
+        assert subscription.wait(PATIENCE)
 
 
 def test_a_bell_rings_across_connections(database: PostgresDatabase, postgres_url: str) -> None:
     """What is announced on a channel is heard by whoever listens there, and by nobody else."""
-    bell, other = database.listen("heard"), database.listen("unheard")
-    assert not bell.wait(0.0), "a bell does not ring for what was before"
+    subscription, other = database.subscribe("heard"), database.subscribe("unheard")
+    assert not subscription.wait(0.0), "a subscriber is not notified of what was before"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("NOTIFY heard")
-    assert bell.wait(PATIENCE)
+    assert subscription.wait(PATIENCE)
     assert not other.wait(0.0)
 
 
 def test_an_announcement_for_others_only(database: PostgresDatabase, postgres_url: str) -> None:
     """What bears the word of a database is heard by others, and not by itself."""
     with closing(PostgresDatabase(postgres_url, schema=ONE)) as other:
-        heard, unheard = other.listen("news"), database.listen("news")
-        database.run(lambda link: link.execute("SELECT pg_notify('news', %s)", (database.word,)))
+        heard, unheard = other.subscribe("news"), database.subscribe("news")
+        database.run(
+            lambda link: link.execute("SELECT pg_notify('news', %s)", (database.own_payload,))
+        )
         assert heard.wait(PATIENCE)
         database.run(lambda link: link.execute("SELECT pg_notify('news', '')"))
         assert heard.wait(PATIENCE)
         assert unheard.wait(PATIENCE)
-        assert not unheard.wait(0)  # it rang for the second alone
+        assert not unheard.wait(0)  # the second alone was notified
 
 
 def test_a_forked_child_leaves_the_connections_alone(database: PostgresDatabase) -> None:
@@ -316,14 +318,14 @@ def test_no_connection_is_free(postgres_url: str, monkeypatch: pytest.MonkeyPatc
 
 def test_a_time_limit_of_centuries_is_none(database: PostgresDatabase) -> None:
     """No thread can be told to wait for so long."""
-    database._connections.close()
-    database._connections.is_closed = False  # and a new one is needed
-    assert ASKING.hurried(float(sys.maxsize), lambda: names(database)) == []
+    database._pool.close()
+    database._pool.is_closed = False  # and a new one is needed
+    assert CALL_BUDGET.run_within(float(sys.maxsize), lambda: names(database)) == []
 
 
 def test_a_server_that_does_not_answer_is_given_up(postgres_url: str) -> None:
     """Its connection is shut, and the error says that the outcome is not known."""
-    with closing(PostgresDatabase(postgres_url, schema=ONE, patience=0.3)) as database:
+    with closing(PostgresDatabase(postgres_url, schema=ONE, timeout=0.3)) as database:
         with pytest.raises(StoreUnavailableError, match=r"within 0\.3 seconds") as told:
             database.run(lambda connection: connection.execute("SELECT pg_sleep(60)"))
         assert told.value.details["is_lost"]

@@ -94,15 +94,15 @@ def test_a_process_with_many_files_keeps_its_connections(postgres_url: str) -> N
     with many_files(1100), closing(PostgresDatabase(postgres_url, schema=ONE)) as database:
         first = database.run(backend)
         assert database.run(backend) == first
-        bell = database.listen("many")
+        subscription = database.subscribe("many")
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             connection.execute("NOTIFY many")
-        assert bell.wait(PATIENCE)
+        assert subscription.wait(PATIENCE)
 
 
 def test_a_forked_child_gives_up_on_a_silent_server(postgres_url: str) -> None:
     """It has somebody who looks at the clock, like its parent."""
-    with closing(PostgresDatabase(postgres_url, schema=ONE, patience=0.5)) as database:
+    with closing(PostgresDatabase(postgres_url, schema=ONE, timeout=0.5)) as database:
         with suppress(StoreUnavailableError):
             database.run(lambda connection: connection.execute("SELECT pg_sleep(1)"))
         child = os.fork()
@@ -128,7 +128,7 @@ def test_closing_does_not_wait_for_a_frozen_server(
     monkeypatch.setattr(notifier, "_ALIVE", 0.05)
     monkeypatch.setattr(notifier, "_ASKED", 0.5)
     database = PostgresDatabase(postgres_url, schema=ONE)
-    database.listen("frozen")
+    database.subscribe("frozen")
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         asked = "SELECT pid FROM pg_stat_activity WHERE query IN ('LISTEN \"frozen\"', 'SELECT 1')"
         frozen: list[int] = []

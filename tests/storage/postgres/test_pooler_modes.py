@@ -23,7 +23,7 @@ from ergon_framework.ports.jobstore import Topic
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import postgres as provider_tables
 from ergon_framework.providers.stores.registry import open_store as open_provider_store
-from ergon_framework.storage.deadlines import Patience
+from ergon_framework.storage.deadlines import SocketWatchdog
 from ergon_framework.storage.postgres.pool import PooledConnection, Pooling, pooling_of
 from tests.servers.pooler import Pooler
 from tests.servers.postgres import PostgresServer, name_of
@@ -58,13 +58,13 @@ def looked_at(url: str) -> Pooling:
         return psycopg.connect(url, autocommit=True)
 
     with closing(connect()) as line:
-        return pooling_of(line, connect, Patience())
+        return pooling_of(line, connect, SocketWatchdog())
 
 
 def test_the_server_itself(postgres_url: str) -> None:
     """No second connection is needed to know it."""
     with closing(psycopg.connect(postgres_url, autocommit=True)) as line:
-        assert pooling_of(line, _nobody, Patience()) is Pooling.NONE
+        assert pooling_of(line, _nobody, SocketWatchdog()) is Pooling.NONE
 
 
 def _nobody() -> PooledConnection:
@@ -85,16 +85,16 @@ def test_a_pooler_with_one_connection(pooled: Pooled) -> None:
         raise psycopg.OperationalError("no more connections allowed")
 
     with closing(psycopg.connect(pooled(is_session=True), autocommit=True)) as line:
-        assert pooling_of(line, refuse, Patience()) is Pooling.SESSION
+        assert pooling_of(line, refuse, SocketWatchdog()) is Pooling.SESSION
 
 
 def test_a_store_behind_session_mode_works(pooled: Pooled) -> None:
-    """As if there were no pooler, bells included."""
+    """As if there were no pooler, notifications included."""
     url = pooled(is_session=True)
     with closing(PostgresJobStore(url)) as one, closing(PostgresJobStore(url)) as two:
-        bell = two.listen(Topic.WORK)
+        subscription = two.subscribe(Topic.WORK)
         one.announce()
-        assert bell.wait(PATIENCE)
+        assert subscription.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("is_fair", [False, True])

@@ -13,7 +13,7 @@ import redis
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisLink
+from ergon_framework.storage.redis.client import RedisClient
 from tests.jobs.real_worker import wait_until
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:url-errors")
@@ -21,9 +21,9 @@ WAIT = 30.0
 
 
 @pytest.fixture
-def link(redis_url: str) -> Iterator[RedisLink]:
+def link(redis_url: str) -> Iterator[RedisClient]:
     """A link with an idle connection."""
-    with closing(RedisLink(address_of(redis_url))) as opened:
+    with closing(RedisClient(address_of(redis_url))) as opened:
         opened.call("PING")
         yield opened
 
@@ -35,7 +35,7 @@ def server(redis_url: str) -> Iterator[Any]:
         yield client
 
 
-def close_elsewhere(link: RedisLink) -> None:
+def close_elsewhere(link: RedisClient) -> None:
     """Close it in another thread, and wait for that."""
     thread = threading.Thread(target=link.close, daemon=True)
     thread.start()
@@ -43,7 +43,7 @@ def close_elsewhere(link: RedisLink) -> None:
     assert not thread.is_alive()
 
 
-def asked(link: RedisLink, before: Callable[[Any], None], after: Callable[[Any], None]) -> Any:
+def asked(link: RedisClient, before: Callable[[Any], None], after: Callable[[Any], None]) -> Any:
     """Ask the server; things happen before and after the question is on its way."""
 
     def send(connection: Any) -> None:
@@ -58,7 +58,7 @@ def nothing(_connection: Any) -> None:
     """Nothing happens."""
 
 
-def test_who_waits_for_an_answer_hears_that_it_is_closed(link: RedisLink, server: Any) -> None:
+def test_who_waits_for_an_answer_hears_that_it_is_closed(link: RedisClient, server: Any) -> None:
     """A question that may be repeated is not, for it can never be answered."""
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(link.call, "BLPOP", "nobody-pushes-here", 0)
@@ -68,7 +68,7 @@ def test_who_waits_for_an_answer_hears_that_it_is_closed(link: RedisLink, server
             waiting.result(WAIT)
 
 
-def test_what_was_asked_may_have_been_done(link: RedisLink) -> None:
+def test_what_was_asked_may_have_been_done(link: RedisClient) -> None:
     """It was closed after the question and before the answer; whatever the driver says then."""
     with pytest.raises(StoreUnavailableError, match="is closed, and whether") as told:
         asked(link, nothing, lambda _connection: close_elsewhere(link))
@@ -77,7 +77,7 @@ def test_what_was_asked_may_have_been_done(link: RedisLink) -> None:
 
 
 def test_closed_while_a_connection_is_looked_for(
-    link: RedisLink, monkeypatch: pytest.MonkeyPatch
+    link: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was asked, so nothing is in doubt."""
 
@@ -91,7 +91,7 @@ def test_closed_while_a_connection_is_looked_for(
     assert "outcome" not in told.value.details
 
 
-def test_nothing_is_left_open(link: RedisLink, server: Any) -> None:
+def test_nothing_is_left_open(link: RedisClient, server: Any) -> None:
     """The driver connects anew for what it is to send, and that connection goes as well."""
     name = "closed-before-it-was-sent"
 
@@ -108,7 +108,7 @@ def test_nothing_is_left_open(link: RedisLink, server: Any) -> None:
         link.call("PING")
 
 
-def test_a_mistake_of_ours_stays_one(link: RedisLink) -> None:
+def test_a_mistake_of_ours_stays_one(link: RedisClient) -> None:
     """Only the errors of a closed link are told as that; and the link is of use afterwards."""
 
     def err(_connection: Any) -> None:

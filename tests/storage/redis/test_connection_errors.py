@@ -10,7 +10,7 @@ import pytest
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
 from ergon_framework.storage.redis import client as link_module
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisLink
+from ergon_framework.storage.redis.client import RedisClient
 from tests.servers.redis import RedisServer
 from tests.servers.server import started
 
@@ -30,7 +30,7 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-def refused(link: RedisLink) -> ErgonError:
+def refused(link: RedisClient) -> ErgonError:
     """What the next one hears who asks."""
     with pytest.raises(StoreUnavailableError, match=", a moment ago") as caught:
         link.call("PING")
@@ -39,8 +39,8 @@ def refused(link: RedisLink) -> ErgonError:
 
 
 def test_why_no_connection_came_about_is_told_to_those_who_ask_next(server: RedisServer) -> None:
-    """Who was told first may be the one that listens for bells, which nobody reads."""
-    with closing(RedisLink(address_of(server.url))) as link:
+    """Who was told first may be the notifier, whose errors nobody reads."""
+    with closing(RedisClient(address_of(server.url))) as link:
         server.kill()
         with pytest.raises(StoreUnavailableError, match=r"cannot be reached: .*refused") as caught:
             link.connect()
@@ -54,7 +54,7 @@ def test_that_no_answer_came_is_told_to_those_who_ask_next(
 ) -> None:
     """But not that nobody knows whether theirs was carried out."""
     monkeypatch.setattr(link_module, "ANSWERED", 0.2)
-    with closing(RedisLink(address_of(server.url))) as link:
+    with closing(RedisClient(address_of(server.url))) as link:
         link.call("PING")
         server.freeze()
         with pytest.raises(StoreUnavailableError, match="is not known"):
@@ -68,7 +68,7 @@ def test_that_no_answer_came_is_told_to_those_who_ask_next(
 def test_what_is_wrong_with_the_url_is_told_to_those_who_ask_next(server: RedisServer) -> None:
     """Also when it is not the server that is to blame."""
     address = address_of(server.url.replace("redis://", "rediss://"))
-    with closing(RedisLink(address)) as link:
+    with closing(RedisClient(address)) as link:
         with pytest.raises(ConfigurationError) as caught:
             link.connect()
         told = refused(link)

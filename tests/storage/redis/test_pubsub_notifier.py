@@ -13,8 +13,8 @@ import pytest
 
 from ergon_framework.storage.redis import notifier
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisLink
-from ergon_framework.storage.redis.notifier import Belfry
+from ergon_framework.storage.redis.client import RedisClient
+from ergon_framework.storage.redis.notifier import PubSubNotifier
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis")
 WAIT = 30.0
@@ -37,19 +37,19 @@ def test_one_thread_alone_uses_the_connection(
 ) -> None:
     """To listen to more, to go over to another server and to end: none of it is said by others."""
     users: set[threading.Thread] = set()
-    link = RedisLink(address_of(redis_url))
+    link = RedisClient(address_of(redis_url))
     connect = link.connect
     monkeypatch.setattr(link, "connect", lambda: Overheard(connect(), users))
     with closing(link):
-        belfry = Belfry(link)
-        heard = {name: belfry.listen(name) for name in ("one", "two")}
-        for name, bell in heard.items():
+        own = PubSubNotifier(link)
+        heard = {name: own.subscribe(name) for name in ("one", "two")}
+        for name, subscription in heard.items():
             link.call("PUBLISH", name, "")
-            assert bell.wait(WAIT)
-        link._when_left()
-        for bell in heard.values():
-            assert bell.wait(WAIT)  # as after every new connection
-        belfry.close()
+            assert subscription.wait(WAIT)
+        link._on_failover()
+        for subscription in heard.values():
+            assert subscription.wait(WAIT)  # as after every new connection
+        own.close()
     assert [each.name for each in users] == ["ergon-listen"]
 
 
@@ -57,7 +57,7 @@ def test_who_leaves_while_the_thread_connects(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have been the old server still: the thread connects once more."""
-    link = RedisLink(address_of(redis_url))
+    link = RedisClient(address_of(redis_url))
     connect, begun, left, again = link.connect, *(threading.Event() for _ in range(3))
 
     def slowly() -> Any:
@@ -70,21 +70,21 @@ def test_who_leaves_while_the_thread_connects(
 
     monkeypatch.setattr(link, "connect", slowly)
     with closing(link), ThreadPoolExecutor() as threads:
-        belfry = Belfry(link)
-        listening = threads.submit(belfry.listen, "one")
+        own = PubSubNotifier(link)
+        listening = threads.submit(own.subscribe, "one")
         assert begun.wait(WAIT)
-        link._when_left()
+        link._on_failover()
         left.set()
         assert again.wait(WAIT)
         listening.result(WAIT)
-        belfry.close()
+        own.close()
 
 
 def test_a_server_that_is_frozen_is_noticed_whoever_rings(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever begins to listen meanwhile does not put that off."""
-    link = RedisLink(address_of(redis_url))
+    link = RedisClient(address_of(redis_url))
     monkeypatch.setattr(notifier, "READY", 0.0)
     monkeypatch.setattr(notifier, "_ALIVE", 0.2)
     connect, again = link.connect, threading.Event()
@@ -100,10 +100,10 @@ def test_a_server_that_is_frozen_is_noticed_whoever_rings(
 
     monkeypatch.setattr(link, "connect", counted)
     with closing(link):
-        belfry = Belfry(link)
+        own = PubSubNotifier(link)
         numbers = count()
         until = monotonic() + WAIT
         while not again.wait(0.05) and monotonic() < until:
-            belfry.listen(f"channel {next(numbers)}")
+            own.subscribe(f"channel {next(numbers)}")
         assert again.is_set()
-        belfry.close()
+        own.close()

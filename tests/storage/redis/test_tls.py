@@ -18,7 +18,7 @@ from ergon_framework.ports.jobstore import Topic
 from ergon_framework.storage.redis import client as encrypting
 from ergon_framework.storage.redis import client as links
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisLink
+from ergon_framework.storage.redis.client import RedisClient
 from tests.servers.by_url import jobs_by_commands, refused
 from tests.servers.redis import RedisServer
 from tests.servers.server import free_port
@@ -45,7 +45,7 @@ def url(port: int, **options: object) -> str:
 
 def ping(place: str) -> object:
     """The answer of the server at a URL."""
-    with closing(RedisLink(address_of(place))) as link:
+    with closing(RedisClient(address_of(place))) as link:
         return link.call("PING")
 
 
@@ -66,9 +66,9 @@ def test_bells_ring_over_tls(door: Opened, signed: Papers) -> None:
     """What one process announces, another hears."""
     place = url(door().port, ssl_ca_certs=signed.ca)
     with closing(RedisJobStore(place)) as one, closing(RedisJobStore(place)) as two:
-        bell = two.listen(Topic.WORK)
+        subscription = two.subscribe(Topic.WORK)
         one.announce()
-        assert bell.wait(PATIENCE)
+        assert subscription.wait(PATIENCE)
 
 
 def test_a_certificate_of_ours(door: Opened, signed: Papers, strange: Papers) -> None:
@@ -150,7 +150,7 @@ def test_everything_is_checked_unless_the_url_says_otherwise() -> None:
 
 def test_an_answer_is_waited_for_as_without_tls(door: Opened, signed: Papers) -> None:
     """A handshake has less time than an answer; a line that came about has the usual."""
-    with closing(RedisLink(address_of(url(door().port, ssl_ca_certs=signed.ca)))) as link:
+    with closing(RedisClient(address_of(url(door().port, ssl_ca_certs=signed.ca)))) as link:
         line = link.connect()
         assert line._sock.gettimeout() == links.ANSWERED
         line.disconnect()

@@ -12,7 +12,7 @@ import pytest
 import ergon_framework
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisLink
+from ergon_framework.storage.redis.client import RedisClient
 from ergon_framework.storage.redis.diagnostics import (
     OLDEST,
     persistence_of,
@@ -83,7 +83,7 @@ def test_what_a_server_says_it_is(told: str, version: tuple[int, ...]) -> None:
 SYNCED = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
 
 
-class FakeLink(RedisLink):
+class FakeLink(RedisClient):
     """A server that tells of itself whatever the test says, and that syncs every write."""
 
     def __init__(self, told: Mapping[str, str]) -> None:

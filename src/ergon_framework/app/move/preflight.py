@@ -19,7 +19,7 @@ from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.copies import FactCopy, JobCopy
 from ergon_framework.ports.factstore import ConsumerDesk
-from ergon_framework.ports.jobstore import JobDesk
+from ergon_framework.ports.jobstore import JobAdmin
 from ergon_framework.ports.moving import Mark, birth_of, mark_of, moved_away
 
 
@@ -160,7 +160,7 @@ def locked(folder: Path) -> DataFolder:
         ) from error
 
 
-def refuse_workers(desk: JobDesk, now: float, where: str, *, is_target: bool = False) -> None:
+def refuse_workers(desk: JobAdmin, now: float, where: str, *, is_target: bool = False) -> None:
     """Refuse a store that workers use; what they do in a target would be lost, whoever insists."""
     alive = [each for each in desk.workers() if now - each.seen_at < RECENTLY]
     if alive:

@@ -351,7 +351,7 @@ class Outbox:
 
     def wake(self) -> None:
         """Let whoever drains look now, in any process: after a commit, or a sign of life."""
-        self._spool.ring()
+        self._spool.notify()
 
     # ---- after the node was restored from a backup ----
 

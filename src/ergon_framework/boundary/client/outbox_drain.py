@@ -39,7 +39,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     describe,
 )
-from ergon_framework.storage.sqlite.notifier import Bell
+from ergon_framework.storage.sqlite.notifier import FifoSubscription
 
 _envelope = msgspec.json.Decoder(Envelope).decode
 _fact = msgspec.json.Decoder(Fact).decode
@@ -402,7 +402,7 @@ def drain(
     is_over: IsOver,
 ) -> DrainReport:
     """Run a drain in this thread, once nobody else does, unless it is over by then."""
-    with _listening(spool) as bell:
+    with _listening(spool) as subscription:
         lock = spool.lock()
         while not lock.try_gain():
             if not waits:
@@ -411,20 +411,20 @@ def drain(
                 return DrainReport()
             if is_over():
                 return DrainReport(ended=Ended.EMPTY)
-            bell.wait(poll)
+            subscription.wait(poll)
 
         def perform(effect: Effect) -> Any:
             if isinstance(effect, Do):
                 return effect.work()
             if isinstance(effect, Ask):
                 return effect.call(producer)
-            return _rest(bell, effect, stop, poll)
+            return _rest(subscription, effect, stop, poll)
 
         try:
             return _drive(make(stop.is_set), perform)
         finally:
             lock.release()
-            spool.ring()  # somebody may be waiting for the lock
+            spool.notify()  # somebody may be waiting for the lock
 
 
 def _drive(script: Script[DrainReport], perform: Callable[[Effect], Any]) -> DrainReport:
@@ -442,11 +442,12 @@ def _drive(script: Script[DrainReport], perform: Callable[[Effect], Any]) -> Dra
         return report
 
 
-def _rest(bell: Bell, rest: Rest, stop: Stop, poll: float) -> None:
+def _rest(subscription: FifoSubscription, rest: Rest, stop: Stop, poll: float) -> None:
     began = time.monotonic()
     until = began + rest.seconds
     while not stop.is_set() and (left := until - time.monotonic()) > 0:
-        if bell.wait(min(left, poll)):  # an event cannot ring: it is looked at now and then
+        # An event cannot wake it: the stop is looked at now and then.
+        if subscription.wait(min(left, poll)):
             until = min(until, max(began + rest.least, time.monotonic()))
 
 
@@ -461,7 +462,7 @@ async def drain_async(
     is_over: IsOver,
 ) -> DrainReport:
     """Run a drain in this task; work on the spool is done in threads."""
-    with _listening(spool) as bell, _hearing(bell) as rung:
+    with _listening(spool) as subscription, _hearing(subscription) as notified:
         lock = spool.lock()
         while not lock.try_gain():
             if not waits:
@@ -470,21 +471,21 @@ async def drain_async(
                 return DrainReport()
             if await asyncio.to_thread(is_over):
                 return DrainReport(ended=Ended.EMPTY)
-            await _first_of(rung, stop, poll)
-            rung.clear()
+            await _first_of(notified, stop, poll)
+            notified.clear()
 
         async def perform(effect: Effect) -> Any:
             if isinstance(effect, Do):
                 return await asyncio.to_thread(effect.work)
             if isinstance(effect, Ask):
                 return await effect.call(producer)
-            return await _rest_async(rung, effect, stop)
+            return await _rest_async(notified, effect, stop)
 
         try:
             return await _drive_async(make(stop.is_set), perform)
         finally:
             lock.release()
-            spool.ring()
+            spool.notify()
 
 
 async def _drive_async(
@@ -504,19 +505,19 @@ async def _drive_async(
         return report
 
 
-async def _rest_async(rung: asyncio.Event, rest: Rest, stop: asyncio.Event) -> None:
+async def _rest_async(notified: asyncio.Event, rest: Rest, stop: asyncio.Event) -> None:
     now = asyncio.get_running_loop().time
     began = now()
     until = began + rest.seconds
     while not stop.is_set() and (left := until - now()) > 0:
-        await _first_of(rung, stop, left)
-        if rung.is_set():
-            rung.clear()
+        await _first_of(notified, stop, left)
+        if notified.is_set():
+            notified.clear()
             until = min(until, max(began + rest.least, now()))
 
 
-async def _first_of(rung: asyncio.Event, stop: asyncio.Event, seconds: float) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in (rung, stop)]
+async def _first_of(notified: asyncio.Event, stop: asyncio.Event, seconds: float) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in (notified, stop)]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -525,25 +526,25 @@ async def _first_of(rung: asyncio.Event, stop: asyncio.Event, seconds: float) ->
 
 
 @contextmanager
-def _listening(spool: OutboxStore) -> Iterator[Bell]:
-    bell = spool.listen()
+def _listening(spool: OutboxStore) -> Iterator[FifoSubscription]:
+    subscription = spool.subscribe()
     try:
-        yield bell
+        yield subscription
     finally:
-        bell.close()
+        subscription.close()
 
 
 @contextmanager
-def _hearing(bell: Bell) -> Iterator[asyncio.Event]:
-    """The bell as an event of the running loop."""
-    rung, loop = asyncio.Event(), asyncio.get_running_loop()
+def _hearing(subscription: FifoSubscription) -> Iterator[asyncio.Event]:
+    """The subscription as an event of the running loop."""
+    notified, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def heard() -> None:
-        if bell.wait(0):
-            rung.set()
+        if subscription.wait(0):
+            notified.set()
 
-    loop.add_reader(bell.fileno(), heard)
+    loop.add_reader(subscription.fileno(), heard)
     try:
-        yield rung
+        yield notified
     finally:
-        loop.remove_reader(bell.fileno())
+        loop.remove_reader(subscription.fileno())

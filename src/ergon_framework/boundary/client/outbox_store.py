@@ -42,7 +42,7 @@ from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
 from ergon_framework.storage.sqlite.migrations import Schema
-from ergon_framework.storage.sqlite.notifier import Belfry, Bell
+from ergon_framework.storage.sqlite.notifier import FifoNotifier, FifoSubscription
 
 
 class SpooledFile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -329,7 +329,7 @@ class OutboxStore:
         self._keep_sent = keep_sent
         self.path = self._database.path
         self.folder = OutboxFiles(self.path.with_name(f"{self.path.name}-files"))
-        self._belfry = Belfry(self.path)
+        self._notifier = FifoNotifier(self.path)
         self._clock = clock
         self._max_items = max_items
         self._max_bytes = max_bytes
@@ -341,7 +341,7 @@ class OutboxStore:
         failpoint("boundary.outbox.add.before")
         added = self._write(lambda cursor: self._insert(cursor, entry))
         failpoint("boundary.outbox.add.after")
-        self.ring()
+        self.notify()
         return added
 
     def add_in(self, connection: Joinable, entry: Entry) -> int:
@@ -400,7 +400,7 @@ class OutboxStore:
             return count
 
         count = self._write(work)
-        self.ring()
+        self.notify()
         return count
 
     def kept(self) -> Kept:
@@ -447,7 +447,7 @@ class OutboxStore:
     def retry(self, seq: int) -> None:
         """Put a refused fact back into its place."""
         self._write(lambda cursor: _found(cursor.execute(_SQL["retry"], (seq,)).rowcount, seq))
-        self.ring()
+        self.notify()
 
     def discard(self, seq: int) -> None:
         """Forget a refused fact."""
@@ -458,7 +458,7 @@ class OutboxStore:
             return _files_of(row[0])
 
         self.folder.drop(self._write(work))
-        self.ring()
+        self.notify()
 
     # ---- looking ----
 
@@ -483,17 +483,17 @@ class OutboxStore:
 
     # ---- waking ----
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake whoever drains, in any process."""
-        self._belfry.ring(_TOPIC)
+        self._notifier.notify(_TOPIC)
 
-    def listen(self) -> Bell:
-        """A bell that is rung when there may be something to do."""
-        return self._belfry.listen(_TOPIC)
+    def subscribe(self) -> FifoSubscription:
+        """A subscription that is woken when there may be something to do."""
+        return self._notifier.subscribe(_TOPIC)
 
     def close(self) -> None:
         """Let go of the file. Closing twice is fine."""
-        self._belfry.close()
+        self._notifier.close()
         self._database.close()
 
     # ---- inside ----

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import BoundaryError, StoreError, StoreUnavailableError
 from ergon_framework.ports.factstore import Appended, Outcome
-from ergon_framework.storage.sqlite.group_commit import Caller, Turns, nested
+from ergon_framework.storage.sqlite.group_commit import CommitQueue, PendingWrite, nested
 
 logger = logging.getLogger("ergon_framework.boundary")
 
@@ -154,7 +154,7 @@ class GroupCommit(Generic[Request, Answer]):
 
     def renew(self) -> None:
         """In a forked process: the thread and those in line are the parent's."""
-        self._turns = Turns()
+        self._turns = CommitQueue()
         self._lock = threading.RLock()  # a signal's handler may close at any step of its thread
         self._changed = threading.Condition(self._lock)
         self._line: SimpleQueue[Pending[Request, Answer] | None] = SimpleQueue()
@@ -179,7 +179,7 @@ class GroupCommit(Generic[Request, Answer]):
             raise nested()
         if leader is None:  # asked without the lock first: most who come find somebody at work
             try:
-                if turns.try_enter(me):
+                if turns.try_lead(me):
                     return self._serve((request,))[0]
             finally:
                 try:
@@ -308,7 +308,7 @@ class GroupCommit(Generic[Request, Answer]):
         """Wait for a turn of one's own, where there is no thread."""
         turns, me = self._turns, get_ident()
         try:
-            turns.wait(Caller(None, 0.0), 1)
+            turns.wait(PendingWrite(None, 0.0), 1)
             return self._serve((request,))[0]
         finally:
             try:
@@ -352,7 +352,7 @@ class GroupCommit(Generic[Request, Answer]):
         try:
             while asked is not None:
                 if turns.leader != me:
-                    turns.wait(Caller(None, 0.0), 1)  # whoever serves itself ends first
+                    turns.wait(PendingWrite(None, 0.0), 1)  # whoever serves itself ends first
                 self._server = me
                 group = self._gathered(asked)
                 self._serve_group(group)

@@ -18,18 +18,24 @@ from typing import Any, TypeVar
 
 from ergon_framework.connector.base import Delivered, Forsaken
 from ergon_framework.connector.jobs.errors import JobsConnectorError, LeaseLostError
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Failed, Released, Seen
+from ergon_framework.core.job import Event, Failed, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError, describe
-from ergon_framework.jobs.claims import Claim, Judgement
+from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.maintenance import WorkerChores
+from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.worker import NOTICE_OF, version
-from ergon_framework.ports.jobstore import Bell, FullJobStore, Settlement, Topic, WorkerRecord
+from ergon_framework.ports.jobstore import (
+    FullJobStore,
+    Settlement,
+    Subscription,
+    Topic,
+    WorkerRecord,
+)
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.telemetry.notices import FanOut, has_listeners
@@ -49,14 +55,14 @@ class Holding:
         self,
         store: FullJobStore,
         settings: JobsSettings,
-        judgement: Judgement,
+        settler: Settler,
         worker: str,
         serves: tuple[str, str],
         report: Report,
     ) -> None:
         self._store = store
         self._lease = settings.claimed_for
-        self._judgement = judgement
+        self._settler = settler
         self._worker = worker
         self._queue, self._executor = serves
         self._report = report
@@ -64,7 +70,7 @@ class Holding:
         self.forsaken: Forsaken[Claim] = Forsaken()
         self._fallen: deque[tuple[float, Claim]] = deque()  # of these, and when they go back
         self._lock = threading.Lock()
-        self._chores = WorkerChores(store, settings, judgement, self._record, self.holds, report)
+        self._maintenance = Maintenance(store, settings, settler, self._record, self.holds, report)
         self._started_at = store.now()
         self._renew_at = SYSTEM_CLOCK.now() + self._lease / 3
         self._is_away = False
@@ -80,7 +86,7 @@ class Holding:
                 target=self._keep, name="ergon-jobs-connector", daemon=True
             )
         try:
-            self._chores.run(SYSTEM_CLOCK.now())
+            self._maintenance.run(SYSTEM_CLOCK.now())
         except BaseException:
             self._thread = None  # the next fetch begins anew
             raise
@@ -91,7 +97,7 @@ class Holding:
         self._ending.set()
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(LEAVING)
-            self._chores.leave(LEAVING)
+            self._maintenance.leave(LEAVING)
 
     # ---- claims ----
 
@@ -121,8 +127,8 @@ class Holding:
         for claim in ours:
             self.let_go(claim)
         if ours:
-            now, settled = self._store.now(), self._judgement.settled
-            self._store.exchange(
+            now, settled = self._store.now(), self._settler.settle_claim
+            self._store.settle_and_claim(
                 [settled(each, Released(), now, None, None) for each in ours], None
             )
 
@@ -161,7 +167,7 @@ class Holding:
                 if now >= self._renew_at:
                     self.renew()
                     self._renew_at = now + self._lease / 3
-                until = min(self._renew_at, self._chores.run(now))
+                until = min(self._renew_at, self._maintenance.run(now))
                 pause = max(SHORTEST_NAP, until - SYSTEM_CLOCK.now())
                 self._is_away = False
             except Exception as error:
@@ -173,7 +179,7 @@ class Holding:
         claims = [claim for claim in self.all() if not claim.lost]
         if not claims:
             return
-        kept = self._store.renew([claim.hold() for claim in claims], self._lease)
+        kept = self._store.renew([claim.renewal() for claim in claims], self._lease)
         for claim, is_kept in zip(claims, kept, strict=True):
             if not is_kept and self.holds(claim.job.id, claim.job.fence):  # not settled meanwhile
                 self._lose(claim)
@@ -185,7 +191,8 @@ class Holding:
 
     def _outage(self, error: Exception) -> None:
         if isinstance(error, StoreUnavailableError):
-            self._chores.bounce()  # others could not renew either: they come before any rescue
+            # Others could not renew either: they come before any rescue.
+            self._maintenance.restart_all()
         if self._is_away or self._ending.is_set():
             return
         self._is_away = True
@@ -226,12 +233,12 @@ class Desk:
         self._settings = settings
         self._executor = executor
         self._worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.judgement = Judgement(settings, self._worker)
+        self.settler = Settler(settings, self._worker)
         self._sink = FanOut(None, (), ())
         self._lock = threading.Lock()
         self._client: JobClient | None = None
         self._holding: Holding | None = None
-        self._bell: Bell | None = None
+        self._subscription: Subscription | None = None
         self._is_closed = False
         self._stop_waiting = threading.Event()
 
@@ -254,16 +261,16 @@ class Desk:
         """Give back what is in hand and let go. Closing twice is fine."""
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
-            client, holding, bell = self._client, self._holding, self._bell
+            client, holding, subscription = self._client, self._holding, self._subscription
         if not is_first or client is None:
             return
         if holding is not None:
             holding.stop()
             with suppress(StoreError):  # then their leases end
                 holding.give_back(holding.all())
-        if bell is not None:
-            bell.ring()
-            bell.close()
+        if subscription is not None:
+            subscription.wake()
+            subscription.close()
         if isinstance(self._given, str):
             client.close()
 
@@ -283,16 +290,16 @@ class Desk:
     def _claim(self, most: int, wait: float, gave_up: threading.Event) -> list[Claim]:
         store, holding = self._consuming()
         until = SYSTEM_CLOCK.now() + wait
-        bell = self._listening(store) if wait else None
+        subscription = self._subscribed(store) if wait else None
         while True:
-            claimed = store.exchange([], self._ask(most))[1]
+            claimed = store.settle_and_claim([], self._ask(most))[1]
             left = until - SYSTEM_CLOCK.now()
             is_over = left <= 0 or gave_up.is_set() or self._stop_waiting.is_set()
-            if claimed.jobs or bell is None or is_over:
+            if claimed.jobs or subscription is None or is_over:
                 return self._charged(store, holding, [Claim(job) for job in claimed.jobs])
             if claimed.next_at is not None:
                 left = min(left, max(0.0, claimed.next_at - store.now()))
-            bell.wait(left)
+            subscription.wait(left)
             self.client()  # raises when it was closed meanwhile
 
     def _charged(self, store: FullJobStore, holding: Holding, claims: list[Claim]) -> list[Claim]:
@@ -306,7 +313,7 @@ class Desk:
         for claim in claims:
             claim.is_written = True
         failpoint("connector.jobs.charging.before")
-        kept = store.renew([claim.hold() for claim in claims], self._settings.claimed_for)
+        kept = store.renew([claim.renewal() for claim in claims], self._settings.claimed_for)
         failpoint("connector.jobs.charging.after")
         charged = [claim for claim, is_kept in zip(claims, kept, strict=True) if is_kept]
         holding.add(charged)
@@ -337,8 +344,8 @@ class Desk:
 
     def wake(self) -> None:
         """Let a fetch that waits for work look round."""
-        if self._bell is not None:
-            self._bell.ring()
+        if self._subscription is not None:
+            self._subscription.wake()
 
     def stop_waiting(self) -> None:
         """Let the fetch under way, or the next one, wait no longer."""
@@ -352,7 +359,7 @@ class Desk:
                 self._holding = Holding(
                     store,
                     self._settings,
-                    self.judgement,
+                    self.settler,
                     self._worker,
                     (self.queue, self._executor),
                     self._tell,
@@ -361,34 +368,34 @@ class Desk:
         holding.start()
         return store, holding
 
-    def _listening(self, store: FullJobStore) -> Bell:
+    def _subscribed(self, store: FullJobStore) -> Subscription:
         with self._lock:
-            if self._bell is None:
-                self._bell = store.listen(Topic.WORK)
-            return self._bell
+            if self._subscription is None:
+                self._subscription = store.subscribe(Topic.WORK)
+            return self._subscription
 
-    def _ask(self, most: int) -> Ask:
+    def _ask(self, most: int) -> ClaimRequest:
         ours = frozenset({self._executor})
-        return Ask(
+        return ClaimRequest(
             worker=self._worker,
             lease=self._settings.claimed_for,
             slots={self._executor: most},
             default=self._executor,
             own=ours,
             queues=(self.queue,),
-            asks_more=False,
+            wants_more=False,
         )
 
     # ---- settling ----
 
-    def settle(self, claim: Claim, seen: Seen, took: float) -> None:
+    def settle(self, claim: Claim, event: Event, took: float) -> None:
         """Record how a claim ended; raises when the job is somebody else's by now."""
         store, holding = self._consuming()
         # Renewed no longer, whatever comes: should the store be away now, the lease ends by itself.
         holding.let_go(claim)
-        settlement = self.judgement.settled(claim, seen, store.now(), took, b"null")
+        settlement = self.settler.settle_claim(claim, event, store.now(), took, b"null")
         failpoint("connector.jobs.settling.before")
-        (is_applied,), _ = store.exchange([settlement], None)
+        (is_applied,), _ = store.settle_and_claim([settlement], None)
         failpoint("connector.jobs.settling.after")
         if not is_applied:
             self._tell("job.late", {"job_id": settlement.id})
@@ -400,7 +407,7 @@ class Desk:
         self._tell_of(settlement)
 
     def _tell_of(self, settlement: Settlement) -> None:
-        move = settlement.move
+        move = settlement.transition
         about = {
             "job_id": settlement.id,
             "attempt": move.attempts,

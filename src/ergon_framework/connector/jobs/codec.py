@@ -11,7 +11,7 @@ import msgspec
 from ergon_framework.connector.base import Delivered, difference
 from ergon_framework.connector.jobs.errors import ConflictingJobError, JobsConnectorError
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Failed, Held, Seen
+from ergon_framework.core.job import Event, Failed, Held
 from ergon_framework.core.lifecycle import Step
 from ergon_framework.engine.classify import classify
 from ergon_framework.errors import (
@@ -24,7 +24,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.ports.jobstore import FullJobStore, Job, Leased, NewJob
+from ergon_framework.ports.jobstore import ClaimedJob, FullJobStore, Job, NewJob
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.propagation import extract, outgoing, written
 
@@ -173,7 +173,7 @@ def transaction_of(job: Job, source: str | None) -> Transaction:
     return _made(Transaction, job, source)
 
 
-def _made(kind: type[_T], job: Leased | Job, source: str | None) -> _T:
+def _made(kind: type[_T], job: ClaimedJob | Job, source: str | None) -> _T:
     trace = job.trace_context or {}
     metadata: dict[str, Any] = {
         "handler": job.handler,
@@ -195,7 +195,7 @@ def _made(kind: type[_T], job: Leased | Job, source: str | None) -> _T:
     )
 
 
-def _payload(job: Leased | Job | NewJob) -> Any:
+def _payload(job: ClaimedJob | Job | NewJob) -> Any:
     args, kwargs = _decode(job.args), _decode(job.kwargs)
     if not args:
         return kwargs
@@ -213,7 +213,7 @@ LONGEST_MESSAGE = 4096
 """Characters of an error message that are kept."""
 
 
-def seen_of(error: Exception, transaction_id: str, give_up_on: Collection[str]) -> Seen:
+def event_of(error: Exception, transaction_id: str, give_up_on: Collection[str]) -> Event:
     """The event that the job's own rule judges. Business and final refusals are rejections."""
     kind = classify(error, Step.PROCESS, transaction_id)[0].kind
     plain = _inner(error)

@@ -17,13 +17,13 @@ from ergon_framework.connector.jobs.codec import (
     JobDelivery,
     add_once,
     delivery_of,
+    event_of,
     held_for,
     job_of,
-    seen_of,
     transaction_of,
 )
 from ergon_framework.connector.jobs.errors import JobsConnectorError
-from ergon_framework.core.job import JobStatus, Released, Seen, Succeeded
+from ergon_framework.core.job import Event, JobStatus, Released, Succeeded
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, JobError, StoreError
 from ergon_framework.jobs.client import MOST_AT_ONCE
@@ -62,7 +62,7 @@ def checked(
             "a JobsConnector needs a store",
             remedy='JobsConnector("sqlite:///work.db"), or url under [store] in the settings',
         )
-    if not isinstance(store, str) and not callable(getattr(store, "exchange", None)):
+    if not isinstance(store, str) and not callable(getattr(store, "settle_and_claim", None)):
         raise ConfigurationError(
             f"{type(store).__name__} is no store", remedy="give its URL or an open one"
         )
@@ -241,8 +241,8 @@ class JobsConnector(ThreadedTwins):
         """It failed: the job's own rule decides between another attempt and the dead letters."""
         with self._claimed(transaction, "nack") as delivery:
             if delivery is not None:
-                final = self._desk.judgement.final_codes(delivery.claim.job)
-                self._record(delivery, seen_of(exc, transaction.transaction_id, final))
+                final = self._desk.settler.final_codes(delivery.claim.job)
+                self._record(delivery, event_of(exc, transaction.transaction_id, final))
 
     def release(self, transaction: Transaction) -> None:
         """It was not worked to an end: back to its queue, without a charge."""
@@ -250,8 +250,8 @@ class JobsConnector(ThreadedTwins):
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
         """A gate is closed: the job is parked for so long, without a charge."""
-        seen = held_for(seconds_of("release_after's seconds", seconds))
-        self._settle(transaction, "release_after", seen)
+        event = held_for(seconds_of("release_after's seconds", seconds))
+        self._settle(transaction, "release_after", event)
 
     def get_transactions_count(self) -> int:
         """How many jobs of the queue wait, due or not."""
@@ -318,13 +318,13 @@ class JobsConnector(ThreadedTwins):
             self._desk.hand_out(claims, lambda claim: delivery_of(claim, self, self.name, at))
         )
 
-    def _settle(self, transaction: Transaction, verb: str, seen: Seen) -> None:
+    def _settle(self, transaction: Transaction, verb: str, event: Event) -> None:
         with self._claimed(transaction, verb) as delivery:
             if delivery is not None:
-                self._record(delivery, seen)
+                self._record(delivery, event)
 
-    def _record(self, delivery: JobDelivery, seen: Seen) -> None:
-        self._desk.settle(delivery.claim, seen, SYSTEM_CLOCK.now() - delivery.claimed_at)
+    def _record(self, delivery: JobDelivery, event: Event) -> None:
+        self._desk.settle(delivery.claim, event, SYSTEM_CLOCK.now() - delivery.claimed_at)
 
     @contextmanager
     def _claimed(self, transaction: Transaction, verb: str) -> Iterator[JobDelivery | None]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ergon_framework.core.claim import NONE, Settings
+from ergon_framework.core.claim import NO_LIMITS, QueueLimits
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.unreadable import shown
@@ -40,7 +40,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def fields(self) -> dict[str, Any]:
-        """As a ``Job`` or a ``Leased`` wants them, in their order."""
+        """As a ``Job`` or a ``ClaimedJob`` wants them, in their order."""
         return {
             "timeout": self.timeout,
             "max_attempts": self.max_attempts,
@@ -75,7 +75,7 @@ def options_from(text: str | bytes | None) -> Options:
 
 
 def asked_of(text: str | bytes | None) -> tuple[Any, ...]:
-    """The same as the last fields of a ``Leased``; none where all have their defaults."""
+    """The same as the last fields of a ``ClaimedJob``; none where all have their defaults."""
     return () if text is None else tuple(_options(text).fields().values())
 
 
@@ -153,7 +153,7 @@ def _schedule(row: tuple[Any, ...]) -> Schedule:
 
 def queue_of(
     name: str,
-    settings: Settings,
+    settings: QueueLimits,
     counts: dict[str, int] | None = None,
     oldest_due_at: float | None = None,
 ) -> Queue:
@@ -172,7 +172,7 @@ def queue_of(
 def listed(
     counted: Iterable[tuple[Any, ...]],
     retrying: Mapping[str, int],
-    settings: Mapping[str, Settings],
+    settings: Mapping[str, QueueLimits],
     now: float,
 ) -> list[Queue]:
     """Every queue that was counted or has settings, by name.
@@ -191,7 +191,7 @@ def listed(
     return [
         queue_of(
             name,
-            settings.get(name, NONE),
+            settings.get(name, NO_LIMITS),
             _by_status(counts.get(name, {}), retrying.get(name, 0)),
             oldest.get(name),
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from ergon_framework.ports.copies import Copy, QueueCopy, ScheduleCopy
-from ergon_framework.ports.jobstore import JobDesk, Queue, ScheduleStore
+from ergon_framework.ports.jobstore import JobAdmin, Queue, ScheduleStore
 from ergon_framework.ports.moving import C
 
 BARRED = ("ergon_jobs", "ergon_schedules", "ergon_queues")
@@ -15,7 +15,7 @@ _FIELDS = ("is_paused", "max_active", "rate", "burst")
 _NONE = {name: getattr(Queue(name=""), name) for name in _FIELDS}
 
 
-class SettingsStore(JobDesk, ScheduleStore, Protocol):
+class SettingsStore(JobAdmin, ScheduleStore, Protocol):
     """The two ports that settings are kept behind."""
 
 

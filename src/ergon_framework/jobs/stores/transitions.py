@@ -1,4 +1,4 @@
-"""What stores decide alike: the moves that a store makes by itself, and why a job is not added.
+"""What stores decide alike: transitions that a store makes by itself, and why a job is not added.
 
 What becomes of the job is decided by the core; a store says what it saw. Also here: the stages of a
 job in the tables, how much history is kept, and the failpoints around the commit of each call.
@@ -11,14 +11,14 @@ from dataclasses import replace
 import msgspec
 
 from ergon_framework.core.job import (
-    CancelAsked,
+    CancelRequested,
+    Event,
+    Expired,
     JobRule,
+    JobSnapshot,
     JobStatus,
-    Move,
-    Outdated,
-    Seen,
-    Tally,
-    settle,
+    Transition,
+    next_transition,
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import DuplicateJobError
@@ -80,52 +80,52 @@ MOST_ENTRIES = 200
 _RULE = JobRule()
 _encode = msgspec.json.Encoder().encode
 
-Standing = tuple[int, str, str, int, int, int, int]
-"""What a store needs to move a job by itself: seq, id, status, fence, attempts, deliveries,
+JobPosition = tuple[int, str, str, int, int, int, int]
+"""What a store needs to settle a job by itself: seq, id, status, fence, attempts, deliveries,
 excused."""
 
 
-def outdated(row: Standing, now: float) -> Settlement:
+def expire(row: JobPosition, now: float) -> Settlement:
     """Dead-letter a job that was not started before its expiry."""
-    return _settlement(row, Outdated(), FAILED_KEPT, now)
+    return _settlement(row, Expired(), FAILED_KEPT, now)
 
 
-def replaced(row: Standing, now: float) -> Settlement:
+def cancel_replaced(row: JobPosition, now: float) -> Settlement:
     """Cancel a job for another one with its unique key."""
-    return _settlement(row, CancelAsked(), CANCELLED_KEPT, now, why="replaced")
+    return _settlement(row, CancelRequested(), CANCELLED_KEPT, now, why="replaced")
 
 
-def is_usual(settlement: Settlement) -> bool:
+def is_plain_completion(settlement: Settlement) -> bool:
     """Whether a running job has completed, and nothing else is to be said about it."""
-    move = settlement.move
+    transition = settlement.transition
     return (
-        move.status is JobStatus.COMPLETED
+        transition.status is JobStatus.COMPLETED
         and settlement.expected is JobStatus.ACTIVE
         and settlement.keep is not None
         and not settlement.if_expired
-        and not (move.failure or move.why or move.is_solo)
+        and not (transition.failure or transition.why or transition.is_solo)
     )
 
 
-def entry_of(move: Move, deliveries: int, now: float) -> bytes:
-    """What the history says of a move that the store made by itself."""
+def entry_of(transition: Transition, deliveries: int, now: float) -> bytes:
+    """What the history says of a transition that the store made by itself."""
     entry = {
         "at": format_rfc3339(now),
-        "event": move.event,
-        "status": move.status,
-        "attempt": move.attempts,
+        "event": transition.event,
+        "status": transition.status,
+        "attempt": transition.attempts,
         "delivery": deliveries,
     }
-    if move.failure is not None:
-        failure = move.failure
+    if transition.failure is not None:
+        failure = transition.failure
         entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
-    if move.why:
-        entry["why"] = move.why
+    if transition.why:
+        entry["why"] = transition.why
     return _encode(entry)
 
 
 def latest(history: str) -> str:
-    """Half of what may be kept, so that it is not shortened again with every move."""
+    """Half of what may be kept, so that it is not shortened again with every transition."""
     entries = history.split("\n")[-MOST_ENTRIES // 2 :]
     length = 0
     for n, entry in enumerate(reversed(entries)):
@@ -135,21 +135,23 @@ def latest(history: str) -> str:
     return "\n".join(entries)
 
 
-def _settlement(row: Standing, seen: Seen, keep: float, now: float, why: str = "") -> Settlement:
+def _settlement(
+    row: JobPosition, event: Event, keep: float, now: float, why: str = ""
+) -> Settlement:
     seq, job_id, status, fence, attempts, deliveries, excused = row
     try:
-        tally = Tally(status_of(status), attempts, deliveries, excused)
+        snapshot = JobSnapshot(status_of(status), attempts, deliveries, excused)
     except RowError as error:
         raise OddRowError(seq, str(error)) from None
-    move = settle(tally, seen, _RULE)
+    transition = next_transition(snapshot, event, _RULE)
     if why:
-        move = replace(move, why=why)
+        transition = replace(transition, why=why)
     return Settlement(
         key=seq,
         id=job_id,
         fence=fence,
-        expected=tally.status,
-        move=move,
-        entry=entry_of(move, deliveries, now),
+        expected=snapshot.status,
+        transition=transition,
+        entry=entry_of(transition, deliveries, now),
         keep=keep,
     )

@@ -40,12 +40,12 @@ from ergon_framework.providers.stores.database import (
     moment,
     refuse_unsettled_tables,
 )
-from ergon_framework.storage.connection_errors import told_again
-from ergon_framework.storage.deadlines import Line, Patience
+from ergon_framework.storage.connection_errors import as_unavailable
+from ergon_framework.storage.deadlines import HasSocket, SocketWatchdog
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.postgres import errors
 from ergon_framework.storage.postgres.errors import turns_for
-from ergon_framework.storage.postgres.pool import ALWAYS, pooling_of, reached, refuse_shared
+from ergon_framework.storage.postgres.pool import ALWAYS, connect_within, pooling_of, refuse_shared
 from ergon_framework.storage.server import ServerClock
 
 __all__ = ["refused", "translate", "turns_for"]
@@ -185,7 +185,7 @@ class PostgresGround:
         self._ticks = ticks
         self._doubted_at = float("-inf")
         self._silent_until = float("-inf")
-        self._patience = Patience()
+        self._patience = SocketWatchdog()
         self._is_own = False
         """Whether nobody else is given our connections in between."""
         self._engine = self._connected(database)
@@ -315,7 +315,7 @@ class PostgresGround:
             if self._ticks() - asked_at >= _CONNECT - 1:
                 self._silent_until = self._ticks() + _REST
             told = self._told(error)
-            raise told_again(told) from error  # we were let in before
+            raise as_unavailable(told) from error  # we were let in before
 
     def _undo(self, connection: PoolProxiedConnection, error: BaseException) -> None:
         """Roll back, or throw away a connection of which nobody knows how it stands."""
@@ -350,7 +350,7 @@ class PostgresGround:
         connect = partial(dialect.connect, *where, **{**how, "autocommit": True})
         seconds = at_most(_CONNECT)
         if seconds < _CONNECT:
-            return reached(partial(self._owned, connect), seconds)
+            return connect_within(partial(self._owned, connect), seconds)
         return self._owned(connect)
 
     def _owned(self, connect: Callable[[], Any]) -> Any:
@@ -450,6 +450,6 @@ def _mark_in(connection: Connection) -> bytes | None:
     return None if found is None else bytes(found)
 
 
-def _line(connection: PoolProxiedConnection) -> Line:
+def _line(connection: PoolProxiedConnection) -> HasSocket:
     found: Any = connection.dbapi_connection
-    return cast("Line", found)
+    return cast("HasSocket", found)

@@ -12,11 +12,11 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from ergon_framework.ports.jobstore import Bell
+from ergon_framework.ports.jobstore import Subscription
 from ergon_framework.ports.journal import Entry, SpanRecord, Wanted
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import Schema
-from ergon_framework.storage.sqlite.notifier import Belfry
+from ergon_framework.storage.sqlite.notifier import FifoNotifier
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -170,7 +170,7 @@ class SqliteJournal:
         self._database = Database(
             path, schema=_SCHEMA, busy_timeout=busy_timeout, read_only=read_only
         )
-        self._belfry = Belfry(self._database.path)
+        self._notifier = FifoNotifier(self._database.path)
         self._keep = keep
         self._most = most
         self._clock = clock
@@ -182,7 +182,7 @@ class SqliteJournal:
         return self._database.path
 
     def write(self, entries: Sequence[Entry], spans: Sequence[SpanRecord] = ()) -> None:
-        """Add them in one commit; rings the bells. Now and then it sweeps."""
+        """Add them in one commit; notifies the subscribers. Now and then it sweeps."""
         if not entries and not spans:
             return
         told = [entry_row(entry) for entry in entries]
@@ -194,7 +194,7 @@ class SqliteJournal:
                 cursor.executemany(ADD_SPAN, ended)
 
         self._database.write(work, is_synced=False)
-        self._belfry.ring(_TOPIC)
+        self._notifier.notify(_TOPIC)
         self._left -= len(told) + len(ended)
         if self._left <= 0:
             self._left = _SWEEP_AFTER
@@ -236,9 +236,9 @@ class SqliteJournal:
             gone += self._drop(_SURPLUS.format(table=table), {"keep": most})
         return gone
 
-    def listen(self) -> Bell:
-        """A bell that rings at each write, from any process; look now and then all the same."""
-        return self._belfry.listen(_TOPIC)
+    def subscribe(self) -> Subscription:
+        """Subscribe to each write, by any process; look now and then all the same."""
+        return self._notifier.subscribe(_TOPIC)
 
     def data_version(self) -> int:
         """A number that changes when anybody has written."""
@@ -246,7 +246,7 @@ class SqliteJournal:
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""
-        self._belfry.close()
+        self._notifier.close()
         self._database.close()
 
     def __enter__(self) -> Self:

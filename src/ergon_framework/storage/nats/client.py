@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.storage.connection_errors import told_again
+from ergon_framework.storage.connection_errors import as_unavailable
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.nats.address import Address
 from ergon_framework.storage.nats.errors import away, closed, lost
@@ -30,8 +30,8 @@ declare("nats.commit.before", "nats.commit.within", "nats.commit.after")
 logger = logging.getLogger("ergon_framework.storage")
 
 ENDING = 3.0
-"""Seconds for those who wait for an answer to hear that the line is closed."""
-PATIENCE = 10.0
+"""Seconds for callers that wait for an answer to learn that the client is closed."""
+TIMEOUT = 10.0
 """Seconds that an answer may take."""
 STATUS = "Status"
 """The header of a reply that is about the replies, and the last of them."""
@@ -92,7 +92,7 @@ class _Session:
                 asked.answered.set_exception(ConnectionResetError("the connection was lost"))
 
 
-class Line:
+class NatsClient:
     """Connects when something is asked, and again after the connection was lost."""
 
     def __init__(self, address: Address) -> None:
@@ -103,7 +103,7 @@ class Line:
         """Bytes of the largest message that the server takes."""
         self._lock = threading.Lock()
         self._numbers = count(1)
-        self._heard: dict[str, Callable[[], None]] = {}
+        self._callbacks: dict[str, Callable[[], None]] = {}
         self._is_closed = False
         self._forget()
 
@@ -117,11 +117,11 @@ class Line:
 
     # ---- for any thread -------------------------------------------------------------------------
 
-    def ask(self, subject: str, data: bytes) -> Reply:
+    def request(self, subject: str, data: bytes) -> Reply:
         """Send a request; its answer."""
         return self.send([(subject, data, None)])
 
-    def ask_many(self, subject: str, data: bytes) -> list[Reply]:
+    def request_many(self, subject: str, data: bytes) -> list[Reply]:
         """Send a request that has several answers; the last one has a status."""
         return self._run(self._ask([[(subject, data, None)]], is_many=True))[0]
 
@@ -134,23 +134,23 @@ class Line:
         answers = self._run(self._ask([[each] for each in messages]))
         return [each[0] for each in answers]
 
-    def tell(self, subject: str) -> None:
-        """Send an empty message to whoever listens; nobody waits for it, and it may get lost."""
+    def notify(self, subject: str) -> None:
+        """Publish an empty message; no answer is waited for, and it may get lost."""
         with self._lock:
             if not self._is_closed:
-                asyncio.run_coroutine_threadsafe(self._tell(subject), self._running())
+                asyncio.run_coroutine_threadsafe(self._notify(subject), self._running())
 
-    def listen(self, subject: str, heard: Callable[[], None]) -> None:
-        """Have ``heard`` called, in the loop's thread, when another connection tells something."""
-        self._heard[subject] = heard
-        self._run(self._listen(subject, heard))
+    def subscribe(self, subject: str, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called, in the loop's thread, when another connection notifies."""
+        self._callbacks[subject] = callback
+        self._run(self._subscribe_to(subject, callback))
 
     def version(self) -> str:
         """Which version the server has."""
         return self._run(self._version())
 
     def close(self) -> None:
-        """Hang up and end the thread. Closing twice is fine."""
+        """Close the connection and end the thread. Closing twice is fine."""
         with self._lock:
             self._is_closed = True
             loop, thread = self._loop, self._thread
@@ -209,25 +209,25 @@ class Line:
                     named = dict(headers) if headers else None
                     await session.client.publish(subject, data, to, named)
             answers = asyncio.gather(*(each.answered for each in begun.values()))
-            return await asyncio.wait_for(answers, PATIENCE)
+            return await asyncio.wait_for(answers, TIMEOUT)
         except Exception as error:
             if isinstance(error, TimeoutError) and self._session is session:
-                await self._hang_up()  # it is frozen, or the network swallows what is sent
+                await self._disconnect()  # it is frozen, or the network swallows what is sent
             raise lost(self.address.name, error) from error
         finally:
             for number, asked in begun.items():
                 del session.asked[number]
                 asked.answered.cancel()
 
-    async def _tell(self, subject: str) -> None:
+    async def _notify(self, subject: str) -> None:
         try:
             await (await self._connected()).client.publish(subject)
-        except Exception as error:  # they look by themselves now and then
+        except Exception as error:  # subscribers poll now and then
             logger.debug("nobody was told on %s: %s", subject, error)
 
-    async def _listen(self, subject: str, heard: Callable[[], None]) -> None:
+    async def _subscribe_to(self, subject: str, callback: Callable[[], None]) -> None:
         session = await self._connected()
-        await _subscribe(session.client, subject, heard)
+        await _subscribe(session.client, subject, callback)
 
     async def _version(self) -> str:
         found = (await self._connected()).client.connected_server_version
@@ -238,18 +238,18 @@ class Line:
             self._connecting = asyncio.Lock()
         async with self._connecting:
             if self._session is None or self._session.client.is_closed:
-                self._session = await self._let_in()
+                self._session = await self._connect_again()
                 self.max_payload = self._session.client.max_payload
                 self.connections += 1
             return self._session
 
-    async def _let_in(self) -> _Session:
-        """The first time, what is wrong with the URL is told as that; later it may be mended."""
+    async def _connect_again(self) -> _Session:
+        """Connect; what is wrong with the URL at first may be a passing problem later."""
         try:
             return await self._open()
         except ConfigurationError as error:
             if self.connections:
-                raise told_again(error) from error
+                raise as_unavailable(error) from error
             raise
 
     async def _open(self) -> _Session:
@@ -262,23 +262,23 @@ class Line:
             await client.subscribe(
                 f"{session.inbox}.*", cb=session.hear, pending_bytes_limit=_MOST_PENDING
             )
-            for subject, heard in self._heard.items():
-                await _subscribe(client, subject, heard)
+            for subject, callback in self._callbacks.items():
+                await _subscribe(client, subject, callback)
         except Exception as error:
             await quietly(client)
             raise away(self.address.name, error) from error
         return session
 
     async def _finish(self) -> None:
-        """Hang up, and let everybody who waits for an answer hear of it."""
-        await self._hang_up()
+        """Close the connection, and raise in every caller that waits for an answer."""
+        await self._disconnect()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
             _, late = await asyncio.wait(others, timeout=ENDING)
             for task in late:
                 task.cancel()
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         from ergon_framework.storage.nats.connect import quietly
 
         session, self._session = self._session, None
@@ -287,9 +287,9 @@ class Line:
             await quietly(session.client)
 
 
-async def _subscribe(client: Client, subject: str, heard: Callable[[], None]) -> None:
+async def _subscribe(client: Client, subject: str, callback: Callable[[], None]) -> None:
     async def hear(_: Msg) -> None:
-        heard()
+        callback()
 
     await client.subscribe(subject, cb=hear)
 

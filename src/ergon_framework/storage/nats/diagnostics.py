@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.nats.address import address_of
-from ergon_framework.storage.nats.client import Line, is_lost
+from ergon_framework.storage.nats.client import NatsClient, is_lost
 from ergon_framework.storage.nats.errors import NO_JETSTREAM, no_jetstream, translate
 from ergon_framework.storage.nats.stream import instant
 from ergon_framework.storage.server import Observation, latency, skew
@@ -28,8 +28,8 @@ USER_INFO = "$SYS.REQ.USER.INFO"
 class Account:
     """The streams that one user of a server has."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, client: NatsClient) -> None:
+        self._client = client
 
     def info(self) -> dict[str, Any]:
         """Room and limits."""
@@ -39,14 +39,14 @@ class Account:
         """Refuse a server that keeps nothing, or that cannot write several messages at once."""
         if int(self.info()["api"].get("level", 0)) < LEVEL:
             raise ConfigurationError(
-                f"{self._line.address.name} runs nats-server {self._line.version()}, which has no"
-                " atomic batches",
+                f"{self._client.address.name} runs nats-server {self._client.version()}, which has"
+                " no atomic batches",
                 remedy="upgrade it to 2.12 or newer",
             )
 
     def streams(self) -> list[dict[str, Any]]:
         """The streams of this address."""
-        found = self._ask("STREAM.NAMES", {"subject": f"{self._line.address.space}.>"})
+        found = self._ask("STREAM.NAMES", {"subject": f"{self._client.address.space}.>"})
         return [self._ask(f"STREAM.INFO.{name}") for name in found.get("streams") or ()]
 
     def time_at(self, stream: str) -> float:
@@ -56,7 +56,7 @@ class Account:
     def time(self) -> float | None:
         """What time it is at the server; None when it does not tell this user."""
         try:
-            answer = json.loads(self._line.ask(USER_INFO, b"").data or b"{}")
+            answer = json.loads(self._client.request(USER_INFO, b"").data or b"{}")
         except StoreUnavailableError as error:
             if not is_lost(error):
                 raise
@@ -66,15 +66,15 @@ class Account:
 
     def _ask(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         data = json.dumps(request).encode() if request else b""
-        reply = self._line.ask(f"$JS.API.{subject}", data)
+        reply = self._client.request(f"$JS.API.{subject}", data)
         if reply.status:
-            raise no_jetstream(self._line.address.name)
+            raise no_jetstream(self._client.address.name)
         answer: dict[str, Any] = json.loads(reply.data)
         error = answer.get("error")
         if error and error.get("err_code") in NO_JETSTREAM:
-            raise no_jetstream(self._line.address.name)
+            raise no_jetstream(self._client.address.name)
         if error:
-            raise translate(self._line.address.name, error)
+            raise translate(self._client.address.name, error)
         return answer
 
 
@@ -177,17 +177,17 @@ CROWDED = 0.9
 
 def observe(url: str) -> Iterator[Observation]:
     """One observation after the other; raises what connecting raises."""
-    with closing(Line(address_of(url))) as line:
-        account = Account(line)
+    with closing(NatsClient(address_of(url))) as client:
+        account = Account(client)
         found = account.info()
-        yield version(line.version(), int(found["api"].get("level", 0)))
+        yield version(client.version(), int(found["api"].get("level", 0)))
         streams = account.streams()
-        is_accepted = line.address.accepts_unsynced
+        is_accepted = client.address.accepts_unsynced
         for each in streams:
-            kept = _durability(line, each["config"])
+            kept = _durability(client, each["config"])
             yield durability(each["config"]["name"], kept, is_accepted=is_accepted)
         if not streams:
-            kept = _durability(line, {"num_replicas": line.address.replicas})
+            kept = _durability(client, {"num_replicas": client.address.replicas})
             yield durability("a stream that is made", kept, is_accepted=is_accepted)
         yield room(found)
         yield latency(account.info)
@@ -197,8 +197,8 @@ def observe(url: str) -> Iterator[Observation]:
         yield clock(theirs, asked_at, time.time())
 
 
-def _durability(line: Line, config: Mapping[str, Any]) -> Durability:
-    return durability_of(config, line.address.monitor)
+def _durability(client: NatsClient, config: Mapping[str, Any]) -> Durability:
+    return durability_of(config, client.address.monitor)
 
 
 def version(name: str, level: int) -> Observation:

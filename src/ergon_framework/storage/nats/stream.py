@@ -13,7 +13,7 @@ from typing import Any
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.nats.client import Line, Reply, Sendable, is_lost
+from ergon_framework.storage.nats.client import NatsClient, Reply, Sendable, is_lost
 from ergon_framework.storage.nats.errors import (
     NO_MESSAGE,
     NO_STREAM,
@@ -52,8 +52,8 @@ class Stored:
 class Reading:
     """A stream that is read. Any thread may call any method."""
 
-    def __init__(self, line: Line, name: str, sentinel: str) -> None:
-        self.line = line
+    def __init__(self, client: NatsClient, name: str, sentinel: str) -> None:
+        self.client = client
         self.name = name
         self.is_replicated = False
         """Whether several servers keep it."""
@@ -73,7 +73,7 @@ class Reading:
             return [self.at(seq) for seq in seqs]
         wanted = [seq for seq in seqs if seq]
         asked = [(self._direct, _json({"seq": seq}), None) for seq in wanted]
-        replies = self.line.send_each(asked) if asked else []
+        replies = self.client.send_each(asked) if asked else []
         found = {seq: self._found_one(reply) for seq, reply in zip(wanted, replies, strict=True)}
         return [found.get(seq) for seq in seqs]
 
@@ -145,7 +145,7 @@ class Reading:
     def _one(self, request: Mapping[str, Any]) -> Stored | None:
         if self.is_replicated:
             return self._one_of_leader(request)
-        return self._found_one(self.line.ask(self._direct, _json(request)))
+        return self._found_one(self.client.request(self._direct, _json(request)))
 
     def _found_one(self, reply: Reply) -> Stored | None:
         if reply.status == "404":
@@ -166,10 +166,10 @@ class Reading:
         return Stored(found["subject"], found["seq"], data, headers)
 
     def _ask_many(self, request: Mapping[str, Any]) -> list[Reply]:
-        return self.line.ask_many(self._direct, _json(request))
+        return self.client.request_many(self._direct, _json(request))
 
     def _api(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        reply = self.line.ask(f"$JS.API.{subject}", _json(request) if request else b"")
+        reply = self.client.request(f"$JS.API.{subject}", _json(request) if request else b"")
         if reply.status:
             raise self._trouble(reply)
         answer: dict[str, Any] = json.loads(reply.data)
@@ -177,7 +177,7 @@ class Reading:
 
     def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
         if "error" in answer:
-            raise translate(self.line.address.name, answer["error"])
+            raise translate(self.client.address.name, answer["error"])
         return answer
 
     def _is_recent(self, end: Reply) -> bool:
@@ -185,12 +185,12 @@ class Reading:
 
     def _lagging(self) -> StoreUnavailableError:
         return StoreUnavailableError(
-            f"a server of {self.line.address.name} lags behind the others",
+            f"a server of {self.client.address.name} lags behind the others",
             remedy="see how its replicas stand: nats stream info",
         )
 
     def _trouble(self, reply: Reply) -> Exception:
-        name = self.line.address.name
+        name = self.client.address.name
         if reply.status == "503":
             return unanswered(name)
         text = reply.headers.get("Description", f"status {reply.status}")
@@ -287,7 +287,7 @@ class NatsStream(Reading):
         commit_id = secrets.token_hex(8)
         failpoint("nats.commit.before")
         try:
-            reply = self.line.send(_sendable(messages, expected, commit_id))
+            reply = self.client.send(_sendable(messages, expected, commit_id))
         except StoreUnavailableError as error:
             if not is_lost(error):
                 raise

@@ -1,4 +1,4 @@
-"""One database: transactions on it, its clock and its bells."""
+"""One PostgreSQL database: transactions on it, its clock and its notifications."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import psycopg
 
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError
-from ergon_framework.storage.deadlines import ASKING, Patience
-from ergon_framework.storage.notifier import MemoryBell
+from ergon_framework.storage.deadlines import CALL_BUDGET, SocketWatchdog
+from ergon_framework.storage.notifier import LocalSubscription
 from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.postgres.errors import translate, turns_for
 from ergon_framework.storage.postgres.migrations import PostgresSchema
-from ergon_framework.storage.postgres.notifier import Belfry
+from ergon_framework.storage.postgres.notifier import ListenNotifier
 from ergon_framework.storage.postgres.pipelines import pipelined
-from ergon_framework.storage.postgres.pool import Connection, Connections
+from ergon_framework.storage.postgres.pool import Connection, ConnectionPool
 from ergon_framework.storage.server import ServerClock
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds for a transaction; then the connection is shut, whatever the server is doing."""
 _READ_ONLY = "25006"
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"
@@ -50,23 +50,23 @@ class PostgresDatabase:
         size: int = 8,
         clock: Callable[[], float] | None = None,
         read_only: bool = False,
-        patience: float = PATIENCE,
-        greeting: str = "",
+        timeout: float = TIMEOUT,
+        on_connect: str = "",
     ) -> None:
         """Connect, and look at the tables; they are made when there are none.
 
         ``namespace`` is the PostgreSQL schema they live in; by default that is where the search
         path of the URL points. ``size`` is how many connections may be in use at once, and
-        ``greeting`` what is said on each of them first.
+        ``on_connect`` the SQL that each of them executes first.
         """
         self._address = address_of(url)
-        self._seconds = patience
-        self._patience = Patience()
-        renew_after_fork(self._patience)
-        self._connections = Connections(self._address, size, self._patience, greeting)
-        self._belfry = Belfry(self._connections, self._address.name)
+        self._seconds = timeout
+        self._watchdog = SocketWatchdog()
+        renew_after_fork(self._watchdog)
+        self._pool = ConnectionPool(self._address, size, self._watchdog, on_connect)
+        self._notifier = ListenNotifier(self._pool, self._address.name)
         try:
-            with self._connections.borrow() as connection:
+            with self._pool.borrow() as connection:
                 if read_only:
                     schema.check(connection, self.name, namespace)
                 else:
@@ -82,7 +82,7 @@ class PostgresDatabase:
 
     @property
     def name(self) -> str:
-        """What to call it in front of people."""
+        """The name shown to users."""
         return self._address.name
 
     @property
@@ -103,8 +103,8 @@ class PostgresDatabase:
         """The server's clock, or the one that was given."""
         return self._clock()
 
-    def asked_now(self) -> float:
-        """The same, and the server is asked: whoever counts seconds may have slept for a while."""
+    def server_now(self) -> float:
+        """Like ``now``, but asks the server: a machine that slept counts too few seconds."""
         if isinstance(self._clock, ServerClock):
             self._clock.set()
         return self._clock()
@@ -141,7 +141,7 @@ class PostgresDatabase:
         error has ``is_lost`` in its details.
         """
         for turn in itertools.count(1):
-            with self._connections.borrow(before_waiting) as connection:
+            with self._pool.borrow(before_waiting) as connection:
                 try:
                     return self._attempt(connection, work, seconds or self._seconds)
                 except psycopg.Error as error:
@@ -156,38 +156,38 @@ class PostgresDatabase:
         try:
             return self.run(work)
         except StoreUnavailableError as error:
-            if not error.details.get("is_lost") or ASKING.is_over:
+            if not error.details.get("is_lost") or CALL_BUDGET.is_over:
                 raise
             return self.run(work)
 
     @property
-    def word(self) -> str:
-        """The payload of a NOTIFY that the bells of this object need not hear."""
-        return self._belfry.word
+    def own_payload(self) -> str:
+        """The payload of a NOTIFY that the subscribers of this object ignore."""
+        return self._notifier.own_payload
 
-    def listen(self, channel: str) -> MemoryBell:
-        """A bell that rings with every NOTIFY on a channel, and when some may have been missed."""
-        return self._belfry.listen(channel)
+    def subscribe(self, channel: str) -> LocalSubscription:
+        """Subscribe to every NOTIFY on a channel; also woken when some may have been missed."""
+        return self._notifier.subscribe(channel)
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""
-        self._belfry.close()
-        self._connections.close()
+        self._notifier.close()
+        self._pool.close()
 
     def _attempt(
         self, connection: Connection, work: Callable[[Connection], T], seconds: float
     ) -> T:
-        wait = self._patience.at_most(seconds, connection)
+        watched = self._watchdog.at_most(seconds, connection)
         try:
-            with wait:
+            with watched:
                 return work(connection)
         except psycopg.Error as error:
             _undo(connection)
             if error.sqlstate == _READ_ONLY:
                 connection.close()  # a new one may write, when the server lets them again
-            if wait.is_over:
+            if watched.is_over:
                 raise StoreUnavailableError(
-                    f"{self.name} did not answer within {wait.seconds:.3g} seconds",
+                    f"{self.name} did not answer within {watched.seconds:.3g} seconds",
                     remedy="see that the server runs and can be reached, and why it is slow",
                     details={"is_lost": True},
                 ) from error
@@ -199,7 +199,7 @@ class PostgresDatabase:
             connection.close()  # it may be in the middle of anything
             raise
         finally:
-            if wait.is_over:
+            if watched.is_over:
                 connection.close()
 
     def _server_clock(self) -> ServerClock:

@@ -11,9 +11,9 @@ import psycopg
 from ergon_framework.errors import StoreError, StoreSchemaError
 from ergon_framework.storage.external_transactions import (
     IN_ALCHEMY,
-    Lent,
+    Borrowed,
+    borrow,
     kind_of,
-    lent,
     no_transaction,
     two_phases,
 )
@@ -31,7 +31,7 @@ _AWAITED = frozenset({"AsyncConnection", "AsyncSession", "async_scoped_session"}
 @contextmanager
 def joined(connection: Joinable, name: str) -> Iterator[Connection]:
     """The driver's connection; an error undoes what was done on it here, and only that."""
-    given = lent(connection)
+    given = borrow(connection)
     driver = _of_psycopg(given)
     _refuse_unfit(given, driver)
     given.begin()
@@ -58,7 +58,7 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
         raise translate(error, name) from error
 
 
-def _refuse_unfit(given: Lent, driver: Connection) -> None:
+def _refuse_unfit(given: Borrowed, driver: Connection) -> None:
     if driver.closed:
         raise StoreError("the connection is closed", remedy="connect again, and begin anew")
     if driver.info.encoding != "utf-8":
@@ -83,7 +83,7 @@ def _refuse_unfit(given: Lent, driver: Connection) -> None:
         )
 
 
-def _of_psycopg(given: Lent) -> Connection:
+def _of_psycopg(given: Borrowed) -> Connection:
     driver = given.driver
     if isinstance(driver, psycopg.Connection):
         return driver

@@ -10,10 +10,10 @@ import psycopg
 from psycopg import sql
 
 from ergon_framework.errors import StoreSchemaError
-from ergon_framework.storage.deadlines import Patience
+from ergon_framework.storage.deadlines import SocketWatchdog
 from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.postgres.errors import first_line, translate
-from ergon_framework.storage.postgres.pool import Connection, Connections
+from ergon_framework.storage.postgres.pool import Connection, ConnectionPool
 from ergon_framework.storage.sql_files import SchemaFiles
 
 _COMPATIBLE = re.compile(r"--\s*compatible:\s*(\d+)")
@@ -174,7 +174,7 @@ def upgrade(url: str, schema: PostgresSchema, namespace: str | None = None) -> i
 def connected(url: str) -> Iterator[tuple[Connection, str]]:
     """One connection of the caller's own, and what to call the database."""
     address = address_of(url)
-    connections = Connections(address, 1, Patience())
+    connections = ConnectionPool(address, 1, SocketWatchdog())
     try:
         with connections.borrow() as connection:
             yield connection, address.name

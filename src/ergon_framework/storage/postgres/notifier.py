@@ -1,4 +1,4 @@
-"""LISTEN and NOTIFY: one connection that listens, and one thread."""
+"""PostgreSQL LISTEN/NOTIFY: one connection that listens, and the one thread that uses it."""
 
 from __future__ import annotations
 
@@ -13,90 +13,89 @@ from psycopg import sql
 
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.atfork import renew_after_fork
-from ergon_framework.storage.deadlines import ASKING
-from ergon_framework.storage.notifier import Belfry as Bells
-from ergon_framework.storage.notifier import MemoryBell
-from ergon_framework.storage.postgres.pool import Connection, Connections
+from ergon_framework.storage.deadlines import CALL_BUDGET
+from ergon_framework.storage.notifier import LocalNotifier, LocalSubscription
+from ergon_framework.storage.postgres.pool import Connection, ConnectionPool
 
 logger = logging.getLogger("ergon.storage")
 
 AGAIN = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
-_HEARD = 5.0  # seconds until a new channel is listened to, with a server that answers
+_LISTENING = 5.0  # seconds until a new channel is listened to, with a server that answers
 _ASKED = 5.0  # seconds for a server to answer that it is there
 _LEFT = 2.0  # seconds that closing waits for the thread, which a frozen server may keep longer
 _ALIVE = 15.0  # seconds without a word after which the server is asked whether it still is there
 
 
-class Belfry:
-    """The bells of one database, by channel."""
+class ListenNotifier:
+    """The subscriptions of one database, by channel."""
 
-    def __init__(self, connections: Connections, name: str) -> None:
-        self._connections = connections
+    def __init__(self, pool: ConnectionPool, name: str) -> None:
+        self._pool = pool
         self._name = name
-        self.word = secrets.token_hex(8)
-        """The payload of announcements that are meant for others only."""
+        self.own_payload = secrets.token_hex(8)
+        """The payload of a NOTIFY that the subscribers of this object ignore."""
         self._begin()
         renew_after_fork(self)
 
     def _begin(self) -> None:
-        self._bells = Bells()
+        self._local = LocalNotifier()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._channels: set[str] = set()
-        self._heard: set[str] = set()  # by the connection that there is
+        self._listening: set[str] = set()  # that the current connection listens to
         self._late: set[str] = set()  # channels on which something may have been missed
         self._is_away = False
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
-        self._wake: tuple[int, int] | None = None
+        self._wake_pipe: tuple[int, int] | None = None
 
     def renew(self) -> None:
         """In a process that was just forked: its threads and waiters stayed behind."""
         self._begin()
 
-    def listen(self, channel: str) -> MemoryBell:
-        """A bell for a channel, from now on; the thread comes with the first one.
+    def subscribe(self, channel: str) -> LocalSubscription:
+        """Subscribe to a channel; the thread starts with the first subscription.
 
-        Should the server be away, the bell rings when it is back.
+        While the server is away nothing is received; its return counts as a notification.
         """
-        bell = self._bells.listen(channel)
+        subscription = self._local.subscribe(channel)
         with self._changed:
             self._channels.add(channel)
             if self._thread is None and not self._closing.is_set():
-                self._wake = os.pipe()
+                self._wake_pipe = os.pipe()
                 self._thread = threading.Thread(
                     target=self._serve, name="ergon-listen", daemon=True
                 )
                 self._thread.start()
-            elif channel not in self._heard:
-                self._rouse()
+            elif channel not in self._listening:
+                self._wake_thread()
             self._changed.wait_for(
-                lambda: channel in self._heard or self._is_away or self._closing.is_set(),
-                ASKING.at_most(_HEARD),
+                lambda: channel in self._listening or self._is_away or self._closing.is_set(),
+                CALL_BUDGET.at_most(_LISTENING),
             )
-            if channel not in self._heard:
+            if channel not in self._listening:
                 self._late.add(channel)
-        return bell
+        return subscription
 
     def close(self) -> None:
-        """Take all bells down."""
+        """Close every subscription and end the thread."""
         with self._lock:
             self._closing.set()
             thread, self._thread = self._thread, None
             if thread is not None:
-                self._rouse()
+                self._wake_thread()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_LEFT)
         with self._lock:
-            wake, self._wake = self._wake, None
+            wake, self._wake_pipe = self._wake_pipe, None
             if thread is None or not thread.is_alive():
                 for descriptor in wake or ():
                     os.close(descriptor)
-        self._bells.close()
+        self._local.close()
 
-    def _rouse(self) -> None:
-        if self._wake is not None:
-            os.write(self._wake[1], b"!")
+    def _wake_thread(self) -> None:
+        if self._wake_pipe is not None:
+            os.write(self._wake_pipe[1], b"!")
 
     # ---- the thread -----------------------------------------------------------------------------
 
@@ -104,13 +103,13 @@ class Belfry:
         failures = 0
         while not self._closing.is_set():
             try:
-                connection = self._connections.connect()
+                connection = self._pool.connect()
                 try:
                     failures = 0
-                    self._hear(connection)
+                    self._receive(connection)
                 finally:
                     connection.close()
-            except Exception as error:  # whatever it is: without this thread nothing is heard
+            except Exception as error:  # whatever it is: without this thread nothing is received
                 if failures == 0 and not self._closing.is_set():
                     logger.info("%s is not heard for now: %s", self._name, error)
                 failures += 1
@@ -120,55 +119,55 @@ class Belfry:
     def _went_away(self) -> None:
         with self._changed:
             self._is_away = True
-            self._heard.clear()
+            self._listening.clear()
             self._late |= self._channels
             self._changed.notify_all()
 
-    def _hear(self, connection: Connection) -> None:
-        assert self._wake is not None  # noqa: S101 - it was made before the thread
-        heard: list[psycopg.Notify] = []
-        connection.add_notify_handler(heard.append)  # for those that come along with an answer
-        wake = self._wake[0]
-        lines = select.poll()
-        lines.register(connection.fileno(), select.POLLIN)
-        lines.register(wake, select.POLLIN)
+    def _receive(self, connection: Connection) -> None:
+        assert self._wake_pipe is not None  # noqa: S101 - it was made before the thread
+        received: list[psycopg.Notify] = []
+        connection.add_notify_handler(received.append)  # for those that come along with an answer
+        wake = self._wake_pipe[0]
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        poll.register(wake, select.POLLIN)
         while not self._closing.is_set():
             self._listen_to_all(connection)
-            ready = {descriptor for descriptor, _ in lines.poll(_ALIVE * 1000)}
+            ready = {descriptor for descriptor, _ in poll.poll(_ALIVE * 1000)}
             if not ready:
-                with self._connections.at_most(_ASKED, connection):
+                with self._pool.at_most(_ASKED, connection):
                     connection.execute("SELECT 1")
             if wake in ready:
                 os.read(wake, 4096)
-            told = {(each.channel, each.payload) for each in heard} | _notified(connection)
-            heard.clear()
-            for channel in {channel for channel, word in told if word != self.word}:
-                self._bells.ring(channel)
+            told = {(each.channel, each.payload) for each in received} | _notified(connection)
+            received.clear()
+            for channel in {channel for channel, payload in told if payload != self.own_payload}:
+                self._local.notify(channel)
 
     def _listen_to_all(self, connection: Connection) -> None:
         with self._lock:
-            wanted = self._channels - self._heard
+            wanted = self._channels - self._listening
         if not wanted:
             return
-        with self._connections.at_most(_ASKED, connection):
+        with self._pool.at_most(_ASKED, connection):
             for channel in wanted:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         with self._changed:
-            self._heard |= wanted
+            self._listening |= wanted
             late, self._late = self._late, set()
             self._is_away = False
             self._changed.notify_all()
         for channel in late:
-            self._bells.ring(channel)
+            self._local.notify(channel)
 
 
 def _notified(connection: Connection) -> set[tuple[str, str]]:
-    """The channels on which something was announced, with the word that came along; raises when
-    the server has hung up.
+    """Channel and payload of each notification that has arrived; raises when the server has closed
+    the connection.
     """
-    line = connection.pgconn
-    line.consume_input()
+    pgconn = connection.pgconn
+    pgconn.consume_input()
     found = set()
-    while (notice := line.notifies()) is not None:
+    while (notice := pgconn.notifies()) is not None:
         found.add((notice.relname.decode(), notice.extra.decode()))
     return found

@@ -1,4 +1,4 @@
-"""Many statements in one packet, and arrays packed in the server's own binary form."""
+"""Pipelines: many statements in one packet; and arrays packed in the server's binary form."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ class Prepared:
 _prepared: weakref.WeakKeyDictionary[Connection, Prepared] = weakref.WeakKeyDictionary()
 
 
-class Answer:
-    """What the server answers to one statement; asking for it costs a round trip, once."""
+class Result:
+    """The result of one statement; the first one that is read costs a round trip."""
 
-    __slots__ = ("_batch", "result", "statement")
+    __slots__ = ("_pipeline", "result", "statement")
 
-    def __init__(self, batch: Batch, statement: bytes) -> None:
-        self._batch = batch
+    def __init__(self, pipeline: Pipeline, statement: bytes) -> None:
+        self._pipeline = pipeline
         self.statement = statement
         self.result: pq.abc.PGresult | None = None
 
@@ -159,39 +159,39 @@ class Answer:
     def fetchall(self) -> list[Row]:
         """Its rows."""
         result = self._read()
-        transformer = Transformer(self._batch.connection)
+        transformer = Transformer(self._pipeline.connection)
         transformer.set_pgresult(result)
         return transformer.load_rows(0, result.ntuples, tuple)
 
     def _read(self) -> pq.abc.PGresult:
         if self.result is None:
-            self._batch.sync()
+            self._pipeline.sync()
         if self.result is None:
             raise psycopg.InterfaceError("the statement was never sent")
         if self.result.status in _BAD:
-            raise self._batch.error or psycopg.errors.error_from_result(self.result)
+            raise self._pipeline.error or psycopg.errors.error_from_result(self.result)
         return self.result
 
 
-class Batch:
+class Pipeline:
     """Statements for one connection. Leaving it sends what is left, and raises the first error.
 
-    Hints come last, and fail for themselves: what came before them is done by then.
+    Statements of ``execute_after`` come last and may fail alone: all others are committed by then.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.error: psycopg.Error | None = None
-        self._line = connection.pgconn
+        self._pgconn = connection.pgconn
         self._prepared = _prepared.setdefault(connection, Prepared())
-        self._waiting: deque[Answer | None] = deque()  # None: the end of a stretch
-        self._has_hints = False
-        self._is_done = False  # all but the hints has been answered
+        self._waiting: deque[Result | None] = deque()  # None: the end of a segment
+        self._is_after = False
+        self._is_done = False  # all but what comes afterwards has been answered
         self._poll = select.poll()
-        self._poll.register(self._line.socket, select.POLLIN)
+        self._poll.register(self._pgconn.socket, select.POLLIN)
 
     def __enter__(self) -> Self:
-        self._line.enter_pipeline_mode()
+        self._pgconn.enter_pipeline_mode()
         return self
 
     def __exit__(
@@ -202,68 +202,68 @@ class Batch:
     ) -> None:
         try:
             self.sync()
-            self._line.exit_pipeline_mode()
+            self._pgconn.exit_pipeline_mode()
         except psycopg.Error as lost:
             with suppress(psycopg.Error):
-                self.connection.close()  # nobody knows how it stands
+                self.connection.close()  # its state is unknown
             if error is None and not self._is_done:
                 raise
             if self._is_done:
-                tell_unheard(lost)
+                log_lost_notification(lost)
         if self.error is not None and self.error.sqlstate in _FORGOTTEN:
             self.connection.close()  # the next one begins anew
         if error is None and self.error is not None:
             raise self.error
 
-    def say(self, statement: bytes, values: Mapping[str, Any] | None = None) -> Answer:
-        """Add a statement; nothing is sent before somebody wants an answer."""
+    def execute(self, statement: bytes, values: Mapping[str, Any] | None = None) -> Result:
+        """Add a statement; nothing is sent before a result is read."""
         text, places = _placed(statement)
         given = values or {}
         name = self._prepared.names.get(statement)
         if name is None:
             name = self._prepared.name(statement)
-            self._line.send_prepare(name, text)
-            self._waiting.append(Answer(self, statement))
-        told = [given[place] for place in places]
-        self._line.send_query_prepared(
+            self._pgconn.send_prepare(name, text)
+            self._waiting.append(Result(self, statement))
+        bound = [given[place] for place in places]
+        self._pgconn.send_query_prepared(
             name,
-            [_told(value) for value in told],
-            [isinstance(value, Packed) for value in told],
+            [_encoded(value) for value in bound],
+            [isinstance(value, Packed) for value in bound],
             result_format=pq.Format.BINARY,
         )
-        answer = Answer(self, b"")
-        self._waiting.append(answer)
-        return answer
+        result = Result(self, b"")
+        self._waiting.append(result)
+        return result
 
-    def hint(self, statement: bytes, values: Mapping[str, Any] | None = None) -> None:
-        """Add a statement that goes along, after all others; it may fail, and nobody is told."""
-        if not self._has_hints:
-            self._has_hints = True
+    def execute_after(self, statement: bytes, values: Mapping[str, Any] | None = None) -> None:
+        """Add a statement after all others, such as NOTIFY; a failure is logged, not raised."""
+        if not self._is_after:
+            self._is_after = True
             if self._waiting:
-                self._end_stretch()
+                self._end_segment()
             else:
                 self._is_done = self.error is None
-        self.say(statement, values)
+        self.execute(statement, values)
 
     def sync(self) -> None:
-        """Send all there is, and wait for the answers."""
+        """Send all statements, and wait for their results."""
         if not self._waiting:
             return
-        self._end_stretch()
+        self._end_segment()
         self._flush()
         while self._waiting:
-            answer = self._waiting.popleft()
-            if answer is None:
+            result = self._waiting.popleft()
+            if result is None:
                 self._take_end()
             else:
-                self._take(answer)
+                self._take(result)
 
-    def _end_stretch(self) -> None:
-        self._line.pipeline_sync()
+    def _end_segment(self) -> None:
+        self._pgconn.pipeline_sync()
         self._waiting.append(None)
 
     def _take_end(self) -> None:
-        """What is committed by the end of a stretch alone may fail there."""
+        """What is committed by the end of a segment alone may fail there."""
         before: pq.abc.PGresult | None = None
         while (result := self._next()) is None or result.status != pq.ExecStatus.PIPELINE_SYNC:
             if result is None and before is None:
@@ -271,19 +271,19 @@ class Batch:
             if result is not None:
                 self._note(result)
             before = result
-        self._is_done = self._has_hints and self.error is None
+        self._is_done = self._is_after and self.error is None
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, pending: Result) -> None:
         result = self._next()
         if result is None:
             raise psycopg.OperationalError("the connection to the server was lost")
-        answer.result = result
+        pending.result = result
         while self._next() is not None:
             pass
         if result.status not in _BAD:
             return
-        if answer.statement:  # it is not prepared after all
-            self._prepared.names.pop(answer.statement, None)
+        if pending.statement:  # it is not prepared after all
+            self._prepared.names.pop(pending.statement, None)
         self._note(result)
 
     def _note(self, result: pq.abc.PGresult) -> None:
@@ -291,30 +291,30 @@ class Batch:
             return
         error = psycopg.errors.error_from_result(result, self._encoding)
         if self._is_done:
-            tell_unheard(error)
+            log_lost_notification(error)
         else:
             self.error = error
 
     def _next(self) -> pq.abc.PGresult | None:
-        while self._line.is_busy():
+        while self._pgconn.is_busy():
             self._poll.poll()
-            self._line.consume_input()
-        return self._line.get_result()
+            self._pgconn.consume_input()
+        return self._pgconn.get_result()
 
     def _flush(self) -> None:
-        while self._line.flush():
-            self._poll.modify(self._line.socket, select.POLLIN | select.POLLOUT)
+        while self._pgconn.flush():
+            self._poll.modify(self._pgconn.socket, select.POLLIN | select.POLLOUT)
             self._poll.poll()
-            self._line.consume_input()  # a server that cannot answer does not listen
-        self._poll.modify(self._line.socket, select.POLLIN)
+            self._pgconn.consume_input()  # a server that cannot answer does not listen
+        self._poll.modify(self._pgconn.socket, select.POLLIN)
 
     @property
     def _encoding(self) -> str:
         return self.connection.info.encoding
 
 
-def tell_unheard(error: psycopg.Error) -> None:
-    """Say that others may hear late of what was done."""
+def log_lost_notification(error: psycopg.Error) -> None:
+    """Log that other processes may notice a change late."""
     logger.warning("a hint to other processes was not given: %s", first_line(error))
 
 
@@ -329,7 +329,7 @@ def _placed(statement: bytes) -> tuple[bytes, tuple[str, ...]]:
     return _PLACE.sub(place, statement), tuple(names)
 
 
-def _told(value: Any) -> bytes | None:
+def _encoded(value: Any) -> bytes | None:
     """A value as text, or as what it was packed to."""
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Connections to one PostgreSQL server, lent out to one caller at a time.
+"""A pool of connections to one PostgreSQL server, each borrowed by one caller at a time.
 
 Also here: connecting within less time than libpq can be told, and recognising a pooler in front
 of the server.
@@ -21,14 +21,14 @@ import psycopg
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
-from ergon_framework.storage.connection_errors import told_again
-from ergon_framework.storage.deadlines import ASKING, Patience, Wait
+from ergon_framework.storage.connection_errors import as_unavailable
+from ergon_framework.storage.deadlines import CALL_BUDGET, SocketWatchdog, Watched
 from ergon_framework.storage.postgres.address import Address
 from ergon_framework.storage.postgres.errors import refused, translate
 
 
 class Closable(Protocol):
-    """What there is of a connection here."""
+    """As much of a connection as is needed here."""
 
     def close(self) -> object:
         """Let go of it."""
@@ -37,21 +37,21 @@ class Closable(Protocol):
 L = TypeVar("L", bound=Closable)
 
 
-def reached(connect: Callable[[], L], seconds: float) -> L:
+def connect_within(connect: Callable[[], L], seconds: float) -> L:
     """A connection that is there in time; one that comes later is closed."""
     arrival: Future[L] = Future()
 
     def go() -> None:
         try:
-            line = connect()
+            connection = connect()
         except Exception as error:
             if arrival.set_running_or_notify_cancel():
                 arrival.set_exception(error)
         else:
             if arrival.set_running_or_notify_cancel():
-                arrival.set_result(line)
+                arrival.set_result(connection)
             else:
-                line.close()
+                connection.close()
 
     SYSTEM_CLOCK.spawn("ergon-connect", go)
     try:
@@ -80,20 +80,20 @@ class Pooling(Enum):
 
 
 def pooling_of(
-    line: PooledConnection, connect: Callable[[], PooledConnection], patience: Patience
+    connection: PooledConnection, connect: Callable[[], PooledConnection], watchdog: SocketWatchdog
 ) -> Pooling:
-    """Find out.
+    """Which kind of peer answers on ``connection``.
 
     A pooler makes up the number of the process that it says serves us. Two connections that are
     open at once never share a process of the server, unless they have it for a transaction each.
     """
-    if line.info.backend_pid == _process(line, patience):
+    if connection.info.backend_pid == _process(connection, watchdog):
         return Pooling.NONE
     try:
         with closing(connect()) as other:
-            is_shared = any(_share(line, other, patience) for _ in range(_TRIES))
+            is_shared = any(_share(connection, other, watchdog) for _ in range(_TRIES))
     except psycopg.Error:
-        if line.closed:
+        if connection.closed:
             raise
         return Pooling.SESSION  # there is no second one to be had: who has the first one keeps it
     return Pooling.TRANSACTION if is_shared else Pooling.SESSION
@@ -110,20 +110,21 @@ def refuse_shared(found: Pooling, name: str) -> None:
         )
 
 
-def _share(line: PooledConnection, other: PooledConnection, patience: Patience) -> bool:
+def _share(one: PooledConnection, other: PooledConnection, watchdog: SocketWatchdog) -> bool:
     """Whether two connections were seen on one process, or one of them on two.
 
-    It is asked twice in a row, for a pooler that lends in turn; and once while another is lent.
+    It is asked twice in a row, for a pooler that takes its connections in turn, and once while
+    another connection is inside a transaction.
     """
-    seen = {_process(line, patience), _process(line, patience)}
-    with patience.at_most(_ANSWERED, other), other.transaction():
-        taken = _process(other, patience)
-        return len(seen) > 1 or taken in seen or _process(line, patience) not in seen
+    seen = {_process(one, watchdog), _process(one, watchdog)}
+    with watchdog.at_most(_ANSWERED, other), other.transaction():
+        taken = _process(other, watchdog)
+        return len(seen) > 1 or taken in seen or _process(one, watchdog) not in seen
 
 
-def _process(line: PooledConnection, patience: Patience) -> object:
-    with patience.at_most(_ANSWERED, line):
-        found = psycopg.Cursor(line).execute(_ASK, prepare=False).fetchone()
+def _process(connection: PooledConnection, watchdog: SocketWatchdog) -> object:
+    with watchdog.at_most(_ANSWERED, connection):
+        found = psycopg.Cursor(connection).execute(_ASK, prepare=False).fetchone()
     return None if found is None else found[0]
 
 
@@ -135,36 +136,38 @@ REST = 0.5
 """Seconds for which a server that did not answer is not asked again."""
 _CONNECTED = 3.0  # seconds that a server has for a connection, unless the URL says otherwise
 _BOUND = 3600.0  # seconds; who has more need not be told from one who has all the time
-_GREETED = 5.0  # seconds for an answer that costs the server nothing
+_PREPARED = 5.0  # seconds for an answer that costs the server nothing
 ALWAYS = (
     "SET default_transaction_isolation = 'read committed';"
     " SELECT set_config('synchronous_commit', 'on', false)"
     " WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')"
 )
-"""What every connection of ours says first, whatever the server's defaults are: a server that syncs
-before it answers is what an acknowledgement stands for, and who waited for a lock has to see what
-happened meanwhile."""
-_GREETING = (
+"""What every connection of ours executes first, whatever the server's defaults are: an
+acknowledgement stands for a server that syncs before it answers, and a transaction that waited for
+a lock has to see what happened meanwhile."""
+_ON_CONNECT = (
     f"{ALWAYS}; SET lock_timeout = '10s'; SET statement_timeout = '60s';"
     " SET idle_in_transaction_session_timeout = '60s'"
 )
 
 
-class Connections:
-    """At most so many at once; those that are idle stay open, and the latest is used first."""
+class ConnectionPool:
+    """At most ``size`` connections at once; idle ones stay open, and the latest is used first."""
 
-    def __init__(self, address: Address, size: int, patience: Patience, greeting: str = "") -> None:
+    def __init__(
+        self, address: Address, size: int, watchdog: SocketWatchdog, on_connect: str = ""
+    ) -> None:
         self._address = address
         self._size = size
-        self._patience = patience
-        self._greeting = f"{_GREETING}; {greeting}".encode()
+        self._watchdog = watchdog
+        self._on_connect = f"{_ON_CONNECT}; {on_connect}".encode()
         self._silent_until = float("-inf")
         self._silence = ("", "")
         """What was wrong, and what to do: it is said again until the server is asked again."""
         self._inherited: list[Connection] = []
         self.is_closed = False
         self._is_own = False  # known to be ours alone
-        self._was_let_in = False
+        self._was_connected = False
         self._begin()
         renew_after_fork(self)
 
@@ -189,7 +192,7 @@ class Connections:
         if not is_free:
             if before_waiting is not None:
                 before_waiting()
-            is_free = free.acquire(timeout=ASKING.at_most(FREE))
+            is_free = free.acquire(timeout=CALL_BUDGET.at_most(FREE))
         if not is_free:
             raise StoreUnavailableError(
                 f"all {self._size} connections to {self._address.name} are in use",
@@ -213,10 +216,10 @@ class Connections:
         try:
             connection = self._opened()
         except ConfigurationError as error:
-            if self._was_let_in:
-                raise told_again(error) from error
+            if self._was_connected:
+                raise as_unavailable(error) from error
             raise
-        self._was_let_in = True
+        self._was_connected = True
         return connection
 
     def _opened(self) -> Connection:
@@ -229,39 +232,44 @@ class Connections:
         try:
             connection = self._connect()
         except psycopg.Error as error:
-            told = self._told(error)
-            if not ASKING.is_short(_CONNECTED):  # others may have more time than this caller had
+            ours = self._translated(error)
+            # A caller with little time says nothing about the server: others may have more.
+            if not CALL_BUDGET.is_less_than(_CONNECTED):
                 self._silent_until = time.monotonic() + REST
-                self._silence = told.message, told.remedy
-            raise told from error
+                self._silence = ours.message, ours.remedy
+            raise ours from error
         try:
-            self._refuse_other_letters(connection)
+            self._refuse_other_encoding(connection)
             self._refuse_shared(connection)
-            with self.at_most(_GREETED, connection):
-                connection.execute(self._greeting)
+            with self.at_most(_PREPARED, connection):
+                connection.execute(self._on_connect)
         except psycopg.Error as error:
             connection.close()
-            raise self._told(error) from error
+            raise self._translated(error) from error
         except ConfigurationError:
             connection.close()
             raise
         return connection
 
-    def at_most(self, seconds: float, connection: Connection) -> Wait:
+    def at_most(self, seconds: float, connection: Connection) -> Watched:
         """How long to wait for what is done on a connection."""
-        return self._patience.at_most(seconds, connection)
+        return self._watchdog.at_most(seconds, connection)
 
     def _connect(self) -> Connection:
         connect = partial(psycopg.connect, **self._address.options, autocommit=True)
-        return reached(connect, ASKING.at_most(_BOUND)) if ASKING.is_short(_BOUND) else connect()
+        return (
+            connect_within(connect, CALL_BUDGET.at_most(_BOUND))
+            if CALL_BUDGET.is_less_than(_BOUND)
+            else connect()
+        )
 
     def _refuse_shared(self, connection: Connection) -> None:
-        """Once: who stands before the server is not changed while programs run."""
+        """Refuse a pooler in transaction mode; asked once, at the first connection."""
         if not self._is_own:
-            refuse_shared(pooling_of(connection, self._connect, self._patience), self._address.name)
+            refuse_shared(pooling_of(connection, self._connect, self._watchdog), self._address.name)
             self._is_own = True
 
-    def _refuse_other_letters(self, connection: Connection) -> None:
+    def _refuse_other_encoding(self, connection: Connection) -> None:
         encoding = connection.info.parameter_status("server_encoding")
         if encoding != "UTF8":
             raise ConfigurationError(
@@ -278,11 +286,11 @@ class Connections:
         for connection in idle:
             connection.close()
 
-    def _told(self, error: psycopg.Error) -> ErgonError:
+    def _translated(self, error: psycopg.Error) -> ErgonError:
         name = self._address.name
-        told = refused(error, name) or translate(error, name)
-        told.details["is_lost"] = False  # nothing was said that the server could have done
-        return told
+        ours = refused(error, name) or translate(error, name)
+        ours.details["is_lost"] = False  # nothing was sent that the server could have done
+        return ours
 
     def _refuse_when_closed(self) -> None:
         if self.is_closed:
@@ -304,7 +312,7 @@ class Connections:
     def _give_back(self, connection: Connection) -> None:
         with suppress(psycopg.Error):
             if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                connection.close()  # whoever had it failed to say how it stands
+                connection.close()  # its last user left a transaction open
         with self._lock:
             if not (connection.closed or self.is_closed):
                 self._idle.append(connection)
@@ -315,9 +323,9 @@ class Connections:
 def _is_alive(connection: Connection) -> bool:
     """Whether the server has not hung up: an idle connection has nothing to read but its end."""
     try:
-        line = select.poll()
-        line.register(connection.fileno(), select.POLLIN)
-        if line.poll(0):
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        if poll.poll(0):
             connection.pgconn.consume_input()
         return not connection.closed
     except (psycopg.Error, OSError, ValueError):

@@ -25,8 +25,8 @@ from ergon_framework.errors import (
     WiringError,
 )
 from ergon_framework.storage import connection_errors
-from ergon_framework.storage.connection_errors import told_again
-from ergon_framework.storage.deadlines import ASKING
+from ergon_framework.storage.connection_errors import as_unavailable
+from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.redis.address import TLS_OPTIONS, Address
 from ergon_framework.storage.redis.errors import (
     away,
@@ -102,7 +102,7 @@ def _encrypted(name: str) -> ConfigurationError:
 
 
 def _line(address: Address) -> socket.socket:
-    seconds = ASKING.at_most(_PROBED)
+    seconds = CALL_BUDGET.at_most(_PROBED)
     line = socket.create_connection((address.options["host"], address.options["port"]), seconds)
     line.settimeout(seconds)
     return line
@@ -148,13 +148,13 @@ class PlainConnection(redis.Connection):
 def in_time(connection: Any, connect: Callable[[], Any], shaken: float | None = None) -> Any:
     """Connect, and have as long for the first answers; ``shaken`` are the seconds for TLS."""
     own = connection.socket_connect_timeout, connection.socket_timeout
-    connection.socket_connect_timeout = ASKING.at_most(own[0])
-    connection.socket_timeout = ASKING.at_most(own[1] if shaken is None else shaken)
+    connection.socket_connect_timeout = CALL_BUDGET.at_most(own[0])
+    connection.socket_timeout = CALL_BUDGET.at_most(own[1] if shaken is None else shaken)
     try:
         connected = connect()
     finally:
         connection.socket_connect_timeout, connection.socket_timeout = own
-    connected.settimeout(ASKING.at_most(own[1]))
+    connected.settimeout(CALL_BUDGET.at_most(own[1]))
     return connected
 
 
@@ -218,14 +218,16 @@ REST = 0.5
 MOST_CONNECTIONS = 1000
 """One for each thread that waits for an answer."""
 _MOST_MOVES = 5
-_LENT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)  # what a connection is lent for
+_COMMAND = (
+    () if redis.VERSION >= (5, 3) else ("EVALSHA",)
+)  # that a connection is taken for; newer versions want none
 _CUT_OFF = (
     *(exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse),
     OSError,
 )
 
 
-class RedisLink:
+class RedisClient:
     """Any thread may call any method; each call has a connection of its own."""
 
     def __init__(self, address: Address) -> None:
@@ -235,13 +237,13 @@ class RedisLink:
         self._silence = ("", "")
         """What was wrong, and what to do: it is said again until the server is asked again."""
         self._is_closed = False
-        self._was_let_in = False
+        self._was_connected = False
         self._is_elsewhere = False  # on another server of the cluster than the URL says
-        self._when_left: Callable[[], None] = lambda: None
+        self._on_failover: Callable[[], None] = lambda: None
 
     @property
     def name(self) -> str:
-        """What to call the server in front of people."""
+        """The name of the server shown to users."""
         return self.address.name
 
     def call(self, *words: Any) -> Any:
@@ -257,10 +259,14 @@ class RedisLink:
         """
         try:
             words = script.call(keys, args)
-            return self._answer(lambda line: line.send_packed_command([words]), is_repeatable)
+            return self._answer(
+                lambda connection: connection.send_packed_command([words]), is_repeatable
+            )
         except exceptions.NoScriptError:
             words = script.full_call(keys, args)
-            return self._answer(lambda line: line.send_packed_command([words]), is_repeatable)
+            return self._answer(
+                lambda connection: connection.send_packed_command([words]), is_repeatable
+            )
 
     def info(self, section: str) -> dict[str, str]:
         """What the server tells of itself."""
@@ -279,9 +285,9 @@ class RedisLink:
             raise self._refused(error) from error
         return connection
 
-    def when_left(self, call: Callable[[], None]) -> None:
+    def on_failover(self, call: Callable[[], None]) -> None:
         """Call this, from any thread, when the server behind our connections is no longer ours."""
-        self._when_left = call
+        self._on_failover = call
 
     def close(self) -> None:
         """Close all connections; may be called twice."""
@@ -319,10 +325,10 @@ class RedisLink:
         is_whole = False
         try:
             # Its own for this call: whoever had it before may have had less time, or more.
-            connection._sock.settimeout(ASKING.at_most(ANSWERED))  # noqa: SLF001 - it has no other name
+            connection._sock.settimeout(CALL_BUDGET.at_most(ANSWERED))  # noqa: SLF001 - it has no other name
             send(connection)
             answer = connection.read_response()
-            is_whole = self._was_let_in = True
+            is_whole = self._was_connected = True
             return answer
         except exceptions.ResponseError as error:
             is_whole = True
@@ -351,7 +357,7 @@ class RedisLink:
             raise StoreUnavailableError(f"{message}, a moment ago", remedy=remedy)
         pool = self._pool
         try:
-            return pool, pool.get_connection(*_LENT)
+            return pool, pool.get_connection(*_COMMAND)
         except exceptions.ResponseError as error:
             raise self._outside(translate(error, self.name)) from error
         except Exception as error:
@@ -379,7 +385,7 @@ class RedisLink:
 
         Without a password in the URL, connecting is not refused: the first answer counts.
         """
-        return told_again(error) if self._was_let_in else error
+        return as_unavailable(error) if self._was_connected else error
 
     def _reason(self, error: BaseException) -> ErgonError:
         """The driver calls much of what the server says by one name, so the text tells."""
@@ -393,15 +399,15 @@ class RedisLink:
         wrong = fault_of(self.address, error)
         if wrong is None and self._is_elsewhere:
             self._go_to(self.address)  # who had the slot is gone: ask the first one who has it
-        told = wrong or away(self.name, error)
-        self._rest(error, told)
-        return told
+        reason = wrong or away(self.name, error)
+        self._rest(error, reason)
+        return reason
 
-    def _rest(self, error: BaseException, told: ErgonError) -> None:
+    def _rest(self, error: BaseException, reason: ErgonError) -> None:
         """Ask nothing for a moment, unless it was the caller who could not wait any longer."""
         is_slow = isinstance(error, exceptions.TimeoutError)
-        if not (is_slow and ASKING.is_short(ANSWERED)):
-            self._silence = told.message, told.remedy
+        if not (is_slow and CALL_BUDGET.is_less_than(ANSWERED)):
+            self._silence = reason.message, reason.remedy
             self._silent_until = time.monotonic() + REST
 
     def _follow(self, error: exceptions.MovedError) -> None:
@@ -415,7 +421,7 @@ class RedisLink:
         """
         if pool is self._pool:  # otherwise somebody was faster
             self._go_to(self.address)
-            self._when_left()
+            self._on_failover()
 
     def _go_to(self, address: Address) -> None:
         self._is_elsewhere = address is not self.address

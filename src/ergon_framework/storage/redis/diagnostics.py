@@ -15,7 +15,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
 )
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisLink
+from ergon_framework.storage.redis.client import RedisClient
 from ergon_framework.storage.server import Observation, latency, skew
 
 OLDEST = (6, 2)
@@ -96,7 +96,7 @@ def version_in(info: Mapping[str, str]) -> tuple[int, ...]:
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
-def persistence_of(link: RedisLink) -> Persistence:
+def persistence_of(link: RedisClient) -> Persistence:
     """Ask the server; managed ones may not tell everything."""
     server = link.info("server")
     replication = link.info("replication")
@@ -116,7 +116,7 @@ def persistence_of(link: RedisLink) -> Persistence:
     )
 
 
-def refuse_unsafe(found: Persistence, link: RedisLink, *, read_only: bool) -> None:
+def refuse_unsafe(found: Persistence, link: RedisClient, *, read_only: bool) -> None:
     """Refuse a server that would lose jobs, or that cannot run our scripts."""
     name = link.name
     if found.version and found.version < OLDEST:
@@ -153,7 +153,7 @@ def refuse_unsafe(found: Persistence, link: RedisLink, *, read_only: bool) -> No
         )
 
 
-def _setting(link: RedisLink, name: str) -> str | None:
+def _setting(link: RedisClient, name: str) -> str | None:
     try:
         answer = link.call("CONFIG", "GET", name)
     except ErgonError as error:
@@ -169,7 +169,7 @@ CROWDED = 0.8
 
 def observe(url: str) -> Iterator[Observation]:
     """One observation after the other; raises what connecting raises."""
-    with closing(RedisLink(address_of(url))) as link:
+    with closing(RedisClient(address_of(url))) as link:
         found = persistence_of(link)
         yield version(found)
         yield role(found, is_cluster=link.info("cluster").get("cluster_enabled") == "1")

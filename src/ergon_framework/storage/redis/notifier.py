@@ -1,4 +1,4 @@
-"""Publish and subscribe: one connection that listens, and the one thread that uses it."""
+"""Redis publish/subscribe: one connection that listens, and the one thread that uses it."""
 
 from __future__ import annotations
 
@@ -16,126 +16,126 @@ from redis import exceptions
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ErgonError
-from ergon_framework.storage.deadlines import ASKING
-from ergon_framework.storage.notifier import Belfry as Bells
-from ergon_framework.storage.notifier import MemoryBell
-from ergon_framework.storage.redis.client import RedisLink
+from ergon_framework.storage.deadlines import CALL_BUDGET
+from ergon_framework.storage.notifier import LocalNotifier, LocalSubscription
+from ergon_framework.storage.redis.client import RedisClient
 
 logger = logging.getLogger("ergon.storage")
 
 AGAIN = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
 READY = 2.0
-"""Seconds that a new listener waits until its channel is heard; afterwards it only listens."""
+"""Seconds that a new subscriber waits for its channel to be subscribed; then it goes on without."""
 _ALIVE = 15.0  # seconds without a word after which the server is asked whether it still is there
 
 
-class Belfry:
-    """The bells of one store, by channel."""
+class PubSubNotifier:
+    """The subscriptions of one store, by channel."""
 
-    def __init__(self, link: RedisLink) -> None:
-        self._link = link
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
         self._begin()
-        link.when_left(self._hang_up)
+        client.on_failover(self._reconnect)
         renew_after_fork(self)
 
     def _begin(self) -> None:
-        self._bells = Bells()
+        self._local = LocalNotifier()
         self._lock = threading.Lock()
-        self._channels: dict[str, threading.Event] = {}  # and whether each is heard
+        self._channels: dict[str, threading.Event] = {}  # and whether the server has confirmed each
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
-        self._asked: set[str] = set()  # channels of which the server was told
-        self._doorbell: socket.socket | None = None  # wakes the thread while it listens
-        self._was_heard = False
-        self._is_left = False
+        self._requested: set[str] = set()  # channels that SUBSCRIBE was sent for
+        self._wake_socket: socket.socket | None = None  # wakes the thread while it listens
+        self._was_subscribed = False
+        self._has_moved = False
 
     def renew(self) -> None:
         """In a process that was just forked: its threads and waiters stayed behind."""
         self._begin()
 
-    def listen(self, channel: str) -> MemoryBell:
-        """A bell for a channel; the thread comes with the first one."""
-        bell = self._bells.listen(channel)
+    def subscribe(self, channel: str) -> LocalSubscription:
+        """Subscribe to a channel; the thread starts with the first subscription."""
+        subscription = self._local.subscribe(channel)
         with self._lock:
-            is_heard = self._channels.get(channel)
-            if is_heard is None:
-                is_heard = self._channels[channel] = threading.Event()
+            is_subscribed = self._channels.get(channel)
+            if is_subscribed is None:
+                is_subscribed = self._channels[channel] = threading.Event()
                 self._wake()
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(
                     target=self._serve, name="ergon-listen", daemon=True
                 )
                 self._thread.start()
-        if not is_heard.wait(ASKING.at_most(READY)):
-            logger.info("%s is not heard yet", self._link.name)
-        bell.wait(0.0)  # what rang so far was for those before
-        return bell
+        if not is_subscribed.wait(CALL_BUDGET.at_most(READY)):
+            logger.info("%s is not heard yet", self._client.name)
+        subscription.wait(0.0)  # notifications up to now were for earlier subscribers
+        return subscription
 
     def close(self) -> None:
-        """Take all bells down."""
+        """Close every subscription and end the thread."""
         with self._lock:
             self._closing.set()
             thread, self._thread = self._thread, None
             self._wake()
         if thread is not None and thread is not threading.current_thread():
             thread.join(READY)
-        self._bells.close()
+        self._local.close()
 
-    def _hang_up(self) -> None:
-        """Hear another server from now on: the one that the name in the URL leads to."""
+    def _reconnect(self) -> None:
+        """Connect again, to the server that the name in the URL leads to now."""
         with self._lock:
-            self._is_left = True
+            self._has_moved = True
             self._wake()
 
     def _wake(self) -> None:
-        """Let the thread look what has changed; the lock is held."""
-        if self._doorbell is not None:
-            with suppress(BlockingIOError):  # it has been rung often enough
-                self._doorbell.send(b".")
+        """Let the thread look for what has changed. The caller holds the lock."""
+        if self._wake_socket is not None:
+            with suppress(BlockingIOError):  # it has bytes to read already
+                self._wake_socket.send(b".")
 
     # ---- the thread -----------------------------------------------------------------------------
 
     def _serve(self) -> None:
         failures = 0
         while not self._closing.is_set():
-            self._was_heard = self._is_left = False  # whoever leaves from now on means this line
+            # A failover from now on concerns the connection that is made next.
+            self._was_subscribed = self._has_moved = False
             try:
-                line = self._link.connect()
+                connection = self._client.connect()
                 try:
-                    with self._listening(line) as waiting:
-                        self._hear(line, waiting)
+                    with self._listening(connection) as waiting:
+                        self._receive(connection, waiting)
                 finally:
-                    line.disconnect()
+                    connection.disconnect()
             except (exceptions.RedisError, ErgonError, OSError) as error:
                 if failures == 0 and not self._closing.is_set():
-                    logger.info("%s is not heard for now: %s", self._link.name, error)
-                failures = 0 if self._was_heard else failures + 1
+                    logger.info("%s is not heard for now: %s", self._client.name, error)
+                failures = 0 if self._was_subscribed else failures + 1
             self._closing.wait(AGAIN.delay(failures, 0.5))
 
     @contextmanager
-    def _listening(self, line: Any) -> Iterator[selectors.BaseSelector]:
-        """Waits for the server and for whoever rings at the door."""
+    def _listening(self, connection: Any) -> Iterator[selectors.BaseSelector]:
+        """A selector that waits for the server, and for callers that wake the thread."""
         inside, outside = socket.socketpair()
         with inside, outside, selectors.DefaultSelector() as waiting:
             inside.setblocking(False)
             outside.setblocking(False)
-            waiting.register(line._sock, selectors.EVENT_READ)  # noqa: SLF001 - it has no other name
+            waiting.register(connection._sock, selectors.EVENT_READ)  # noqa: SLF001 - it has no other name
             waiting.register(inside, selectors.EVENT_READ, inside)
             with self._lock:
-                self._asked.clear()
-                self._doorbell = outside
+                self._requested.clear()
+                self._wake_socket = outside
             try:
                 yield waiting
             finally:
                 with self._lock:
-                    self._doorbell = None
+                    self._wake_socket = None
 
-    def _hear(self, line: Any, waiting: selectors.BaseSelector) -> None:
+    def _receive(self, connection: Any, waiting: selectors.BaseSelector) -> None:
         is_asked, until = False, monotonic() + _ALIVE
-        while not (self._closing.is_set() or self._is_left):
-            self._ask_for_channels(line)
-            if line.can_read(timeout=0):
-                self._take(line.read_response())
+        while not (self._closing.is_set() or self._has_moved):
+            self._subscribe_channels(connection)
+            if connection.can_read(timeout=0):
+                self._take(connection.read_response())
                 is_asked, until = False, monotonic() + _ALIVE
             elif monotonic() < until:
                 for key, _ in waiting.select(until - monotonic()):
@@ -145,20 +145,20 @@ class Belfry:
                 raise exceptions.TimeoutError("no answer")
             else:
                 is_asked, until = True, monotonic() + _ALIVE
-                line.send_command("PING")
+                connection.send_command("PING")
 
-    def _ask_for_channels(self, line: Any) -> None:
+    def _subscribe_channels(self, connection: Any) -> None:
         with self._lock:
-            new = [channel for channel in self._channels if channel not in self._asked]
-            self._asked.update(new)
+            new = [channel for channel in self._channels if channel not in self._requested]
+            self._requested.update(new)
         for channel in new:
-            line.send_command("SUBSCRIBE", channel)
+            connection.send_command("SUBSCRIBE", channel)
 
     def _take(self, message: Any) -> None:
         kind, channel = message[0], message[1].decode()
         if kind == b"message":
-            self._bells.ring(channel)
+            self._local.notify(channel)
         elif kind == b"subscribe":
-            self._was_heard = True
-            self._bells.ring(channel)
+            self._was_subscribed = True
+            self._local.notify(channel)
             self._channels[channel].set()

@@ -31,7 +31,7 @@ _FIRST_FRAME = 32
 _FRAME_HEADER = 24
 
 
-class Maintenance:
+class Checkpointer:
     """Looks at the log of one file from time to time and checkpoints it."""
 
     def __init__(self, path: Path) -> None:

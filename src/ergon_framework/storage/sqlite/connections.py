@@ -53,7 +53,7 @@ def connect(uri: str, timeout: float) -> sqlite3.Connection:
 
 def open_reader(path: Path, connect: Connect, timeout: float) -> sqlite3.Connection:
     """A connection that cannot write."""
-    with _told():
+    with _in_our_words():
         secure_files.check_database(path)
     return _prepared(connect(f"{path.as_uri()}?mode=ro", timeout), _ALWAYS)
 
@@ -76,19 +76,19 @@ def open_writer(
 
 def prepare_file(path: Path, *, may_create: bool) -> None:
     """Check a file before a library opens it to write; make it, private, if that is asked for."""
-    with _told():
+    with _in_our_words():
         secure_files.prepare_database(path, may_create=may_create)
 
 
 def tighten_file(path: Path) -> None:
     """Close a file to other users, now that a library has found a database in it."""
-    with _told():
+    with _in_our_words():
         secure_files.tighten_database(path)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Only a refusal of ours ends it here: what else is wrong SQLite tells better."""
+def _in_our_words() -> Iterator[None]:
+    """Raise our refusal of an unsafe file; SQLite itself reports every other problem better."""
     try:
         yield
     except secure_files.UnsafeFileError as error:
@@ -102,7 +102,7 @@ def _told() -> Iterator[None]:
 
 def real_path(path: Path) -> Path:
     """Where a path leads, links included; a link of somebody else is refused."""
-    with _told():
+    with _in_our_words():
         secure_files.refuse_foreign_link(path)
     return path.resolve()
 
@@ -163,7 +163,7 @@ def _identify(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class Watch:
+class FileWatch:
     """Notices that the path leads to another file than the one that was opened, or to none.
 
     SQLite goes on writing into a file that was moved or removed: acknowledged and gone.
@@ -215,7 +215,7 @@ class Watch:
 
 
 # SQLite looks for the write lock at ever longer intervals, so that one busy process could starve
-# the others. It waits this long at a time for us, and we ask again until patience ends.
+# the others. It waits this long at a time for us, and we ask again until the timeout.
 _SLICE = 0.003
 
 # SQLite begins even immediate transactions on a file that may only be read; this it refuses.
@@ -227,10 +227,10 @@ _unsynced: dict[tuple[int, int], StoreBrokenError] = {}
 declare("storage.commit.before", "storage.commit.after")
 
 
-class WritingConnection:
-    """Begins, commits and undoes transactions. Used by one thread at a time."""
+class WriteConnection:
+    """The one connection that writes: begins, commits and undoes. Used by one thread at a time."""
 
-    def __init__(self, path: Path, connect: Connect, watch: Watch) -> None:
+    def __init__(self, path: Path, connect: Connect, watch: FileWatch) -> None:
         self._path = path
         self._connect = connect
         self._watch = watch
@@ -242,22 +242,22 @@ class WritingConnection:
         self._may_create = True
         self._is_synced = True  # commits wait for the disk
 
-    def adopt(self, schema: Schema, patience: float) -> None:
+    def adopt(self, schema: Schema, timeout: float) -> None:
         """Open now and bring the tables of one more part up to date, so that trouble shows."""
         if schema in self._schemas:
-            self.ready(patience)
+            self.ready(timeout)
             return
         self._schemas.append(schema)
         try:
-            self._open(patience)
+            self._open(timeout)
         except BaseException:
             self._schemas.remove(schema)
             raise
 
     def begin(
-        self, patience: float, before_waiting: Callable[[], None] | None = None, *, is_synced: bool
+        self, timeout: float, before_waiting: Callable[[], None] | None = None, *, is_synced: bool
     ) -> sqlite3.Connection:
-        """Start a transaction, waiting for other writers as long as patience allows."""
+        """Start a transaction, waiting for other writers up to the timeout."""
         watch = self._watch
         connection = self._connection
         if (
@@ -265,7 +265,7 @@ class WritingConnection:
             or monotonic() >= watch.next_at
             or watch.generation != self._generation
         ):
-            connection = self.ready(patience)
+            connection = self.ready(timeout)
         elif _unsynced:
             self._refuse_broken()
         if is_synced is not self._is_synced:
@@ -277,10 +277,10 @@ class WritingConnection:
             if before_waiting is not None:
                 before_waiting()
             if connection.in_transaction:  # left by an interrupt at the wrong moment
-                connection = self._open(patience)
+                connection = self._open(timeout)
             elif not is_busy(error):
                 raise self.failed(error) from error
-            self._begin_after_others(connection, patience)
+            self._begin_after_others(connection, timeout)
         return connection
 
     def commit(self) -> None:
@@ -324,13 +324,13 @@ class WritingConnection:
             f"{self._path} refused a transaction: {error}", remedy="nothing of it was written"
         )
 
-    def ready(self, patience: float) -> sqlite3.Connection:
+    def ready(self, timeout: float) -> sqlite3.Connection:
         """The connection, opened anew when the old one is spent or the file another one."""
         watch = self._watch
         if monotonic() >= watch.next_at:
             watch.look()
         if self._connection is None or self._generation != watch.generation:
-            return self._open(patience)
+            return self._open(timeout)
         if _unsynced:
             self._refuse_broken()
         return self._connection
@@ -342,8 +342,8 @@ class WritingConnection:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
 
-    def _begin_after_others(self, connection: sqlite3.Connection, patience: float) -> None:
-        deadline = monotonic() + patience
+    def _begin_after_others(self, connection: sqlite3.Connection, timeout: float) -> None:
+        deadline = monotonic() + timeout
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
@@ -357,20 +357,20 @@ class WritingConnection:
         if found is not None:
             raise StoreBrokenError(found.message, remedy=found.remedy)
 
-    def _open(self, patience: float) -> sqlite3.Connection:
+    def _open(self, timeout: float) -> sqlite3.Connection:
         self.drop()
         self._watch.look()
         self._refuse_broken()
         try:
             self._connection = connection = open_writer(
-                self._path, self._connect, patience, may_create=self._may_create
+                self._path, self._connect, timeout, may_create=self._may_create
             )
             connection.execute(f"PRAGMA busy_timeout = {int(_SLICE * 1000)}")
             self._execute = connection.cursor().execute
             self._is_synced = True
             self._generation = self._watch.look()
             self._file = self._watch.identity
-            self._migrate(connection, patience)
+            self._migrate(connection, timeout)
         except BaseException as error:
             self.drop()
             if isinstance(error, sqlite3.Error):
@@ -379,9 +379,9 @@ class WritingConnection:
         self._may_create = False
         return connection
 
-    def _migrate(self, connection: sqlite3.Connection, patience: float) -> None:
+    def _migrate(self, connection: sqlite3.Connection, timeout: float) -> None:
         """Closing the connection is what undoes it when it fails."""
-        self._begin_after_others(connection, patience)
+        self._begin_after_others(connection, timeout)
         for schema in self._schemas:
             schema.apply(connection, self._path)
         connection.execute(_WRITE_NOTHING)
@@ -423,10 +423,10 @@ class _Reader:
             self.connection.close()
 
 
-class Readers:
-    """The pool. A connection is opened when all others are busy, up to the limit."""
+class ReadPool:
+    """Read connections. One is opened when all others are busy, up to the limit."""
 
-    def __init__(self, path: Path, connect: Connect, watch: Watch) -> None:
+    def __init__(self, path: Path, connect: Connect, watch: FileWatch) -> None:
         self._path = path
         self._connect = connect
         self._watch = watch
@@ -438,35 +438,35 @@ class Readers:
         self._counter: _Reader | None = None
         self._counters = 0  # how many there have been: each counts from its own start
 
-    def read(self, work: Callable[[sqlite3.Connection], T], patience: float) -> T:
+    def read(self, work: Callable[[sqlite3.Connection], T], timeout: float) -> T:
         """Run ``work`` on the state of the last commit."""
-        reader = self._take(patience)
+        reader = self._take(timeout)
         is_sound = True
         try:
             reader.connection.execute("BEGIN")
             return work(reader.connection)
         except sqlite3.Error as error:
             is_sound = not is_spent(error)
-            told = translate(error, self._path)
-            if told is None:
+            ours = translate(error, self._path)
+            if ours is None:
                 raise
-            raise told from error
+            raise ours from error
         finally:
             self._give_back(reader, is_sound)
 
-    def data_version(self, patience: float) -> int:
+    def data_version(self, timeout: float) -> int:
         """A number that changes when anybody has committed."""
         with self._counting:
             counter = self._counter
             try:
                 if counter is None or counter.generation != self._watch.look_sometimes():
                     self._close_counter()
-                    counter = self._counter = self._open(patience)
+                    counter = self._counter = self._open(timeout)
                     self._counters += 1
                 [version] = counter.connection.execute("PRAGMA data_version").fetchone()
             except sqlite3.Error as error:
                 self._close_counter()
-                raise self._told(error) from error
+                raise self._translated(error) from error
             return self._counters * _RANGE + int(version)
 
     def close(self) -> None:
@@ -478,7 +478,7 @@ class Readers:
             self._close_counter()
 
     def hold(self, timeout: float) -> bool:
-        """Close everything and let nobody read until :meth:`resume`; False when some went on."""
+        """Close everything and let nobody read until :meth:`resume`; False when some still read."""
         self._counting.acquire()
         self._close_counter()
         self._free.acquire()
@@ -491,11 +491,11 @@ class Readers:
         self._free.release()
         self._counting.release()
 
-    def _take(self, patience: float) -> _Reader:
+    def _take(self, timeout: float) -> _Reader:
         generation = self._watch.look_sometimes()
         with self._free:
             if not self._idle and self._busy >= LIMIT:
-                self._free.wait_for(lambda: self._idle or self._busy < LIMIT, patience)
+                self._free.wait_for(lambda: self._idle or self._busy < LIMIT, timeout)
             if self._busy >= LIMIT:
                 raise StoreUnavailableError(
                     f"all {LIMIT} read connections to {self._path} are in use",
@@ -508,13 +508,13 @@ class Readers:
         try:
             if reader is not None:
                 reader.close()
-            return self._open(patience)
+            return self._open(timeout)
         except BaseException as error:
             with self._free:
                 self._busy -= 1
                 self._free.notify_all()
             if isinstance(error, sqlite3.Error):
-                raise self._told(error) from error
+                raise self._translated(error) from error
             raise
 
     def _give_back(self, reader: _Reader, is_sound: bool) -> None:
@@ -532,8 +532,8 @@ class Readers:
                 reader.close()
             self._free.notify_all()
 
-    def _open(self, patience: float) -> _Reader:
-        connection = open_reader(self._path, self._connect, patience)
+    def _open(self, timeout: float) -> _Reader:
+        connection = open_reader(self._path, self._connect, timeout)
         return _Reader(connection, self._watch.look())
 
     def _close_idle(self) -> None:
@@ -546,5 +546,5 @@ class Readers:
             self._counter.close()
             self._counter = None
 
-    def _told(self, error: sqlite3.Error) -> StoreError:
+    def _translated(self, error: sqlite3.Error) -> StoreError:
         return translate(error, self._path) or StoreError(f"{self._path} cannot be read: {error}")

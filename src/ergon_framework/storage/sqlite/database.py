@@ -19,19 +19,19 @@ from typing import Self, TypeVar
 from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.storage.sqlite.connections import (
     Connect,
-    Readers,
-    Watch,
+    FileWatch,
+    ReadPool,
     connect,
     real_path,
     same_file,
 )
-from ergon_framework.storage.sqlite.group_commit import Turns, Writer
+from ergon_framework.storage.sqlite.group_commit import CommitQueue, GroupCommitWriter
 from ergon_framework.storage.sqlite.migrations import Schema
 
 __all__ = ["Database", "same_file"]
 
 
-_FORK_PATIENCE = 5.0  # seconds a fork waits for transactions of other threads
+_FORK_TIMEOUT = 5.0  # seconds a fork waits for transactions of other threads
 
 _files: dict[tuple[Path, Connect], OpenFile] = {}
 _closing: list[OpenFile] = []
@@ -44,10 +44,10 @@ class OpenFile:
     def __init__(self, path: Path, connect: Connect) -> None:
         self.path = path
         self.users = 0
-        self.watch = Watch(path)
-        self.writer = Writer(path, connect, self.watch)
-        self.readers = Readers(path, connect, self.watch)
-        self._turn = contextlib.ExitStack()
+        self.watch = FileWatch(path)
+        self.writer = GroupCommitWriter(path, connect, self.watch)
+        self.readers = ReadPool(path, connect, self.watch)
+        self._exclusive = contextlib.ExitStack()
         self._is_quiet = False
 
     def close(self) -> None:
@@ -59,18 +59,18 @@ class OpenFile:
         """Close every connection, so that the child inherits none, and let nobody in."""
         self._is_quiet = False
         with contextlib.suppress(TimeoutError, StoreError):  # StoreError: this thread writes
-            self._turn.enter_context(self.writer.turn(_FORK_PATIENCE))
+            self._exclusive.enter_context(self.writer.exclusive(_FORK_TIMEOUT))
             self.writer.drop()
             self._is_quiet = True
-        self._is_quiet &= self.readers.hold(_FORK_PATIENCE)
+        self._is_quiet &= self.readers.hold(_FORK_TIMEOUT)
 
     def after_fork(self, *, in_child: bool) -> None:
         """Let everybody in again; in a child only if nothing was in use."""
         if in_child:
-            self.writer.turns = Turns()  # those in line exist only in the parent
+            self.writer.queue = CommitQueue()  # the callers that wait exist only in the parent
             if not self._is_quiet:
                 self.watch.refuse(_in_use(self.path))
-        self._turn.close()
+        self._exclusive.close()
         self.readers.resume()
 
 
@@ -149,7 +149,7 @@ class Database:
     ) -> None:
         self.path = Path(path).absolute()
         self._schema = schema
-        self._patience = busy_timeout
+        self._timeout = busy_timeout
         self._is_read_only = read_only
         self._connect = connect
         self._file: OpenFile | None = acquire(real_path(self.path), connect)
@@ -183,9 +183,9 @@ class Database:
         its own changes are undone and nobody else's; when the commit fails, everybody's are. Fetch
         all rows before returning: no cursor may leave ``work``.
 
-        ``within`` is for who cannot wait as long as others do: so many seconds until ``work``
-        begins, in line and for the lock. ``before_waiting`` is called, if at all, before others are
-        waited for; ``within`` knows nothing of it.
+        ``within`` is for callers that cannot wait as long as others: the seconds until ``work``
+        begins, in the queue and for the lock. ``before_waiting`` is called before other writers
+        are waited for, if they are; it is not called together with ``within``.
         """
         file = self._file or self._refuse_closed()
         if self._is_read_only:
@@ -193,7 +193,7 @@ class Database:
         if within is not None:
             return file.writer.write_within(work, within, is_synced=is_synced)
         return file.writer.write(
-            work, self._patience, is_synced=is_synced, before_waiting=before_waiting
+            work, self._timeout, is_synced=is_synced, before_waiting=before_waiting
         )
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -203,12 +203,12 @@ class Database:
         may leave ``work``.
         """
         file = self._file or self._refuse_closed()
-        return file.readers.read(work, self._patience)
+        return file.readers.read(work, self._timeout)
 
     def data_version(self) -> int:
         """A number that changes when anybody, here or elsewhere, has committed."""
         file = self._file or self._refuse_closed()
-        return file.readers.data_version(self._patience)
+        return file.readers.data_version(self._timeout)
 
     def maintain(self) -> bool:
         """Shorten the write-ahead log if it is long and no other process does so; whether it was.
@@ -216,7 +216,7 @@ class Database:
         It is tried after writes now and then, too.
         """
         file = self._file or self._refuse_closed()
-        return not self._is_read_only and file.writer.maintain(self._patience)
+        return not self._is_read_only and file.writer.maintain(self._timeout)
 
     def close(self) -> None:
         """Let go of the file. Closing twice is fine."""
@@ -237,9 +237,9 @@ class Database:
 
     def _open(self, file: OpenFile) -> None:
         if self._is_read_only:
-            file.readers.read(lambda found: self._schema.check(found, self.path), self._patience)
+            file.readers.read(lambda found: self._schema.check(found, self.path), self._timeout)
         else:
-            file.writer.adopt(self._schema, self._patience)
+            file.writer.adopt(self._schema, self._timeout)
 
     def _refuse_closed(self) -> OpenFile:
         raise StoreUnavailableError(f"{self.path} is closed", remedy="open it again")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.storage.external_transactions import Lent, kind_of, lent, no_transaction
+from ergon_framework.storage.external_transactions import Borrowed, borrow, kind_of, no_transaction
 from ergon_framework.storage.sqlite.connections import same_file
 from ergon_framework.storage.sqlite.errors import translate
 
@@ -23,19 +23,19 @@ def joined(given: Joinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
 
     ``lock`` is a statement that changes nothing and takes the write lock.
     """
-    loan = lent(given)
-    connection = _of_sqlite(loan, path)
-    _refuse_half_begun(loan, connection)
-    is_begun_here = loan.begin()
+    borrowed = borrow(given)
+    connection = _of_sqlite(borrowed, path)
+    _refuse_half_begun(borrowed, connection)
+    is_begun_here = borrowed.begin()
     # A cursor of ours and plain text: what the caller makes of rows and of text is not asked.
     text, connection.text_factory = connection.text_factory, str
     try:
         with closing(sqlite3.Cursor(connection)) as cursor:
             try:
-                _begin(loan, cursor, path, lock)
+                _begin(borrowed, cursor, path, lock)
             except StoreError:
                 if is_begun_here:
-                    loan.alchemy.rollback()
+                    borrowed.alchemy.rollback()
                 raise
             cursor.execute("SAVEPOINT ergon_joined")
             try:
@@ -49,8 +49,8 @@ def joined(given: Joinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
         connection.text_factory = text
 
 
-def _of_sqlite(loan: Lent, path: Path) -> sqlite3.Connection:
-    connection = loan.driver
+def _of_sqlite(borrowed: Borrowed, path: Path) -> sqlite3.Connection:
+    connection = borrowed.driver
     if not isinstance(connection, sqlite3.Connection):
         raise StoreError(
             f"{kind_of(connection)} is no connection of sqlite3, nor one of SQLAlchemy or"
@@ -73,9 +73,9 @@ def _of_sqlite(loan: Lent, path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _refuse_half_begun(loan: Lent, connection: sqlite3.Connection) -> None:
+def _refuse_half_begun(borrowed: Borrowed, connection: sqlite3.Connection) -> None:
     """In a nested transaction of SQLAlchemy the driver may have no other: its end is a commit."""
-    if loan.alchemy is None or not loan.alchemy.in_nested_transaction():
+    if borrowed.alchemy is None or not borrowed.alchemy.in_nested_transaction():
         return
     if connection.isolation_level is not None and getattr(connection, "autocommit", -1) == -1:
         raise StoreError(
@@ -86,12 +86,12 @@ def _refuse_half_begun(loan: Lent, connection: sqlite3.Connection) -> None:
         )
 
 
-def _begin(loan: Lent, cursor: sqlite3.Cursor, path: Path, lock: str) -> None:
+def _begin(borrowed: Borrowed, cursor: sqlite3.Cursor, path: Path, lock: str) -> None:
     connection = cursor.connection
     # Newer Pythons have a second way to leave transactions to the caller.
     is_bare = connection.isolation_level is None or getattr(connection, "autocommit", 0) is True
     if not connection.in_transaction and is_bare:
-        raise no_transaction(loan.remedy or "execute BEGIN IMMEDIATE first")
+        raise no_transaction(borrowed.remedy or "execute BEGIN IMMEDIATE first")
     try:
         if not connection.in_transaction:
             cursor.execute("BEGIN IMMEDIATE")

@@ -1,7 +1,8 @@
 """Group commit: callers that arrive while a commit is under way share the next one.
 
-One thread leads: it runs the work of all who wait, commits once and tells each caller its result.
-Everything here is written for an interrupt between any two steps.
+The first caller in the queue leads. Its thread runs the work of every caller in its group, each in
+a savepoint, commits once, and hands each of them its result. Everything here is written for an
+interrupt between any two steps: do not reorder it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.storage.sqlite.checkpoints import Maintenance
+from ergon_framework.storage.sqlite.checkpoints import Checkpointer
 from ergon_framework.storage.sqlite.connections import (
     Connect,
-    Watch,
-    WritingConnection,
+    FileWatch,
+    WriteConnection,
     ended_early,
 )
 from ergon_framework.storage.sqlite.errors import is_spent, translate
@@ -34,31 +35,31 @@ def _nothing(_: sqlite3.Connection) -> None:
     """The work of a caller that has none."""
 
 
-class Caller:
-    """Someone in line: what it wants done, and what became of it.
+class PendingWrite:
+    """One caller in the commit queue: its work, and the result or error of it.
 
-    Without work it only wants a turn of its own, for closing or for maintenance.
+    A caller without work only wants the connection to itself, to close it or to checkpoint.
     """
 
     __slots__ = (
         *("error", "has_work", "is_begun", "is_gone", "is_leading", "is_served", "is_synced"),
-        *("may_leave", "patience", "result", "thread", "wake", "work"),
+        *("may_leave", "result", "thread", "timeout", "wake", "work"),
     )
 
     def __init__(
         self,
         work: Work | None,
-        patience: float,
+        timeout: float,
         *,
         is_synced: bool = True,
         may_leave: bool = False,
     ) -> None:
         self.has_work = work is not None
         self.work: Work = work or _nothing
-        self.patience = patience
+        self.timeout = timeout
         self.is_synced = is_synced
         self.may_leave = may_leave
-        """Whether whoever serves it has to ask first if it is still there."""
+        """Whether it may time out while it waits: the leader asks before it runs the work."""
         self.is_gone = False
         self.is_begun = False
         self.thread = get_ident()
@@ -91,22 +92,22 @@ def given_up() -> StoreUnavailableError:
     )
 
 
-class Turns:
-    """The line, who leads, and whom the leader serves.
+class CommitQueue:
+    """Callers that wait for a commit, the thread that leads, and the group that it commits.
 
-    An interrupt may be raised in the main thread between any two steps. Whatever it is doing then,
-    leaving wakes everybody it was to serve and lets the next one lead.
+    An interrupt may be raised in the main thread between any two steps. Whatever a leader is doing
+    then, ``leave`` wakes its whole group and makes the next caller the leader.
     """
 
     def __init__(self) -> None:
         self.leader: int | None = None
         """The thread that leads."""
-        self.group: list[Caller] = []
-        """Those it serves; the first is the leader itself."""
+        self.group: list[PendingWrite] = []
+        """The writes it commits together; the first is its own."""
         self._lock = Lock()
-        self._waiting: deque[Caller] = deque()
+        self._waiting: deque[PendingWrite] = deque()
 
-    def try_enter(self, thread: int) -> bool:
+    def try_lead(self, thread: int) -> bool:
         """Lead if nobody does and nobody waits."""
         with self._lock:
             if self.leader is not None:
@@ -114,66 +115,66 @@ class Turns:
             self.leader = thread
             return True
 
-    def wait(self, caller: Caller, most: int, timeout: float = -1) -> bool:
-        """Wait until the caller leads a group (True), or was served by somebody else (False).
+    def wait(self, pending: PendingWrite, most: int, timeout: float = -1) -> bool:
+        """Wait until this caller leads a group (True), or another leader has served it (False).
 
-        ``TimeoutError`` when neither came in time; one whose work has begun is heard out.
+        Raises ``TimeoutError`` when neither happened in time, unless its work has begun.
         """
         try:
             with self._lock:
-                self._waiting.append(caller)
+                self._waiting.append(pending)
                 if self.leader is None:
                     self._promote()
-            is_awake = caller.wake.acquire(timeout=timeout)
-            if not is_awake and not self._withdraw(caller):
-                is_awake = caller.wake.acquire()
-            if is_awake and caller.is_leading:
+            is_awake = pending.wake.acquire(timeout=timeout)
+            if not is_awake and not self._withdraw(pending):
+                is_awake = pending.wake.acquire()
+            if is_awake and pending.is_leading:
                 self._gather(most)
         except BaseException:
-            self._withdraw(caller)
+            self._withdraw(pending)
             raise
         if not is_awake:
             raise TimeoutError
-        return caller.is_leading
+        return pending.is_leading
 
-    def begin(self, caller: Caller) -> bool:
-        """Begin the work of somebody in the group who may leave; whether it is still there."""
+    def begin(self, pending: PendingWrite) -> bool:
+        """Mark the work of a caller that may time out as begun; False if it has timed out."""
         with self._lock:
-            caller.is_begun = not caller.is_gone
-            return caller.is_begun
+            pending.is_begun = not pending.is_gone
+            return pending.is_begun
 
-    def put_back(self) -> None:
-        """Serve nobody but oneself: the others are in line again, ahead of who came since."""
+    def requeue_followers(self) -> None:
+        """Put the rest of the group back into the queue, ahead of callers that came later."""
         with self._lock:
-            rest = deque(caller for caller in self.group[1:] if not caller.is_gone)
+            rest = deque(pending for pending in self.group[1:] if not pending.is_gone)
             rest.extend(self._waiting)
             self.group, self._waiting = self.group[:1], rest  # nothing can come between these two
 
-    def dismiss(self) -> None:
-        """Wake those who were served, or who will not be any more."""
+    def wake_served(self) -> None:
+        """Wake the group: those that were served, and those that never will be."""
         group = self.group
-        for caller in group:
-            if not caller.is_served:
-                caller.error = given_up()
-            if not caller.is_leading:
+        for pending in group:
+            if not pending.is_served:
+                pending.error = given_up()
+            if not pending.is_leading:
                 try:  # noqa: SIM105 - suppress() would take longer than all the rest
-                    caller.wake.release()
+                    pending.wake.release()
                 except RuntimeError:  # woken before, just ahead of an interrupt
                     pass
         group.clear()
 
     def leave(self) -> None:
-        """Stop leading; the first in line is next."""
+        """Stop leading; the first in the queue leads next."""
         leader = self.leader
         try:
             self._pass_on()
         except BaseException:
-            if self.leader == leader:  # an interrupt came before anybody else was told to lead
+            if self.leader == leader:  # an interrupt came before anybody else was made leader
                 self._pass_on()
             raise
 
     def _pass_on(self) -> None:
-        self.dismiss()
+        self.wake_served()
         with self._lock:
             if self._waiting:
                 self._promote()
@@ -187,29 +188,29 @@ class Turns:
         first.wake.release()
 
     def _gather(self, most: int) -> None:
-        """Take those who can be served together off the line."""
+        """Take the writes that can be committed together off the queue."""
         with self._lock:
-            line = self._waiting
-            behind = (n for n, caller in enumerate(line) if n and not caller.has_work)
-            count = min(next(behind, len(line)), most if line[0].has_work else 1)
-            group, rest = list(islice(line, count)), deque(islice(line, count, None))
+            queue = self._waiting
+            behind = (n for n, pending in enumerate(queue) if n and not pending.has_work)
+            count = min(next(behind, len(queue)), most if queue[0].has_work else 1)
+            group, rest = list(islice(queue, count)), deque(islice(queue, count, None))
             self.group, self._waiting = group, rest  # nothing can come between these two
 
-    def _withdraw(self, caller: Caller) -> bool:
-        """Leave before one's turn came, as when a signal interrupts the wait; whether it had not.
+    def _withdraw(self, pending: PendingWrite) -> bool:
+        """Take a caller out again, after a timeout or a signal; False if its work has begun.
 
-        From the line, or from the group of a leader who still waits for others itself.
+        It stands in the queue, or in the group of a leader that still waits for the file's lock.
         """
         with self._lock:
-            if caller in self._waiting:
-                self._waiting.remove(caller)
-                if caller.is_leading:
+            if pending in self._waiting:
+                self._waiting.remove(pending)
+                if pending.is_leading:
                     self.leader = None
                     if self._waiting:
                         self._promote()
                 return True
-            caller.is_gone = not caller.is_begun  # put back into the line, it would lead nobody
-            return caller.is_gone
+            pending.is_gone = not pending.is_begun  # put back into the queue, it would lead nobody
+            return pending.is_gone
 
 
 T = TypeVar("T")
@@ -218,121 +219,121 @@ MOST = 512
 """Callers served by one commit."""
 
 
-class Writer:
+class GroupCommitWriter:
     """Runs work in transactions and returns when they are on disk. Any thread may call it."""
 
-    def __init__(self, path: Path, connect: Connect, watch: Watch) -> None:
-        self.turns = Turns()
+    def __init__(self, path: Path, connect: Connect, watch: FileWatch) -> None:
+        self.queue = CommitQueue()
         self._path = path
-        self._held = WritingConnection(path, connect, watch)
-        self._maintenance = Maintenance(path)
+        self._connection = WriteConnection(path, connect, watch)
+        self._checkpointer = Checkpointer(path)
 
     def write(
         self,
         work: Callable[[sqlite3.Connection], T],
-        patience: float,
+        timeout: float,
         *,
         is_synced: bool = True,
         before_waiting: Callable[[], None] | None = None,
     ) -> T:
         """Run ``work`` in a transaction of its own or in one shared with others."""
-        turns, me = self.turns, get_ident()
-        if turns.leader == me:
+        queue, me = self.queue, get_ident()
+        if queue.leader == me:
             raise nested()
         try:
-            if turns.try_enter(me):
-                return self._commit_one(work, patience, before_waiting, is_synced=is_synced)
+            if queue.try_lead(me):
+                return self._commit_one(work, timeout, before_waiting, is_synced=is_synced)
             if before_waiting is not None:
                 before_waiting()
-            caller = Caller(work, patience, is_synced=is_synced)
-            if turns.wait(caller, MOST):
-                if len(turns.group) == 1:
-                    return self._commit_one(work, patience, is_synced=is_synced)
-                self._commit_group(turns.group)
+            pending = PendingWrite(work, timeout, is_synced=is_synced)
+            if queue.wait(pending, MOST):
+                if len(queue.group) == 1:
+                    return self._commit_one(work, timeout, is_synced=is_synced)
+                self._commit_group(queue.group)
         finally:
             try:
-                if turns.leader == me:  # asked and not remembered: an interrupt may come anywhere
-                    turns.leave()
+                if queue.leader == me:  # asked and not remembered: an interrupt may come anywhere
+                    queue.leave()
             except BaseException:  # an interrupt at the first step of leaving
-                if turns.leader == me:
-                    turns.leave()
+                if queue.leader == me:
+                    queue.leave()
                 raise
-        result: T = caller.outcome()
+        result: T = pending.outcome()
         return result
 
     def write_within(
         self, work: Callable[[sqlite3.Connection], T], seconds: float, *, is_synced: bool = True
     ) -> T:
-        """The same for who has so many seconds and no more, the wait for its turn included.
+        """Like ``write``, within this many seconds, the wait for its turn included.
 
-        It leads as anybody does, and waits for the lock of the file only as long as it may: those
-        it leads are in line again then, since they may have more time.
+        Such a caller may lead a group, but waits for the file's lock only as long as it may. Then
+        the rest of its group goes back into the queue, since they may have more time.
         """
-        turns, me, until = self.turns, get_ident(), monotonic() + seconds
-        if turns.leader == me:
+        queue, me, until = self.queue, get_ident(), monotonic() + seconds
+        if queue.leader == me:
             raise nested()
         try:
-            if turns.try_enter(me):
+            if queue.try_lead(me):
                 return self._commit_one(work, seconds, is_synced=is_synced)
-            caller = Caller(work, seconds, is_synced=is_synced, may_leave=True)
-            if self._leads_in_time(caller, seconds):
+            pending = PendingWrite(work, seconds, is_synced=is_synced, may_leave=True)
+            if self._leads_in_time(pending, seconds):
                 left = max(0.0, until - monotonic())
-                if len(turns.group) == 1:
+                if len(queue.group) == 1:
                     return self._commit_one(work, left, is_synced=is_synced)
-                self._commit_group(turns.group, within=left)
+                self._commit_group(queue.group, within=left)
         finally:
             try:
-                if turns.leader == me:
-                    turns.leave()
+                if queue.leader == me:
+                    queue.leave()
             except BaseException:  # an interrupt at the first step of leaving
-                if turns.leader == me:
-                    turns.leave()
+                if queue.leader == me:
+                    queue.leave()
                 raise
-        result: T = caller.outcome()
+        result: T = pending.outcome()
         return result
 
-    def adopt(self, schema: Schema, patience: float) -> None:
+    def adopt(self, schema: Schema, timeout: float) -> None:
         """Open now and bring the tables of one more part up to date, so that trouble shows."""
-        with self.turn():
-            self._held.adopt(schema, patience)
+        with self.exclusive():
+            self._connection.adopt(schema, timeout)
 
-    def maintain(self, patience: float) -> bool:
+    def maintain(self, timeout: float) -> bool:
         """Checkpoint when the log is long enough and nobody else does."""
-        with self.turn():
-            connection = self._held.ready(patience)
-            return self._maintenance.is_long() and self._checkpoint(connection)
+        with self.exclusive():
+            connection = self._connection.ready(timeout)
+            return self._checkpointer.is_long() and self._checkpoint(connection)
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
-        with self.turn():
+        with self.exclusive():
             self.drop()
 
     def drop(self) -> None:
-        """Close the connection; only for who has the turn."""
-        self._held.drop()
+        """Close the connection; only inside ``exclusive()``."""
+        self._connection.drop()
 
     @contextlib.contextmanager
-    def turn(self, timeout: float = -1) -> Iterator[None]:
-        """Have the connection to oneself."""
-        turns, me = self.turns, get_ident()
-        if turns.leader == me:
+    def exclusive(self, timeout: float = -1) -> Iterator[None]:
+        """Have the connection to oneself: nobody else writes meanwhile."""
+        queue, me = self.queue, get_ident()
+        if queue.leader == me:
             raise nested()
         try:
-            if not turns.try_enter(me):
-                turns.wait(Caller(None, 0.0), 1, timeout)
+            if not queue.try_lead(me):
+                queue.wait(PendingWrite(None, 0.0), 1, timeout)
             yield
         finally:
             try:
-                if turns.leader == me:
-                    turns.leave()
+                if queue.leader == me:
+                    queue.leave()
             except BaseException:  # an interrupt at the first step of leaving
-                if turns.leader == me:
-                    turns.leave()
+                if queue.leader == me:
+                    queue.leave()
                 raise
 
-    def _leads_in_time(self, caller: Caller, seconds: float) -> bool:
+    def _leads_in_time(self, pending: PendingWrite, seconds: float) -> bool:
         try:
-            return self.turns.wait(caller, MOST, seconds)
+            return self.queue.wait(pending, MOST, seconds)
         except TimeoutError:
             raise StoreUnavailableError(
                 f"{self._path} was busy for {seconds:.3g} seconds", remedy="try again"
@@ -341,113 +342,113 @@ class Writer:
     def _commit_one(
         self,
         work: Callable[[sqlite3.Connection], T],
-        patience: float,
+        timeout: float,
         before_waiting: Callable[[], None] | None = None,
         *,
         is_synced: bool,
     ) -> T:
-        held = self._held
-        connection = held.begin(patience, before_waiting, is_synced=is_synced)
+        writer = self._connection
+        connection = writer.begin(timeout, before_waiting, is_synced=is_synced)
         try:
             result = work(connection)
-            held.commit()
+            writer.commit()
         except BaseException as error:
-            told = held.undo(connection, error)
-            if told is error:
+            raised = writer.undo(connection, error)
+            if raised is error:
                 raise
-            raise told from error
-        if self._maintenance.is_due():
+            raise raised from error
+        if self._checkpointer.is_due():
             self._checkpoint(connection)
         return result
 
-    def _commit_group(self, callers: list[Caller], *, within: float | None = None) -> None:
-        """Serve everyone with one commit. Only an interrupt of this very thread is raised here."""
+    def _commit_group(self, group: list[PendingWrite], *, within: float | None = None) -> None:
+        """Commit the group. Only an interrupt of this very thread is raised here."""
         try:
-            connection = self._begin(callers, within)
-            self._serve(connection, callers)
+            connection = self._begin(group, within)
+            self._serve(connection, group)
         except Exception as error:
-            for caller in self.turns.group:
-                caller.error = caller.error or _retold(error)
-                caller.is_served = True
+            for pending in self.queue.group:
+                pending.error = pending.error or _copy_of(error)
+                pending.is_served = True
             return
-        self.turns.dismiss()
-        if self._maintenance.is_due():
+        self.queue.wake_served()
+        if self._checkpointer.is_due():
             self._checkpoint(connection)
 
-    def _begin(self, callers: list[Caller], within: float | None) -> sqlite3.Connection:
-        """Begin for all of them, with the most patience among them or that of a hasty leader."""
-        is_synced = any(caller.is_synced for caller in callers)
+    def _begin(self, group: list[PendingWrite], within: float | None) -> sqlite3.Connection:
+        """Begin for the group, with its longest timeout, or ``within`` if the leader has one."""
+        is_synced = any(pending.is_synced for pending in group)
         if within is None:
-            patience = max(caller.patience for caller in callers)
-            return self._held.begin(patience, is_synced=is_synced)
+            timeout = max(pending.timeout for pending in group)
+            return self._connection.begin(timeout, is_synced=is_synced)
         try:
-            return self._held.begin(within, is_synced=is_synced)
+            return self._connection.begin(within, is_synced=is_synced)
         except Exception:
-            self.turns.put_back()
+            self.queue.requeue_followers()
             raise
 
-    def _serve(self, connection: sqlite3.Connection, callers: list[Caller]) -> None:
+    def _serve(self, connection: sqlite3.Connection, group: list[PendingWrite]) -> None:
         is_committing = False
         try:
-            for caller in callers:
-                self._run(connection, caller)
+            for pending in group:
+                self._run(connection, pending)
             is_committing = True
-            self._held.commit()
-            _mark_served(callers)
+            self._connection.commit()
+            _mark_served(group)
         except BaseException as error:
             if is_committing and not isinstance(error, Exception):
                 # Interrupted during or after the commit: if it was made, the others hear so.
-                _mark_served(callers, unless=connection.in_transaction)
-            told = self._held.undo(connection, error)
-            if told is error:
+                _mark_served(group, unless=connection.in_transaction)
+            raised = self._connection.undo(connection, error)
+            if raised is error:
                 raise
-            raise told from error
+            raise raised from error
 
-    def _run(self, connection: sqlite3.Connection, caller: Caller) -> None:
-        """Do one caller's work so that it alone is undone when it raises."""
-        if caller.may_leave and not self.turns.begin(caller):
+    def _run(self, connection: sqlite3.Connection, pending: PendingWrite) -> None:
+        """Run the work of one caller in a savepoint: when it raises, it alone is undone."""
+        if pending.may_leave and not self.queue.begin(pending):
             return
         connection.execute("SAVEPOINT ergon_caller")
         try:
-            caller.result = caller.work(connection)
+            pending.result = pending.work(connection)
         except Exception as error:
-            caller.error = self._own_error(connection, error)
+            pending.error = self._own_error(connection, error)
             connection.execute("ROLLBACK TO ergon_caller")
         if not connection.in_transaction:
             raise ended_early(self._path)
         connection.execute("RELEASE ergon_caller")
 
     def _own_error(self, connection: sqlite3.Connection, error: Exception) -> Exception:
-        """What the caller is told; raises when the others' part of the transaction is lost too."""
+        """The error for one caller; raises when the whole transaction is lost."""
         if not isinstance(error, sqlite3.Error):
             return error
         if is_spent(error):
-            raise self._held.failed(error) from error
-        told = translate(error, self._path)
+            raise self._connection.failed(error) from error
+        raised = translate(error, self._path)
         if not connection.in_transaction:
-            raise told or ended_early(self._path) from error
-        if told is not None:
-            told.__cause__ = error
-        return told or error
+            raise raised or ended_early(self._path) from error
+        if raised is not None:
+            raised.__cause__ = error
+        return raised or error
 
     def _checkpoint(self, connection: sqlite3.Connection) -> bool:
-        """What was committed is on disk, whatever comes of this."""
+        """Checkpoint; a failure is no error, since what was committed is on disk."""
         try:
-            return self._maintenance.run(connection)
+            return self._checkpointer.run(connection)
         except (sqlite3.Error, OSError) as error:
-            self._held.undo(connection, error)
+            self._connection.undo(connection, error)
             return False
 
 
-def _mark_served(callers: list[Caller], *, unless: bool = False) -> None:
-    for caller in callers:
-        caller.is_served = not unless
+def _mark_served(group: list[PendingWrite], *, unless: bool = False) -> None:
+    for pending in group:
+        pending.is_served = not unless
 
 
-def _retold(error: Exception) -> Exception:
-    """The error for one of several callers: each gets an instance of its own to raise."""
+def _copy_of(error: Exception) -> Exception:
+    """The same error for one more caller: each raises an instance of its own."""
     if isinstance(error, StoreError):
-        told = type(error)(error.message, remedy=error.remedy, details=error.details)
-        told.__cause__ = error.__cause__
-        return told
+        raised = type(error)(error.message, remedy=error.remedy, details=error.details)
+        raised.__cause__ = error.__cause__
+        return raised
     return given_up()

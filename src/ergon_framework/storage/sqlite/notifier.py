@@ -30,30 +30,30 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SUFFIX = "-bells"
 _HIDDEN = ".new-"
 _ABANDONED = 60.0  # seconds after which a hidden pipe is nobody's: showing one takes microseconds
-_TOPICS = 256  # whose pipes a ringer keeps open
+_TOPICS = 256  # whose pipes a notifier keeps open
 _USED_UP = frozenset({errno.EMFILE, errno.ENFILE})
 
 _lock = threading.Lock()
-_bells: set[Bell] = set()
-_mute: set[Path] = set()  # folders whose bells other processes cannot ring
-_belfries: weakref.WeakSet[Belfry] = weakref.WeakSet()
+_subscriptions: set[FifoSubscription] = set()
+_mute: set[Path] = set()  # folders whose subscribers other processes cannot wake
+_notifiers: weakref.WeakSet[FifoNotifier] = weakref.WeakSet()
 
 
-class Bell:
-    """One listener. Any thread may call any method."""
+class FifoSubscription:
+    """One subscriber, with a named pipe of its own. Any thread may call any method."""
 
     def __init__(self, folder: Path, topic: str) -> None:
         self._folder = folder
         self._topic = topic
-        self._lock = threading.RLock()  # a signal handler may ring while its thread begins to wait
+        self._lock = threading.RLock()  # a signal handler may wake while its thread begins to wait
         self._waiters = 0
         self._is_closed = False
         self._path, self._read, self._write = _make_pipe(folder, topic)
         with _lock:
-            _bells.add(self)
+            _subscriptions.add(self)
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether it rang, now or within the time given; all rings so far are one."""
+        """Whether it was notified, now or within the time; many notifications count as one."""
         with self._lock:
             if self._is_closed:
                 return False
@@ -68,18 +68,18 @@ class Bell:
                 self._waiters -= 1
                 self._close_when_unused()
 
-    def ring(self) -> None:
-        """Wake whoever waits for it, from inside this process."""
+    def wake(self) -> None:
+        """Wake the waiter of this subscription, from inside this process."""
         with self._lock:
             if not self._is_closed:
-                strike(self._write)
+                write_byte(self._write)
 
     def fileno(self) -> int:
-        """What an event loop can watch; call ``wait(0)`` when it is readable."""
+        """The descriptor that an event loop can watch; call ``wait(0)`` when it is readable."""
         return self._read
 
     def close(self) -> None:
-        """Remove the pipe and wake whoever waits. Closing twice is fine."""
+        """Unsubscribe: remove the pipe and wake whoever waits. Closing twice is fine."""
         with self._lock:
             if self._is_closed:
                 return
@@ -87,13 +87,13 @@ class Bell:
             if self._path is not None:
                 with contextlib.suppress(OSError):
                     self._path.unlink()
-            strike(self._write)
+            write_byte(self._write)
             self._close_when_unused()
         with _lock:
-            _bells.discard(self)
+            _subscriptions.discard(self)
 
-    def hears(self, folder: Path, topic: str) -> bool:
-        """Whether it has to be rung from inside this process, because it has no name outside."""
+    def is_local_to(self, folder: Path, topic: str) -> bool:
+        """Whether only this process can wake it, because its pipe has no name in the folder."""
         return self._path is None and self._topic == topic and self._folder == folder
 
     def leave_to_parent(self) -> None:
@@ -116,56 +116,58 @@ class Bell:
             self._read = -1
 
 
-class Belfry:
-    """The bells beside one database file. Any thread may call any method."""
+class FifoNotifier:
+    """Notifies the subscribers beside one database file. Any thread may call any method."""
 
     def __init__(self, path: str | Path) -> None:
         resolved = real_path(Path(path).absolute())
         self._folder = resolved.with_name(f"{resolved.name}{_SUFFIX}")
         self._lock = threading.Lock()
-        self._topics: dict[str, Ropes] = {}
-        _belfries.add(self)
+        self._topics: dict[str, FifoWriters] = {}
+        _notifiers.add(self)
 
-    def listen(self, topic: str) -> Bell:
-        """A new bell of this topic."""
-        _sweep(self._folder)
-        return Bell(self._folder, _plain(topic))
+    def subscribe(self, topic: str) -> FifoSubscription:
+        """A new subscription to this topic."""
+        _remove_abandoned(self._folder)
+        return FifoSubscription(self._folder, _plain(topic))
 
-    def ring(self, topic: str) -> None:
-        """Ring every bell of this topic, in any process; never blocks and never fails."""
+    def notify(self, topic: str) -> None:
+        """Wake every subscriber of this topic, in any process; never blocks and never fails."""
         with self._lock:
-            ropes = self._topics.get(topic)
-            if ropes is None:
-                ropes = self._new_ropes(topic)
-            ropes.pull()
+            writers = self._topics.get(topic)
+            if writers is None:
+                writers = self._new_writers(topic)
+            writers.write_all()
         if self._folder in _mute:
-            self._ring_inside(_plain(topic))
+            self._notify_local(_plain(topic))
 
     def close(self) -> None:
-        """Let go of the pipes kept open for ringing; they are opened again when needed."""
+        """Close the pipes kept open for writing; they are opened again when needed."""
         with self._lock:
-            self._let_go()
+            self._close_writers()
 
     def renew_lock(self) -> None:
         """In a forked child: the lock may be held by a thread that only the parent has."""
         self._lock = threading.Lock()
 
-    def _new_ropes(self, topic: str) -> Ropes:
+    def _new_writers(self, topic: str) -> FifoWriters:
         if len(self._topics) >= _TOPICS:
-            self._let_go()
-        ropes = self._topics[topic] = Ropes(self._folder, _plain(topic))
-        return ropes
+            self._close_writers()
+        writers = self._topics[topic] = FifoWriters(self._folder, _plain(topic))
+        return writers
 
-    def _let_go(self) -> None:
-        for ropes in self._topics.values():
-            ropes.let_go()
+    def _close_writers(self) -> None:
+        for writers in self._topics.values():
+            writers.close()
         self._topics.clear()
 
-    def _ring_inside(self, topic: str) -> None:
+    def _notify_local(self, topic: str) -> None:
         with _lock:
-            bells = [bell for bell in _bells if bell.hears(self._folder, topic)]
-        for bell in bells:
-            bell.ring()
+            subscriptions = [
+                each for each in _subscriptions if each.is_local_to(self._folder, topic)
+            ]
+        for subscription in subscriptions:
+            subscription.wake()
 
 
 def _make_pipe(folder: Path, topic: str) -> tuple[Path | None, int, int]:
@@ -204,7 +206,7 @@ def _make_named_pipe(folder: Path, topic: str) -> tuple[Path, int, int]:
         database = folder.with_name(folder.name.removesuffix(_SUFFIX))
         opened.give_to(database)
         give_to(read, database)
-        # We write too: a pipe that has lost its last writer is readable, and would ring for ever.
+        # We write too: a pipe that has lost its last writer stays readable, and no wait would wait.
         write = opened.open_pipe(hidden, os.O_WRONLY)
         undo.callback(os.close, write)
         opened.replace(hidden, name)
@@ -246,8 +248,8 @@ def _plain(topic: str) -> str:
     return hashlib.blake2b(topic.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what listeners left that died before they showed their pipe."""
+def _remove_abandoned(folder: Path) -> None:
+    """Remove hidden pipes of subscribers that died before they gave them a name."""
     with contextlib.suppress(OSError):
         for hidden in folder.glob(f"{_HIDDEN}*"):
             if time.time() - hidden.lstat().st_mtime > _ABANDONED:
@@ -257,25 +259,25 @@ def _sweep(folder: Path) -> None:
 def _after_fork_in_child() -> None:
     global _lock  # noqa: PLW0603 - a thread that only the parent has may hold it
     _lock = threading.Lock()
-    for bell in _bells:
-        bell.leave_to_parent()
-    _bells.clear()
-    for belfry in list(_belfries):
-        belfry.renew_lock()
+    for subscription in _subscriptions:
+        subscription.leave_to_parent()
+    _subscriptions.clear()
+    for notifier in list(_notifiers):
+        notifier.renew_lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-_KEPT = 128  # pipes kept open; further ones are opened for each ring
+_KEPT = 128  # pipes kept open; further ones are opened for each notification
 # A folder's time stamp can be this coarse: until it is older, a change may hide behind it.
 _COARSE_NS = 2_000_000_000
 
 
-def strike(rope: int) -> bool:
-    """Ring; False when nobody is there any more. A full pipe has been rung already."""
+def write_byte(pipe: int) -> bool:
+    """Wake the reader of a pipe; False when it has none any more. A full pipe wakes it already."""
     try:
-        os.write(rope, b"!")
+        os.write(pipe, b"!")
     except BlockingIOError:
         return True
     except OSError:
@@ -283,8 +285,8 @@ def strike(rope: int) -> bool:
     return True
 
 
-class Ropes:
-    """Every pipe of one topic. Used by one thread at a time."""
+class FifoWriters:
+    """The writing ends of every pipe of one topic. Used by one thread at a time."""
 
     def __init__(self, folder: Path, topic: str) -> None:
         self._folder = str(folder)
@@ -293,43 +295,43 @@ class Ropes:
         self._open: dict[str, int] = {}
         self._further: list[str] = []
 
-    def pull(self) -> None:
-        """Ring them all."""
+    def write_all(self) -> None:
+        """Wake the reader of each pipe."""
         if not self._seen and not os.access(self._folder, os.F_OK):
-            return  # nobody has ever listened
+            return  # nobody has ever subscribed
         try:
             changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - a third of Path's time
         except OSError:
-            self.let_go()
+            self.close()
             return
         if changed != self._seen:
             self._look(changed)
-        stale = [name for name, rope in self._open.items() if not strike(rope)]
+        stale = [name for name, pipe in self._open.items() if not write_byte(pipe)]
         if not stale and not self._further:
             return
         try:
             with Folder.open(Path(self._folder)) as folder:
                 self._drop(folder, stale)
-                self._pull_further(folder)
+                self._write_further(folder)
         except OSError:
-            self.let_go()
+            self.close()
 
     def _drop(self, folder: Folder, stale: list[str]) -> None:
         for name in stale:
             os.close(self._open.pop(name))
             _remove(folder, name)
 
-    def _pull_further(self, folder: Folder) -> None:
+    def _write_further(self, folder: Folder) -> None:
         for name in self._further:
-            rope = _reach(folder, name)
-            if rope >= 0:
-                strike(rope)
-                os.close(rope)
+            pipe = _reach(folder, name)
+            if pipe >= 0:
+                write_byte(pipe)
+                os.close(pipe)
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Close all pipes and know nothing of the folder."""
-        for rope in self._open.values():
-            os.close(rope)
+        for pipe in self._open.values():
+            os.close(pipe)
         self._open.clear()
         self._further.clear()
         self._seen = 0
@@ -339,12 +341,12 @@ class Ropes:
         # opening it tells the same without harm. So such a process keeps no pipe open.
         is_fragile = signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL
         if is_fragile:
-            self.let_go()
+            self.close()
         try:
             with Folder.trusted(Path(self._folder)) as folder:
                 self._find(folder)
-        except OSError:  # gone, or of somebody else: whoever listens has been told
-            self.let_go()
+        except OSError:  # gone, or of somebody else: subscribers have been warned
+            self.close()
             return
         is_settled = time.time_ns() - changed > _COARSE_NS
         self._seen = changed if is_settled and not is_fragile else 0
@@ -357,9 +359,9 @@ class Ropes:
         room = _KEPT - len(self._open)
         self._further = fresh[room:]
         for name in fresh[:room]:
-            rope = _reach(folder, name)
-            if rope >= 0:
-                self._open[name] = rope
+            pipe = _reach(folder, name)
+            if pipe >= 0:
+                self._open[name] = pipe
             else:
                 self._further.append(name)  # gone, or there were no descriptors: tried again
 
@@ -374,6 +376,6 @@ def _reach(folder: Folder, name: str) -> int:
 
 
 def _remove(folder: Folder, name: str) -> None:
-    """Nobody reads it, and names are never used twice: its listener is gone for good."""
+    """Nobody reads it, and names are never used twice: its subscriber is gone for good."""
     with contextlib.suppress(OSError):
         folder.unlink(name)

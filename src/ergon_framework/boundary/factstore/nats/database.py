@@ -23,9 +23,9 @@ from ergon_framework.errors import (
 from ergon_framework.ports.factstore import StoreInfo
 from ergon_framework.ports.moving import moved_away
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.storage.nats import Line, OvertakenError
+from ergon_framework.storage.nats import NatsClient, OvertakenError
 from ergon_framework.storage.nats.stream import MOST_MESSAGES
-from ergon_framework.storage.notifier import Belfry
+from ergon_framework.storage.notifier import LocalNotifier
 from ergon_framework.storage.server import ServerClock
 
 logger = logging.getLogger("ergon_framework.boundary")
@@ -34,12 +34,12 @@ logger = logging.getLogger("ergon_framework.boundary")
 class Notifier:
     """Wakes who waits here, and rings where others wait."""
 
-    def __init__(self, line: Line, topic: str) -> None:
+    def __init__(self, line: NatsClient, topic: str) -> None:
         self._line = line
         self._topic = topic
         self._wakes: list[Callable[[], None]] = []
         self._waking = threading.Lock()
-        self._belfry = Belfry()
+        self._local = LocalNotifier()
         self._ringer: threading.Thread | None = None
 
     def subscribe(self, wake: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ class Notifier:
                     target=self._ring, name="ergon-nats-bell", daemon=True
                 )
                 self._ringer.start()
-                self._line.listen(self._topic, lambda: self._belfry.ring(self._topic))
+                self._line.subscribe(self._topic, lambda: self._local.notify(self._topic))
 
     def unsubscribe(self, wake: Callable[[], None]) -> None:
         """No longer; one who never subscribed is fine."""
@@ -66,19 +66,19 @@ class Notifier:
         with self._waking:
             ringer, self._ringer = self._ringer, None
         self._line.close()
-        self._belfry.close()
+        self._local.close()
         if ringer is not None and ringer is not threading.current_thread():
             ringer.join()
 
     def _ring_all(self) -> None:
         """Tell everybody that there are facts."""
         self._wake()
-        self._line.tell(self._topic)
+        self._line.notify(self._topic)
 
     def _ring(self) -> None:
         """Wake who waits here when another process has added facts."""
-        bell = self._belfry.listen(self._topic)
-        while bell.wait(None):
+        subscription = self._local.subscribe(self._topic)
+        while subscription.wait(None):
             self._wake()
 
     def _wake(self) -> None:
@@ -121,7 +121,7 @@ class NatsDatabase(Notifier):
         self._memory = RecordCache()
         self._opening = Opening(url, zone, read_only=read_only)
         self._stream, self._subjects = self._opening.stream, self._opening.subjects
-        super().__init__(self._stream.line, self._subjects.bell)
+        super().__init__(self._stream.client, self._subjects.bell)
         try:
             self._opening.meet()
             self.acknowledgement = self._opening.durability.sentence
@@ -129,14 +129,14 @@ class NatsDatabase(Notifier):
             self._clock = clock or ServerClock(self._opening.server_time, time.monotonic)
             self._info: StoreInfo = self._opening.move_in(self._clock)
         except BaseException:
-            self._stream.line.close()
+            self._stream.client.close()
             raise
-        self._connections = self._stream.line.connections
+        self._connections = self._stream.client.connections
 
     @property
     def url(self) -> str:
         """Where it is, without a password."""
-        return self._stream.line.address.name
+        return self._stream.client.address.name
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -295,17 +295,17 @@ class NatsDatabase(Notifier):
 
     def _is_current(self) -> bool:
         """Whether the memory is worth a try."""
-        return self._memory.last >= 0 and self._connections == self._stream.line.connections
+        return self._memory.last >= 0 and self._connections == self._stream.client.connections
 
     def _is_unchanged(self, books: StreamTransaction) -> bool:
         """Whether nobody has written since a step began."""
         last = self._opening.standing().last
-        return last == books.memory.last and self._connections == self._stream.line.connections
+        return last == books.memory.last and self._connections == self._stream.client.connections
 
     def _refresh(self) -> None:
         """See where the stream ends; after a connection was lost, also whether it is whole."""
         last = self._opening.standing().last
-        connections = self._stream.line.connections
+        connections = self._stream.client.connections
         if self._connections != connections:
             self._opening.mend(self._memory.highest, self._clock)
             self._connections = connections

@@ -188,7 +188,7 @@ class NatsObjects(NatsDatabase):
             self._stream.last(each) for each in (self._subjects.tally, self._subjects.objects)
         )
         seqs = (0 if each is None else each.seq for each in (counted, written))
-        return (self._stream.line.connections, *seqs)
+        return (self._stream.client.connections, *seqs)
 
     def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
         """Names given before an instant to which no fact has ever referred, the oldest first."""

@@ -18,7 +18,7 @@ from ergon_framework.boundary.factstore.nats.schema import (
 from ergon_framework.boundary.factstore.nats.session import RecordCache, StreamTransaction
 from ergon_framework.errors import ConfigurationError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.factstore import NEW_EPOCH, OUTBOUND, StoreInfo
-from ergon_framework.storage.nats import Line, NatsStream, OvertakenError, address_of
+from ergon_framework.storage.nats import NatsClient, NatsStream, OvertakenError, address_of
 from ergon_framework.storage.nats.diagnostics import (
     Account,
     Durability,
@@ -45,7 +45,7 @@ _UNLIMITED = {"max_age": 0, "max_msgs": -1}
 
 def zones_in_space(url: str) -> list[str]:
     """The zones whose facts are kept under a URL."""
-    with closing(Line(address_of(url))) as line:
+    with closing(NatsClient(address_of(url))) as line:
         said = [each["config"].get("metadata") or {} for each in Account(line).streams()]
     return sorted(each[_ZONE] for each in said if _ZONE in each)
 
@@ -56,7 +56,7 @@ class Opening:
     def __init__(self, url: str, zone: str, *, read_only: bool) -> None:
         address = address_of(url)
         self.subjects = Subjects(address.space, zone)
-        self.stream = NatsStream(Line(address), self.subjects.stream, self.subjects.zone)
+        self.stream = NatsStream(NatsClient(address), self.subjects.stream, self.subjects.zone)
         self.durability = Durability(1, None)
         self.moved_to = ""
         """Where the zone went, as far as the stream was asked; empty while it is here."""
@@ -66,11 +66,11 @@ class Opening:
     @property
     def name(self) -> str:
         """Where it is, without a password."""
-        return self.stream.line.address.name
+        return self.stream.client.address.name
 
     def meet(self) -> None:
         """See that the server can serve and that the stream is ours; make it when there is none."""
-        Account(self.stream.line).refuse_unfit()
+        Account(self.stream.client).refuse_unfit()
         standing = self.stream.standing()
         if not self._is_read_only:
             self._refuse_unsynced(standing)
@@ -83,12 +83,12 @@ class Opening:
             self._create()
             standing = self.standing()
         self._check(standing.config)
-        monitor = self.stream.line.address.monitor
+        monitor = self.stream.client.address.monitor
         self.durability = durability_of(standing.config, monitor)
 
     def _refuse_unsynced(self, standing: Standing | None) -> None:
         """Before anything is made: a stream that is there has as many replicas as it has."""
-        address = self.stream.line.address
+        address = self.stream.client.address
         config = {"num_replicas": address.replicas} if standing is None else standing.config
         if not address.accepts_unsynced:
             refuse_unsynced(durability_of(config, address.monitor), self.name)
@@ -123,7 +123,7 @@ class Opening:
             {
                 **_CONFIG,
                 "subjects": [self.subjects.everything],
-                "num_replicas": self.stream.line.address.replicas,
+                "num_replicas": self.stream.client.address.replicas,
                 "metadata": {_ZONE: self._zone, _SCHEMA: str(SCHEMA)},
             }
         )

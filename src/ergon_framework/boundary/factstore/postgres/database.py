@@ -15,7 +15,7 @@ from ergon_framework.boundary.factstore.postgres.session import SQL, PostgresSes
 from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, SqlDatabase, logger
 from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.notifier import MemoryBell
+from ergon_framework.storage.notifier import LocalSubscription
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
 from ergon_framework.storage.postgres.pool import Connection
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 SCHEMA = PostgresSchema("boundary", f"{SQL}.schema")
 LOOK = 5.0
-"""Seconds after which new facts are looked for though no bell rang, while somebody waits."""
+"""Seconds after which new facts are looked for without a notification, while somebody waits."""
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _ALONE = frozenset({"receive", "truncate", "bind", "quarantine", "desk", "move"})
 """Calls that take turns: each looks at several tables before it decides."""
@@ -109,16 +109,16 @@ class PostgresGround(SqlDatabase):
         return self._database.name
 
     def _asked_now(self) -> float:
-        return self._database.asked_now()
+        return self._database.server_now()
 
     def subscribe(self, wake: Callable[[], None]) -> None:
         """Call ``wake()``, from any thread, after each commit that added facts, of any process."""
         with self._beginning:
             if self._hearing is None and not self._is_closed:
-                bell = self._database.listen(self._channel)
+                subscription = self._database.subscribe(self._channel)
                 self._has_news()  # only now: what comes later is heard of
                 self._hearing = threading.Thread(
-                    target=self._hear, args=(bell,), name="ergon-facts", daemon=True
+                    target=self._hear, args=(subscription,), name="ergon-facts", daemon=True
                 )
                 self._hearing.start()
         super().subscribe(wake)
@@ -128,17 +128,17 @@ class PostgresGround(SqlDatabase):
         with self._beginning:
             thread, self._hearing = self._hearing, None
             self._is_closed = True
-        self._database.close()  # which lets go who waits for a bell
+        self._database.close()  # which wakes who waits for a notification
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _hear(self, bell: MemoryBell) -> None:
+    def _hear(self, subscription: LocalSubscription) -> None:
         """Wake who waits when others have added facts.
 
-        A bell may ring for nothing, and it may not ring at all, say behind a pooler.
+        A notification may come for nothing, or not at all, say behind a pooler.
         """
         while True:
-            bell.wait(LOOK)
+            subscription.wait(LOOK)
             if self._is_closed:
                 return
             try:

@@ -72,7 +72,7 @@ class PostgresLogs(SqlLog, PostgresGround):
         self._memory = LogCache()
         """Used by whose turn it is to append, and nobody else."""
         self._caution = 0
-        told = (self._channel, self._database.word)
+        told = (self._channel, self._database.own_payload)
         self._straight = PipelineExecutor(self._wordings.writing, told)
 
     def append_in(
@@ -260,7 +260,7 @@ class PostgresLogs(SqlLog, PostgresGround):
                 failpoint(BEFORE[call])
                 connection.execute("COMMIT")
                 if entry.added:
-                    books.send("logs.announce", self._channel, self._database.word)
+                    books.send("logs.announce", self._channel, self._database.own_payload)
         except BaseException:
             memory.forget()  # it may have names of what is now undone
             raise

@@ -1,4 +1,4 @@
-"""The jobs of a memory store and every change of them. Knows no lock, no clock and no bell.
+"""The jobs of a memory store and every change of them. Knows no lock, no clock and no notifier.
 
 Rules for editors: a job changes its status in ``_enter``, ``_leave`` and ``claim`` alone, so that
 its line, its unique key and its limit key always follow.
@@ -10,13 +10,27 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ergon_framework.core.claim import Ask
-from ergon_framework.core.job import CancelAsked, JobRule, JobStatus, Move, Outdated, settle
+from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.job import (
+    CancelRequested,
+    Expired,
+    JobRule,
+    JobStatus,
+    Transition,
+    next_transition,
+)
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.memory.queues import Heap, Line, Lines, Offer
+from ergon_framework.jobs.stores.memory.queues import Heap, MemoryQueue, Offer, QueueSet
 from ergon_framework.jobs.stores.memory.rows import Record, entry_of
 from ergon_framework.jobs.stores.transitions import CANCELLED_KEPT, FAILED_KEPT, id_taken, key_held
-from ergon_framework.ports.jobstore import Added, Claimed, Leased, NewJob, OnDuplicate, Settlement
+from ergon_framework.ports.jobstore import (
+    ClaimedJob,
+    ClaimResult,
+    EnqueueResult,
+    NewJob,
+    OnDuplicate,
+    Settlement,
+)
 
 _RULE = JobRule()
 
@@ -29,7 +43,7 @@ class Ledger:
         self.by_id: dict[str, Record] = {}
         self.active: dict[int, Record] = {}
         self.holders: dict[str, Record] = {}  # of unique keys
-        self.lines = Lines(self.records)
+        self.lines = QueueSet(self.records)
         self.expiring = Heap()
         self.leaving = Heap()  # final jobs, by when they are to be purged
         self.is_work = False  # something became claimable since this was last looked at …
@@ -39,7 +53,7 @@ class Ledger:
 
     # ---- adding ---------------------------------------------------------------------------------
 
-    def add(self, jobs: Sequence[NewJob], now: float) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob], now: float) -> list[EnqueueResult]:
         """Add all of them or none."""
         self._refuse_duplicates(jobs)
         return [self._add(job, now) for job in jobs]
@@ -70,13 +84,13 @@ class Ledger:
             if key is not None:
                 keys.add(key)
 
-    def _add(self, job: NewJob, now: float) -> Added:
+    def _add(self, job: NewJob, now: float) -> EnqueueResult:
         holder = None if job.unique_key is None else self.holders.get(job.unique_key)
         if holder is not None:
             if job.on_duplicate is OnDuplicate.EXISTING:
-                return Added(holder.new.id, False)
-            move = settle(holder.tally(), CancelAsked(), _RULE)
-            self._end(holder, replace(move, why="replaced"), CANCELLED_KEPT, now)
+                return EnqueueResult(holder.new.id, False)
+            transition = next_transition(holder.snapshot(), CancelRequested(), _RULE)
+            self._end(holder, replace(transition, why="replaced"), CANCELLED_KEPT, now)
         self._last_key += 1
         record = Record(
             key=self._last_key,
@@ -89,12 +103,12 @@ class Ledger:
         self.records[record.key] = self.by_id[job.id] = record
         self.lines.line(job.queue).members += 1
         self._enter(record)
-        return Added(job.id, True, None if holder is None else holder.new.id)
+        return EnqueueResult(job.id, True, None if holder is None else holder.new.id)
 
     # ---- settling -------------------------------------------------------------------------------
 
     def settle(self, settlement: Settlement, now: float) -> bool:
-        """Apply a move, if the job still is where the move was decided."""
+        """Apply a transition, if the job still is where the transition was decided."""
         record = self.records.get(settlement.key)
         if (
             record is None
@@ -106,35 +120,35 @@ class Ledger:
             return False
         if record.status.is_final and self._is_key_taken(record):
             return False
-        self._move(record, settlement.move, settlement.entry, now)
+        self._move(record, settlement.transition, settlement.entry, now)
         if record.status.is_final:
             self._finish(record, settlement.result, settlement.keep, now)
         return True
 
     def end_outdated(self, record: Record, now: float) -> None:
         """Dead-letter a job that was not started before its expiry."""
-        self._end(record, settle(record.tally(), Outdated(), _RULE), FAILED_KEPT, now)
+        self._end(record, next_transition(record.snapshot(), Expired(), _RULE), FAILED_KEPT, now)
 
-    def _end(self, record: Record, move: Move, keep: float, now: float) -> None:
-        self._move(record, move, entry_of(record, move, now), now)
+    def _end(self, record: Record, transition: Transition, keep: float, now: float) -> None:
+        self._move(record, transition, entry_of(record, transition, now), now)
         self._finish(record, None, keep, now)
 
-    def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+    def _move(self, record: Record, transition: Transition, entry: bytes, now: float) -> None:
         self._leave(record)
-        record.status = move.status
-        record.attempts, record.excused = move.attempts, move.excused
-        record.is_charged, record.is_solo = False, move.is_solo
-        record.why = move.why
+        record.status = transition.status
+        record.attempts, record.excused = transition.attempts, transition.excused
+        record.is_charged, record.is_solo = False, transition.is_solo
+        record.why = transition.why
         record.worker = record.claimed_at = record.lease_expires_at = None
         record.finished_at = record.purge_at = record.result = None
-        record.last_error = move.failure or record.last_error
+        record.last_error = transition.failure or record.last_error
         record.changed_at = now
         record.history.append(entry)
-        if move.is_reset:
+        if transition.is_reset:
             # Somebody wants it in spite of all that happened, an expiry that passed included.
             record.deliveries, record.last_error, record.expires_at = 0, None, None
         if not record.status.is_final:
-            record.run_at = now + move.delay
+            record.run_at = now + transition.delay
             self._enter(record)
 
     def _finish(self, record: Record, result: bytes | None, keep: float | None, now: float) -> None:
@@ -150,12 +164,12 @@ class Ledger:
 
     # ---- claiming -------------------------------------------------------------------------------
 
-    def claim(self, ask: Ask, now: float) -> Claimed:
+    def claim(self, request: ClaimRequest, now: float) -> ClaimResult:
         """Give a worker what it can take, one job of each queue in turn."""
-        offer = Offer(ask)
+        offer = Offer(request)
         lines = [line for line in self.lines if offer.asks_for(line)]
-        turns: deque[Line] = deque(lines)
-        jobs: list[Leased] = []
+        turns: deque[MemoryQueue] = deque(lines)
+        jobs: list[ClaimedJob] = []
         outdated = 0
         while turns:
             line = turns.popleft()
@@ -169,13 +183,13 @@ class Ledger:
                 continue
             offer.take(record.new.queue, record.new.executor)
             line.take_token(now)
-            self._lease(record, ask, now)
+            self._lease(record, request, now)
             jobs.append(record.leased(now))
         next_at = min((line.next_at(now) for line in lines), default=float("inf"))
         more = any(offer.leaves(line) for line in lines)
-        return Claimed(jobs, None if next_at == float("inf") else next_at, more, outdated)
+        return ClaimResult(jobs, None if next_at == float("inf") else next_at, more, outdated)
 
-    def _lease(self, record: Record, ask: Ask, now: float) -> None:
+    def _lease(self, record: Record, request: ClaimRequest, now: float) -> None:
         self.expiring.discard(record.key)
         self.lines.start(record)
         self.active[record.key] = record
@@ -183,9 +197,9 @@ class Ledger:
         record.fence = self._last_fence  # of the whole store: a new job of an old id has another
         record.status = JobStatus.ACTIVE
         record.deliveries += 1
-        record.worker = ask.worker
+        record.worker = request.worker
         record.claimed_at = record.changed_at = now
-        record.lease_expires_at = now + ask.lease
+        record.lease_expires_at = now + request.lease
         record.why = ""
 
     # ---- coming and going -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import Queue
@@ -71,7 +71,7 @@ class Heap:
 _Name = TypeVar("_Name", bound=Hashable)
 
 
-class Line:
+class MemoryQueue:
     """One queue: its settings, and the jobs in it that wait."""
 
     def __init__(self, name: str) -> None:
@@ -138,22 +138,22 @@ class Line:
 class Offer:
     """What one worker can still take."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
-        self._free = dict(ask.slots)
+    def __init__(self, request: ClaimRequest) -> None:
+        self._request = request
+        self._free = dict(request.slots)
 
-    def asks_for(self, line: Line) -> bool:
+    def asks_for(self, line: MemoryQueue) -> bool:
         """Whether the worker serves this queue, and the queue may be served."""
-        asked = self._ask.queues is None or line.settings.name in self._ask.queues
+        asked = self._request.queues is None or line.settings.name in self._request.queues
         return asked and not line.settings.is_paused
 
     def takes(self, queue: str, named: str) -> bool:
         """Whether it has room for a job of this queue that names this executor."""
         return self._free.get(self._executor(queue, named), 0) > 0
 
-    def leaves(self, line: Line) -> bool:
+    def leaves(self, line: MemoryQueue) -> bool:
         """Whether a job is due that the worker could run, now or later."""
-        own, queue = self._ask.own, line.settings.name
+        own, queue = self._request.own, line.settings.name
         return any(not own or self._executor(queue, named) in own for named in line.waiting())
 
     def take(self, queue: str, named: str) -> None:
@@ -161,24 +161,24 @@ class Offer:
         self._free[self._executor(queue, named)] -= 1
 
     def _executor(self, queue: str, named: str) -> str:
-        return named or self._ask.routes.get(queue, self._ask.default)
+        return named or self._request.routes.get(queue, self._request.default)
 
 
-class Lines:
+class QueueSet:
     """All queues, the one that has been served least recently first."""
 
     def __init__(self, records: dict[int, Record]) -> None:
         self._records = records
-        self._lines: OrderedDict[str, Line] = OrderedDict()
+        self._lines: OrderedDict[str, MemoryQueue] = OrderedDict()
         self._running: Counter[str] = Counter()  # active jobs by limit key
         self._aside: dict[str, dict[tuple[str, str, int], Heap]] = {}
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[MemoryQueue]:
         return iter(self._lines.values())
 
-    def line(self, name: str) -> Line:
+    def line(self, name: str) -> MemoryQueue:
         """The queue of that name; it exists from when it is first asked for."""
-        return self._lines.setdefault(name, Line(name))
+        return self._lines.setdefault(name, MemoryQueue(name))
 
     def forget(self, name: str) -> None:
         """Drop a queue that has neither jobs nor settings."""
@@ -229,7 +229,7 @@ class Lines:
 
     # ---- who goes next --------------------------------------------------------------------------
 
-    def next(self, line: Line, offer: Offer, now: float) -> Record | None:
+    def next(self, line: MemoryQueue, offer: Offer, now: float) -> Record | None:
         """Take the next job that may go out of its line; an outdated one may always."""
         self._admit(line, now)
         if not line.has_room() or not line.has_token(now):
@@ -243,7 +243,7 @@ class Lines:
             self._stand_aside(record)
         return None
 
-    def _admit(self, line: Line, now: float) -> None:
+    def _admit(self, line: MemoryQueue, now: float) -> None:
         while (first := line.later.first()) is not None and first[0][0] <= now:
             self._line_up(self._records[line.later.pop()])
 
@@ -282,7 +282,7 @@ class Lines:
         self._lines[record.new.queue].aside -= Counter((record.new.executor,))
 
 
-def _first_group(line: Line, offer: Offer) -> str | None:
+def _first_group(line: MemoryQueue, offer: Offer) -> str | None:
     """The executor whose jobs have the one that goes next, of those the worker has room for."""
     firsts = [
         (first, named)

@@ -7,9 +7,9 @@ from collections import deque
 import msgspec
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.job import JobStatus, Move, Tally
+from ergon_framework.core.job import JobSnapshot, JobStatus, Transition
 from ergon_framework.core.rfc3339 import format_rfc3339
-from ergon_framework.ports.jobstore import Job, Leased, NewJob, Search
+from ergon_framework.ports.jobstore import ClaimedJob, Job, NewJob, Search
 
 MOST_HISTORY = 100
 """How many entries of a job's history are kept: the latest."""
@@ -52,9 +52,11 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
         """Whether it runs under a lease that nobody renewed."""
         return self.lease_expires_at is not None and self.lease_expires_at <= now
 
-    def tally(self) -> Tally:
+    def snapshot(self) -> JobSnapshot:
         """What the machine needs to know of it."""
-        return Tally(self.status, self.attempts, self.deliveries, self.excused, self.is_charged)
+        return JobSnapshot(
+            self.status, self.attempts, self.deliveries, self.excused, self.is_charged
+        )
 
     def matches(self, search: Search) -> bool:
         """Whether an operator's filters let it through."""
@@ -113,10 +115,10 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             history=tuple(self.history),
         )
 
-    def leased(self, now: float) -> Leased:
+    def leased(self, now: float) -> ClaimedJob:
         """As the worker that claims it needs it."""
         new = self.new
-        return Leased(
+        return ClaimedJob(
             key=self.key,
             fence=self.fence,
             id=new.id,
@@ -141,18 +143,18 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
         )
 
 
-def entry_of(record: Record, move: Move, now: float) -> bytes:
-    """What the history says of a move that the store made by itself."""
+def entry_of(record: Record, transition: Transition, now: float) -> bytes:
+    """What the history says of a transition that the store made by itself."""
     entry = {
         "at": format_rfc3339(now),
-        "event": move.event,
-        "status": move.status,
-        "attempt": move.attempts,
+        "event": transition.event,
+        "status": transition.status,
+        "attempt": transition.attempts,
         "delivery": record.deliveries,
-        "why": move.why,
+        "why": transition.why,
     }
-    if move.failure is not None:
-        failure = move.failure
+    if transition.failure is not None:
+        failure = transition.failure
         entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
     return _encode(entry)
 

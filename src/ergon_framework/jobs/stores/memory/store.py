@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import Ask, checked_changes
+from ergon_framework.core.claim import ClaimRequest, checked_changes
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.documents import named_in
@@ -22,23 +22,23 @@ from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.ports.jobstore import (
-    Added,
-    Bell,
-    Claimed,
-    Hold,
+    ClaimResult,
+    EnqueueResult,
     Job,
+    LeaseRenewal,
     Named,
     NewJob,
+    PruneResult,
     Queue,
     Schedule,
     Search,
     Settlement,
-    Sweep,
+    Subscription,
     Topic,
     Unreadable,
     WorkerRecord,
 )
-from ergon_framework.storage.notifier import Belfry
+from ergon_framework.storage.notifier import LocalNotifier
 
 PAGE = 200
 _WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
@@ -53,7 +53,7 @@ class MemoryJobStore:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._ledger = Ledger()
-        self._belfry = Belfry()
+        self._notifier = LocalNotifier()
         self._lock = threading.Lock()
         self._is_closed = False
         self._workers: dict[str, WorkerRecord] = {}
@@ -68,7 +68,7 @@ class MemoryJobStore:
 
     @contextmanager
     def step(self) -> Iterator[Ledger]:
-        """The ledger for one step of one caller; what the step changed rings afterwards."""
+        """The ledger for one step of one caller; its changes are notified afterwards."""
         with self._lock:
             if self._is_closed:
                 raise StoreUnavailableError(
@@ -79,25 +79,25 @@ class MemoryJobStore:
             yield ledger
             is_work, is_done = ledger.is_work, ledger.is_done
         if is_work:
-            self._belfry.ring(Topic.WORK)
+            self._notifier.notify(Topic.WORK)
         if is_done:
-            self._belfry.ring(Topic.DONE)
+            self._notifier.notify(Topic.DONE)
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store all of them or none."""
         with self.step() as ledger:
             return ledger.add(jobs, self.now())
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], request: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
         """Apply what happened, then claim, in one step."""
         with self.step() as ledger:
             now = self.now()
             applied = [ledger.settle(each, now) for each in settlements]
-            return applied, Claimed([]) if ask is None else ledger.claim(ask, now)
+            return applied, ClaimResult([]) if request is None else ledger.claim(request, now)
 
-    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts."""
         with self.step() as ledger:
             until = self.now() + lease
@@ -115,7 +115,7 @@ class MemoryJobStore:
                     number += 1
         return number
 
-    def overdue(self, limit: int) -> list[Job]:
+    def expired_leases(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
         with self.step() as ledger:
             now = self.now()
@@ -137,17 +137,17 @@ class MemoryJobStore:
             record = ledger.holders.get(unique_key)
             return None if record is None else record.new.id
 
-    def listen(self, topic: Topic) -> Bell:
-        """A bell for the threads of this process."""
+    def subscribe(self, topic: Topic) -> Subscription:
+        """Subscribe a thread of this process."""
         with self.step():
-            return self._belfry.listen(topic)
+            return self._notifier.subscribe(topic)
 
     def close(self) -> None:
-        """Forget everything, and let whoever waits for a bell go."""
+        """Forget everything, and wake whoever waits for a notification."""
         with self._lock:
             self._is_closed = True
             self._ledger = Ledger()
-        self._belfry.close()
+        self._notifier.close()
 
     # ---- jobs -----------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class MemoryJobStore:
 
     # ---- workers and upkeep ---------------------------------------------------------------------
 
-    def tell(self, record: WorkerRecord) -> None:
+    def heartbeat(self, record: WorkerRecord) -> None:
         """Note that a worker lives, or that it is gone."""
         with self.step():
             if record.state == "gone":
@@ -252,7 +252,7 @@ class MemoryJobStore:
             found = (each.job() for each in due if each.new.executor == executor)
             return list(islice(found, limit))
 
-    def sweep(self, limit: int) -> Sweep:
+    def prune(self, limit: int) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers."""
         with self.step() as ledger:
             now = self.now()
@@ -270,7 +270,7 @@ class MemoryJobStore:
             is_more = any(
                 _first_before(heap.first(), now) for heap in (ledger.leaving, ledger.expiring)
             )
-            return Sweep(purged, outdated, len(dead), is_more)
+            return PruneResult(purged, outdated, len(dead), is_more)
 
     # ---- schedules ------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class MemoryJobStore:
             return True
 
 
-def _renew(ledger: Ledger, hold: Hold, until: float) -> bool:
+def _renew(ledger: Ledger, hold: LeaseRenewal, until: float) -> bool:
     record = ledger.active.get(hold.key)
     if record is None or record.new.id != hold.id or record.fence != hold.fence:
         return False

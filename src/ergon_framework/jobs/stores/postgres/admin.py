@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ergon_framework.core.claim import Settings
+from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import listed, named_in, text_of
 from ergon_framework.jobs.stores.postgres.rows import Page, page_of
-from ergon_framework.jobs.stores.postgres.settle import Settling, blocked_keys, try_keys, wake
+from ergon_framework.jobs.stores.postgres.settle import SettleBatch, blocked_keys, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts, writable
-from ergon_framework.jobs.stores.postgres.transactions import Words
-from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, outdated
+from ergon_framework.jobs.stores.postgres.transactions import Tx
+from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, expire
 from ergon_framework.jobs.stores.unreadable import Told
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search
 
-Read = Callable[[Callable[[Words], Page]], Page]
+Read = Callable[[Callable[[Tx], Page]], Page]
 """Runs something on what was committed last."""
 
 PAGE = 200
@@ -54,7 +54,7 @@ def search(read: Read, wanted: Search, limit: int | None, told: Told) -> Iterato
     left = _END if limit is None else limit
     while left > 0:
         values["limit"] = min(PAGE, left)
-        page = read(lambda words: page_of(words.say(statement, values)))
+        page = read(lambda tx: page_of(tx.execute(statement, values)))
         yield from page.jobs
         for each in page.odd:
             told.left_out(each)
@@ -81,14 +81,14 @@ def statement_of(wanted: Search) -> bytes:
     return b" ".join([*start, b" UNION ALL ".join(parts), _SQL["then_newest"]])
 
 
-def count(words: Words, wanted: Search) -> int:
+def count(tx: Tx, wanted: Search) -> int:
     """How many match."""
     counts = [
         b" ".join([b"(SELECT count(*)", *_where(wanted, place), _SQL["by_below"], b")"])
         for place in _places(wanted)
     ]
     statement = b"SELECT " + b" + ".join(counts)
-    return int(words.say(statement, _values(wanted)).fetchall()[0][0])
+    return int(tx.execute(statement, _values(wanted)).fetchall()[0][0])
 
 
 def _places(wanted: Search) -> list[str]:
@@ -135,26 +135,26 @@ def _values(wanted: Search) -> dict[str, Any]:
     }
 
 
-def named(words: Words) -> list[Named]:
+def named(tx: Tx) -> list[Named]:
     """The executors that due jobs name."""
-    lanes, seen = words.say(_SQL["named"]), words.say(_SQL["seen_executors"])
+    lanes, seen = tx.execute(_SQL["named"]), tx.execute(_SQL["seen_executors"])
     return named_in(lanes.fetchall(), dict(seen.fetchall()))
 
 
-def queues(words: Words, now: float) -> list[Queue]:
+def queues(tx: Tx, now: float) -> list[Queue]:
     """Every queue that has jobs or settings, with its counts."""
-    counted = [words.say(_SQL[statement]) for statement in _COUNTS]
-    tried_again = words.say(_SQL["count_retrying"])
-    with_settings = words.say(_SQL["queues"])
+    counted = [tx.execute(_SQL[statement]) for statement in _COUNTS]
+    tried_again = tx.execute(_SQL["count_retrying"])
+    with_settings = tx.execute(_SQL["queues"])
     return listed(
         [row for each in counted for row in each.fetchall()],
         {name: number for name, _, number, _ in tried_again.fetchall()},
-        {name: Settings(*row) for name, *row in with_settings.fetchall()},
+        {name: QueueLimits(*row) for name, *row in with_settings.fetchall()},
         now,
     )
 
 
-def purge(words: Words, jobs: Sequence[Job]) -> int:
+def purge(tx: Tx, jobs: Sequence[Job]) -> int:
     """Delete jobs that have ended and were not moved since they were read."""
     values = {
         "seqs": numbers([job.key for job in jobs]),
@@ -163,37 +163,37 @@ def purge(words: Words, jobs: Sequence[Job]) -> int:
         "statuses": texts([job.status.value for job in jobs]),
         "finished": numbers([job.finished_at for job in jobs]),
     }
-    return words.say(_SQL["purge"], values).rowcount
+    return tx.execute(_SQL["purge"], values).rowcount
 
 
-def purge_due(words: Words, limit: int) -> int:
+def purge_due(tx: Tx, limit: int) -> int:
     """Delete what has been kept long enough."""
-    return words.say(_SQL["purge_due"], {"limit": limit}).rowcount
+    return tx.execute(_SQL["purge_due"], {"limit": limit}).rowcount
 
 
-def end_outdated(words: Words, limit: int) -> tuple[int, Counter[str]]:
+def end_outdated(tx: Tx, limit: int) -> tuple[int, Counter[str]]:
     """Dead-letter what was not started before its expiry; limit keys for which others wait."""
-    rows = words.say(_SQL["outdated"], {"limit": limit}).fetchall()
-    settling = Settling(words, [outdated(row[:7], row[7]) for row in rows])
-    settling.read()
-    return len(rows), settling.freed
+    rows = tx.execute(_SQL["outdated"], {"limit": limit}).fetchall()
+    batch = SettleBatch(tx, [expire(row[:7], row[7]) for row in rows])
+    batch.read()
+    return len(rows), batch.freed
 
 
-def forget_workers(words: Words) -> int:
+def forget_workers(tx: Tx) -> int:
     """Take those off the list that have not been heard of for long."""
-    return words.say(_SQL["forget_workers"], {"age": WORKER_FORGOTTEN_AFTER}).rowcount
+    return tx.execute(_SQL["forget_workers"], {"age": WORKER_FORGOTTEN_AFTER}).rowcount
 
 
-def wake_blocked(words: Words, freed: Counter[str], after: str, limit: int) -> tuple[bool, str]:
+def wake_blocked(tx: Tx, freed: Counter[str], after: str, limit: int) -> tuple[bool, str]:
     """Let jobs go whose limit key is free, whether or not somebody has told them.
 
     Answers whether any goes, and after which key to look the next time: all have their turn.
     """
-    keys = [row[0] for row in blocked_keys(words, after, limit).fetchall()]
+    keys = [row[0] for row in blocked_keys(tx, after, limit).fetchall()]
     last = keys[-1] if len(keys) == limit else ""
     both = Counter[str](keys)
     both |= freed
     if not both:
         return False, last
-    try_keys(words, both)  # a job that is missed because others hold its key: the next sweep's
-    return bool(wake(words, both).fetchall()), last
+    try_keys(tx, both)  # a job that is missed because others hold its key: the next sweep's
+    return bool(wake(tx, both).fetchall()), last

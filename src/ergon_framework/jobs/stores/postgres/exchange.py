@@ -1,6 +1,6 @@
-"""One exchange: settle, then claim, in as few words as it takes.
+"""One call of a worker: settle, then claim, in as few round trips as possible.
 
-The first pipeline settles, claims from the lanes that the last look showed, looks around and
+The first pipeline settles, claims from the lanes that the last scan found, scans the lanes and
 commits. In most cases that is all. What follows are transactions of their own: waking jobs whose
 limit key was freed, and claiming on while there are slots left and something to be had.
 """
@@ -11,12 +11,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.postgres.claim import Claim, Memory
-from ergon_framework.jobs.stores.postgres.rows import Answer, Held
+from ergon_framework.jobs.stores.postgres.claim import Claim, ClaimMemory
+from ergon_framework.jobs.stores.postgres.rows import Held, Result
 from ergon_framework.jobs.stores.postgres.settle import (
-    Settling,
+    SettleBatch,
     lock_keys,
     one_by_one,
     shorten,
@@ -24,13 +24,13 @@ from ergon_framework.jobs.stores.postgres.settle import (
     wake,
     were_applied,
 )
-from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words, is_conflict
-from ergon_framework.ports.jobstore import Claimed, Settlement, Topic
+from ergon_framework.jobs.stores.postgres.transactions import Transactions, Tx, is_conflict
+from ergon_framework.ports.jobstore import ClaimResult, Settlement, Topic
 
 logger = logging.getLogger("ergon.jobs")
 
-Unsure = set[Held]
-"""Those whose settlement may have happened, and nobody knows."""
+Unconfirmed = set[Held]
+"""Claims whose settlement may have been committed: the answer was lost."""
 
 
 class Exchange:
@@ -40,23 +40,23 @@ class Exchange:
         self,
         transactions: Transactions,
         settlements: Sequence[Settlement],
-        unsure: Unsure,
-        memory: Memory,
+        unconfirmed: Unconfirmed,
+        memory: ClaimMemory,
     ) -> None:
         self._transactions = transactions
         self._settlements = settlements
-        self._unsure = unsure
+        self._unconfirmed = unconfirmed
         self._memory = memory
-        statuses = {each.move.status for each in settlements}
+        statuses = {each.transition.status for each in settlements}
         self._topics = {Topic.DONE if each.is_final else Topic.WORK for each in statuses}
         self._freed: Counter[str] = Counter()
         self._long: list[tuple[int, str]] = []
         self._is_work = False  # others may go on because of what has stopped
 
-    def run(self, ask: Ask | None) -> tuple[list[bool], Claimed]:
+    def run(self, request: ClaimRequest | None) -> tuple[list[bool], ClaimResult]:
         """Settle and claim."""
         memory = self._memory
-        claim = None if ask is None else Claim(self._transactions, ask, memory)
+        claim = None if request is None else Claim(self._transactions, request, memory)
         memory.has_claimed |= claim is not None
         keys = ((each.key, each.fence) for each in self._settlements) if memory.keyed else ()
         keyed = memory.keyed.intersection(keys)
@@ -74,17 +74,17 @@ class Exchange:
             if not applied and (claim is None or claim.is_empty):
                 raise
             logger.warning("an exchange was cut short: %s", error)
-        return applied, Claimed([]) if claim is None else claim.result()
+        return applied, ClaimResult([]) if claim is None else claim.result()
 
     def _settle(self, claim: Claim | None) -> list[bool]:
-        def send(words: Words) -> Callable[[], list[bool]]:
-            settling = Settling(words, self._settlements)
-            sure = self._ask_doubts(words)
-            claimed = None if claim is None else claim.send(words)
+        def send(tx: Tx) -> Callable[[], list[bool]]:
+            batch = SettleBatch(tx, self._settlements)
+            sure = self._resolve_unconfirmed(tx)
+            claimed = None if claim is None else claim.send(tx)
 
             def read() -> list[bool]:
-                applied = sure(settling.read())
-                self._note(settling)
+                applied = sure(batch.read())
+                self._note(batch)
                 if claimed is not None:
                     claimed()
                 return applied
@@ -92,10 +92,10 @@ class Exchange:
             return read
 
         try:
-            return self._transactions.pipe(send, "exchange", topics=self._topics)
+            return self._transactions.pipelined(send, "exchange", topics=self._topics)
         except StoreUnavailableError as error:
             if error.details.get("is_lost"):
-                self._unsure |= {(each.key, each.fence) for each in self._settlements}
+                self._unconfirmed |= {(each.key, each.fence) for each in self._settlements}
             raise
         except StoreError as error:
             if not is_conflict(error):
@@ -105,39 +105,41 @@ class Exchange:
     def _settle_one_by_one(self) -> list[bool]:
         """Two jobs of one unique key want to come back at the same time."""
 
-        def work(words: Words) -> list[bool]:
-            applied, settlings = one_by_one(words, self._settlements)
-            for settling in settlings:
-                self._note(settling)
-            return self._ask_doubts(words)(applied)
+        def work(tx: Tx) -> list[bool]:
+            applied, batches = one_by_one(tx, self._settlements)
+            for batch in batches:
+                self._note(batch)
+            return self._resolve_unconfirmed(tx)(applied)
 
-        return self._transactions.alone(work, "exchange", topics=self._topics)
+        return self._transactions.unpipelined(work, "exchange", topics=self._topics)
 
-    def _note(self, settling: Settling) -> None:
-        self._freed += settling.freed
-        self._long += settling.long
-        self._is_work |= settling.is_work
+    def _note(self, batch: SettleBatch) -> None:
+        self._freed += batch.freed
+        self._long += batch.long
+        self._is_work |= batch.is_work
 
-    def _ask_doubts(self, words: Words) -> Callable[[list[bool]], list[bool]]:
+    def _resolve_unconfirmed(self, tx: Tx) -> Callable[[list[bool]], list[bool]]:
         """A settlement that is refused because it was applied, when nobody knew, was applied.
 
         Answers how to correct what is told of them all.
         """
-        unsure = self._unsure
-        doubts = unsure and [
-            n for n, each in enumerate(self._settlements) if (each.key, each.fence) in unsure
+        unconfirmed = self._unconfirmed
+        doubtful = unconfirmed and [
+            n for n, each in enumerate(self._settlements) if (each.key, each.fence) in unconfirmed
         ]
-        if not doubts:
+        if not doubtful:
             return lambda applied: applied
-        answer = were_applied(words, [self._settlements[n] for n in doubts])
+        answer = were_applied(tx, [self._settlements[n] for n in doubtful])
 
         def sure(applied: list[bool]) -> list[bool]:
             for place, key in answer.fetchall():
-                n = doubts[place - 1]
+                n = doubtful[place - 1]
                 if key is not None and not applied[n]:
                     self._freed[key] += 1  # whoever applied it may not have told those who wait
                 applied[n] = True
-            self._unsure.difference_update((each.key, each.fence) for each in self._settlements)
+            self._unconfirmed.difference_update(
+                (each.key, each.fence) for each in self._settlements
+            )
             return applied
 
         return sure
@@ -149,38 +151,38 @@ class Exchange:
             memory.owed += self._freed  # from here on until it is done, whatever happens
             self._freed = memory.owed
         if self._freed or self._long:
-            memory.owed = self._transactions.pipe(
-                lambda words: self._send_followers(words, claim), "exchange"
+            memory.owed = self._transactions.pipelined(
+                lambda tx: self._send_followers(tx, claim), "exchange"
             )
         if memory.owed and claim is not None:
-            claim.hurry()
+            claim.ask_again_soon()
         elif memory.owed:
-            self._is_work = True  # the bell is heard here, too, and brings the next claim
+            self._is_work = True  # this process is notified, too, which brings the next claim
         if self._is_work and Topic.WORK not in self._topics:
-            self._transactions.ring({Topic.WORK})
+            self._transactions.notify({Topic.WORK})
 
     def _wake_owed(self) -> None:
         """Wait for the keys, holding nothing that others wait for, and wake who waits for them."""
         owed = self._memory.owed
 
-        def work(words: Words) -> bool:
-            lock_keys(words, owed)
-            return bool(wake(words, owed).fetchall())
+        def work(tx: Tx) -> bool:
+            lock_keys(tx, owed)
+            return bool(wake(tx, owed).fetchall())
 
-        is_work = self._transactions.step(work, "exchange")
+        is_work = self._transactions.stepwise(work, "exchange")
         self._memory.owed = Counter()
         if is_work:
-            self._transactions.ring({Topic.WORK})
+            self._transactions.notify({Topic.WORK})
 
-    def _send_followers(self, words: Words, claim: Claim | None) -> Callable[[], Counter[str]]:
+    def _send_followers(self, tx: Tx, claim: Claim | None) -> Callable[[], Counter[str]]:
         """Answers with the wake-ups that have to be repeated, as others held the keys."""
-        shorten(words, self._long)
-        woken: Answer | None = None
+        shorten(tx, self._long)
+        woken: Result | None = None
         missed: Callable[[], Counter[str]] = Counter
         if self._freed:
-            missed = self._lock_freed(words)
-            woken = wake(words, self._freed)
-        claimed = None if claim is None else claim.send(words)
+            missed = self._lock_freed(tx)
+            woken = wake(tx, self._freed)
+        claimed = None if claim is None else claim.send(tx)
 
         def read() -> Counter[str]:
             self._is_work |= woken is not None and bool(woken.fetchall())
@@ -190,14 +192,14 @@ class Exchange:
 
         return read
 
-    def _lock_freed(self, words: Words) -> Callable[[], Counter[str]]:
+    def _lock_freed(self, tx: Tx) -> Callable[[], Counter[str]]:
         """Answers how to learn of the keys that others hold. A worker comes back to those, and
         waits for none of them; whoever only settles may never come back.
         """
         if not self._memory.has_claimed:
-            lock_keys(words, self._freed)
+            lock_keys(tx, self._freed)
             return Counter
-        ours = try_keys(words, self._freed)
+        ours = try_keys(tx, self._freed)
 
         def missed() -> Counter[str]:
             held = self._freed.keys() - {key for (key,) in ours.fetchall()}

@@ -1,4 +1,4 @@
-"""Adding jobs: in one statement, within one transaction, or in a transaction of the caller."""
+"""Insertion jobs: in one statement, within one transaction, or in a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError
 from ergon_framework.jobs.stores.documents import is_special, options_text
 from ergon_framework.jobs.stores.postgres.rows import Row
-from ergon_framework.jobs.stores.postgres.settle import Settling, lock_keys, wake
+from ergon_framework.jobs.stores.postgres.settle import SettleBatch, lock_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import blobs, numbers, statements, texts
-from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words, topics_of
-from ergon_framework.jobs.stores.transitions import id_taken, key_held, key_unseen, replaced
-from ergon_framework.ports.jobstore import Added, Job, NewJob, OnDuplicate
+from ergon_framework.jobs.stores.postgres.transactions import Transactions, Tx, topics_of
+from ergon_framework.jobs.stores.transitions import cancel_replaced, id_taken, key_held, key_unseen
+from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, OnDuplicate
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined
 
 _SQL = statements("jobs.sql")
@@ -27,11 +27,11 @@ def has_keys(jobs: Sequence[NewJob]) -> bool:
     return any(job.unique_key is not None for job in jobs)
 
 
-def insert(words: Words, jobs: Sequence[NewJob]) -> None:
+def insert(tx: Tx, jobs: Sequence[NewJob]) -> None:
     """Add them all, whatever their keys; the server refuses all when one is not unique."""
     is_plain = not any(map(is_special, jobs))
     values = _values(jobs) if is_plain else _values(jobs) | _special_values(jobs)
-    words.say(_SQL["insert_plain" if is_plain else "insert"], values)
+    tx.execute(_SQL["insert_plain" if is_plain else "insert"], values)
 
 
 def refuse_twins(jobs: Sequence[NewJob]) -> None:
@@ -51,35 +51,35 @@ def is_same(job: NewJob, there: Job | None) -> bool:
     )
 
 
-def taken(words: Words, jobs: Sequence[NewJob]) -> set[str]:
+def taken(tx: Tx, jobs: Sequence[NewJob]) -> set[str]:
     """Which of their ids are there already."""
     values = {"ids": texts([job.id for job in jobs])}
-    return {row[0] for row in words.say(_SQL["taken_ids"], values).fetchall()}
+    return {row[0] for row in tx.execute(_SQL["taken_ids"], values).fetchall()}
 
 
-class Adding:
+class Insertion:
     """Adds jobs that may meet others, in the order given, within one transaction.
 
-    ``is_guest``: it is somebody else's, and may stay open for long. Then it takes no lock that
+    ``is_external``: it is somebody else's, and may stay open for long. Then it takes no lock that
     claims wait for, and who waits for a limit key of a replaced job is let go by the next sweep.
     ``unseen``: by unique key, holders that were found outside, and which it may not be able to see.
     """
 
     def __init__(
         self,
-        words: Words,
+        tx: Tx,
         jobs: Sequence[NewJob],
         *,
-        is_guest: bool = False,
+        is_external: bool = False,
         unseen: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._words = words
-        self._is_guest = is_guest
+        self._tx = tx
+        self._is_external = is_external
         self._unseen = unseen
         self._jobs = jobs
         self._news: dict[str, NewJob] = {}  # by id; not written yet
         self._freed: Counter[str] = Counter()
-        self._taken = taken(words, jobs)
+        self._taken = taken(tx, jobs)
         wanted = {job.unique_key for job in jobs if job.on_duplicate is OnDuplicate.REPLACE}
         others = {job.unique_key for job in jobs} - wanted - {None}
         # Only what may be replaced is locked: the caller's transaction may take its time.
@@ -88,7 +88,7 @@ class Adding:
         self.is_done = False
         """Whether a job was cancelled for another one."""
 
-    def all(self) -> list[Added]:
+    def all(self) -> list[EnqueueResult]:
         """Add all of them; raises DuplicateJobError, and then the caller rolls back."""
         found = [self._add(job) for job in self._jobs]
         self._finish()
@@ -107,25 +107,25 @@ class Adding:
         """By unique key: how the holder stands, and what time it is."""
         if not keys:
             return {}
-        rows = self._words.say(_SQL[statement], {"keys": texts(keys)}).fetchall()
+        rows = self._tx.execute(_SQL[statement], {"keys": texts(keys)}).fetchall()
         return {row[0]: row[1:] for row in rows}
 
-    def _add(self, job: NewJob) -> Added:
+    def _add(self, job: NewJob) -> EnqueueResult:
         if job.unique_key is None or job.unique_key not in self._holders:
             if job.unique_key is not None and job.unique_key in self._unseen:
                 return _beside(job, self._unseen[job.unique_key])
             self._put(job)
-            return Added(job.id, True)
+            return EnqueueResult(job.id, True)
         holder, status = self._holders[job.unique_key][1:3]
         if job.on_duplicate is OnDuplicate.EXISTING:
-            return Added(holder, False)
+            return EnqueueResult(holder, False)
         if job.on_duplicate is OnDuplicate.REJECT or status == JobStatus.ACTIVE:
             raise key_held(job, holder)
         if job.id in self._taken:
             raise id_taken(job)
         self._replace(job.unique_key)
         self._put(job)
-        return Added(job.id, True, holder)
+        return EnqueueResult(job.id, True, holder)
 
     def _put(self, job: NewJob) -> None:
         if job.id in self._taken:
@@ -141,29 +141,29 @@ class Adding:
             self._write()
             self._holders |= self._held("lock_holders", {key})
         *standing, now = self._holders.pop(key)
-        settling = Settling(self._words, [replaced(tuple(standing), now)])
-        settling.read()
-        self._freed += settling.freed
+        batch = SettleBatch(self._tx, [cancel_replaced(tuple(standing), now)])
+        batch.read()
+        self._freed += batch.freed
         self.is_done = True
 
     def _write(self) -> None:
         if self._news:
-            insert(self._words, list(self._news.values()))
+            insert(self._tx, list(self._news.values()))
             self._news = {}
 
     def _finish(self) -> None:
         self._write()
         if (
-            self._freed and not self._is_guest
+            self._freed and not self._is_external
         ):  # last of all: who waits for this lock holds none that we wait for
-            lock_keys(self._words, self._freed)
-            wake(self._words, self._freed)
+            lock_keys(self._tx, self._freed)
+            wake(self._tx, self._freed)
 
 
-def _beside(job: NewJob, holder: str) -> Added:
+def _beside(job: NewJob, holder: str) -> EnqueueResult:
     """What becomes of a job whose unique key one holds that the transaction cannot see."""
     if job.on_duplicate is OnDuplicate.EXISTING:
-        return Added(holder, False)
+        return EnqueueResult(holder, False)
     raise (
         key_held(job, holder) if job.on_duplicate is OnDuplicate.REJECT else key_unseen(job, holder)
     )
@@ -200,7 +200,7 @@ _SEEING = frozenset({"read committed", "read uncommitted"})
 """Each statement sees what was committed before it."""
 
 
-class Joining:
+class ExternalInsert:
     """Where the store's tables are, so that another connection can be told whether it has them."""
 
     def __init__(self, transactions: Transactions) -> None:
@@ -209,7 +209,7 @@ class Joining:
 
     def add(
         self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str]
-    ) -> list[Added]:
+    ) -> list[EnqueueResult]:
         """Add jobs in the caller's transaction.
 
         ``unseen``: the holders of keys, for a transaction that sees others as they were when it
@@ -217,35 +217,37 @@ class Joining:
         """
         *home, namespace = self._found()
         with joined(connection, self._transactions.name) as driver:
-            words = self._transactions.words(driver)
-            with _looking_in(words, namespace) as isolation:
-                [found] = words.say(_JOINING["home"]).fetchall()
+            tx = self._transactions.tx(driver)
+            with _looking_in(tx, namespace) as isolation:
+                [found] = tx.execute(_JOINING["home"]).fetchall()
                 if list(found[:-1]) != home:
                     raise StoreError(
                         f"the connection is not one to {self._transactions.name}",
                         remedy="connect to that very database, or leave the connection out",
                     )
                 hidden = {} if isolation in _SEEING else unseen
-                adding = Adding(words, jobs, is_guest=True, unseen=hidden)
+                adding = Insertion(tx, jobs, is_external=True, unseen=hidden)
                 added = adding.all()
-                self._transactions.notify(words, topics_of(is_work=True, is_done=adding.is_done))
+                self._transactions.notify_on_commit(
+                    tx, topics_of(is_work=True, is_done=adding.is_done)
+                )
         return added
 
     def _found(self) -> Row:
         if self._home is None:
-            [self._home] = self._transactions.look(
-                lambda words: words.say(_JOINING["home"]).fetchall()
+            [self._home] = self._transactions.read(
+                lambda tx: tx.execute(_JOINING["home"]).fetchall()
             )
         return self._home
 
 
 @contextmanager
-def _looking_in(words: Words, namespace: str) -> Iterator[str]:
+def _looking_in(tx: Tx, namespace: str) -> Iterator[str]:
     """Find our tables for a while, wherever the caller looks for its own; how isolated it is.
 
     After an error the caller's savepoint puts it back.
     """
-    [[before, isolation]] = words.say(_JOINING["habits"]).fetchall()
-    words.say(_JOINING["set_path"], {"path": f'"{namespace}"'})
+    [[before, isolation]] = tx.execute(_JOINING["habits"]).fetchall()
+    tx.execute(_JOINING["set_path"], {"path": f'"{namespace}"'})
     yield isolation
-    words.say(_JOINING["set_path"], {"path": before})
+    tx.execute(_JOINING["set_path"], {"path": before})

@@ -15,7 +15,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
     statements,
     texts,
 )
-from ergon_framework.jobs.stores.postgres.transactions import Transactions, Words, is_conflict
+from ergon_framework.jobs.stores.postgres.transactions import Transactions, Tx, is_conflict
 from ergon_framework.jobs.stores.records import (
     BARRED,
     SettingsStore,
@@ -55,16 +55,14 @@ class PostgresJobRecords:
         """The copies of a kind after a place, in order."""
         if kind is not JobCopy:
             return dump_settings(self._store, self, kind, after, limit)
-        return cast(
-            "list[C]", self._transactions.look(lambda words: _page(words, after or 0, limit))
-        )
+        return cast("list[C]", self._transactions.read(lambda tx: _page(tx, after or 0, limit)))
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Put copies of one kind in, in order."""
         jobs = [each for each in copies if isinstance(each, JobCopy)]
         if jobs:
             try:
-                self._transactions.step(lambda words: _load(words, jobs), "move")
+                self._transactions.stepwise(lambda tx: _load(tx, jobs), "move")
             except StoreError as error:
                 raise (_told(error) if is_conflict(error) else error) from error
         load_settings(self._store, self, copies)
@@ -73,81 +71,81 @@ class PostgresJobRecords:
         """Take copies of one kind out; those that are not there are fine."""
         ids = [each.name for each in copies if isinstance(each, JobCopy)]
         if ids:
-            self._transactions.step(
-                lambda words: words.say(_SQL["remove"], {"ids": texts(ids)}), "move"
+            self._transactions.stepwise(
+                lambda tx: tx.execute(_SQL["remove"], {"ids": texts(ids)}), "move"
             )
         discard_settings(self._store, copies)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
-        return dict(self._transactions.look(lambda words: words.say(_SQL["buckets"]).fetchall()))
+        return dict(self._transactions.read(lambda tx: tx.execute(_SQL["buckets"]).fetchall()))
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
         """Say when buckets will be full."""
 
-        def work(words: Words) -> None:
+        def work(tx: Tx) -> None:
             for name, instant in full_at.items():
-                words.say(_SQL["fill_bucket"], {"name": name, "full_at": instant})
+                tx.execute(_SQL["fill_bucket"], {"name": name, "full_at": instant})
 
-        self._transactions.step(work, "move")
+        self._transactions.stepwise(work, "move")
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
-        rows = self._transactions.look(lambda words: words.say(_SQL["mark"]).fetchall())
+        rows = self._transactions.read(lambda tx: tx.execute(_SQL["mark"]).fetchall())
         return rows[0][0] if rows else None
 
     def set_mark(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
         statement = _SQL["unmark" if mark is None else "set_mark"]
-        self._transactions.step(lambda words: words.say(statement, {"mark": mark}), "move")
+        self._transactions.stepwise(lambda tx: tx.execute(statement, {"mark": mark}), "move")
 
     def birth(self) -> str:
         """Server, database and table, none of which is ever given twice; not all may ask."""
 
-        def ask(words: Words) -> str:
-            [[may_ask]] = words.say(_JOINING["may_ask"]).fetchall()
+        def ask(tx: Tx) -> str:
+            [[may_ask]] = tx.execute(_JOINING["may_ask"]).fetchall()
             if not may_ask:
                 return ""
-            [home] = words.say(_JOINING["home"]).fetchall()
+            [home] = tx.execute(_JOINING["home"]).fetchall()
             return " ".join(map(str, home[:3]))
 
-        return self._transactions.look(ask)
+        return self._transactions.read(ask)
 
     def bar(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
 
-        def work(words: Words) -> None:
+        def work(tx: Tx) -> None:
             for statement in postgres_bars(BARRED, place):
-                words.connection.execute(statement.encode(), prepare=False)
+                tx.connection.execute(statement.encode(), prepare=False)
 
-        self._transactions.alone(work, "move", topics=())
+        self._transactions.unpipelined(work, "move", topics=())
 
 
-def _page(words: Words, after: int, limit: int) -> list[JobCopy]:
+def _page(tx: Tx, after: int, limit: int) -> list[JobCopy]:
     """Some jobs, and fewer when they are large."""
     changed: dict[int, float] = {}
     last, size = after, 0
-    places = words.say(_SQL["places"], {"after": after, "limit": limit})
+    places = tx.execute(_SQL["places"], {"after": after, "limit": limit})
     for seq, changed_at, weight in places.fetchall():
         size += weight
         if changed and size > PAGE_BYTES:
             break
         changed[seq], last = changed_at, seq
-    page = page_of(words.say(_SQL["stretch"], {"after": after, "last": last}))
+    page = page_of(tx.execute(_SQL["stretch"], {"after": after, "last": last}))
     if page.odd:
         raise cannot_move(page.odd[0])
     return [JobCopy(job, changed[job.key]) for job in page.jobs if job.key in changed]
 
 
-def _load(words: Words, copies: Sequence[JobCopy]) -> None:
+def _load(tx: Tx, copies: Sequence[JobCopy]) -> None:
     ids = {"ids": texts([copy.job.id for copy in copies])}
-    found = words.say(_SQL["standing"], ids).fetchall()
+    found = tx.execute(_SQL["standing"], ids).fetchall()
     standing = {(job_id, created_at): seq for job_id, seq, created_at in found}
-    words.say(_SQL["remove"], ids)
+    tx.execute(_SQL["remove"], ids)
     # One of another instant is another job, which came to the end of the line.
     seqs = [standing.get((copy.job.id, copy.job.created_at)) for copy in copies]
     values = {"seq": numbers(seqs), "changed_at": numbers([copy.changed_at for copy in copies])}
-    words.say(_SQL["put"], values | _columns([copy.job for copy in copies]))
+    tx.execute(_SQL["put"], values | _columns([copy.job for copy in copies]))
 
 
 def _columns(jobs: Sequence[Job]) -> dict[str, object]:

@@ -18,7 +18,7 @@ from ergon_framework.jobs.stores.unreadable import (
     problem_of,
     status_of,
 )
-from ergon_framework.ports.jobstore import Job, Leased, Unreadable
+from ergon_framework.ports.jobstore import ClaimedJob, Job, Unreadable
 
 Row = tuple[Any, ...]
 Held = tuple[int, int]
@@ -35,7 +35,7 @@ _AS_THEY_ARE = (
 )
 
 
-class Answer(Protocol):
+class Result(Protocol):
     """What the server answers."""
 
     @property
@@ -55,7 +55,7 @@ class Page(NamedTuple):
     last: int  # the number of the last row
 
 
-def page_of(cursor: Answer) -> Page:
+def page_of(cursor: Result) -> Page:
     """The jobs of a statement that asked for all their columns."""
     rows = cursor.fetchall()
     page = Page([], [], len(rows), rows[-1][SEQ] if rows else 0)
@@ -99,9 +99,9 @@ def _job(row: dict[str, Any]) -> Job:
     )
 
 
-def leased(row: Row) -> Leased:
+def claimed_job(row: Row) -> ClaimedJob:
     """A job that was just claimed, as its worker needs it."""
     check_arguments(row[6], row[7])
     check_instant("created_at", row[12])
-    # Its columns are those of a ``Leased`` in their order, but for the options, which come last.
-    return Leased(*row[:13], *row[14:15], *asked_of(row[13]))
+    # Its columns are those of a ``ClaimedJob`` in their order, except the options, which come last.
+    return ClaimedJob(*row[:13], *row[14:15], *asked_of(row[13]))

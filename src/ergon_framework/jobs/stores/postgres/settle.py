@@ -1,4 +1,4 @@
-"""Applying moves within one transaction, and whom to wake when it is committed."""
+"""Applying transitions within one transaction, and whom to wake when it is committed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import text_of
-from ergon_framework.jobs.stores.postgres.rows import Answer, Row
+from ergon_framework.jobs.stores.postgres.rows import Result, Row
 from ergon_framework.jobs.stores.postgres.statements import (
     blobs,
     flags,
@@ -20,14 +20,14 @@ from ergon_framework.jobs.stores.postgres.statements import (
     texts,
     writable,
 )
-from ergon_framework.jobs.stores.postgres.transactions import Words
+from ergon_framework.jobs.stores.postgres.transactions import Tx
 from ergon_framework.jobs.stores.transitions import (
     DUE,
     ENDED,
     LATER,
     LONGEST_HISTORY,
     MOST_ENTRIES,
-    is_usual,
+    is_plain_completion,
     latest,
 )
 from ergon_framework.ports.jobstore import Settlement
@@ -38,18 +38,18 @@ KEY_LOCKS = 0x4A4F4253
 _SQL = statements("moves.sql")
 
 
-class Settling:
-    """The moves of one transaction: sent at once, and read when it is committed."""
+class SettleBatch:
+    """The transitions of one transaction: sent at once, and read when it is committed."""
 
-    def __init__(self, words: Words, settlements: Sequence[Settlement]) -> None:
+    def __init__(self, tx: Tx, settlements: Sequence[Settlement]) -> None:
         self._settlements = settlements
-        self._sent: list[tuple[list[Settlement], Answer]] = []
+        self._sent: list[tuple[list[Settlement], Result]] = []
         for wave in _waves(settlements):
             usual, others = _parted(wave)
             if usual:
-                self._sent.append((usual, words.say(_SQL["complete"], _completions(usual))))
+                self._sent.append((usual, tx.execute(_SQL["complete"], _completions(usual))))
             if others:
-                self._sent.append((others, words.say(_SQL["move"], _moves(others))))
+                self._sent.append((others, tx.execute(_SQL["move"], _moves(others))))
         self.freed: Counter[str] = Counter()  # how many of a limit key have stopped
         self.long: list[tuple[int, str]] = []  # jobs whose history has to be shortened
         self.is_work = False
@@ -69,7 +69,7 @@ class Settling:
 
     def _note(self, settlement: Settlement, row: Row) -> None:
         _, key, history, is_any_limited = row
-        is_final = settlement.move.status.is_final
+        is_final = settlement.transition.status.is_final
         self.is_done |= is_final
         self.is_work |= is_any_limited or not is_final
         if key is not None:
@@ -78,66 +78,64 @@ class Settling:
             self.long.append((settlement.key, history))
 
 
-def one_by_one(
-    words: Words, settlements: Sequence[Settlement]
-) -> tuple[list[bool], list[Settling]]:
+def one_by_one(tx: Tx, settlements: Sequence[Settlement]) -> tuple[list[bool], list[SettleBatch]]:
     """The same outside of a pipeline: one that is not unique is refused alone."""
-    applied, settlings = [], []
+    applied, batches = [], []
     for settlement in settlements:
         try:
-            with words.connection.transaction():
-                settling = Settling(words, [settlement])
-                applied += settling.read()
-                settlings.append(settling)
+            with tx.connection.transaction():
+                batch = SettleBatch(tx, [settlement])
+                applied += batch.read()
+                batches.append(batch)
         except psycopg.errors.UniqueViolation:
             applied.append(False)  # it had ended, and another job holds its unique key now
-    return applied, settlings
+    return applied, batches
 
 
-def shorten(words: Words, long: Iterable[tuple[int, str]]) -> None:
+def shorten(tx: Tx, long: Iterable[tuple[int, str]]) -> None:
     """Keep the latest part of histories."""
     for seq, history in long:
         values = {"seq": seq, "long": history, "history": latest(history)}
-        words.say(_SQL["set_history"], values)
+        tx.execute(_SQL["set_history"], values)
 
 
-def lock_keys(words: Words, keys: Iterable[str]) -> None:
+def lock_keys(tx: Tx, keys: Iterable[str]) -> None:
     """Wait until nobody else starts or wakes jobs of these limit keys."""
-    words.say(_SQL["lock_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
+    tx.execute(_SQL["lock_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
 
 
-def try_keys(words: Words, keys: Iterable[str]) -> Answer:
+def try_keys(tx: Tx, keys: Iterable[str]) -> Result:
     """The same without waiting; answers with the keys that nobody else holds."""
-    return words.say(_SQL["try_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
+    return tx.execute(_SQL["try_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
 
 
-def wake(words: Words, freed: Counter[str]) -> Answer:
+def wake(tx: Tx, freed: Counter[str]) -> Result:
     """Let jobs go that wait for limit keys; answers with those that go.
 
     Whoever has not locked a key may miss a job that begins to wait for it at this moment. To wake
     too many does no harm: claims judge them again.
     """
     values = {"keys": texts(freed), "freed": numbers(freed.values())}
-    return words.say(_SQL["wake"], values)
+    return tx.execute(_SQL["wake"], values)
 
 
-def blocked_keys(words: Words, after: str, limit: int) -> Answer:
+def blocked_keys(tx: Tx, after: str, limit: int) -> Result:
     """Limit keys that somebody waits for."""
-    return words.say(_SQL["blocked_keys"], {"after": after, "limit": limit})
+    return tx.execute(_SQL["blocked_keys"], {"after": after, "limit": limit})
 
 
-def were_applied(words: Words, settlements: Sequence[Settlement]) -> Answer:
-    """Which moves stand in their jobs' histories: their places, from 1 on, and limit keys."""
+def were_applied(tx: Tx, settlements: Sequence[Settlement]) -> Result:
+    """Which transitions stand in their jobs' histories: their places, from 1 on, and limit keys."""
     values = {
         "seqs": numbers([each.key for each in settlements]),
         "ids": texts([each.id for each in settlements]),
         "entries": lines([each.entry for each in settlements]),
     }
-    return words.say(_SQL["were_applied"], values)
+    return tx.execute(_SQL["were_applied"], values)
 
 
 def _waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
-    """One statement moves a job at most once: a second move of a job goes into the next."""
+    """One statement changes a job at most once: a second transition of a job goes into the next."""
     waves: list[dict[Any, Settlement]] = []
     for settlement in settlements:
         for wave in waves:
@@ -146,7 +144,7 @@ def _waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
                 break
         else:
             waves.append({settlement.key: settlement})
-    # In the order of their numbers: whoever moves the same jobs meanwhile does so in this order.
+    # In the order of their numbers: whoever changes the same jobs meanwhile does so in this order.
     return [[wave[key] for key in sorted(wave)] for wave in waves]
 
 
@@ -155,7 +153,7 @@ def _parted(settlements: list[Settlement]) -> tuple[list[Settlement], list[Settl
     usual: list[Settlement] = []
     others: list[Settlement] = []
     for each in settlements:
-        (usual if is_usual(each) else others).append(each)
+        (usual if is_plain_completion(each) else others).append(each)
     return usual, others
 
 
@@ -166,50 +164,53 @@ def _completions(settlements: list[Settlement]) -> dict[str, Any]:
 
 
 def _moves(settlements: list[Settlement]) -> dict[str, Any]:
-    moves = [each.move for each in settlements]
+    transitions = [each.transition for each in settlements]
     return _witness(settlements) | {
         "expected": texts([each.expected.value for each in settlements]),
         "rescues": flags([each.if_expired for each in settlements]),
         "stages": numbers([_stage(each) for each in settlements]),
-        "statuses": texts([move.status.value for move in moves]),
-        "solos": flags([move.is_solo for move in moves]),
-        "whys": texts([writable(move.why) for move in moves]),
-        "delays": numbers([move.delay for move in moves]),
+        "statuses": texts([transition.status.value for transition in transitions]),
+        "solos": flags([transition.is_solo for transition in transitions]),
+        "whys": texts([writable(transition.why) for transition in transitions]),
+        "delays": numbers([transition.delay for transition in transitions]),
         "results": blobs([_result(each) for each in settlements]),
         "failures": texts(
-            [None if move.failure is None else text_of(move.failure) for move in moves]
+            [
+                None if transition.failure is None else text_of(transition.failure)
+                for transition in transitions
+            ]
         ),
-        "resets": flags([move.is_reset for move in moves]),
+        "resets": flags([transition.is_reset for transition in transitions]),
         "longest": LONGEST_HISTORY,
         "most": MOST_ENTRIES,
     }
 
 
 def _witness(settlements: list[Settlement]) -> dict[str, Any]:
-    """What is written down about moves, and where the jobs must stand for them."""
+    """What is written down about transitions, and where the jobs must stand for them."""
     return {
         "seqs": numbers([each.key for each in settlements]),
         "ids": texts([each.id for each in settlements]),
         "fences": numbers([each.fence for each in settlements]),
-        "attempts": numbers([each.move.attempts for each in settlements]),
-        "excuses": numbers([each.move.excused for each in settlements]),
+        "attempts": numbers([each.transition.attempts for each in settlements]),
+        "excuses": numbers([each.transition.excused for each in settlements]),
         "keeps": numbers([_keep(each) for each in settlements]),
         "entries": lines([each.entry for each in settlements]),
     }
 
 
 def _stage(settlement: Settlement) -> int:
-    move = settlement.move
-    if move.status.is_final:
+    transition = settlement.transition
+    if transition.status.is_final:
         return ENDED
-    return DUE if move.delay <= 0.0 else LATER
+    return DUE if transition.delay <= 0.0 else LATER
 
 
 def _keep(settlement: Settlement) -> float | None:
-    return settlement.keep if settlement.move.status.is_final else None
+    return settlement.keep if settlement.transition.status.is_final else None
 
 
 def _result(settlement: Settlement) -> bytes | None:
-    if settlement.move.status is JobStatus.COMPLETED:
+    if settlement.transition.status is JobStatus.COMPLETED:
         return settlement.result or b"null"
-    return settlement.result if settlement.move.status.is_final else None
+    return settlement.result if settlement.transition.status.is_final else None

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import Ask, Settings, checked_changes
+from ergon_framework.core.claim import ClaimRequest, QueueLimits, checked_changes
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
 from ergon_framework.jobs.stores.postgres import admin
-from ergon_framework.jobs.stores.postgres.claim import Memory
-from ergon_framework.jobs.stores.postgres.exchange import Exchange, Unsure
+from ergon_framework.jobs.stores.postgres.claim import ClaimMemory
+from ergon_framework.jobs.stores.postgres.exchange import Exchange, Unconfirmed
 from ergon_framework.jobs.stores.postgres.insert import (
-    Adding,
-    Joining,
+    ExternalInsert,
+    Insertion,
     has_keys,
     insert,
     is_same,
@@ -30,7 +30,7 @@ from ergon_framework.jobs.stores.postgres.statements import flags, numbers, stat
 from ergon_framework.jobs.stores.postgres.transactions import (
     CONFLICTS,
     Transactions,
-    Words,
+    Tx,
     is_conflict,
     topics_of,
 )
@@ -44,18 +44,18 @@ from ergon_framework.jobs.stores.unreadable import (
     was_status,
 )
 from ergon_framework.ports.jobstore import (
-    Added,
-    Bell,
-    Claimed,
-    Hold,
+    ClaimResult,
+    EnqueueResult,
     Job,
+    LeaseRenewal,
     Named,
     NewJob,
+    PruneResult,
     Queue,
     Schedule,
     Search,
     Settlement,
-    Sweep,
+    Subscription,
     Topic,
     Unreadable,
     WorkerRecord,
@@ -79,9 +79,9 @@ class PostgresJobStore:
     ) -> None:
         self.transactions = Transactions(url, clock=clock, read_only=read_only)
         self.durability = self.transactions.database.acknowledged("job", _ACKNOWLEDGED)
-        self._memory = Memory()
-        self._unsure: Unsure = set()
-        self._joining = Joining(self.transactions)
+        self._memory = ClaimMemory()
+        self._unconfirmed: Unconfirmed = set()
+        self._external_insert = ExternalInsert(self.transactions)
         self._reader = Reader()
         self._told = Told()
         self._swept = ""  # the last limit key that a sweep looked at
@@ -93,16 +93,16 @@ class PostgresJobStore:
 
     @property
     def name(self) -> str:
-        """What to call the database in front of people."""
+        """The name of the database shown to users."""
         return self.transactions.name
 
     def now(self) -> float:
         """The server's clock, or the one that was given."""
         return self.transactions.now()
 
-    def listen(self, topic: Topic) -> Bell:
-        """A bell for this process, rung at each change of that kind, from any process."""
-        return self.transactions.listen(topic)
+    def subscribe(self, topic: Topic) -> Subscription:
+        """Subscribe this process to each change of that kind, made by any process."""
+        return self.transactions.subscribe(topic)
 
     def announce(self) -> None:
         """Wake the workers: for those who added jobs in a transaction of their own."""
@@ -117,7 +117,7 @@ class PostgresJobStore:
         """Whether the server's own settings keep what it acknowledges."""
         return self.transactions.database.is_safe
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store all of them or none; raises DuplicateJobError."""
         if not jobs:
             return []
@@ -128,10 +128,12 @@ class PostgresJobStore:
                 raise
             return self._add_again(jobs, error)
 
-    def _add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def _add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         return self._add_keyed(jobs) if has_keys(jobs) else self._add_plain(jobs)
 
-    def _add_again(self, jobs: Sequence[NewJob], error: StoreUnavailableError) -> list[Added]:
+    def _add_again(
+        self, jobs: Sequence[NewJob], error: StoreUnavailableError
+    ) -> list[EnqueueResult]:
         """Nobody knows whether they are there. Their ids tell: no job is added twice."""
         try:
             try:
@@ -141,7 +143,9 @@ class PostgresJobStore:
                 if not any(is_same(job, there.get(job.id)) for job in jobs):
                     raise
                 return [
-                    Added(*(job.id, True) if job.id in there else (self._holder_of(job), False))
+                    EnqueueResult(
+                        *(job.id, True) if job.id in there else (self._holder_of(job), False)
+                    )
                     for job in jobs
                 ]
         except StoreUnavailableError:
@@ -151,12 +155,14 @@ class PostgresJobStore:
                 details=error.details | {"ids": [job.id for job in jobs]},
             ) from error
         own = {job.id for job in jobs}
-        return [Added(each.id, each.is_new or each.id in own, each.replaced) for each in added]
+        return [
+            EnqueueResult(each.id, each.is_new or each.id in own, each.replaced) for each in added
+        ]
 
     def _holder_of(self, job: NewJob) -> str:
         return self.holder(job.unique_key or "") or job.id
 
-    def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
+    def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Add jobs in the caller's own transaction on the same database, which the caller commits.
 
         ``connection`` is one of psycopg, or a connection or session of SQLAlchemy with psycopg
@@ -169,11 +175,11 @@ class PostgresJobStore:
         unseen: dict[str, str] = {}
         for _ in range(CONFLICTS):
             try:
-                return self._joining.add(connection, jobs, unseen)
+                return self._external_insert.add(connection, jobs, unseen)
             except StoreError as error:
                 if not is_conflict(error):
                     raise
-                self._refuse_taken(jobs, self.transactions.look(lambda words: taken(words, jobs)))
+                self._refuse_taken(jobs, self.transactions.read(lambda tx: taken(tx, jobs)))
             unseen = self._holders_of(jobs)
         return self._add_in_at_last(connection, jobs, unseen)
 
@@ -184,56 +190,58 @@ class PostgresJobStore:
 
     def _add_in_at_last(
         self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str]
-    ) -> list[Added]:
+    ) -> list[EnqueueResult]:
         try:
-            return self._joining.add(connection, jobs, unseen)
+            return self._external_insert.add(connection, jobs, unseen)
         except StoreError as error:
             keyed = next((job for job in jobs if job.unique_key is not None), None)
             if keyed is None or not is_conflict(error):
                 raise
             raise key_held(keyed) from None
 
-    def _add_plain(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def _add_plain(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         refuse_twins(jobs)
 
-        def send(words: Words) -> Callable[[], None]:
-            insert(words, jobs)
+        def send(tx: Tx) -> Callable[[], None]:
+            insert(tx, jobs)
             return lambda: None
 
         try:
-            self.transactions.pipe(send, "add", topics={Topic.WORK}, is_single=True)
+            self.transactions.pipelined(send, "add", topics={Topic.WORK}, is_single=True)
         except StoreError as error:
             if not is_conflict(error):
                 raise
-            self._refuse_taken(jobs, self.transactions.look(lambda words: taken(words, jobs)))
+            self._refuse_taken(jobs, self.transactions.read(lambda tx: taken(tx, jobs)))
             raise
-        return [Added(job.id, True) for job in jobs]
+        return [EnqueueResult(job.id, True) for job in jobs]
 
     def _refuse_taken(self, jobs: Sequence[NewJob], there: set[str]) -> None:
         for job in jobs:
             if job.id in there:
                 raise id_taken(job) from None
 
-    def _add_keyed(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def _add_keyed(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         topics = {Topic.WORK}
 
-        def work(words: Words) -> list[Added]:
-            adding = Adding(words, jobs)
+        def work(tx: Tx) -> list[EnqueueResult]:
+            adding = Insertion(tx, jobs)
             added = adding.all()
             topics.update(topics_of(is_work=True, is_done=adding.is_done))
             return added
 
-        return self.transactions.insist(work, "add", topics=topics)
+        return self.transactions.retrying(work, "add", topics=topics)
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], request: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
         """Apply what happened, then claim; in one commit, unless limits have to be looked at."""
-        if not settlements and ask is None:
-            return [], Claimed([])
-        return Exchange(self.transactions, settlements, self._unsure, self._memory).run(ask)
+        if not settlements and request is None:
+            return [], ClaimResult([])
+        return Exchange(self.transactions, settlements, self._unconfirmed, self._memory).run(
+            request
+        )
 
-    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
         if not holds:
             return []
@@ -245,11 +253,11 @@ class PostgresJobStore:
             "lease": lease,
         }
 
-        def send(words: Words) -> Callable[[], set[tuple[int, str, int]]]:
-            cursor = words.say(_SQL["renew"], values)
+        def send(tx: Tx) -> Callable[[], set[tuple[int, str, int]]]:
+            cursor = tx.execute(_SQL["renew"], values)
             return lambda: {(seq, job_id, fence) for seq, job_id, fence in cursor.fetchall()}
 
-        kept = self.transactions.pipe(send, "renew")
+        kept = self.transactions.pipelined(send, "renew")
         return [(hold.key, hold.id, hold.fence) in kept for hold in holds]
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
@@ -260,23 +268,19 @@ class PostgresJobStore:
             "others": others,
             "least": min((*leases.values(), others)),
         }
-        if not self.transactions.look(
-            lambda words: words.say(_SQL["any_later"], values).fetchall()
-        ):
+        if not self.transactions.read(lambda tx: tx.execute(_SQL["any_later"], values).fetchall()):
             return 0
-        return self.transactions.step(
-            lambda words: words.say(_SQL["shorten"], values).rowcount, "renew"
+        return self.transactions.stepwise(
+            lambda tx: tx.execute(_SQL["shorten"], values).rowcount, "renew"
         )
 
-    def overdue(self, limit: int) -> list[Job]:
+    def expired_leases(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
         return self.transactions.readable(_SQL["overdue"], {"limit": limit})
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        page = self.transactions.look(
-            lambda words: page_of(words.say(_SQL["find"], {"id": job_id}))
-        )
+        page = self.transactions.read(lambda tx: page_of(tx.execute(_SQL["find"], {"id": job_id})))
         if page.odd:
             raise unreadable_job(job_id, page.odd[0].problem)
         return page.jobs[0] if page.jobs else None
@@ -284,47 +288,45 @@ class PostgresJobStore:
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
         values = {"key": unique_key}
-        rows = self.transactions.look(
-            lambda words: words.say(_SQL["key_holder"], values).fetchall()
-        )
+        rows = self.transactions.read(lambda tx: tx.execute(_SQL["key_holder"], values).fetchall())
         return rows[0][0] if rows else None
 
     # ---- jobs -----------------------------------------------------------------------------------
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return admin.search(self.transactions.look, search, limit, self._told)
+        return admin.search(self.transactions.read, search, limit, self._told)
 
     def count(self, search: Search) -> int:
         """How many match."""
-        return self.transactions.look(lambda words: admin.count(words, search))
+        return self.transactions.read(lambda tx: admin.count(tx, search))
 
     def unreadable(self, limit: int | None = None) -> list[Unreadable]:
         """The rows that were set aside because they cannot be read, the newest first."""
         values = {"limit": limit}
-        return self.transactions.look(lambda words: page_of(words.say(_SQL["aside"], values))).odd
+        return self.transactions.read(lambda tx: page_of(tx.execute(_SQL["aside"], values))).odd
 
     def restore_unreadable(self, key: Any) -> bool:
         """Read such a row again, and put it back where it stood."""
         asked: list[str] = []
 
-        def work(words: Words) -> bool:
-            found = page_of(words.say(_SQL["lock_aside"], {"seq": key})).odd
+        def work(tx: Tx) -> bool:
+            found = page_of(tx.execute(_SQL["lock_aside"], {"seq": key})).odd
             if not found:
                 return False
             status = was_status(Note(found[0].status))
             stage = RUNNING if status is JobStatus.ACTIVE else ENDED if status.is_final else DUE
             values = {"seq": key, "stage": stage, "status": status.value}
             asked.append(found[0].id)
-            words.say(_SQL["put_back"], values)
-            page = page_of(words.say(_SQL["by_seq"], {"seq": key}))
+            tx.execute(_SQL["put_back"], values)
+            page = page_of(tx.execute(_SQL["by_seq"], {"seq": key}))
             problem = page.odd[0].problem if page.odd else argument_problem(page.jobs[0])
             if problem is not None:
                 raise unreadable_job(found[0].id, problem)
             return True
 
         try:
-            return self.transactions.step(work, "desk", topics={Topic.WORK})
+            return self.transactions.stepwise(work, "desk", topics={Topic.WORK})
         except StoreError as error:
             if asked and is_conflict(error):
                 raise key_is_held(asked[-1]) from error
@@ -332,78 +334,78 @@ class PostgresJobStore:
 
     def discard_unreadable(self, key: Any) -> bool:
         """Delete such a row for good."""
-        return self.transactions.step(
-            lambda words: words.say(_SQL["discard"], {"seq": key}).rowcount == 1, "desk"
+        return self.transactions.stepwise(
+            lambda tx: tx.execute(_SQL["discard"], {"seq": key}).rowcount == 1, "desk"
         )
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
-        return self.transactions.step(lambda words: admin.purge(words, jobs), "desk") if jobs else 0
+        return self.transactions.stepwise(lambda tx: admin.purge(tx, jobs), "desk") if jobs else 0
 
-    def sweep(self, limit: int) -> Sweep:
+    def prune(self, limit: int) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
         Also lets jobs run again that wait for a limit key nobody holds.
         """
-        purged = self.transactions.step(lambda words: admin.purge_due(words, limit), "sweep")
-        outdated, freed = self.transactions.step(
-            lambda words: admin.end_outdated(words, limit - purged), "sweep"
+        purged = self.transactions.stepwise(lambda tx: admin.purge_due(tx, limit), "sweep")
+        outdated, freed = self.transactions.stepwise(
+            lambda tx: admin.end_outdated(tx, limit - purged), "sweep"
         )
-        is_woken, self._swept = self.transactions.step(
-            lambda words: admin.wake_blocked(words, freed, self._swept, limit), "sweep"
+        is_woken, self._swept = self.transactions.stepwise(
+            lambda tx: admin.wake_blocked(tx, freed, self._swept, limit), "sweep"
         )
-        workers = self.transactions.step(admin.forget_workers, "sweep", is_synced=False)
-        self.transactions.ring(topics_of(is_done=outdated > 0, is_work=is_woken))
-        return Sweep(purged, outdated, workers, purged + outdated >= limit)
+        workers = self.transactions.stepwise(admin.forget_workers, "sweep", is_synced=False)
+        self.transactions.notify(topics_of(is_done=outdated > 0, is_work=is_woken))
+        return PruneResult(purged, outdated, workers, purged + outdated >= limit)
 
     # ---- queues ---------------------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""
-        return self.transactions.look(lambda words: admin.queues(words, self.now()), is_one=True)
+        return self.transactions.read(lambda tx: admin.queues(tx, self.now()), is_one=True)
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
         checked = checked_changes(changes)
 
-        def work(words: Words) -> Queue:
+        def work(tx: Tx) -> Queue:
             found: list[Row] = []
             while not found:  # somebody else may take away what is there, before it is locked
-                words.say(_DESK["touch_queue"], {"name": name})
-                found = words.say(_DESK["queue"], {"name": name}).fetchall()
+                tx.execute(_DESK["touch_queue"], {"name": name})
+                found = tx.execute(_DESK["queue"], {"name": name}).fetchall()
             [[*before, now]] = found
-            settings = Settings(*before).changed(checked, now)
+            settings = QueueLimits(*before).changed(checked, now)
             if settings.is_plain:
-                words.say(_DESK["unset_queue"], {"name": name})
+                tx.execute(_DESK["unset_queue"], {"name": name})
             else:
-                words.say(_DESK["set_queue"], {"name": name, **asdict(settings)})
+                tx.execute(_DESK["set_queue"], {"name": name, **asdict(settings)})
             return queue_of(name, settings)
 
-        return self.transactions.step(work, "desk", topics={Topic.WORK})
+        return self.transactions.stepwise(work, "desk", topics={Topic.WORK})
 
     # ---- workers --------------------------------------------------------------------------------
 
-    def tell(self, record: WorkerRecord) -> None:
+    def heartbeat(self, record: WorkerRecord) -> None:
         """Note that a worker lives; a record with state ``gone`` removes it."""
 
-        def work(words: Words) -> None:
+        def work(tx: Tx) -> None:
             if record.state == "gone":
-                words.say(_DESK["gone"], {"id": record.id})
+                tx.execute(_DESK["gone"], {"id": record.id})
             else:
-                words.say(_DESK["tell"], {"id": record.id, "record": text_of(record)})
-                words.say(_DESK["tell_executors"], {"names": texts(["", *record.executors])})
+                tx.execute(_DESK["tell"], {"id": record.id, "record": text_of(record)})
+                tx.execute(_DESK["tell_executors"], {"names": texts(["", *record.executors])})
 
-        self.transactions.step(work, "desk", is_synced=False)
+        self.transactions.stepwise(work, "desk", is_synced=False)
 
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
         return self._reader.workers(
-            self.transactions.look(lambda words: words.say(_DESK["workers"]).fetchall())
+            self.transactions.read(lambda tx: tx.execute(_DESK["workers"]).fetchall())
         )
 
     def named(self) -> list[Named]:
         """The executors that due jobs name, by name."""
-        return self.transactions.look(admin.named, is_one=True)
+        return self.transactions.read(admin.named, is_one=True)
 
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""
@@ -414,18 +416,18 @@ class PostgresJobStore:
 
     def schedules(self) -> list[Schedule]:
         """All, by name."""
-        rows = self.transactions.look(lambda words: words.say(_SCHEDULES["all"]).fetchall())
+        rows = self.transactions.read(lambda tx: tx.execute(_SCHEDULES["all"]).fetchall())
         return self._reader.schedules(rows)
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""
         values = msgspec.structs.asdict(schedule)
-        self.transactions.step(lambda words: words.say(_SCHEDULES["put"], values), "desk")
+        self.transactions.stepwise(lambda tx: tx.execute(_SCHEDULES["put"], values), "desk")
 
     def drop_schedule(self, name: str) -> bool:
         """Remove one; whether it was there."""
-        return self.transactions.step(
-            lambda words: words.say(_SCHEDULES["drop"], {"name": name}).rowcount == 1, "desk"
+        return self.transactions.stepwise(
+            lambda tx: tx.execute(_SCHEDULES["drop"], {"name": name}).rowcount == 1, "desk"
         )
 
     def fire(
@@ -437,13 +439,13 @@ class PostgresJobStore:
         """
         topics: set[Topic] = set()
 
-        def work(words: Words) -> bool:
+        def work(tx: Tx) -> bool:
             values = {"name": name, "expected": expected, "next_at": next_at}
-            if words.say(_SCHEDULES["advance"], values).rowcount != 1:
+            if tx.execute(_SCHEDULES["advance"], values).rowcount != 1:
                 return False
-            adding = Adding(words, jobs)
+            adding = Insertion(tx, jobs)
             is_work = adding.possible() > 0
             topics.update(topics_of(is_done=adding.is_done, is_work=is_work))
             return True
 
-        return self.transactions.insist(work, "fire", topics=topics)
+        return self.transactions.retrying(work, "fire", topics=topics)

@@ -1,7 +1,7 @@
-"""Transactions of a PostgreSQL job store, what is said within one, and notifications afterwards.
+"""Transactions of a PostgreSQL job store, the statements of one, and notifications afterwards.
 
-``Words`` is one transaction or one read: statements are gathered into a batch and sent with the
-next answer that is read. ``Transactions`` runs them, retries what others spoiled, and notifies.
+``Tx`` is one transaction or one read: statements are gathered into a pipeline and sent when the
+next result is read. ``Transactions`` runs them, retries after conflicts, and notifies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from psycopg import Cursor
 from psycopg.rows import tuple_row
 
 from ergon_framework.errors import StoreError, StoreReadOnlyError
-from ergon_framework.jobs.stores.postgres.rows import Answer, Row, page_of
+from ergon_framework.jobs.stores.postgres.rows import Result, Row, page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     SQL,
     flags,
@@ -24,45 +24,45 @@ from ergon_framework.jobs.stores.postgres.statements import (
 )
 from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
 from ergon_framework.jobs.stores.unreadable import OddRowError, tell_set_aside
-from ergon_framework.ports.jobstore import Bell, Job, Topic, Unreadable
+from ergon_framework.ports.jobstore import Job, Subscription, Topic, Unreadable
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
-from ergon_framework.storage.postgres.pipeline import Batch, taking_arrays, tell_unheard
+from ergon_framework.storage.postgres.pipeline import Pipeline, log_lost_notification, taking_arrays
 from ergon_framework.storage.postgres.pool import Connection
 
 
-class Words:
-    """Who listens, and the instant, which is None where the server's own is meant."""
+class Tx:
+    """One transaction or read on a connection, at one instant; None means the server's own."""
 
-    __slots__ = ("_batch", "connection", "now")
+    __slots__ = ("_pipeline", "connection", "now")
 
     def __init__(
-        self, connection: Connection, now: float | None, batch: Batch | None = None
+        self, connection: Connection, now: float | None, pipeline: Pipeline | None = None
     ) -> None:
         self.connection = connection
         self.now = now
-        self._batch = batch
+        self._pipeline = pipeline
 
-    def say(self, statement: bytes, values: Mapping[str, Any] | None = None) -> Answer:
-        """Execute a statement: with the next answer that is read, or at once without a batch."""
-        told = {"now": self.now, **(values or {})}
-        if self._batch is not None:
-            return self._batch.say(statement, told)
+    def execute(self, statement: bytes, values: Mapping[str, Any] | None = None) -> Result:
+        """Execute a statement: sent when the next result is read, or at once without a pipeline."""
+        bound = {"now": self.now, **(values or {})}
+        if self._pipeline is not None:
+            return self._pipeline.execute(statement, bound)
         # A cursor of ours: what the owner of the connection makes of rows is not asked.
         cursor: Cursor[Row] = Cursor(self.connection, row_factory=tuple_row)
         cursor.format = psycopg.pq.Format.BINARY
-        return taking_arrays(cursor).execute(statement, told, prepare=False)
+        return taking_arrays(cursor).execute(statement, bound, prepare=False)
 
-    def hint(self, statement: bytes, values: Mapping[str, Any] | None = None) -> None:
-        """Say something when all is done, and never mind whether it is heard."""
-        if self._batch is not None:
-            self._batch.hint(statement, {"now": self.now, **(values or {})})
+    def notify_after(self, statement: bytes, values: Mapping[str, Any] | None = None) -> None:
+        """Execute a NOTIFY after the commit; a failure is logged, not raised."""
+        if self._pipeline is not None:
+            self._pipeline.execute_after(statement, {"now": self.now, **(values or {})})
             return
         try:
-            self.say(statement, values)
+            self.execute(statement, values)
         except psycopg.Error as error:
-            tell_unheard(error)
+            log_lost_notification(error)
 
 
 def is_conflict(error: BaseException) -> bool:
@@ -77,10 +77,10 @@ SCHEMA = PostgresSchema("jobs", f"{SQL}.schema")
 _CHANNELS = {topic: f"ergon_jobs_{topic.value}" for topic in Topic}
 _SQL = statements("jobs.sql")
 CONFLICTS = 4
-"""How often work is done again that others have spoiled."""
+"""How often work is done again after a conflict with others."""
 # Every statement is written for an index, and for few rows of a table that may be empty now and
 # have a million rows in a minute. What the planner remembers of it must hold then, too.
-_GREETING = (
+_ON_CONNECT = (
     "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;"
     " SET plan_cache_mode = force_generic_plan"
@@ -88,7 +88,7 @@ _GREETING = (
 
 
 def topics_of(*, is_work: bool, is_done: bool) -> set[Topic]:
-    """What to ring for."""
+    """The topics to notify of."""
     return {topic for topic, is_so in ((Topic.WORK, is_work), (Topic.DONE, is_done)) if is_so}
 
 
@@ -101,7 +101,7 @@ class Transactions:
         self._given = clock
         self.is_read_only = read_only
         self.database = PostgresDatabase(
-            url, schema=SCHEMA, clock=clock, read_only=read_only, greeting=_GREETING
+            url, schema=SCHEMA, clock=clock, read_only=read_only, on_connect=_ON_CONNECT
         )
 
     def now(self) -> float:
@@ -110,16 +110,16 @@ class Transactions:
 
     @property
     def name(self) -> str:
-        """What to call the database in front of people."""
+        """The name of the database shown to users."""
         return self.database.name
 
-    def listen(self, topic: Topic) -> Bell:
-        """A bell for this process, rung at each change of that kind, from any process."""
-        return self.database.listen(_CHANNELS[topic])
+    def subscribe(self, topic: Topic) -> Subscription:
+        """Subscribe this process to each change of that kind, made by any process."""
+        return self.database.subscribe(_CHANNELS[topic])
 
     def announce(self) -> None:
         """Wake the workers: for those who added jobs in a transaction of their own."""
-        self.ring({Topic.WORK})
+        self.notify({Topic.WORK})
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""
@@ -127,39 +127,40 @@ class Transactions:
 
     # ---- for the parts of the store -------------------------------------------------------------
 
-    def words(self, connection: Connection, batch: Batch | None = None) -> Words:
-        """What is said on a connection is said as of now."""
-        return Words(connection, None if self._given is None else self._given(), batch)
+    def tx(self, connection: Connection, pipeline: Pipeline | None = None) -> Tx:
+        """A transaction on a connection, as of now."""
+        return Tx(connection, None if self._given is None else self._given(), pipeline)
 
-    def pipe(
+    def pipelined(
         self,
-        send: Callable[[Words], Callable[[], T]],
+        send: Callable[[Tx], Callable[[], T]],
         call: str,
         *,
         topics: Iterable[Topic] = (),
         is_synced: bool = True,
         is_single: bool = False,
     ) -> T:
-        """Run one transaction in one batch, and ring.
+        """Run one transaction in one pipeline, and notify.
 
-        ``send`` says all there is to say, and answers how to read the answers once it is committed.
-        ``is_single``: it says one statement, which is a transaction by itself.
+        ``send`` executes all statements, and returns what reads their results after the commit:
+        reading one earlier would cost a round trip. ``is_single``: it is one statement, which is a
+        transaction by itself.
         """
         self.refuse_to_write()
 
         def whole(connection: Connection) -> T:
-            with Batch(connection) as batch:
-                words = self.words(connection, batch)
+            with Pipeline(connection) as pipeline:
+                tx = self.tx(connection, pipeline)
                 if not is_single:
-                    words.say(b"BEGIN")
+                    tx.execute(b"BEGIN")
                 if not is_synced:
-                    words.say(_SQL["synced_later"])
-                read = send(words)
+                    tx.execute(_SQL["synced_later"])
+                read = send(tx)
                 failpoint(BEFORE[call])
                 if not is_single:
-                    words.say(b"COMMIT")
+                    tx.execute(b"COMMIT")
                 # After it: a transaction that notifies keeps all others that do from committing.
-                _hint(words, topics)
+                _notify_after(tx, topics)
             failpoint(AFTER[call])
             return read()
 
@@ -180,76 +181,76 @@ class Transactions:
             "claimed": flags([is_claimed] * len(odd)),
         }
 
-        def send(words: Words) -> Callable[[], list[Unreadable]]:
-            words.say(_SQL["set_aside"], values)
-            found = [words.say(_SQL["by_seq"], {"seq": seq}) for seq, _ in odd]
+        def send(tx: Tx) -> Callable[[], list[Unreadable]]:
+            tx.execute(_SQL["set_aside"], values)
+            found = [tx.execute(_SQL["by_seq"], {"seq": seq}) for seq, _ in odd]
             return lambda: [each for one in found for each in page_of(one).odd]
 
-        for each in self.pipe(send, "exchange", topics={Topic.WORK}):
+        for each in self.pipelined(send, "exchange", topics={Topic.WORK}):
             tell_set_aside(each)
 
-    def step(
+    def stepwise(
         self,
-        work: Callable[[Words], T],
+        work: Callable[[Tx], T],
         call: str,
         *,
         topics: Iterable[Topic] = (),
         is_synced: bool = True,
     ) -> T:
-        """Run one transaction whose statements depend on each other's answers, and ring."""
+        """Run one transaction whose statements depend on each other's results, and notify."""
 
-        def send(words: Words) -> Callable[[], T]:
-            result = work(words)
+        def send(tx: Tx) -> Callable[[], T]:
+            result = work(tx)
             return lambda: result
 
-        return self.pipe(send, call, topics=topics, is_synced=is_synced)
+        return self.pipelined(send, call, topics=topics, is_synced=is_synced)
 
-    def alone(self, work: Callable[[Words], T], call: str, *, topics: Iterable[Topic]) -> T:
-        """Run one transaction without a batch: an error of one statement can be got over."""
+    def unpipelined(self, work: Callable[[Tx], T], call: str, *, topics: Iterable[Topic]) -> T:
+        """Run one transaction without a pipeline: the error of one statement can be handled."""
         self.refuse_to_write()
 
         def whole(connection: Connection) -> T:
-            words = self.words(connection)
+            tx = self.tx(connection)
             with connection.transaction():
-                result = work(words)
+                result = work(tx)
                 failpoint(BEFORE[call])
             failpoint(AFTER[call])
-            _hint(words, topics)
+            _notify_after(tx, topics)
             return result
 
         return self.database.run(whole)
 
-    def insist(self, work: Callable[[Words], T], call: str, *, topics: Iterable[Topic]) -> T:
-        """The same for work that others may spoil by adding a job of the same id or key first."""
+    def retrying(self, work: Callable[[Tx], T], call: str, *, topics: Iterable[Topic]) -> T:
+        """Like ``stepwise``, again after a conflict: others may add a job of the same id or key."""
         for _ in range(CONFLICTS):
             try:
-                return self.step(work, call, topics=topics)
+                return self.stepwise(work, call, topics=topics)
             except StoreError as error:
                 if not is_conflict(error):
                     raise
-        return self.step(work, call, topics=topics)
+        return self.stepwise(work, call, topics=topics)
 
-    def look(self, work: Callable[[Words], T], *, is_one: bool = False) -> T:
-        """Run something that only reads; as ``is_one``, all of it at one instant."""
+    def read(self, work: Callable[[Tx], T], *, is_one: bool = False) -> T:
+        """Run work that only reads; with ``is_one``, all of it on one snapshot."""
 
         def whole(connection: Connection) -> T:
-            with Batch(connection) as batch:
-                words = self.words(connection, batch)
+            with Pipeline(connection) as pipeline:
+                tx = self.tx(connection, pipeline)
                 if is_one:
-                    words.say(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                found = work(words)
+                    tx.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                found = work(tx)
                 if is_one:
-                    words.say(b"COMMIT")
+                    tx.execute(b"COMMIT")
                 return found
 
         return self.database.read(whole)
 
     def readable(self, statement: bytes, values: Mapping[str, Any]) -> list[Job]:
         """The jobs that a statement finds; rows that cannot be read are set aside."""
-        page = self.look(lambda words: page_of(words.say(statement, values)))
+        page = self.read(lambda tx: page_of(tx.execute(statement, values)))
         while page.odd and not self.is_read_only:
             self.set_aside([(each.key, each.problem) for each in page.odd])
-            page = self.look(lambda words: page_of(words.say(statement, values)))
+            page = self.read(lambda tx: page_of(tx.execute(statement, values)))
         return page.jobs
 
     def refuse_to_write(self) -> None:
@@ -259,23 +260,23 @@ class Transactions:
                 f"{self.name} was opened to be read", remedy="open it without read_only"
             )
 
-    def ring(self, topics: Iterable[Topic]) -> None:
-        """Wake whoever listens."""
+    def notify(self, topics: Iterable[Topic]) -> None:
+        """Wake the subscribers of topics."""
 
         def whole(connection: Connection) -> None:
-            with Batch(connection) as batch:
-                _hint(self.words(connection, batch), topics)
+            with Pipeline(connection) as pipeline:
+                _notify_after(self.tx(connection, pipeline), topics)
 
         if topics:
             self.database.run(whole)
 
-    def notify(self, words: Words, topics: Iterable[Topic]) -> None:
-        """The same when the transaction that is open has been committed."""
+    def notify_on_commit(self, tx: Tx, topics: Iterable[Topic]) -> None:
+        """Wake them when the transaction that is open is committed."""
         for topic in topics:
-            words.say(_SQL["notify"], {"channel": _CHANNELS[topic]})
+            tx.execute(_SQL["notify"], {"channel": _CHANNELS[topic]})
 
 
-def _hint(words: Words, topics: Iterable[Topic]) -> None:
-    """The same for what is committed: it stands, whether or not anybody hears of it."""
+def _notify_after(tx: Tx, topics: Iterable[Topic]) -> None:
+    """Notify of what is committed; a failure changes nothing about it."""
     for topic in topics:
-        words.hint(_SQL["notify"], {"channel": _CHANNELS[topic]})
+        tx.notify_after(_SQL["notify"], {"channel": _CHANNELS[topic]})

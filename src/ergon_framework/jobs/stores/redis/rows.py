@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ergon_framework.core.claim import Settings
+from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import failure_from, text_of
-from ergon_framework.jobs.stores.transitions import Standing
+from ergon_framework.jobs.stores.transitions import JobPosition
 from ergon_framework.jobs.stores.unreadable import check_arguments, check_instant, checked
 from ergon_framework.ports.jobstore import (
-    Hold,
+    ClaimedJob,
     Job,
-    Leased,
+    LeaseRenewal,
     NewJob,
     OnDuplicate,
     Schedule,
@@ -145,23 +145,25 @@ def body_of(job: NewJob | Job) -> Body:
 
 def wire_settlement(settlement: Settlement, blobs: Blobs) -> tuple[Any, ...]:
     """A settlement as ``moves.lua`` wants it."""
-    move = settlement.move
-    is_final = move.status.is_final
+    transition = settlement.transition
+    is_final = transition.status.is_final
     result = settlement.result
-    if result is None and move.status is JobStatus.COMPLETED:
+    if result is None and transition.status is JobStatus.COMPLETED:
         result = b"null"
-    failure = b"" if move.failure is None else text_of(move.failure).encode()
+    failure = b"" if transition.failure is None else text_of(transition.failure).encode()
     return (
         settlement.id,
         settlement.key,
         settlement.fence,
         NUMBERS[settlement.expected],
-        NUMBERS[move.status],
-        move.attempts,
-        move.excused,
-        move.is_reset * _RESET + settlement.if_expired * _IF_EXPIRED + move.is_solo * _ALONE,
-        settlement.keep if is_final else move.delay,
-        move.why,
+        NUMBERS[transition.status],
+        transition.attempts,
+        transition.excused,
+        transition.is_reset * _RESET
+        + settlement.if_expired * _IF_EXPIRED
+        + transition.is_solo * _ALONE,
+        settlement.keep if is_final else transition.delay,
+        transition.why,
         blobs.add(tale_of(settlement.entry, failure, result if is_final else None)),
     )
 
@@ -197,7 +199,7 @@ def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
     return job.id, fields, (*texts, job.worker or ""), body, blobs.add(tale)
 
 
-def wire_hold(hold: Hold) -> tuple[Any, ...]:
+def wire_hold(hold: LeaseRenewal) -> tuple[Any, ...]:
     """A hold as ``renew.lua`` wants it."""
     return hold.id, hold.key, hold.fence, hold.is_charged
 
@@ -226,12 +228,12 @@ def parts_in(data: bytes, lengths: Sequence[int]) -> Iterator[memoryview]:
         at += length
 
 
-def leased(job_id: str, row: Row, body: memoryview) -> Leased:
+def claimed_job(job_id: str, row: Row, body: memoryview) -> ClaimedJob:
     """A job as the worker that has just claimed it needs it."""
     handler, args, kwargs, *asked = msgspec.structs.astuple(_body(body))
     check_arguments(args, kwargs)
     check_instant("created_at", row.created_at)
-    return Leased(
+    return ClaimedJob(
         row.seq,
         row.fence,
         job_id,
@@ -300,8 +302,8 @@ def unreadable_from(job_id: str, blob: bytes) -> Unreadable:
     )
 
 
-def standing(job_id: str, row: Row) -> Standing:
-    """What the store needs to move a job by itself."""
+def standing(job_id: str, row: Row) -> JobPosition:
+    """What the store needs to settle a job by itself."""
     status = STATUSES[row.status].value
     return row.seq, job_id, status, row.fence, row.attempts, row.deliveries, row.excused
 
@@ -353,16 +355,16 @@ def schedule_blob(schedule: Schedule) -> bytes:
     return encode(msgspec.structs.astuple(schedule))
 
 
-def read_settings(blob: bytes) -> Settings:
+def read_settings(blob: bytes) -> QueueLimits:
     """The settings of a queue, as they are kept."""
     try:
         is_paused, max_active, rate, burst, full_at = _settings(blob)
     except msgspec.MsgspecError:
-        return Settings(is_paused=True)  # nobody knows how it is limited, so that it waits
-    return Settings(is_paused, max_active or None, rate or None, burst, full_at)
+        return QueueLimits(is_paused=True)  # nobody knows how it is limited, so that it waits
+    return QueueLimits(is_paused, max_active or None, rate or None, burst, full_at)
 
 
-def settings_blob(settings: Settings) -> bytes:
+def settings_blob(settings: QueueLimits) -> bytes:
     """As the scripts want them: false for what is not there."""
     return encode(
         (

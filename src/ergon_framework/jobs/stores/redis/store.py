@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import NONE, Ask
+from ergon_framework.core.claim import NO_LIMITS, ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, named_in, queue_of
 from ergon_framework.jobs.stores.redis import rows
@@ -35,19 +35,19 @@ from ergon_framework.jobs.stores.unreadable import (
     unreadable_job,
 )
 from ergon_framework.ports.jobstore import (
-    Added,
-    Bell,
-    Claimed,
-    Hold,
+    ClaimedJob,
+    ClaimResult,
+    EnqueueResult,
     Job,
-    Leased,
+    LeaseRenewal,
     Named,
     NewJob,
+    PruneResult,
     Queue,
     Schedule,
     Search,
     Settlement,
-    Sweep,
+    Subscription,
     Topic,
     Unreadable,
     WorkerRecord,
@@ -114,16 +114,16 @@ class RedisJobStore:
 
     @property
     def name(self) -> str:
-        """What to call the store in front of people."""
+        """The name of the store shown to users."""
         return self.transactions.name
 
     def now(self) -> float:
         """The store's clock."""
         return self.transactions.now()
 
-    def listen(self, topic: Topic) -> Bell:
-        """A bell for this process, rung at each change of that kind, from any process."""
-        return self.transactions.listen(topic)
+    def subscribe(self, topic: Topic) -> Subscription:
+        """Subscribe this process to each change of that kind, made by any process."""
+        return self.transactions.subscribe(topic)
 
     def announce(self) -> None:
         """Wake the workers."""
@@ -133,34 +133,39 @@ class RedisJobStore:
         """Let go of everything; may be called twice."""
         self.transactions.close()
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store all of them or none; raises DuplicateJobError."""
         return self.transitions.add_once(jobs) if jobs else []
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], request: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
         """Apply what happened, then claim; very many settlements are applied in several steps.
 
         One that was applied before, and whose answer was lost, is answered with True again.
         """
         applied: list[bool] = []
-        while settlements and (ask is None or _share(settlements) < len(settlements)):
+        while settlements and (request is None or _share(settlements) < len(settlements)):
             share = _share(settlements)
             applied += self.transitions.apply(settlements[:share], "exchange")
             settlements = settlements[share:]
-        if ask is None:
-            return applied, Claimed([])
+        if request is None:
+            return applied, ClaimResult([])
         blobs = rows.Blobs()
         wire = [rows.wire_settlement(settlement, blobs) for settlement in settlements]
         # A claim whose answer was lost is not made again: the lease of the first would hold on.
         head, data, bodies, late = self.transactions.write(
-            EXCHANGE, "exchange", wire, self._wire_ask(ask), blobs=blobs, is_repeatable=False
+            EXCHANGE,
+            "exchange",
+            wire,
+            self._wire_request(request),
+            blobs=blobs,
+            is_repeatable=False,
         )
         answer = answer_in(head)
         return applied + answer.applied, self._claimed(answer, data, bodies, late)
 
-    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
         answers: list[bool] = []
         for first in range(0, len(holds), AT_ONCE):
@@ -177,7 +182,7 @@ class RedisJobStore:
         number: int = self.transactions.write(_SHORTEN, "renew", dict(leases), others, least)
         return number
 
-    def overdue(self, limit: int) -> list[Job]:
+    def expired_leases(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
         found, odd, _ = self.transitions.look("overdue", None, limit, None)
         while odd and not self.transactions.is_read_only:
@@ -199,35 +204,35 @@ class RedisJobStore:
 
     # ---- claiming -------------------------------------------------------------------------------
 
-    def _wire_ask(self, ask: Ask) -> tuple[Any, ...]:
+    def _wire_request(self, request: ClaimRequest) -> tuple[Any, ...]:
         """What a worker asks, as ``claim.lua`` wants it."""
         return (
-            ask.worker,
-            ask.lease,
-            list(ask.slots.items()),
-            ask.default,
-            dict(ask.routes),
-            list(ask.own),
-            None if ask.queues is None else list(ask.queues),
-            ask.asks_more,
+            request.worker,
+            request.lease,
+            list(request.slots.items()),
+            request.default,
+            dict(request.routes),
+            list(request.own),
+            None if request.queues is None else list(request.queues),
+            request.wants_more,
             self._turns,
         )
 
-    def _claimed(self, answer: Answer, data: bytes, bodies: bytes, late: bytes) -> Claimed:
+    def _claimed(self, answer: Answer, data: bytes, bodies: bytes, late: bytes) -> ClaimResult:
         self._turns.update(zip(answer.turns[::2], answer.turns[1::2], strict=True))
         texts = rows.parts_in(bodies, answer.lengths)
         found = zip(answer.ids, rows.rows_in(data), texts, strict=True)
         jobs = self._leased(found)
         next_at = None if answer.next_at is False else float(answer.next_at)
-        return Claimed(jobs, next_at, answer.is_left, self._outdated(answer.outdated, late))
+        return ClaimResult(jobs, next_at, answer.is_left, self._outdated(answer.outdated, late))
 
-    def _leased(self, found: Iterable[tuple[str, rows.Row, memoryview]]) -> list[Leased]:
+    def _leased(self, found: Iterable[tuple[str, rows.Row, memoryview]]) -> list[ClaimedJob]:
         """The jobs that were claimed; rows that cannot be read are set aside."""
-        jobs: list[Leased] = []
+        jobs: list[ClaimedJob] = []
         odd: list[Unreadable] = []
         for each in found:
             try:
-                jobs.append(rows.leased(*each))
+                jobs.append(rows.claimed_job(*each))
             except MISREAD as error:
                 odd.append(odd_claim(each[0], each[1], error))
         if odd:
@@ -282,7 +287,7 @@ class RedisJobStore:
     def _problem(self, job_id: str) -> str | None:
         """What is wrong with a row; None if it is a job that can be run."""
         names = [self.transactions.key(name) for name in ("job", "body", "tale")]
-        row, body, tale = (self.transactions.link.call("HGET", name, job_id) for name in names)
+        row, body, tale = (self.transactions.client.call("HGET", name, job_id) for name in names)
         try:
             [parsed] = rows.rows_in(row or b"")
             texts = memoryview(body or b""), memoryview(tale or b"")
@@ -305,7 +310,7 @@ class RedisJobStore:
             purged += self.transactions.write(_PURGE, "desk", wire)
         return purged
 
-    def sweep(self, limit: int) -> Sweep:
+    def prune(self, limit: int) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
         Also lets jobs run again that wait for a limit key nobody holds.
@@ -317,7 +322,7 @@ class RedisJobStore:
             purged, ended, workers = purged + some_purged, ended + some_ended, workers + forgotten
             if some_purged + some_ended < most:
                 break
-        return Sweep(purged, ended, workers, purged + ended >= limit)
+        return PruneResult(purged, ended, workers, purged + ended >= limit)
 
     def _sweep(self, most: int) -> tuple[int, int, int]:
         head, data = self.transactions.write(_SWEEP, "sweep", most, WORKER_FORGOTTEN_AFTER)
@@ -339,7 +344,7 @@ class RedisJobStore:
         settings = {name: rows.read_settings(blob) for name, blob in rows.pairs(kept)}
         oldest = {name: float(instant) for name, instant in rows.pairs(times)}
         return [
-            queue_of(name, settings.get(name, NONE), counts.get(name), oldest.get(name))
+            queue_of(name, settings.get(name, NO_LIMITS), counts.get(name), oldest.get(name))
             for name in sorted({*counts, *settings})
         ]
 
@@ -347,7 +352,7 @@ class RedisJobStore:
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
         for _ in range(MOST_TURNS):
             blob = self.transactions.call("HGET", "queues", name)
-            before = NONE if blob is None else rows.read_settings(blob)
+            before = NO_LIMITS if blob is None else rows.read_settings(blob)
             after = before.changed(changes, self.now())
             if self.transitions.swap(
                 "queue", name, blob, None if after.is_plain else rows.settings_blob(after)
@@ -357,7 +362,7 @@ class RedisJobStore:
 
     # ---- workers --------------------------------------------------------------------------------
 
-    def tell(self, record: WorkerRecord) -> None:
+    def heartbeat(self, record: WorkerRecord) -> None:
         """Note that a worker lives; a record with state ``gone`` removes it."""
         blob = None if record.state == "gone" else msgspec.json.encode(record)
         blobs = rows.Blobs()

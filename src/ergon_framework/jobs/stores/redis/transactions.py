@@ -17,13 +17,13 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.stores.redis.rows import encode
 from ergon_framework.jobs.stores.redis.scripts import KEYS
 from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
-from ergon_framework.ports.jobstore import Bell, Topic
-from ergon_framework.storage.connection_errors import told_again
+from ergon_framework.ports.jobstore import Subscription, Topic
+from ergon_framework.storage.connection_errors import as_unavailable
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisLink, Script, packed
+from ergon_framework.storage.redis.client import RedisClient, Script, packed
 from ergon_framework.storage.redis.diagnostics import persistence_of, refuse_unsafe
-from ergon_framework.storage.redis.notifier import Belfry
+from ergon_framework.storage.redis.notifier import PubSubNotifier
 from ergon_framework.storage.server import ServerClock
 
 VERSION = 1
@@ -59,37 +59,37 @@ class Transactions:
         self.is_read_only = read_only
         self._keys = packed([f"{self._tag}{key}".encode() for key in KEYS.values()])
         self._channel = f"{self._tag}{address.database}:bell:".encode()
-        self.link = RedisLink(address)
+        self.client = RedisClient(address)
         try:
             self._inspect()
             self._clock = clock
             self._now = clock or self._server_clock()
         except BaseException:
-            self.link.close()
+            self.client.close()
             raise
-        self._belfry = Belfry(self.link)
+        self._notifier = PubSubNotifier(self.client)
 
     @property
     def name(self) -> str:
-        """What to call the store in front of people."""
-        return self.link.name
+        """The name of the store shown to users."""
+        return self.client.name
 
     def now(self) -> float:
         """The store's clock."""
         return self._now()
 
-    def listen(self, topic: Topic) -> Bell:
-        """A bell for this process, rung at each change of that kind, from any process."""
-        return self._belfry.listen(f"{self._channel.decode()}{topic.value}")
+    def subscribe(self, topic: Topic) -> Subscription:
+        """Subscribe this process to each change of that kind, made by any process."""
+        return self._notifier.subscribe(f"{self._channel.decode()}{topic.value}")
 
     def announce(self) -> None:
         """Wake the workers."""
-        self.link.call("PUBLISH", self._channel + Topic.WORK.value.encode(), "")
+        self.client.call("PUBLISH", self._channel + Topic.WORK.value.encode(), "")
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""
-        self._belfry.close()
-        self.link.close()
+        self._notifier.close()
+        self.client.close()
 
     # ---- opening --------------------------------------------------------------------------------
 
@@ -99,19 +99,19 @@ class Transactions:
 
     def _look_at_the_server(self) -> None:
         """Refuse a server that would lose jobs, and say what an acknowledgement means there."""
-        found = persistence_of(self.link)
+        found = persistence_of(self.client)
         self.durability = found.sentence()
         self.is_synced = found.is_synced
-        refuse_unsafe(found, self.link, read_only=self.is_read_only)
+        refuse_unsafe(found, self.client, read_only=self.is_read_only)
         self._inspect_at = time.monotonic() + LOOK_AGAIN
 
     def _check_schema(self) -> None:
         key = f"{self._tag}{_SCHEMA}"
-        version = self.link.call("GET", key)
+        version = self.client.call("GET", key)
         if version is None and not self.is_read_only:
-            self.link.call("SET", self.key(BIRTH), secrets.token_hex(16), "NX")
-            self.link.call("SET", key, VERSION, "NX")
-            version = self.link.call("GET", key)
+            self.client.call("SET", self.key(BIRTH), secrets.token_hex(16), "NX")
+            self.client.call("SET", key, VERSION, "NX")
+            version = self.client.call("GET", key)
         self.is_made = version is not None or self._has_keys()
         if version is None or version == b"%d" % VERSION:
             return
@@ -130,7 +130,7 @@ class Transactions:
     def _has_keys(self) -> bool:
         """Whether there is something in a store whose word was deleted while others had it open."""
         plain = [self.key(name) for name in KEYS.values() if not name.endswith(":")]
-        return bool(self.link.call("EXISTS", *plain))
+        return bool(self.client.call("EXISTS", *plain))
 
     def _server_clock(self) -> ServerClock:
         clock = ServerClock(self._time, time.monotonic)
@@ -138,7 +138,7 @@ class Transactions:
         return clock
 
     def _time(self) -> float:
-        seconds, micros = self.link.call("TIME")
+        seconds, micros = self.client.call("TIME")
         return int(seconds) + int(micros) / 1_000_000
 
     # ---- running --------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Transactions:
         try:
             self._look_at_the_server()
         except ConfigurationError as error:
-            raise told_again(error) from error
+            raise as_unavailable(error) from error
 
     def run(
         self, what: Script, *args: Any, blobs: Sequence[bytes] = (), is_repeatable: bool = True
@@ -177,11 +177,11 @@ class Transactions:
         """Run a script."""
         now = None if self._clock is None else self._clock()
         words = (encode((now, *args)), self._channel, *blobs)
-        return self.link.run(what, self._keys, words, is_repeatable=is_repeatable)
+        return self.client.run(what, self._keys, words, is_repeatable=is_repeatable)
 
     def call(self, command: str, name: str, *args: Any) -> Any:
         """Send one plain command about a key of the store."""
-        return self.link.call(command, self.key(name), *args)
+        return self.client.call(command, self.key(name), *args)
 
     def refuse_to_write(self) -> None:
         """Raise if the store was opened to be read."""

@@ -11,14 +11,14 @@ from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailab
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.scripts import script
 from ergon_framework.jobs.stores.redis.transactions import Transactions
-from ergon_framework.jobs.stores.transitions import id_taken, key_held, outdated, replaced
+from ergon_framework.jobs.stores.transitions import cancel_replaced, expire, id_taken, key_held
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
     Told,
     problem_of,
     tell_set_aside,
 )
-from ergon_framework.ports.jobstore import Added, Job, NewJob, Settlement, Unreadable
+from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, Settlement, Unreadable
 
 EXCHANGE = script("bar", "rows", "moves", "gates", "claim", "exchange")
 _PLAIN = script("bar", "plain")
@@ -27,7 +27,7 @@ _LOOK = script("rows", "moves", "look")
 _SWAP = script("bar", "rows", "swap")
 _ASIDE = script("bar", "rows", "moves", "aside")
 MOST_TURNS = 100
-"""How often a job is sent again with the move of one that it replaces."""
+"""How often a job is sent again with the transition of one that it replaces."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -58,13 +58,13 @@ _added = msgspec.msgpack.Decoder(list[tuple[str, bool, str] | bool]).decode
 
 
 class Transitions:
-    """Adds, moves and reads jobs; asks the core where the store itself has to move one."""
+    """Adds, settles and reads jobs; asks the core where the store itself has to settle one."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self._told = Told()
 
-    def add_once(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add_once(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Add jobs. When the answer is lost, their ids tell whether that was done."""
         try:
             return self.add(jobs)
@@ -82,7 +82,7 @@ class Transitions:
         if not found:
             return self.add(jobs)
         return [
-            Added(*(job.id, True) if job.id in found else (self._holder(job), False))
+            EnqueueResult(*(job.id, True) if job.id in found else (self._holder(job), False))
             for job in jobs
         ]
 
@@ -91,7 +91,9 @@ class Transitions:
         found = self._transactions.call("HGET", "unique", job.unique_key or "")
         return job.id if found is None else str(found.decode())
 
-    def add(self, jobs: Sequence[NewJob], fires: Sequence[Any] | None = None) -> list[Added]:
+    def add(
+        self, jobs: Sequence[NewJob], fires: Sequence[Any] | None = None
+    ) -> list[EnqueueResult]:
         """Add jobs; of those of a schedule that fires, the ones that can be added."""
         blobs = rows.Blobs()
         wire = [rows.wire_job(job, blobs) for job in jobs]
@@ -99,21 +101,21 @@ class Transitions:
             return self.add_plain(jobs, wire, blobs)
         if fires is not None:
             fires = (fires[0], blobs.add(fires[1]), blobs.add(fires[2]))
-        moves: dict[str, Any] = {}
+        transitions: dict[str, Any] = {}
         call = "add" if fires is None else "fire"
         for _ in range(MOST_TURNS):
             kind, *rest = self._transactions.write(
-                _ADD, call, wire, moves, fires, blobs=blobs, is_repeatable=fires is not None
+                _ADD, call, wire, transitions, fires, blobs=blobs, is_repeatable=fires is not None
             )
             if kind == b"added":
                 found = [each for each in _added(rest[0]) if not isinstance(each, bool)]
-                return [Added(job_id, is_new, old or None) for job_id, is_new, old in found]
+                return [EnqueueResult(job_id, is_new, old or None) for job_id, is_new, old in found]
             if kind == b"late":
                 raise LateError
             holder = rest[1].decode() if len(rest) > 1 else ""
-            moves.pop(holder, None)  # it was moved since
+            transitions.pop(holder, None)  # somebody changed it since
             if kind != b"again":
-                moves[holder] = self._move_for(kind, rest, jobs, blobs)
+                transitions[holder] = self._move_for(kind, rest, jobs, blobs)
         raise StoreUnavailableError(
             f"{self._transactions.name}: others replace the same jobs without end",
             remedy="try again later",
@@ -121,30 +123,30 @@ class Transitions:
 
     def add_plain(
         self, jobs: Sequence[NewJob], wire: Sequence[Any], blobs: rows.Blobs
-    ) -> list[Added]:
+    ) -> list[EnqueueResult]:
         """Add jobs without unique keys: nothing but their ids can stand in the way."""
         kind, *rest = self._transactions.write(
             _PLAIN, "add", wire, blobs=blobs, is_repeatable=False
         )
         if kind == b"id":
             raise id_taken(jobs[rest[0] - 1])
-        return [Added(job.id, True) for job in jobs]
+        return [EnqueueResult(job.id, True) for job in jobs]
 
     def _move_for(
         self, kind: bytes, rest: Sequence[Any], jobs: Sequence[NewJob], blobs: rows.Blobs
     ) -> tuple[Any, ...]:
-        """The move of a job that is to be replaced; raises where none can be."""
+        """The transition of a job that is to be replaced; raises where none can be."""
         if kind == b"id":
             raise id_taken(jobs[rest[0] - 1])
         if kind == b"key":
             raise key_held(jobs[rest[0] - 1], rest[1].decode())
         [row] = rows.rows_in(rest[2])
         holder = rest[1].decode()
-        move = replaced(rows.standing(holder, row), self._transactions.now())
-        return rows.wire_settlement(move, blobs)
+        transition = cancel_replaced(rows.standing(holder, row), self._transactions.now())
+        return rows.wire_settlement(transition, blobs)
 
     def apply(self, settlements: Sequence[Settlement], call: str) -> list[bool]:
-        """Move jobs that still are where the moves were decided; which of them were."""
+        """Move jobs that still are where the transitions were decided; which of them were."""
         blobs = rows.Blobs()
         wire = [rows.wire_settlement(settlement, blobs) for settlement in settlements]
         return answer_in(
@@ -155,8 +157,8 @@ class Transitions:
         """Dead-letter jobs that were not started before their expiry; how many it were."""
         now = self._transactions.now()
         found = zip(ids, rows.rows_in(data), strict=True)
-        moves = [outdated(rows.standing(job_id, row), now) for job_id, row in found]
-        return sum(self.apply(moves, call)) if moves else 0
+        transitions = [expire(rows.standing(job_id, row), now) for job_id, row in found]
+        return sum(self.apply(transitions, call)) if transitions else 0
 
     def look_at(
         self,

@@ -6,14 +6,14 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ergon_framework.core.claim import settings_from
+from ergon_framework.core.claim import limits_from
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import listed, named_in, text_of
 from ergon_framework.jobs.stores.sqlite.rows import SQL, Page, lossy, page_of
-from ergon_framework.jobs.stores.sqlite.transitions import Moves
+from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.unreadable import MISREAD, UNREADABLE, Told, is_misread
-from ergon_framework.ports.jobstore import Job, Named, Queue, Search, Sweep
+from ergon_framework.ports.jobstore import Job, Named, PruneResult, Queue, Search
 from ergon_framework.storage.sql_files import load
 
 Read = Callable[[Callable[[sqlite3.Cursor], Page]], Page]
@@ -112,52 +112,52 @@ def queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
 def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     counted = [row for each in _COUNTS for row in cursor.execute(_SQL[each]).fetchall()]
     retrying = {name: number for name, _, number, _ in cursor.execute(_SQL["count_retrying"])}
-    settings = {name: settings_from(row) for name, *row in cursor.execute(_SQL["queues"])}
+    settings = {name: limits_from(row) for name, *row in cursor.execute(_SQL["queues"])}
     return listed(counted, retrying, settings, now)
 
 
-def sweep(moves: Moves, limit: int) -> Sweep:
+def prune(tx: Tx, limit: int) -> PruneResult:
     """Purge, end what is outdated, forget dead workers, and wake who waits for a free key."""
-    purged = _purge_due(moves, limit)
-    outdated = _end_outdated(moves, limit - purged)
-    moves.cursor.execute(_SQL["forget_workers"], (moves.now - WORKER_FORGOTTEN_AFTER,))
-    workers = moves.cursor.rowcount
-    moves.wake_keys(limit)
-    return Sweep(purged, outdated, workers, purged + outdated >= limit)
+    purged = _purge_due(tx, limit)
+    outdated = _end_outdated(tx, limit - purged)
+    tx.cursor.execute(_SQL["forget_workers"], (tx.now - WORKER_FORGOTTEN_AFTER,))
+    workers = tx.cursor.rowcount
+    tx.wake_keys(limit)
+    return PruneResult(purged, outdated, workers, purged + outdated >= limit)
 
 
-def purge(moves: Moves, jobs: Sequence[Job]) -> int:
+def purge(tx: Tx, jobs: Sequence[Job]) -> int:
     """Delete jobs that have ended and were not moved since they were read."""
     if not jobs:
         return 0
-    moves.cursor.executemany(
+    tx.cursor.executemany(
         _SQL["purge"],
         [(job.key, job.id, job.fence, job.status.value, job.finished_at) for job in jobs],
     )
-    return moves.cursor.rowcount
+    return tx.cursor.rowcount
 
 
-def _purge_due(moves: Moves, limit: int) -> int:
+def _purge_due(tx: Tx, limit: int) -> int:
     seqs: list[int] = []
-    for queue, status in _groups(moves):
+    for queue, status in _groups(tx):
         if len(seqs) >= limit:
             break
-        values = (queue, status, moves.now, limit - len(seqs))
-        seqs += [seq for (seq,) in moves.cursor.execute(_SQL["kept_long_enough"], values)]
+        values = (queue, status, tx.now, limit - len(seqs))
+        seqs += [seq for (seq,) in tx.cursor.execute(_SQL["kept_long_enough"], values)]
     if seqs:
-        moves.cursor.executemany(_SQL["delete"], [(seq,) for seq in seqs])
+        tx.cursor.executemany(_SQL["delete"], [(seq,) for seq in seqs])
     return len(seqs)
 
 
-def _groups(moves: Moves) -> Iterator[tuple[str, str]]:
+def _groups(tx: Tx) -> Iterator[tuple[str, str]]:
     group = ("", "")
-    while row := moves.cursor.execute(_SQL["next_ended"], group).fetchone():
+    while row := tx.cursor.execute(_SQL["next_ended"], group).fetchone():
         group = row
         yield group
 
 
-def _end_outdated(moves: Moves, limit: int) -> int:
-    rows = moves.cursor.execute(_SQL["outdated"], (moves.now, limit)).fetchall()
+def _end_outdated(tx: Tx, limit: int) -> int:
+    rows = tx.cursor.execute(_SQL["outdated"], (tx.now, limit)).fetchall()
     for row in rows:
-        moves.end_outdated(row)
+        tx.end_outdated(row)
     return len(rows)

@@ -12,38 +12,38 @@ import sqlite3
 from collections.abc import Iterator
 from itertools import islice, takewhile
 
-from ergon_framework.core.claim import NONE, Ask, Gate, Settings, settings_from
-from ergon_framework.jobs.stores.sqlite.rows import SQL, Candidate, check_candidate, leased
-from ergon_framework.jobs.stores.sqlite.transitions import Moves
+from ergon_framework.core.claim import NO_LIMITS, ClaimRequest, QueueGate, QueueLimits, limits_from
+from ergon_framework.jobs.stores.sqlite.rows import SQL, CandidateRow, check_candidate, claimed_job
+from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.unreadable import MISREAD, RowError, problem_of
-from ergon_framework.ports.jobstore import Claimed, Leased
+from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult
 from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "claim.sql")
 
 
-def settings_of(cursor: sqlite3.Cursor, queue: str) -> Settings:
+def limits_of(cursor: sqlite3.Cursor, queue: str) -> QueueLimits:
     """The settings of a queue; one that has none may do everything."""
     row = cursor.execute(_SQL["queue"], (queue,)).fetchone()
-    return NONE if row is None else settings_from(row)
+    return NO_LIMITS if row is None else limits_from(row)
 
 
-class Gates:
+class QueueGates:
     """The queues that one claim has to do with."""
 
     def __init__(self, cursor: sqlite3.Cursor, now: float) -> None:
         self._cursor = cursor
         self._now = now
-        self._gates: dict[str, Gate] = {}
+        self._gates: dict[str, QueueGate] = {}
 
-    def __getitem__(self, queue: str) -> Gate:
+    def __getitem__(self, queue: str) -> QueueGate:
         gate = self._gates.get(queue)
         if gate is None:
-            settings = settings_of(self._cursor, queue)
+            settings = limits_of(self._cursor, queue)
             active = 0
             if settings.max_active is not None:
                 [active] = self._cursor.execute(_SQL["running_in_queue"], (queue,)).fetchone()
-            gate = self._gates[queue] = Gate(queue, settings, active)
+            gate = self._gates[queue] = QueueGate(queue, settings, active)
         return gate
 
     def save(self) -> None:
@@ -74,37 +74,37 @@ Turns = dict[str, str]
 class Claim:
     """One claim of one worker, inside a transaction."""
 
-    def __init__(self, moves: Moves, ask: Ask, turns: Turns) -> None:
-        self._moves = moves
-        self._cursor = moves.cursor
-        self._now = moves.now
-        self._ask = ask
+    def __init__(self, tx: Tx, request: ClaimRequest, turns: Turns) -> None:
+        self._tx = tx
+        self._cursor = tx.cursor
+        self._now = tx.now
+        self._request = request
         self._turns = turns
-        self._gates = Gates(moves.cursor, moves.now)
+        self._gates = QueueGates(tx.cursor, tx.now)
         self._running: dict[str, int] = {}  # by limit key
-        self._jobs: list[Leased] = []
+        self._jobs: list[ClaimedJob] = []
         self._outdated = 0
         self._refused = 0
         self._next_at: list[float] = []
 
-    def run(self) -> Claimed:
+    def run(self) -> ClaimResult:
         """Take what the worker can take, and see what is left."""
         self._cursor.execute(_SQL["promote"], (self._now, MOST_PROMOTED))
         lanes = self._lanes()
-        for executor, slots in self._ask.slots.items():
+        for executor, slots in self._request.slots.items():
             if slots > 0 and lanes[executor]:
                 self._share(executor, lanes[executor], slots)
         self._gates.save()
-        is_more = self._ask.asks_more and self._is_more()
-        return Claimed(self._jobs, self._when_next(), is_more, self._outdated)
+        is_more = self._request.wants_more and self._is_more()
+        return ClaimResult(self._jobs, self._when_next(), is_more, self._outdated)
 
     # ---- lanes ----------------------------------------------------------------------------------
 
     def _lanes(self) -> dict[str, Lanes]:
         """By executor and queue: under which names its due jobs stand."""
-        ask = self._ask
+        request = self._request
         found: dict[str, Lanes] = {}
-        for executor in (name for name, slots in ask.slots.items() if slots > 0):
+        for executor in (name for name, slots in request.slots.items() if slots > 0):
             lanes = found[executor] = self._named(executor)
             for queue in self._unnamed(executor):
                 lanes[queue] = ("", *lanes.get(queue, ()))
@@ -117,12 +117,14 @@ class Claim:
 
     def _unnamed(self, executor: str) -> Iterator[str]:
         """The queues whose jobs go to this executor when they name none."""
-        ask = self._ask
-        for queue, route in ask.routes.items():
+        request = self._request
+        for queue, route in request.routes.items():
             if route == executor and self._is_served(queue) and self._has_lane("", queue):
                 yield queue
-        if executor == ask.default:
-            yield from (queue for queue in self._queues("", executor) if queue not in ask.routes)
+        if executor == request.default:
+            yield from (
+                queue for queue in self._queues("", executor) if queue not in request.routes
+            )
 
     def _executors(self) -> Iterator[str]:
         """The executors that due jobs name."""
@@ -140,10 +142,10 @@ class Claim:
 
     def _open_queues(self, named: str, first: str) -> Iterator[str]:
         """All such queues, without those that are paused or left to other workers."""
-        if self._ask.queues is None:
+        if self._request.queues is None:
             found = self._round(named, first)
         else:
-            found = (queue for queue in self._ask.queues if self._has_lane(named, queue))
+            found = (queue for queue in self._request.queues if self._has_lane(named, queue))
         return (queue for queue in found if not self._gates[queue].is_paused)
 
     def _round(self, named: str, first: str) -> Iterator[str]:
@@ -162,7 +164,7 @@ class Claim:
         return self._cursor.execute(_SQL["has_lane"], (named, queue)).fetchone() is not None
 
     def _is_asked(self, queue: str) -> bool:
-        return self._ask.queues is None or queue in self._ask.queues
+        return self._request.queues is None or queue in self._request.queues
 
     # ---- shares ---------------------------------------------------------------------------------
 
@@ -203,8 +205,8 @@ class Claim:
             self._next_at.append(until)
         return taken
 
-    def _candidates(self, names: tuple[str, ...], queue: str, wanted: int) -> list[Candidate]:
-        rows: list[Candidate] = []
+    def _candidates(self, names: tuple[str, ...], queue: str, wanted: int) -> list[CandidateRow]:
+        rows: list[CandidateRow] = []
         for name in names:
             rows += self._cursor.execute(_SQL["candidates"], (name, queue, wanted)).fetchall()
         if len(names) > 1:
@@ -215,9 +217,9 @@ class Claim:
 
     # ---- one job --------------------------------------------------------------------------------
 
-    def _sound(self, rows: list[Candidate]) -> list[Candidate]:
+    def _sound(self, rows: list[CandidateRow]) -> list[CandidateRow]:
         """Without those that cannot be read, which are set aside."""
-        sound: list[Candidate] = []
+        sound: list[CandidateRow] = []
         for row in rows:
             try:
                 check_candidate(row)
@@ -227,13 +229,13 @@ class Claim:
                 sound.append(row)
         return sound
 
-    def _set_aside(self, row: Candidate, error: Exception) -> None:
+    def _set_aside(self, row: CandidateRow, error: Exception) -> None:
         self._refused += 1
-        self._moves.set_aside(row[0], problem_of(error))
+        self._tx.set_aside(row[0], problem_of(error))
 
-    def _admitted(self, rows: list[Candidate], room: int) -> list[Candidate]:
+    def _admitted(self, rows: list[CandidateRow], room: int) -> list[CandidateRow]:
         """The first that may start; those before them that may not stop being due."""
-        admitted: list[Candidate] = []
+        admitted: list[CandidateRow] = []
         blocked = []
         for row in rows:
             if len(admitted) == room:
@@ -242,41 +244,41 @@ class Claim:
                 self._outdated += 1
                 self._refused += 1
                 seq, fence, job_id = row[:3]
-                self._moves.end_outdated((seq, job_id, row[_STATUS], fence, *row[7:10]))
+                self._tx.end_outdated((seq, job_id, row[_STATUS], fence, *row[7:10]))
             elif row[_KEY] is not None and not self._has_room(row[_KEY], row[_KEY_LIMIT]):
                 blocked.append(row[0])
             else:
                 admitted.append(row)
         if blocked:
             self._refused += len(blocked)
-            self._moves.block(blocked)
+            self._tx.block(blocked)
         return admitted
 
     def _has_room(self, key: str, limit: int) -> bool:
         running = self._running.get(key)
         if running is None:
-            running = self._moves.running_of_key(key)
+            running = self._tx.running_of_key(key)
         self._running[key] = running + (running < limit)
         return running < limit
 
-    def _lease(self, rows: list[Candidate], queue: str) -> int:
+    def _lease(self, rows: list[CandidateRow], queue: str) -> int:
         """Lease what can be read; how many it were."""
-        now, ask = self._now, self._ask
-        jobs: list[Leased] = []
+        now, request = self._now, self._request
+        jobs: list[ClaimedJob] = []
         for row in rows:
             try:
-                jobs.append(leased(self._cursor, row, queue, now))
+                jobs.append(claimed_job(self._cursor, row, queue, now))
             except MISREAD as error:
                 self._set_aside(row, error)
         if len(jobs) < len(rows):
             started = {job.key for job in jobs}
             rows = [row for row in rows if row[0] in started]
-        until = now + ask.lease
+        until = now + request.lease
         if len(rows) > FEW:
-            values = (now, until, ask.worker, str([row[0] for row in rows]))
+            values = (now, until, request.worker, str([row[0] for row in rows]))
             self._cursor.execute(_SQL["lease_many"], values)
         else:
-            many = [(now, until, ask.worker, row[0]) for row in rows]
+            many = [(now, until, request.worker, row[0]) for row in rows]
             self._cursor.executemany(_SQL["lease"], many)
         self._jobs += jobs
         return len(jobs)
@@ -295,7 +297,7 @@ class Claim:
 
     def _is_more(self) -> bool:
         """Whether a due job was left that this worker could run, now or later."""
-        own = self._ask.own
+        own = self._request.own
         lanes = [self._open_queues(named, "") for named in own or ("", *self._executors())]
         lanes += map(self._unnamed, own)
         if any(next(queues, None) is not None for queues in lanes):
@@ -316,8 +318,10 @@ class Claim:
             yield lane
 
     def _is_for_us(self, queue: str, named: str) -> bool:
-        ask = self._ask
-        return not ask.own or (named or ask.routes.get(queue, ask.default)) in ask.own
+        request = self._request
+        return (
+            not request.own or (named or request.routes.get(queue, request.default)) in request.own
+        )
 
     def _is_served(self, queue: str) -> bool:
         return self._is_asked(queue) and not self._gates[queue].is_paused

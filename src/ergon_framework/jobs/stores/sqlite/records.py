@@ -18,7 +18,7 @@ from ergon_framework.jobs.stores.records import (
 )
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import Transactions
-from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Moves
+from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Tx
 from ergon_framework.jobs.stores.transitions import DUE, ENDED, LATER, RUNNING
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
@@ -49,7 +49,7 @@ class SqliteJobRecords:
         """Put copies of one kind in, in order."""
         jobs = [each for each in copies if isinstance(each, JobCopy)]
         if jobs:
-            self._transactions.write(lambda moves: _load(moves, jobs), "move")
+            self._transactions.write(lambda tx: _load(tx, jobs), "move")
         load_settings(self._store, self, copies)
 
     def discard(self, copies: Sequence[Copy]) -> None:
@@ -76,11 +76,11 @@ class SqliteJobRecords:
     def set_mark(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
 
-        def work(moves: Moves) -> None:
+        def work(tx: Tx) -> None:
             if mark is None:
-                moves.cursor.execute(_SQL["unmark"])
+                tx.cursor.execute(_SQL["unmark"])
             else:
-                moves.cursor.execute(_SQL["set_mark"], (mark,))
+                tx.cursor.execute(_SQL["set_mark"], (mark,))
 
         self._transactions.write(work, "move")
 
@@ -92,15 +92,15 @@ class SqliteJobRecords:
     def bar(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
 
-        def work(moves: Moves) -> None:
+        def work(tx: Tx) -> None:
             for statement in sqlite_bars(BARRED, place):
-                moves.cursor.execute(statement)
+                tx.cursor.execute(statement)
 
         self._transactions.write(work, "move")
 
     def _execute_many(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        def work(moves: Moves) -> None:
-            moves.cursor.executemany(_SQL[statement], rows)
+        def work(tx: Tx) -> None:
+            tx.cursor.executemany(_SQL[statement], rows)
 
         self._transactions.write(work, "move")
 
@@ -120,8 +120,8 @@ def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobCopy]:
     return [JobCopy(job, changed[job.key]) for job in page.jobs]
 
 
-def _load(moves: Moves, copies: Sequence[JobCopy]) -> None:
-    cursor = moves.cursor
+def _load(tx: Tx, copies: Sequence[JobCopy]) -> None:
+    cursor = tx.cursor
     for copy in copies:
         job = copy.job
         found = cursor.execute(_SQL["standing"], (job.id,)).fetchone()
@@ -131,7 +131,7 @@ def _load(moves: Moves, copies: Sequence[JobCopy]) -> None:
             seq = found[0] if found[1] == job.created_at else None
             cursor.execute(_SQL["remove"], (job.id,))
         try:
-            cursor.execute(_SQL["put"], (seq, *_row(job, copy.changed_at, moves.now)))
+            cursor.execute(_SQL["put"], (seq, *_row(job, copy.changed_at, tx.now)))
         except sqlite3.IntegrityError as error:
             raise StoreError(
                 f"the job {job.id} cannot be put beside the others: {error}",

@@ -22,12 +22,12 @@ from ergon_framework.jobs.stores.unreadable import (
     shown,
     status_of,
 )
-from ergon_framework.ports.jobstore import Job, Leased, Unreadable
+from ergon_framework.ports.jobstore import ClaimedJob, Job, Unreadable
 from ergon_framework.storage.sql_files import load
 
 SQL = "ergon_framework.jobs.stores.sql"
 
-Candidate = tuple[Any, ...]
+CandidateRow = tuple[Any, ...]
 """A row of the statement ``candidates``, whose first columns are what :func:`leased` needs."""
 
 _SQL = load(SQL, "jobs.sql")
@@ -49,7 +49,7 @@ _TYPES = (
 _known_types: set[tuple[type, ...]] = set()
 
 
-def check_candidate(row: Candidate) -> None:
+def check_candidate(row: CandidateRow) -> None:
     """Refuse a candidate with a column of another type than it has everywhere else."""
     types = tuple(map(type, row))
     if types not in _known_types:
@@ -183,14 +183,14 @@ def _job(cursor: sqlite3.Cursor, row: Mapping[str, Any]) -> Job:
     )
 
 
-def leased(cursor: sqlite3.Cursor, row: Candidate, queue: str, now: float) -> Leased:
+def claimed_job(cursor: sqlite3.Cursor, row: CandidateRow, queue: str, now: float) -> ClaimedJob:
     """A candidate as the worker that has just claimed it needs it."""
     seq, fence, job_id, handler, executor, args, kwargs = row[:7]
     attempts, deliveries, excused, is_solo, created_at, options = row[7:13]
     if args is None:
         args, kwargs = payload(cursor, seq)
     check_arguments(args, kwargs)
-    return Leased(
+    return ClaimedJob(
         seq,
         fence + 1,
         job_id,

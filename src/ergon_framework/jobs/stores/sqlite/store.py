@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
 from ergon_framework.jobs.stores.sqlite import admin, transitions
-from ergon_framework.jobs.stores.sqlite.claim import Claim, Turns, settings_of
+from ergon_framework.jobs.stores.sqlite.claim import Claim, Turns, limits_of
 from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import Transactions
-from ergon_framework.jobs.stores.sqlite.transitions import Moves
+from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.transitions import DUE, ENDED, RUNNING
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
@@ -31,18 +31,18 @@ from ergon_framework.jobs.stores.unreadable import (
     was_status,
 )
 from ergon_framework.ports.jobstore import (
-    Added,
-    Bell,
-    Claimed,
-    Hold,
+    ClaimResult,
+    EnqueueResult,
     Job,
+    LeaseRenewal,
     Named,
     NewJob,
+    PruneResult,
     Queue,
     Schedule,
     Search,
     Settlement,
-    Sweep,
+    Subscription,
     Topic,
     Unreadable,
     WorkerRecord,
@@ -90,9 +90,9 @@ class SqliteJobStore:
         """The store's clock."""
         return self.transactions.now()
 
-    def listen(self, topic: Topic) -> Bell:
-        """A bell for this process, rung at each change of that kind, from any process."""
-        return self.transactions.listen(topic)
+    def subscribe(self, topic: Topic) -> Subscription:
+        """Subscribe this process to each change of that kind, made by any process."""
+        return self.transactions.subscribe(topic)
 
     def announce(self) -> None:
         """Wake the workers: for those who added jobs in a transaction of their own."""
@@ -108,15 +108,13 @@ class SqliteJobStore:
 
     # ---- clients and workers ---------------------------------------------------------------------
 
-    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+    def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store all of them or none; raises DuplicateJobError."""
         if not jobs:
             return []
-        return self.transactions.write(
-            lambda moves: transitions.add(moves, jobs), "add", is_work=True
-        )
+        return self.transactions.write(lambda tx: transitions.add(tx, jobs), "add", is_work=True)
 
-    def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
+    def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Add jobs in the caller's own transaction on the same file, which the caller commits.
 
         ``connection`` is one of sqlite3, or a connection or session of SQLAlchemy with sqlite3
@@ -124,26 +122,28 @@ class SqliteJobStore:
         their next look; :meth:`announce`, called after the commit, wakes them at once.
         """
         with joined(connection, self.path, _SQL["lock"]) as cursor:
-            return transitions.add(Moves(cursor, self.now()), jobs) if jobs else []
+            return transitions.add(Tx(cursor, self.now()), jobs) if jobs else []
 
-    def exchange(
-        self, settlements: Sequence[Settlement], ask: Ask | None
-    ) -> tuple[list[bool], Claimed]:
+    def settle_and_claim(
+        self, settlements: Sequence[Settlement], request: ClaimRequest | None
+    ) -> tuple[list[bool], ClaimResult]:
         """Apply what happened, then claim, in one commit."""
 
-        def work(moves: Moves) -> tuple[list[bool], Claimed]:
-            applied = [moves.apply(settlement) for settlement in settlements]
-            return applied, Claimed([]) if ask is None else Claim(moves, ask, self._turns).run()
+        def work(tx: Tx) -> tuple[list[bool], ClaimResult]:
+            applied = [tx.apply(settlement) for settlement in settlements]
+            return applied, ClaimResult([]) if request is None else Claim(
+                tx, request, self._turns
+            ).run()
 
         # A claim is a promise to nobody: after a power cut the job is due again, and is run again.
         return self.transactions.write(work, "exchange", is_synced=bool(settlements))
 
-    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+    def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
 
-        def work(moves: Moves) -> list[bool]:
-            until = moves.now + lease
-            return [_renew(moves.cursor, hold, until) for hold in holds]
+        def work(tx: Tx) -> list[bool]:
+            until = tx.now + lease
+            return [_renew(tx.cursor, hold, until) for hold in holds]
 
         return self.transactions.write(work, "renew", is_synced=False)
 
@@ -153,13 +153,13 @@ class SqliteJobStore:
         if self.transactions.first(_SQL["any_later"], (latest,)) is None:
             return 0
 
-        def work(moves: Moves) -> int:
-            values = (text_of(leases), moves.now, others)
-            return moves.cursor.execute(_SQL["shorten"], values).rowcount
+        def work(tx: Tx) -> int:
+            values = (text_of(leases), tx.now, others)
+            return tx.cursor.execute(_SQL["shorten"], values).rowcount
 
         return self.transactions.write(work, "renew", is_synced=False)
 
-    def overdue(self, limit: int) -> list[Job]:
+    def expired_leases(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
         return self.transactions.readable(_SQL["overdue"], (self.now(), limit))
 
@@ -197,17 +197,17 @@ class SqliteJobStore:
     def restore_unreadable(self, key: Any) -> bool:
         """Read such a row again, and put it back where it stood."""
 
-        def work(moves: Moves) -> bool:
-            found = moves.cursor.execute(_SQL["is_aside"], (key,)).fetchone()
+        def work(tx: Tx) -> bool:
+            found = tx.cursor.execute(_SQL["is_aside"], (key,)).fetchone()
             if found is None:
                 return False
             status = was_status(note_of(found[0]))
             stage = RUNNING if status is JobStatus.ACTIVE else ENDED if status.is_final else DUE
             try:
-                moves.cursor.execute(_SQL["put_back"], (stage, status.value, key))
+                tx.cursor.execute(_SQL["put_back"], (stage, status.value, key))
             except sqlite3.IntegrityError as error:
-                raise key_is_held(odd_row(moves.cursor, key, "").id) from error
-            if (problem := _problem(moves.cursor, key)) is not None:
+                raise key_is_held(odd_row(tx.cursor, key, "").id) from error
+            if (problem := _problem(tx.cursor, key)) is not None:
                 raise unreadable_job(str(key), problem)
             return True
 
@@ -216,21 +216,21 @@ class SqliteJobStore:
     def discard_unreadable(self, key: Any) -> bool:
         """Delete such a row for good."""
 
-        def work(moves: Moves) -> bool:
-            return moves.cursor.execute(_SQL["discard"], (key,)).rowcount == 1
+        def work(tx: Tx) -> bool:
+            return tx.cursor.execute(_SQL["discard"], (key,)).rowcount == 1
 
         return self.transactions.write(work, "desk")
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
-        return self.transactions.write(lambda moves: admin.purge(moves, jobs), "desk")
+        return self.transactions.write(lambda tx: admin.purge(tx, jobs), "desk")
 
-    def sweep(self, limit: int) -> Sweep:
+    def prune(self, limit: int) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
         Also lets jobs run again that wait for a limit key nobody holds.
         """
-        return self.transactions.write(lambda moves: admin.sweep(moves, limit), "sweep")
+        return self.transactions.write(lambda tx: admin.prune(tx, limit), "sweep")
 
     # ---- queues ---------------------------------------------------------------------------------
 
@@ -241,29 +241,29 @@ class SqliteJobStore:
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
 
-        def work(moves: Moves) -> Queue:
-            settings = settings_of(moves.cursor, name).changed(changes, moves.now)
+        def work(tx: Tx) -> Queue:
+            settings = limits_of(tx.cursor, name).changed(changes, tx.now)
             if settings.is_plain:
-                moves.cursor.execute(_DESK["unset_queue"], (name,))
+                tx.cursor.execute(_DESK["unset_queue"], (name,))
             else:
                 values = (name, *(getattr(settings, field) for field in settings.__slots__))
-                moves.cursor.execute(_DESK["set_queue"], values)
+                tx.cursor.execute(_DESK["set_queue"], values)
             return queue_of(name, settings)
 
         return self.transactions.write(work, "desk", is_work=True)
 
     # ---- workers --------------------------------------------------------------------------------
 
-    def tell(self, record: WorkerRecord) -> None:
+    def heartbeat(self, record: WorkerRecord) -> None:
         """Note that a worker lives; a record with state ``gone`` removes it."""
 
-        def work(moves: Moves) -> None:
+        def work(tx: Tx) -> None:
             if record.state == "gone":
-                moves.cursor.execute(_DESK["gone"], (record.id,))
+                tx.cursor.execute(_DESK["gone"], (record.id,))
             else:
-                moves.cursor.execute(_DESK["tell"], (record.id, moves.now, text_of(record)))
+                tx.cursor.execute(_DESK["tell"], (record.id, tx.now, text_of(record)))
                 names = text_of(["", *record.executors])
-                moves.cursor.execute(_DESK["tell_executors"], (moves.now, names))
+                tx.cursor.execute(_DESK["tell_executors"], (tx.now, names))
 
         self.transactions.write(work, "desk", is_synced=False)
 
@@ -296,16 +296,16 @@ class SqliteJobStore:
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""
 
-        def work(moves: Moves) -> None:
-            moves.cursor.execute(_SCHEDULES["put"], msgspec.structs.astuple(schedule))
+        def work(tx: Tx) -> None:
+            tx.cursor.execute(_SCHEDULES["put"], msgspec.structs.astuple(schedule))
 
         self.transactions.write(work, "desk")
 
     def drop_schedule(self, name: str) -> bool:
         """Remove one; whether it was there."""
 
-        def work(moves: Moves) -> bool:
-            return moves.cursor.execute(_SCHEDULES["drop"], (name,)).rowcount == 1
+        def work(tx: Tx) -> bool:
+            return tx.cursor.execute(_SCHEDULES["drop"], (name,)).rowcount == 1
 
         return self.transactions.write(work, "desk")
 
@@ -317,17 +317,17 @@ class SqliteJobStore:
         A job whose id or unique key is taken is skipped: the schedule goes on without it.
         """
 
-        def work(moves: Moves) -> bool:
-            moves.cursor.execute(_SCHEDULES["advance"], (next_at, expected, name))
-            if moves.cursor.rowcount != 1:
+        def work(tx: Tx) -> bool:
+            tx.cursor.execute(_SCHEDULES["advance"], (next_at, expected, name))
+            if tx.cursor.rowcount != 1:
                 return False
-            moves.is_work |= transitions.add_new(moves, jobs) > 0
+            tx.is_work |= transitions.add_new(tx, jobs) > 0
             return True
 
         return self.transactions.write(work, "fire")
 
 
-def _renew(cursor: sqlite3.Cursor, hold: Hold, until: float) -> bool:
+def _renew(cursor: sqlite3.Cursor, hold: LeaseRenewal, until: float) -> bool:
     values = (until, hold.is_charged, hold.key, hold.id, hold.fence)
     return cursor.execute(_SQL["renew"], values).rowcount == 1
 

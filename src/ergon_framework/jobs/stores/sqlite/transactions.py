@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_rows, page_of
-from ergon_framework.jobs.stores.sqlite.transitions import Moves
+from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
 from ergon_framework.jobs.stores.unreadable import MISREAD, OddRowError, is_misread
-from ergon_framework.ports.jobstore import Bell, Job, Topic
+from ergon_framework.ports.jobstore import Job, Subscription, Topic
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import Schema
-from ergon_framework.storage.sqlite.notifier import Belfry
+from ergon_framework.storage.sqlite.notifier import FifoNotifier
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Transactions:
         self.database = Database(
             path, schema=SCHEMA, busy_timeout=busy_timeout, read_only=read_only
         )
-        self.notifier = Belfry(self.database.path)
+        self.notifier = FifoNotifier(self.database.path)
         self._clock = clock
         self.is_read_only = read_only
         self._looks_again_at = 0.0
@@ -61,13 +61,13 @@ class Transactions:
         """The store's clock."""
         return self._clock()
 
-    def listen(self, topic: Topic) -> Bell:
-        """A bell for this process, rung at each change of that kind, from any process."""
-        return self.notifier.listen(topic)
+    def subscribe(self, topic: Topic) -> Subscription:
+        """Subscribe this process to each change of that kind, made by any process."""
+        return self.notifier.subscribe(topic)
 
     def announce(self) -> None:
         """Wake the workers: for those who added jobs in a transaction of their own."""
-        self.notifier.ring(_WORK)
+        self.notifier.notify(_WORK)
 
     def maintain(self) -> bool:
         """Shorten the write-ahead log if it is long; whether that was done."""
@@ -80,27 +80,27 @@ class Transactions:
 
     def write(
         self,
-        work: Callable[[Moves], T],
+        work: Callable[[Tx], T],
         call: str,
         *,
         is_work: bool = False,
         is_synced: bool = True,
     ) -> T:
-        """Run one transaction, and ring for what it moved, or for work in any case."""
+        """Run one transaction, and notify of what it changed, or of work in any case."""
 
         def whole(connection: sqlite3.Connection) -> tuple[T, bool, bool]:
             with closing(connection.cursor()) as cursor:
-                moves = Moves(cursor, self._clock())
-                result = work(moves)
+                tx = Tx(cursor, self._clock())
+                result = work(tx)
             failpoint(BEFORE[call])
-            return result, moves.is_work, moves.is_done
+            return result, tx.is_work, tx.is_done
 
         result, is_work_too, is_done = self._retrying(whole, is_synced=is_synced)
         failpoint(AFTER[call])
         if is_work or is_work_too:
-            self.notifier.ring(_WORK)
+            self.notifier.notify(_WORK)
         if is_done:
-            self.notifier.ring(_DONE)
+            self.notifier.notify(_DONE)
         return result
 
     def _retrying(self, work: Callable[[sqlite3.Connection], T], *, is_synced: bool) -> T:
@@ -129,7 +129,7 @@ class Transactions:
 
         def whole(connection: sqlite3.Connection) -> None:
             with closing(connection.cursor()) as cursor:
-                Moves(cursor, self._clock()).set_all_aside(found)
+                Tx(cursor, self._clock()).set_all_aside(found)
 
         if found:
             self.database.write(whole)
@@ -153,6 +153,6 @@ class Transactions:
         page = self.read(lambda cursor: page_of(cursor, statement, values))
         while page.odd and not self.is_read_only:
             odd = [(each.key, each.problem) for each in page.odd]
-            self.write(lambda moves: moves.set_all_aside(odd), "exchange")  # noqa: B023 - at once
+            self.write(lambda tx: tx.set_all_aside(odd), "exchange")  # noqa: B023 - at once
             page = self.read(lambda cursor: page_of(cursor, statement, values))
         return page.jobs

@@ -1,6 +1,6 @@
 """Every change of a job within one SQLite transaction: insert, settle, block, wake, set aside.
 
-``Moves`` also remembers whom to notify when the transaction is committed.
+``Tx`` also remembers whom to notify when the transaction is committed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ergon_framework.core.job import JobStatus, Move
+from ergon_framework.core.job import JobStatus, Transition
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.documents import is_special, options_text, text_of
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
@@ -21,16 +21,16 @@ from ergon_framework.jobs.stores.transitions import (
     LATER,
     LONGEST_HISTORY,
     MOST_ENTRIES,
-    Standing,
+    JobPosition,
+    cancel_replaced,
+    expire,
     id_taken,
-    is_usual,
+    is_plain_completion,
     key_held,
     latest,
-    outdated,
-    replaced,
 )
 from ergon_framework.jobs.stores.unreadable import Note, tell_set_aside
-from ergon_framework.ports.jobstore import Added, NewJob, OnDuplicate, Settlement
+from ergon_framework.ports.jobstore import EnqueueResult, NewJob, OnDuplicate, Settlement
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_barred
 
@@ -39,8 +39,8 @@ _JOBS = load(SQL, "jobs.sql")
 _COMPLETE = _MOVES["complete"]
 
 
-class Moves:
-    """The moves of one transaction."""
+class Tx:
+    """The transitions of one transaction."""
 
     __slots__ = ("_is_any_blocked", "cursor", "is_done", "is_work", "now")
 
@@ -52,10 +52,10 @@ class Moves:
         self._is_any_blocked: bool | None = None  # not looked yet
 
     def apply(self, settlement: Settlement) -> bool:
-        """Move a job if it still is where the move was decided; otherwise change nothing."""
-        if is_usual(settlement):
+        """Move a job if it still is where the transition was decided; otherwise change nothing."""
+        if is_plain_completion(settlement):
             is_final, was_applied = True, self._complete(settlement)
-        elif settlement.move.status.is_final:
+        elif settlement.transition.status.is_final:
             is_final, was_applied = True, self._end(settlement)
         else:
             is_final, was_applied = False, self._wait(settlement)
@@ -79,13 +79,13 @@ class Moves:
         for seq, problem in odd:
             self.set_aside(seq, problem)
 
-    def end_outdated(self, row: Standing) -> None:
+    def end_outdated(self, row: JobPosition) -> None:
         """Dead-letter a job that was not started before its expiry."""
-        self.apply(outdated(row, self.now))
+        self.apply(expire(row, self.now))
 
-    def replace(self, row: Standing) -> None:
+    def replace(self, row: JobPosition) -> None:
         """Cancel a job for another one with its unique key."""
-        self.apply(replaced(row, self.now))
+        self.apply(cancel_replaced(row, self.now))
 
     def block(self, seqs: list[int]) -> None:
         """Let jobs wait until one of their limit key has stopped."""
@@ -109,10 +109,10 @@ class Moves:
 
     def _complete(self, settlement: Settlement) -> bool:
         """The usual end, in fewer words."""
-        move, now = settlement.move, self.now
+        transition, now = settlement.transition, self.now
         values = (
-            move.attempts,
-            move.excused,
+            transition.attempts,
+            transition.excused,
             bytearray(settlement.result or b"null"),
             now + (settlement.keep or 0.0),
             now,
@@ -124,38 +124,39 @@ class Moves:
         return self.cursor.execute(_COMPLETE, values).rowcount == 1
 
     def _end(self, settlement: Settlement) -> bool:
-        move, now = settlement.move, self.now
+        transition, now = settlement.transition, self.now
         self.cursor.execute(
             _MOVES["end"],
             (
-                move.status.value,
-                move.attempts,
-                move.excused,
-                move.is_solo,
-                move.why,
-                settlement.result or (b"null" if move.status is JobStatus.COMPLETED else None),
+                transition.status.value,
+                transition.attempts,
+                transition.excused,
+                transition.is_solo,
+                transition.why,
+                settlement.result
+                or (b"null" if transition.status is JobStatus.COMPLETED else None),
                 None if settlement.keep is None else now + settlement.keep,
                 now,
-                *_witness(settlement, move, now),
+                *_witness(settlement, transition, now),
             ),
         )
         return self.cursor.rowcount == 1
 
     def _wait(self, settlement: Settlement) -> bool:
-        move, now = settlement.move, self.now
+        transition, now = settlement.transition, self.now
         try:
             self.cursor.execute(
-                _MOVES["restart" if move.is_reset else "wait"],
+                _MOVES["restart" if transition.is_reset else "wait"],
                 (
-                    DUE if move.delay <= 0.0 else LATER,
-                    move.status.value,
-                    move.attempts,
-                    move.excused,
-                    move.is_solo,
-                    move.why,
-                    now + move.delay,
+                    DUE if transition.delay <= 0.0 else LATER,
+                    transition.status.value,
+                    transition.attempts,
+                    transition.excused,
+                    transition.is_solo,
+                    transition.why,
+                    now + transition.delay,
                     now,
-                    *_witness(settlement, move, now),
+                    *_witness(settlement, transition, now),
                 ),
             )
         except sqlite3.IntegrityError as error:
@@ -197,10 +198,10 @@ class Moves:
             self.is_work |= self.cursor.rowcount > 0
 
 
-def _witness(settlement: Settlement, move: Move, now: float) -> tuple[Any, ...]:
-    """What is written down about a move, and where the job must stand for it."""
+def _witness(settlement: Settlement, transition: Transition, now: float) -> tuple[Any, ...]:
+    """What is written down about a transition, and where the job must stand for it."""
     return (
-        None if move.failure is None else text_of(move.failure),
+        None if transition.failure is None else text_of(transition.failure),
         settlement.entry.decode(),
         settlement.key,
         settlement.id,
@@ -222,70 +223,70 @@ _PLAIN = _JOBS["insert_plain"]
 _FULL = _JOBS["insert"]
 
 
-def add(moves: Moves, jobs: Sequence[NewJob]) -> list[Added]:
+def add(tx: Tx, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """Add all of them; raises DuplicateJobError, and then the caller rolls back."""
     if len(jobs) == 1:
-        return [_add(moves, jobs[0])]
+        return [_add(tx, jobs[0])]
     if any(job.unique_key is not None or _is_large(job) for job in jobs):
-        return [_add(moves, job) for job in jobs]
-    _insert_many(moves, jobs)
-    return [Added(job.id, True) for job in jobs]
+        return [_add(tx, job) for job in jobs]
+    _insert_many(tx, jobs)
+    return [EnqueueResult(job.id, True) for job in jobs]
 
 
-def add_new(moves: Moves, jobs: Sequence[NewJob]) -> int:
+def add_new(tx: Tx, jobs: Sequence[NewJob]) -> int:
     """Add those that can be added, and leave out the others; how many there were."""
     added = 0
     for job in jobs:
-        if moves.cursor.execute(_JOBS["has_id"], (job.id,)).fetchone() is None:
+        if tx.cursor.execute(_JOBS["has_id"], (job.id,)).fetchone() is None:
             with suppress(DuplicateJobError):
-                added += add(moves, [job])[0].is_new
+                added += add(tx, [job])[0].is_new
     return added
 
 
-def _add(moves: Moves, job: NewJob) -> Added:
-    if job.unique_key is None or (holder := _holder(moves, job.unique_key)) is None:
-        _insert(moves, job)
-        return Added(job.id, True)
+def _add(tx: Tx, job: NewJob) -> EnqueueResult:
+    if job.unique_key is None or (holder := _holder(tx, job.unique_key)) is None:
+        _insert(tx, job)
+        return EnqueueResult(job.id, True)
     if job.on_duplicate is OnDuplicate.EXISTING:
-        return Added(holder[1], False)
+        return EnqueueResult(holder[1], False)
     if job.on_duplicate is OnDuplicate.REJECT or holder[2] == JobStatus.ACTIVE:
         raise key_held(job, holder[1])
-    moves.replace(holder)
-    _insert(moves, job)
-    return Added(job.id, True, holder[1])
+    tx.replace(holder)
+    _insert(tx, job)
+    return EnqueueResult(job.id, True, holder[1])
 
 
-def _holder(moves: Moves, key: str) -> Standing | None:
+def _holder(tx: Tx, key: str) -> JobPosition | None:
     """Who holds a unique key."""
-    row: Standing | None = moves.cursor.execute(_JOBS["key_holder"], (key,)).fetchone()
+    row: JobPosition | None = tx.cursor.execute(_JOBS["key_holder"], (key,)).fetchone()
     return row
 
 
-def _insert(moves: Moves, job: NewJob) -> None:
-    row = _row(job, moves.now)
+def _insert(tx: Tx, job: NewJob) -> None:
+    row = _row(job, tx.now)
     try:
         if is_special(job):
-            moves.cursor.execute(_FULL, row + _rest(job))
+            tx.cursor.execute(_FULL, row + _rest(job))
         else:
-            moves.cursor.execute(_PLAIN, row)
+            tx.cursor.execute(_PLAIN, row)
     except sqlite3.IntegrityError as error:
         if is_barred(error):
             raise
         raise id_taken(job) from None
     if row[-1] is None:
-        values = (moves.cursor.lastrowid, job.args, job.kwargs)
-        moves.cursor.execute(_JOBS["insert_payload"], values)
+        values = (tx.cursor.lastrowid, job.args, job.kwargs)
+        tx.cursor.execute(_JOBS["insert_payload"], values)
 
 
-def _insert_many(moves: Moves, jobs: Sequence[NewJob]) -> None:
+def _insert_many(tx: Tx, jobs: Sequence[NewJob]) -> None:
     """Insert jobs without large arguments."""
-    now, connection = moves.now, moves.cursor.connection
+    now, connection = tx.now, tx.cursor.connection
     statement, rows = _PLAIN, [_row(job, now) for job in jobs]
     if any(map(is_special, jobs)):
         statement, rows = _FULL, [row + _rest(job) for row, job in zip(rows, jobs, strict=True)]
     before = connection.total_changes
     try:
-        moves.cursor.executemany(statement, rows)
+        tx.cursor.executemany(statement, rows)
     except sqlite3.IntegrityError as error:
         if is_barred(error):
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import CancelAsked, Failed, JobStatus, RequeueAsked
+from ergon_framework.core.job import CancelRequested, Failed, JobStatus, RequeueRequested
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.testing.suites.drivers import START
@@ -54,7 +54,7 @@ def search_by_status(s: JobStoreSubject) -> None:
     s.ended("dead", FAILS_FOR_GOOD)
     s.ended("again", FAILS_ONCE)
     s.take("running")
-    s.must(s.get("off"), CancelAsked())
+    s.must(s.get("off"), CancelRequested())
     wanted = {
         JobStatus.COMPLETED: "done",
         JobStatus.FAILED: "dead",
@@ -109,7 +109,7 @@ def search_by_age(s: JobStoreSubject) -> None:
     s.put("old", "moved")
     s.clock.forward(100.0)
     s.put("young")
-    s.must(s.get("moved"), CancelAsked())
+    s.must(s.get("moved"), CancelRequested())
     same(_found(s, before=START + 50.0), ["old"], "changed before")
     same(_found(s, before=START + 150.0), ["young", "moved", "old"], "changed before later")
 
@@ -153,7 +153,7 @@ def filter_holds_while_jobs_move(s: JobStoreSubject) -> None:
     came = []
     for job in s.store.search(Search(statuses=(JobStatus.PENDING,))):
         came.append(job.id)
-        s.must(job, CancelAsked())
+        s.must(job, CancelRequested())
     same((len(came), len(set(came))), (700, 700), "found, and different ones")
 
 
@@ -188,9 +188,9 @@ def moved_jobs_are_not_purged(s: JobStoreSubject) -> None:
     """A job that was moved since it was read is not purged."""
     s.put("back", "round", "dead")
     jobs = [s.ended(each, FAILS_FOR_GOOD) for each in ("back", "round", "dead")]
-    s.must(jobs[1], RequeueAsked())
+    s.must(jobs[1], RequeueRequested())
     s.ended("round", FAILS_FOR_GOOD)
-    s.must(jobs[0], RequeueAsked())
+    s.must(jobs[0], RequeueRequested())
     same(s.store.purge(jobs), 1, "purged")
     same(_found(s), ["round", "back"], "what is left")
 
@@ -281,9 +281,9 @@ def _worker(name: str, **fields: object) -> WorkerRecord:
 def workers_are_listed(s: JobStoreSubject) -> None:
     """Workers are listed by id, as they last told of themselves, with the store's time."""
     fields = {"queues": ("q",), "executors": {"python": {"busy": 1}}, "counters": {"done": 3}}
-    s.store.tell(_worker("w2"))
+    s.store.heartbeat(_worker("w2"))
     s.clock.forward(5.0)
-    s.store.tell(_worker("w1", state="stopping", **fields))
+    s.store.heartbeat(_worker("w1", state="stopping", **fields))
     first, second = s.store.workers()
     same((first.id, second.id), ("w1", "w2"), "ids")
     same((first.seen_at, second.seen_at), (START + 5.0, START), "seen_at")
@@ -296,9 +296,9 @@ def workers_are_listed(s: JobStoreSubject) -> None:
 @check()
 def worker_tells_again(s: JobStoreSubject) -> None:
     """A worker's later word takes the place of its earlier one."""
-    s.store.tell(_worker("w", counters={"done": 1}))
+    s.store.heartbeat(_worker("w", counters={"done": 1}))
     s.clock.forward(9.0)
-    s.store.tell(_worker("w", counters={"done": 2}))
+    s.store.heartbeat(_worker("w", counters={"done": 2}))
     (worker,) = s.store.workers()
     same((dict(worker.counters), worker.seen_at), ({"done": 2}, START + 9.0), "the worker")
 
@@ -306,20 +306,20 @@ def worker_tells_again(s: JobStoreSubject) -> None:
 @check()
 def worker_that_is_gone_is_not_listed(s: JobStoreSubject) -> None:
     """A worker that says good-bye is taken off the list; others stay."""
-    s.store.tell(_worker("w1"))
-    s.store.tell(_worker("w2"))
-    s.store.tell(_worker("w1", state="gone"))
-    s.store.tell(_worker("never", state="gone"))
+    s.store.heartbeat(_worker("w1"))
+    s.store.heartbeat(_worker("w2"))
+    s.store.heartbeat(_worker("w1", state="gone"))
+    s.store.heartbeat(_worker("never", state="gone"))
     same([worker.id for worker in s.store.workers()], ["w2"], "workers")
 
 
 @check()
 def dead_worker_is_forgotten(s: JobStoreSubject) -> None:
     """A worker that was not heard of for a month is forgotten by a sweep; one that was is not."""
-    s.store.tell(_worker("dead"))
+    s.store.heartbeat(_worker("dead"))
     s.clock.forward(30 * DAY)
-    s.store.tell(_worker("alive"))
-    same(s.store.sweep(100).workers, 1, "forgotten")
+    s.store.heartbeat(_worker("alive"))
+    same(s.store.prune(100).workers, 1, "forgotten")
     same([worker.id for worker in s.store.workers()], ["alive"], "workers")
 
 
@@ -331,7 +331,7 @@ def reading_changes_nothing(s: JobStoreSubject) -> None:
     before = [s.get("a"), s.get("b")]
     list(s.store.search(Search()))
     s.store.queues()
-    s.store.overdue(5)
+    s.store.expired_leases(5)
     s.store.workers()
     same([s.get("a"), s.get("b")], before, "the jobs")
 
@@ -345,9 +345,9 @@ def sweep_purges_what_was_kept_long_enough(s: JobStoreSubject) -> None:
     s.put("short", "long", "ever", "waiting")
     for job_id, keep in (("short", 10.0), ("long", 100.0), ("ever", None)):
         s.ended(job_id, keep=keep)
-    same(s.store.sweep(100).purged, 0, "purged at once")
+    same(s.store.prune(100).purged, 0, "purged at once")
     s.clock.forward(11.0)
-    found = s.store.sweep(100)
+    found = s.store.prune(100)
     same((found.purged, found.more), (1, False), "purged, more")
     same(s.store.find("short"), None, "the one whose time had come")
     same(s.store.count(Search()), 3, "what is left")
@@ -359,9 +359,9 @@ def sweep_purges_every_end(s: JobStoreSubject) -> None:
     s.put("done", "dead", "off")
     s.ended("done", SUCCEEDED, keep=1.0)
     s.ended("dead", FAILS_FOR_GOOD, keep=1.0)
-    s.must(s.get("off"), CancelAsked(), keep=1.0)
+    s.must(s.get("off"), CancelRequested(), keep=1.0)
     s.clock.forward(2.0)
-    same(s.store.sweep(100).purged, 3, "purged")
+    same(s.store.prune(100).purged, 3, "purged")
     same(s.store.count(Search()), 0, "what is left")
 
 
@@ -374,7 +374,7 @@ def sweep_ends_what_is_outdated(s: JobStoreSubject) -> None:
     s.take("running")
     s.put("fine", expires_at=START + 900.0)
     s.clock.forward(11.0)
-    same(s.store.sweep(100).outdated, 2, "outdated")
+    same(s.store.prune(100).outdated, 2, "outdated")
     for job_id in ("due", "later"):
         job = s.get(job_id)
         same(job.status, JobStatus.FAILED, f"status of {job_id}")
@@ -388,25 +388,25 @@ def sweep_ends_what_is_outdated(s: JobStoreSubject) -> None:
 def sweep_is_bounded(s: JobStoreSubject) -> None:
     """A sweep does no more at a time than asked for, says so, and comes to an end."""
     s.put(*(f"job-{n}" for n in range(25)))
-    s.store.exchange([s.told(job, SUCCEEDED, keep=1.0) for job in s.claim(25)], None)
+    s.store.settle_and_claim([s.told(job, SUCCEEDED, keep=1.0) for job in s.claim(25)], None)
     s.clock.forward(2.0)
-    first = s.store.sweep(10)
+    first = s.store.prune(10)
     same((first.purged, first.more), (10, True), "purged, more")
     purged = first.purged
     for _ in range(10):
-        found = s.store.sweep(10)
+        found = s.store.prune(10)
         expect(found.purged <= 10, f"{found.purged} at once")
         purged += found.purged
         if not found.more:
             break
     same((purged, s.store.count(Search())), (25, 0), "purged in all, left")
-    same(s.store.sweep(10).more, False, "more, when nothing is left")
+    same(s.store.prune(10).more, False, "more, when nothing is left")
 
 
 @check()
 def sweep_of_nothing_is_fine(s: JobStoreSubject) -> None:
     """A sweep in an empty store finds nothing to do."""
-    found = s.store.sweep(10)
+    found = s.store.prune(10)
     same((found.purged, found.outdated, found.workers, found.more), (0, 0, 0, False), "found")
 
 
@@ -416,7 +416,7 @@ def swept_id_is_free(s: JobStoreSubject) -> None:
     s.put("a", unique_key="k")
     s.ended("a", keep=1.0)
     s.clock.forward(2.0)
-    s.store.sweep(10)
+    s.store.prune(10)
     same(s.put("a", unique_key="k")[0].is_new, True, "is_new")
     same(s.take("a").deliveries, 1, "deliveries of the new job")
 

@@ -123,7 +123,7 @@ def nothing_without_a_slot(s: JobStoreSubject) -> None:
 def nothing_without_an_ask(s: JobStoreSubject) -> None:
     """A call that only settles claims nothing."""
     s.put("a")
-    _, claimed = s.store.exchange([], None)
+    _, claimed = s.store.settle_and_claim([], None)
     same((claimed.jobs, s.status("a")), ([], JobStatus.PENDING), "claimed")
 
 
@@ -183,12 +183,12 @@ def executors_of_due_jobs_are_named(s: JobStoreSubject) -> None:
     s.put("plain")
     same(named_by(s), [("cobol", ("one", "two"), None), ("node", ("default",), None)], "first")
     began = s.store.now()
-    s.store.tell(worker_with("w1", "python", "node"))
+    s.store.heartbeat(worker_with("w1", "python", "node"))
     s.clock.forward(30.0)
     seen = s.store.now()
-    s.store.tell(worker_with("w1", "python"))
-    s.store.tell(worker_with("w2", "cobol"))
-    s.store.tell(worker_with("w2", state="gone"))
+    s.store.heartbeat(worker_with("w1", "python"))
+    s.store.heartbeat(worker_with("w2", "cobol"))
+    s.store.heartbeat(worker_with("w2", state="gone"))
     s.clock.forward(30.0)
     same(named_by(s), [("cobol", ("one", "two"), seen), ("node", ("default",), began)], "later")
     s.put("e", handler="rust#work", executor="rust")
@@ -202,9 +202,9 @@ def last_sight_of_an_executor_survives(s: JobStoreSubject) -> None:
     """A new process knows when a worker last had an executor, though that worker has left."""
     s.put("a", handler="cobol#work", executor="cobol")
     seen = s.store.now()
-    s.store.tell(worker_with("w1", "cobol"))
+    s.store.heartbeat(worker_with("w1", "cobol"))
     s.clock.forward(30.0)
-    s.store.tell(worker_with("w1", state="gone"))
+    s.store.heartbeat(worker_with("w1", state="gone"))
     s.reopen()
     same(named_by(s), [("cobol", ("default",), seen)], "after a restart")
 
@@ -316,11 +316,11 @@ def next_at_is_exact(s: JobStoreSubject) -> None:
     """A worker that got nothing learns the instant at which the next job is due."""
     s.put("later", delay=90.0)
     s.put("sooner", delay=40.25)
-    claimed = s.exchange()[1]
+    claimed = s.settle_and_claim()[1]
     same(claimed.next_at, START + 40.25, "next_at")
     s.clock.to(START + 40.25)
     same(s.ids(), ["sooner"], "then")
-    same(s.exchange()[1].next_at, START + 90.0, "next_at after that")
+    same(s.settle_and_claim()[1].next_at, START + 90.0, "next_at after that")
 
 
 @check()
@@ -328,20 +328,20 @@ def next_at_counts_retries(s: JobStoreSubject) -> None:
     """A worker learns when the retry is due that it has just asked for."""
     s.put("a")
     leased = s.take("a")
-    _, claimed = s.exchange([s.told(leased, FAILS_ONCE)])
+    _, claimed = s.settle_and_claim([s.told(leased, FAILS_ONCE)])
     same((claimed.jobs, claimed.next_at), ([], START + WAIT), "claimed, next_at")
 
 
 @check()
 def next_at_is_none_when_nothing_waits(s: JobStoreSubject) -> None:
     """There is no next instant when nothing waits for time to pass."""
-    same(s.exchange()[1].next_at, None, "in an empty store")
+    same(s.settle_and_claim()[1].next_at, None, "in an empty store")
     s.put("a", "b")
     s.take("a")
     s.put("c", delay=5.0, queue="other")
-    claimed = s.exchange((), 5, queues=("default",))[1]
+    claimed = s.settle_and_claim((), 5, queues=("default",))[1]
     same((ids_of(claimed.jobs), claimed.next_at), (["b"], None), "when others' jobs wait")
-    same(s.exchange((), 5, queues=("default",))[1].next_at, None, "while jobs run")
+    same(s.settle_and_claim((), 5, queues=("default",))[1].next_at, None, "while jobs run")
 
 
 @check()
@@ -349,9 +349,9 @@ def more_says_that_something_due_is_left(s: JobStoreSubject) -> None:
     """A worker learns whether it left something due for want of a slot."""
     s.put("a", "b")
     s.put("later", delay=60.0)
-    first = s.exchange()[1]
+    first = s.settle_and_claim()[1]
     same((ids_of(first.jobs), first.more), (["a"], True), "with one slot for two")
-    second = s.exchange((), 5)[1]
+    second = s.settle_and_claim((), 5)[1]
     same((ids_of(second.jobs), second.more), (["b"], False), "with slots enough")
 
 
@@ -359,7 +359,7 @@ def more_says_that_something_due_is_left(s: JobStoreSubject) -> None:
 def more_counts_other_executors(s: JobStoreSubject) -> None:
     """What is due for an executor without a free slot counts as left."""
     s.put("a", handler="node#work", executor="node")
-    same(s.exchange((), 5)[1].more, True, "more")
+    same(s.settle_and_claim((), 5)[1].more, True, "more")
 
 
 @check()
@@ -371,10 +371,10 @@ def more_is_about_own_executors(s: JobStoreSubject) -> None:
     s.put("c", "d", queue="web", limit_key="k")
     asked: dict[str, Any] = {"routes": {"web": "node"}}
     same(len(s.claim({"node": 1}, queues=("web",), **asked)), 1, "claimed by the other worker")
-    same(s.exchange((), 5, own=own, **asked)[1].more, False, "more, for others alone")
-    same(s.exchange((), 5, own=BOTH, **asked)[1].more, True, "more, for its own")
+    same(s.settle_and_claim((), 5, own=own, **asked)[1].more, False, "more, for others alone")
+    same(s.settle_and_claim((), 5, own=BOTH, **asked)[1].more, True, "more, for its own")
     s.put("mine", handler="python#work", executor="python", queue="web")
-    same(s.exchange((), 0, own=own, **asked)[1].more, True, "more, with one of its own")
+    same(s.settle_and_claim((), 0, own=own, **asked)[1].more, True, "more, with one of its own")
 
 
 @check()
@@ -386,9 +386,9 @@ def more_counts_what_a_limit_holds_up(s: JobStoreSubject) -> None:
         s.put(f"{queue}-1", f"{queue}-2", queue=queue)
     s.put("key-1", "key-2", queue="key", limit_key="k")
     for queue in ("rate", "active", "key"):
-        claimed = s.exchange((), 5, queues=(queue,), own=own)[1]
+        claimed = s.settle_and_claim((), 5, queues=(queue,), own=own)[1]
         same((len(claimed.jobs), claimed.more), (1, True), f"claimed and more, of {queue!r}")
-        again = s.exchange((), 5, queues=(queue,), own=own)[1]
+        again = s.settle_and_claim((), 5, queues=(queue,), own=own)[1]
         same((again.jobs, again.more), ([], True), f"claimed and more again, of {queue!r}")
 
 
@@ -401,8 +401,8 @@ def more_leaves_out_paused_queues(s: JobStoreSubject) -> None:
     s.take("a", queues=("default",))
     same(s.ids(5), [], "while the key is held")
     s.store.set_queue("paused", is_paused=True)
-    same(s.exchange((), 5, queues=("paused", "default"))[1].more, False, "more")
-    same(s.exchange((), 5)[1].more, True, "more, of all queues")
+    same(s.settle_and_claim((), 5, queues=("paused", "default"))[1].more, False, "more")
+    same(s.settle_and_claim((), 5)[1].more, True, "more, of all queues")
 
 
 @check()
@@ -411,14 +411,14 @@ def outdated_job_is_dead_lettered(s: JobStoreSubject) -> None:
     s.put("a", expires_at=START + 10.0)
     s.put("b")
     s.clock.forward(11.0)
-    claimed = s.exchange((), 5)[1]
+    claimed = s.settle_and_claim((), 5)[1]
     same((ids_of(claimed.jobs), claimed.outdated), (["b"], 1), "claimed, outdated")
     job = s.get("a")
     same((job.status, job.deliveries), (JobStatus.FAILED, 0), "status, deliveries")
     same(job.last_error and job.last_error.code, "expired", "code of the last failure")
     expect(job.finished_at is not None, "it has no finished_at")
     expect(job.history, "its history does not tell")
-    same(s.exchange((), 5)[1].outdated, 0, "outdated the second time")
+    same(s.settle_and_claim((), 5)[1].outdated, 0, "outdated the second time")
 
 
 @check()
@@ -428,10 +428,10 @@ def outdated_job_keeps_its_last_failure(s: JobStoreSubject) -> None:
     for job_id in ("claimed", "swept"):
         s.ended(job_id, FAILS_ONCE)
     s.clock.forward(WAIT / 2)
-    s.store.sweep(1)
+    s.store.prune(1)
     s.clock.forward(WAIT)
     s.claim(5)
-    s.store.sweep(100)
+    s.store.prune(100)
     for job_id in ("claimed", "swept"):
         job = s.get(job_id)
         same((job.status, job.attempts), (JobStatus.FAILED, 1), job_id)
@@ -497,7 +497,7 @@ def fence_grows(s: JobStoreSubject) -> None:
 def lease_is_per_claim(s: JobStoreSubject) -> None:
     """Jobs of one claim share an instant; a later claim has a lease of its own."""
     s.store.add([new("a"), new("b")])
-    _, claimed = s.store.exchange([], ask(1))
+    _, claimed = s.store.settle_and_claim([], ask(1))
     s.clock.forward(4.0)
     s.claim(1, lease=30.0)
     same(ids_of(claimed.jobs), ["a"], "first claim")

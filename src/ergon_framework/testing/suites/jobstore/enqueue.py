@@ -6,9 +6,16 @@ from functools import partial
 
 import msgspec
 
-from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked
+from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.ports.jobstore import Added, Job, NewJob, OnDuplicate, Search, Settlement
+from ergon_framework.ports.jobstore import (
+    EnqueueResult,
+    Job,
+    NewJob,
+    OnDuplicate,
+    Search,
+    Settlement,
+)
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -102,7 +109,11 @@ def unknown_job_is_not_found(s: JobStoreSubject) -> None:
 def answers_in_order(s: JobStoreSubject) -> None:
     """Each job of a batch gets its own answer, in the order of the batch."""
     found = s.put("c", "a", "b")
-    same(found, [Added("c", True), Added("a", True), Added("b", True)], "answers")
+    same(
+        found,
+        [EnqueueResult("c", True), EnqueueResult("a", True), EnqueueResult("b", True)],
+        "answers",
+    )
 
 
 @check()
@@ -177,7 +188,7 @@ def refused_id_can_be_used_later(s: JobStoreSubject) -> None:
     """The ids of a refused batch are free afterwards."""
     s.put("there")
     s.refusal(lambda: s.put("x", "there"))
-    same(s.put("x"), [Added("x", True)], "the next try")
+    same(s.put("x"), [EnqueueResult("x", True)], "the next try")
 
 
 @check()
@@ -265,7 +276,7 @@ def thousands_of_jobs(s: JobStoreSubject) -> None:
     came: list[str] = []
     told: list[Settlement] = []
     while True:
-        applied, claimed = s.exchange(told, 200)
+        applied, claimed = s.settle_and_claim(told, 200)
         expect(all(applied), "a settlement was not applied")
         if not claimed.jobs:
             break
@@ -303,7 +314,7 @@ def held_key_answers_with_the_holder(s: JobStoreSubject) -> None:
     """A job whose unique key is held gets the id of the holder when it asks for that."""
     s.put("a", unique_key="k")
     before = s.get("a")
-    same(s.put("b", unique_key="k", on_duplicate=EXISTING), [Added("a", False)], "answer")
+    same(s.put("b", unique_key="k", on_duplicate=EXISTING), [EnqueueResult("a", False)], "answer")
     same(s.store.find("b"), None, "the second job")
     same(s.get("a"), before, "the holder")
 
@@ -312,7 +323,9 @@ def held_key_answers_with_the_holder(s: JobStoreSubject) -> None:
 def held_key_replaces_the_holder(s: JobStoreSubject) -> None:
     """A job that asks to replace the holder is added, and the holder is cancelled."""
     s.put("a", unique_key="k")
-    same(s.put("b", unique_key="k", on_duplicate=REPLACE), [Added("b", True, "a")], "answer")
+    same(
+        s.put("b", unique_key="k", on_duplicate=REPLACE), [EnqueueResult("b", True, "a")], "answer"
+    )
     old = s.get("a")
     same(old.status, JobStatus.CANCELLED, "the replaced job")
     expect(old.finished_at is not None, "the replaced job has no finished_at")
@@ -353,7 +366,7 @@ def replaced_job_is_not_kept_for_ever(s: JobStoreSubject) -> None:
 @check()
 def replacing_a_free_key_replaces_nobody(s: JobStoreSubject) -> None:
     """A job that would replace is simply added when nobody holds its key."""
-    same(s.put("a", unique_key="k", on_duplicate=REPLACE), [Added("a", True)], "answer")
+    same(s.put("a", unique_key="k", on_duplicate=REPLACE), [EnqueueResult("a", True)], "answer")
 
 
 @check()
@@ -365,7 +378,11 @@ def batch_meets_its_own_keys(s: JobStoreSubject) -> None:
         new("c", unique_key="other"),
     ]
     found = s.store.add(jobs)
-    same(found, [Added("a", True), Added("a", False), Added("c", True)], "answers")
+    same(
+        found,
+        [EnqueueResult("a", True), EnqueueResult("a", False), EnqueueResult("c", True)],
+        "answers",
+    )
     same(s.ids(5), ["a", "c"], "delivered")
 
 
@@ -436,7 +453,7 @@ def key_is_freed_by_failure(s: JobStoreSubject) -> None:
 def key_is_freed_by_cancelling(s: JobStoreSubject) -> None:
     """A cancelled job holds its unique key no more."""
     s.put("a", unique_key="k")
-    s.must(s.get("a"), CancelAsked())
+    s.must(s.get("a"), CancelRequested())
     expect(_is_free(s), "it is still held")
 
 
@@ -466,7 +483,7 @@ def requeued_job_holds_its_key_again(s: JobStoreSubject) -> None:
     """A job sent back from the dead letters holds its unique key again."""
     s.put("a", unique_key="k")
     failed = s.ended("a", FAILS_FOR_GOOD)
-    s.must(failed, RequeueAsked())
+    s.must(failed, RequeueRequested())
     expect(not _is_free(s), "it is free")
 
 
@@ -476,7 +493,7 @@ def requeue_does_not_share_a_key(s: JobStoreSubject) -> None:
     s.put("a", unique_key="k")
     failed = s.ended("a", FAILS_FOR_GOOD)
     s.put("b", unique_key="k")
-    s.settle(failed, RequeueAsked())
+    s.settle(failed, RequeueRequested())
     same([job.id for job in _live(s)], ["b"], "jobs that hold the key")
 
 
@@ -484,7 +501,7 @@ def requeue_does_not_share_a_key(s: JobStoreSubject) -> None:
 def concurrent_keys_have_one_holder(s: JobStoreSubject) -> None:
     """Of several threads that add jobs of one key at once, one adds and all get its id."""
 
-    def one(n: int) -> Added:
+    def one(n: int) -> EnqueueResult:
         return s.put(f"job-{n}", unique_key="k", on_duplicate=EXISTING)[0]
 
     found = s.together([partial(one, n) for n in range(8)])

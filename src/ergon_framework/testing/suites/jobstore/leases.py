@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ergon_framework.core.job import JobStatus, LeaseExpired
-from ergon_framework.ports.jobstore import Hold
+from ergon_framework.ports.jobstore import LeaseRenewal
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -39,7 +39,7 @@ def lease_heals_after_the_clock_was_set_back(s: JobStoreSubject) -> None:
     ends = [s.get(job_id).lease_expires_at for job_id in ("a", "b", "c")]
     same(ends, [s.clock() + each for each in (LEASE, 100.0, 20.0)], "the ends of the leases")
     s.clock.forward(LEASE + 1.0)
-    same(ids_of(s.store.overdue(10)), ["a"], "overdue")
+    same(ids_of(s.store.expired_leases(10)), ["a"], "overdue")
 
 
 @check()
@@ -63,7 +63,7 @@ def renewed_job_is_not_overdue(s: JobStoreSubject) -> None:
     s.clock.forward(10.0)
     s.store.renew([hold(jobs[0])], LEASE)
     s.clock.forward(10.0)
-    same(ids_of(s.store.overdue(10)), ["b"], "overdue")
+    same(ids_of(s.store.expired_leases(10)), ["b"], "overdue")
 
 
 @check()
@@ -73,7 +73,7 @@ def renewal_after_expiry_counts(s: JobStoreSubject) -> None:
     leased = s.take("a")
     s.clock.forward(LEASE + 5.0)
     same(s.store.renew([hold(leased)], LEASE), [True], "answer")
-    same(s.store.overdue(10), [], "overdue")
+    same(s.store.expired_leases(10), [], "overdue")
 
 
 @check()
@@ -127,7 +127,7 @@ def rescued_charge_counts(s: JobStoreSubject) -> None:
     leased = s.take("a")
     s.store.renew([hold(leased, is_charged=True)], LEASE)
     s.clock.forward(LEASE + 1.0)
-    lost = s.store.overdue(5)[0]
+    lost = s.store.expired_leases(5)[0]
     same((lost.attempts, lost.is_charged), (1, True), "as the rescuer sees it")
     job = s.must(lost, LeaseExpired(), if_expired=True)
     same((job.status, job.attempts), (JobStatus.RETRYING, 1), "status, attempts")
@@ -166,7 +166,7 @@ def renewals_are_answered_in_order(s: JobStoreSubject) -> None:
     s.put("a", "b", "c")
     jobs = s.claim(3)
     s.must(jobs[1], SUCCEEDED)
-    unknown = Hold(jobs[0].key, "somebody else", jobs[0].fence, False)
+    unknown = LeaseRenewal(jobs[0].key, "somebody else", jobs[0].fence, False)
     holds = [hold(jobs[0]), hold(jobs[1]), unknown, hold(jobs[2])]
     same(s.store.renew(holds, LEASE), [True, False, False, True], "answers")
     same(s.store.renew([], LEASE), [], "no holds")
@@ -178,14 +178,14 @@ def overdue_are_the_expired_ones(s: JobStoreSubject) -> None:
     s.put("gone", "alive", "done", "back")
     jobs = {job.id: job for job in s.claim(4)}
     s.put("waiting")
-    same(s.store.overdue(10), [], "at once")
+    same(s.store.expired_leases(10), [], "at once")
     s.must(jobs["done"], SUCCEEDED)
     s.must(jobs["back"], RELEASED)
     s.clock.forward(LEASE - 1.0)
-    same(s.store.overdue(10), [], "before the end of the lease")
+    same(s.store.expired_leases(10), [], "before the end of the lease")
     s.store.renew([hold(jobs["alive"])], LEASE)
     s.clock.forward(2.0)
-    overdue = s.store.overdue(10)
+    overdue = s.store.expired_leases(10)
     same(ids_of(overdue), ["gone"], "afterwards")
     same((overdue[0].status, overdue[0].worker), (JobStatus.ACTIVE, "w1"), "as found")
 
@@ -197,8 +197,8 @@ def oldest_lease_comes_first(s: JobStoreSubject) -> None:
     for lease in (40.0, 10.0, 30.0, 20.0):
         s.claim(1, lease=lease)
     s.clock.forward(60.0)
-    same(ids_of(s.store.overdue(10)), ["b", "d", "c", "a"], "order")
-    same(ids_of(s.store.overdue(2)), ["b", "d"], "the first two")
+    same(ids_of(s.store.expired_leases(10)), ["b", "d", "c", "a"], "order")
+    same(ids_of(s.store.expired_leases(2)), ["b", "d"], "the first two")
 
 
 @check()
@@ -207,9 +207,9 @@ def rescued_job_is_no_longer_overdue(s: JobStoreSubject) -> None:
     s.put("a", "b")
     s.claim(2)
     s.clock.forward(LEASE + 1.0)
-    for job in s.store.overdue(1):
+    for job in s.store.expired_leases(1):
         s.must(job, LeaseExpired(), if_expired=True)
-    same(len(s.store.overdue(10)), 1, "still overdue")
+    same(len(s.store.expired_leases(10)), 1, "still overdue")
 
 
 @check()

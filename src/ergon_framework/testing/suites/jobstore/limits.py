@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ergon_framework.core.job import CancelAsked, LeaseExpired, Seen
-from ergon_framework.ports.jobstore import Leased
+from ergon_framework.core.job import CancelRequested, Event, LeaseExpired
+from ergon_framework.ports.jobstore import ClaimedJob
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -134,7 +134,7 @@ def rate_says_when_to_come_again(s: JobStoreSubject) -> None:
     s.put(*(f"job-{n}" for n in range(12)), queue="q")
     same(len(s.claim(9)), 2, "at first")
     for _ in range(9):
-        claimed = s.exchange((), 9)[1]
+        claimed = s.settle_and_claim((), 9)[1]
         same(claimed.jobs, [], "without a token")
         at = claimed.next_at
         expect(at is not None and START < at <= s.store.now() + 0.34, f"next_at is {at}")
@@ -230,7 +230,7 @@ def key_counts_across_queues(s: JobStoreSubject) -> None:
     same(len(s.claim(9)), 1, "after the first has ended")
 
 
-def _frees(s: JobStoreSubject, seen: Seen) -> None:
+def _frees(s: JobStoreSubject, seen: Event) -> None:
     s.put("a", "b", limit_key="k")
     leased = s.claim(9)[0]
     same((leased.id, s.ids(9)), ("a", []), "at first")
@@ -269,7 +269,7 @@ def key_is_freed_when_rescued(s: JobStoreSubject) -> None:
     s.put("a", "b", limit_key="k")
     s.claim(9)
     s.clock.forward(LEASE + 1.0)
-    s.must(s.store.overdue(5)[0], LeaseExpired(), if_expired=True)
+    s.must(s.store.expired_leases(5)[0], LeaseExpired(), if_expired=True)
     same(len(s.claim(9)), 1, "claimed")
 
 
@@ -278,7 +278,7 @@ def key_is_freed_in_the_same_call(s: JobStoreSubject) -> None:
     """The job that waited for the key comes in the call that frees it."""
     s.put("a", "b", limit_key="k")
     leased = s.claim(9)[0]
-    _, claimed = s.exchange([s.told(leased, SUCCEEDED)], 9)
+    _, claimed = s.settle_and_claim([s.told(leased, SUCCEEDED)], 9)
     same(ids_of(claimed.jobs), ["b"], "claimed")
 
 
@@ -288,7 +288,7 @@ def late_report_frees_no_key(s: JobStoreSubject) -> None:
     s.put("a", "b", limit_key="k")
     lost = s.claim(9)[0]
     s.clock.forward(LEASE + 1.0)
-    s.must(s.store.overdue(5)[0], LeaseExpired(), if_expired=True)
+    s.must(s.store.expired_leases(5)[0], LeaseExpired(), if_expired=True)
     same(len(s.claim(9)), 1, "claimed after the rescue")
     expect(not s.settle(lost, SUCCEEDED), "the late report was applied")
     same(s.ids(9), [], "claimed after the late report")
@@ -317,7 +317,7 @@ def cancelled_job_passes_its_turn_on(s: JobStoreSubject) -> None:
     s.put("a", "b", "c", limit_key="k")
     leased = s.claim(9)[0]
     s.must(leased, SUCCEEDED)
-    s.must(s.get("b"), CancelAsked())
+    s.must(s.get("b"), CancelRequested())
     same(s.ids(9), ["c"], "claimed")
 
 
@@ -326,7 +326,7 @@ def cancelled_while_limited(s: JobStoreSubject) -> None:
     """A job that is cancelled while it waits for its key never comes, and blocks nobody."""
     s.put("a", "b", "c", limit_key="k")
     leased = s.claim(9)[0]
-    s.must(s.get("b"), CancelAsked())
+    s.must(s.get("b"), CancelRequested())
     s.must(leased, SUCCEEDED)
     same(s.ids(9), ["c"], "claimed")
 
@@ -395,7 +395,7 @@ def resumed_queue_goes_on_with_its_key(s: JobStoreSubject) -> None:
         s.must(s.take(job_id, queues=("paused",)), SUCCEEDED)
 
 
-def _others_wait(s: JobStoreSubject) -> Leased:
+def _others_wait(s: JobStoreSubject) -> ClaimedJob:
     """A running job, and others in two queues that wait for its key."""
     s.put("a", limit_key="k")
     s.put("b1", "b2", "b3", limit_key="k", queue="paused", priority=9)

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from ergon_framework.core.job import CancelAsked, JobStatus
+from ergon_framework.core.job import CancelRequested, JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.copies import JOB_KINDS, Copy, JobCopy, QueueCopy, ScheduleCopy
 from ergon_framework.ports.jobstore import Search
@@ -107,7 +107,7 @@ def changed_jobs_stay_where_they_stand(s: JobStoreSubject) -> None:
     store.load([JobCopy(done, s.clock())])
     same(s.status("a"), JobStatus.COMPLETED, "status")
     s.clock.forward(6.0)
-    same(s.store.sweep(10).purged, 1, "purged in its time")
+    same(s.store.prune(10).purged, 1, "purged in its time")
 
 
 @check(NEEDS)
@@ -132,9 +132,9 @@ def discarded_jobs_are_gone(s: JobStoreSubject) -> None:
     s.ended("done")
     store = _archive(s)
     store.discard([copy for copy in _all(store, JobCopy) if copy.name != "waiting"])
-    same((_ids(store), s.store.overdue(9)), (["waiting"], []), "what is left")
+    same((_ids(store), s.store.expired_leases(9)), (["waiting"], []), "what is left")
     s.put("again", unique_key="u", delay=900.0)
-    s.store.sweep(100)
+    s.store.prune(100)
     same(s.ids(9), ["waiting"], "claimed when the key is free")
     same([queue.name for queue in s.store.queues()], ["default"], "queues")
     store.discard([copy for copy in _all(store, JobCopy) if copy.name == "again"])
@@ -171,9 +171,9 @@ def a_loaded_lease_is_kept_and_runs_out(s: JobStoreSubject) -> None:
     job = s.get("running")
     same((job.worker, job.attempts, job.is_charged), ("w1", 1, True), "worker and attempt")
     same(s.ids(9), [], "claimed while the key is taken")
-    same(s.store.overdue(9), [], "overdue at once")
+    same(s.store.expired_leases(9), [], "overdue at once")
     s.clock.forward(LEASE + 1.0)
-    same([each.id for each in s.store.overdue(9)], ["running"], "overdue")
+    same([each.id for each in s.store.expired_leases(9)], ["running"], "overdue")
     s.must(s.get("running"), RELEASED, if_expired=True)
     expect(s.take("running").fence > job.fence, "the next claim has a fence of its own")
 
@@ -203,9 +203,9 @@ def loaded_jobs_are_as_old_as_they_were(s: JobStoreSubject) -> None:
         _copy(_records(other), _archive(s))
     found = s.store.search(Search(before=START + 50.0))
     same([job.id for job in found], ["old"], "last changed before")
-    same(s.store.sweep(10).purged, 0, "purged at once")
+    same(s.store.prune(10).purged, 0, "purged at once")
     s.clock.forward(51.0)
-    same(s.store.sweep(10).purged, 1, "purged in its time")
+    same(s.store.prune(10).purged, 1, "purged in its time")
 
 
 @check(NEEDS)
@@ -309,7 +309,7 @@ def fill(s: JobStoreSubject) -> None:
     s.put("dead", correlation_id="c1", trace_context={"b": "2", "a": "1"})
     s.ended("dead", FAILS_FOR_GOOD)
     s.put("off", args=b'["' + b"x" * 9000 + b'"]')
-    s.must(s.get("off"), CancelAsked(), keep=7.0)
+    s.must(s.get("off"), CancelRequested(), keep=7.0)
     s.put("again", max_attempts=7, max_deliveries=9, timeout=2.5, retry=b'{"attempts":7}')
     s.ended("again", FAILS_ONCE)
     s.put("running", unique_key="u", limit_key="k", limit=1, priority=3)

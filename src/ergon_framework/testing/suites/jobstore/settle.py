@@ -6,15 +6,15 @@ from functools import partial
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
-    CancelAsked,
-    Died,
+    CancelRequested,
+    Event,
     Failed,
     Held,
     JobStatus,
     LeaseExpired,
-    RequeueAsked,
-    RunAsked,
-    Seen,
+    ProcessDied,
+    RequeueRequested,
+    RunRequested,
 )
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.drivers import START
@@ -143,7 +143,7 @@ def solo_is_carried(s: JobStoreSubject) -> None:
     s.put("a")
     leased = s.take("a")
     same(leased.is_solo, False, "before")
-    s.must(leased, Died(is_alone=False))
+    s.must(leased, ProcessDied(was_alone=False))
     leased = s.take("a")
     same((leased.is_solo, s.get("a").is_solo), (True, True), "after")
     s.must(leased, RELEASED)
@@ -155,7 +155,7 @@ def history_is_in_order(s: JobStoreSubject) -> None:
     """Each move adds its entry at the end of the job's history, as it was given."""
     s.put("a")
     entries = [b'{"n":1,"text":"\xe2\x80\xa8"}', b'{ "n" : 2 }', b'{"n":3}']
-    ends: tuple[Seen, ...] = (RELEASED, FAILS_ONCE, SUCCEEDED)
+    ends: tuple[Event, ...] = (RELEASED, FAILS_ONCE, SUCCEEDED)
     for entry, seen in zip(entries, ends, strict=True):
         s.must(s.take("a"), seen, entry=entry)
         s.clock.forward(WAIT)
@@ -190,7 +190,7 @@ def settle_and_claim_are_one_step(s: JobStoreSubject) -> None:
     """A settled job's successor comes in the same call."""
     s.put("a", "b")
     leased = s.take("a")
-    applied, claimed = s.exchange([s.told(leased, SUCCEEDED, result=b"1")])
+    applied, claimed = s.settle_and_claim([s.told(leased, SUCCEEDED, result=b"1")])
     same((applied, ids_of(claimed.jobs)), ([True], ["b"]), "applied, claimed")
     same(s.status("a"), JobStatus.COMPLETED, "status")
 
@@ -200,7 +200,7 @@ def released_job_can_be_claimed_in_the_same_call(s: JobStoreSubject) -> None:
     """What a call gives back is there for its own claim."""
     s.put("a")
     leased = s.take("a")
-    applied, claimed = s.exchange([s.told(leased, RELEASED)])
+    applied, claimed = s.settle_and_claim([s.told(leased, RELEASED)])
     same((applied, ids_of(claimed.jobs)), ([True], ["a"]), "applied, claimed")
     expect(claimed.jobs[0].fence > leased.fence, "the new claim has the old fence")
 
@@ -211,7 +211,7 @@ def each_settlement_has_its_answer(s: JobStoreSubject) -> None:
     s.put("a", "b", "c")
     jobs = s.claim(3)
     s.must(jobs[1], FAILS_FOR_GOOD)
-    applied, _ = s.store.exchange([s.told(job, SUCCEEDED) for job in jobs], None)
+    applied, _ = s.store.settle_and_claim([s.told(job, SUCCEEDED) for job in jobs], None)
     same(applied, [True, False, True], "answers")
     wanted = [JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.COMPLETED]
     same([s.status(job.id) for job in jobs], wanted, "states")
@@ -242,7 +242,7 @@ def same_report_twice_in_one_call(s: JobStoreSubject) -> None:
     s.put("a")
     leased = s.take("a")
     told = [s.told(leased, SUCCEEDED, result=b"1"), s.told(leased, SUCCEEDED, result=b"2")]
-    same(s.store.exchange(told, None)[0], [True, False], "answers")
+    same(s.store.settle_and_claim(told, None)[0], [True, False], "answers")
     same(s.get("a").result, b"1", "result")
 
 
@@ -302,8 +302,8 @@ def state_must_be_the_one_decided_in(s: JobStoreSubject) -> None:
     """A move that was decided in another state is refused, though the fence is the same."""
     s.put("a")
     waiting = s.get("a")
-    cancelled = s.must(waiting, CancelAsked())
-    same(s.settle(waiting, RunAsked()), False, "applied")
+    cancelled = s.must(waiting, CancelRequested())
+    same(s.settle(waiting, RunRequested()), False, "applied")
     same(s.get("a"), cancelled, "the job")
 
 
@@ -314,7 +314,7 @@ def any_words_of_a_failure_are_taken(s: JobStoreSubject) -> None:
     odd, other = s.claim(2)
     words = "nul \0, bell \a, quote ', \\u0000, % and {}, \u2028 \U0001f40d"
     told = [s.told(odd, Failed(Failure(Kind.TRANSIENT, words, words))), s.told(other, SUCCEEDED)]
-    same(s.store.exchange(told, None)[0], [True, True], "applied")
+    same(s.store.settle_and_claim(told, None)[0], [True, True], "applied")
     same(s.status("a"), JobStatus.RETRYING, "the job that failed")
     same(s.status("b"), JobStatus.COMPLETED, "the other one")
 
@@ -325,7 +325,7 @@ def one_of_many_reports_wins(s: JobStoreSubject) -> None:
     s.put("a")
     leased = s.take("a")
     told = [s.told(leased, SUCCEEDED, result=b"%d" % n) for n in range(8)]
-    answers = s.together([partial(s.store.exchange, [one], None) for one in told])
+    answers = s.together([partial(s.store.settle_and_claim, [one], None) for one in told])
     won = [n for n, (applied, _) in enumerate(answers) if applied == [True]]
     same(len(won), 1, "how many were applied")
     same(s.get("a").result, b"%d" % won[0], "the result")
@@ -337,7 +337,7 @@ def cancelled_job_does_not_run(s: JobStoreSubject) -> None:
     s.put("now")
     s.put("later", delay=10.0)
     for job_id in ("now", "later"):
-        job = s.must(s.get(job_id), CancelAsked(), keep=60.0)
+        job = s.must(s.get(job_id), CancelRequested(), keep=60.0)
         same((job.status, job.purge_at), (JobStatus.CANCELLED, START + 60.0), job_id)
         same((job.finished_at, job.deliveries), (START, 0), job_id)
     s.clock.forward(20.0)
@@ -350,7 +350,7 @@ def cancelling_comes_too_late(s: JobStoreSubject) -> None:
     s.put("a")
     waiting = s.get("a")
     leased = s.take("a")
-    same(s.settle(waiting, CancelAsked()), False, "applied")
+    same(s.settle(waiting, CancelRequested()), False, "applied")
     same(s.status("a"), JobStatus.ACTIVE, "status")
     expect(s.settle(leased, SUCCEEDED), "the outcome was not applied")
 
@@ -362,7 +362,7 @@ def hurried_job_is_due_at_once(s: JobStoreSubject) -> None:
     s.put("b")
     s.ended("b", FAILS_ONCE)
     for job_id in ("a", "b"):
-        s.must(s.get(job_id), RunAsked())
+        s.must(s.get(job_id), RunRequested())
     same((s.status("b"), s.get("b").attempts), (JobStatus.RETRYING, 1), "the retried one")
     same(sorted(s.ids(5)), ["a", "b"], "delivered")
 
@@ -374,12 +374,12 @@ def requeue_begins_anew(s: JobStoreSubject) -> None:
     s.ended("a", RELEASED)
     failed = s.ended("a", FAILS_FOR_GOOD, keep=60.0)
     s.clock.forward(5.0)
-    job = s.must(failed, RequeueAsked())
+    job = s.must(failed, RequeueRequested())
     same(job.status, JobStatus.PENDING, "status")
     same((job.attempts, job.deliveries, job.excused), (0, 0, 0), "counters")
     same((job.finished_at, job.purge_at, job.result), (None, None, None), "end")
     s.clock.forward(600.0)
-    s.store.sweep(100)
+    s.store.prune(100)
     leased = s.take("a")
     same((leased.attempts, leased.deliveries, leased.excused), (0, 1, 0), "its next claim")
 
@@ -390,7 +390,7 @@ def requeue_keeps_the_fence(s: JobStoreSubject) -> None:
     s.put("a")
     old = s.take("a")
     failed = s.must(old, FAILS_FOR_GOOD)
-    s.must(failed, RequeueAsked())
+    s.must(failed, RequeueRequested())
     leased = s.take("a")
     expect(leased.fence > old.fence, f"fence {leased.fence} after {old.fence}")
     expect(not s.settle(old, SUCCEEDED), "a report from before the requeue was applied")
@@ -403,7 +403,7 @@ def requeued_expired_job_can_run(s: JobStoreSubject) -> None:
     s.put("a", expires_at=START + 5.0)
     s.clock.forward(6.0)
     s.claim()
-    s.must(s.get("a"), RequeueAsked())
+    s.must(s.get("a"), RequeueRequested())
     same(s.ids(), ["a"], "delivered")
 
 
@@ -412,7 +412,7 @@ def history_survives_a_requeue(s: JobStoreSubject) -> None:
     """What happened before a requeue is still told."""
     s.put("a")
     failed = s.ended("a", FAILS_FOR_GOOD, entry=b'{"n":1}')
-    job = s.must(failed, RequeueAsked(), entry=b'{"n":2}')
+    job = s.must(failed, RequeueRequested(), entry=b'{"n":2}')
     same(job.history[-2:], (b'{"n":1}', b'{"n":2}'), "history")
 
 
@@ -422,7 +422,7 @@ def rescue_takes_only_what_is_expired(s: JobStoreSubject) -> None:
     s.put("a")
     leased = s.take("a")
     s.clock.forward(LEASE + 1.0)
-    seen = s.store.overdue(10)[0]
+    seen = s.store.expired_leases(10)[0]
     same(s.store.renew([hold(leased)], LEASE), [True], "renewed")
     same(s.settle(seen, LeaseExpired(), if_expired=True), False, "the rescue was applied")
     same((s.status("a"), s.get("a").fence), (JobStatus.ACTIVE, leased.fence), "the job")
@@ -435,7 +435,7 @@ def rescue_gives_the_job_to_another(s: JobStoreSubject) -> None:
     s.put("a")
     lost = s.take("a")
     s.clock.forward(LEASE + 1.0)
-    seen = s.store.overdue(10)[0]
+    seen = s.store.expired_leases(10)[0]
     expect(s.settle(seen, LeaseExpired(), if_expired=True), "the rescue was refused")
     leased = s.take("a", worker="w2")
     same(leased.deliveries, 2, "deliveries")
@@ -448,9 +448,9 @@ def one_of_many_rescuers_wins(s: JobStoreSubject) -> None:
     s.put("a")
     s.take("a")
     s.clock.forward(LEASE + 1.0)
-    seen = s.store.overdue(10)[0]
+    seen = s.store.expired_leases(10)[0]
     told = [s.told(seen, LeaseExpired(), if_expired=True) for _ in range(6)]
-    answers = s.together([partial(s.store.exchange, [one], None) for one in told])
+    answers = s.together([partial(s.store.settle_and_claim, [one], None) for one in told])
     same(sorted(applied for applied, _ in answers), [[False]] * 5 + [[True]], "answers")
     same(s.store.count(Search(statuses=(JobStatus.PENDING,))), 1, "waiting jobs")
 
@@ -464,7 +464,7 @@ def reports_of_different_jobs_do_not_mix(s: JobStoreSubject) -> None:
         s.told(job, SUCCEEDED if n % 2 else FAILS_ONCE, result=b"%d" % n if n % 2 else None)
         for n, job in enumerate(jobs)
     ]
-    same(all(s.store.exchange(told, None)[0]), True, "all applied")
+    same(all(s.store.settle_and_claim(told, None)[0]), True, "all applied")
     for n, job in enumerate(jobs):
         found = s.get(job.id)
         wanted = (b"%d" % n, None) if n % 2 else (None, FLAKY)

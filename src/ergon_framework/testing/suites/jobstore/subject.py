@@ -7,27 +7,27 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import Ask
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     JOB_RETRIES,
+    Event,
     Failed,
     JobRule,
+    JobSnapshot,
     JobStatus,
     Released,
-    Seen,
     Succeeded,
-    Tally,
-    settle,
+    next_transition,
 )
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.ports.jobstore import (
-    Added,
-    Claimed,
+    ClaimedJob,
+    ClaimResult,
+    EnqueueResult,
     FullJobStore,
-    Hold,
     Job,
-    Leased,
+    LeaseRenewal,
     NewJob,
     Settlement,
 )
@@ -98,7 +98,7 @@ class JobStoreSubject(StoreSubject[FullJobStore]):
 
     # ---- putting in -----------------------------------------------------------------------------
 
-    def put(self, *ids: str, **fields: Any) -> list[Added]:
+    def put(self, *ids: str, **fields: Any) -> list[EnqueueResult]:
         """Add a job of each id, all with these fields, in one call."""
         return self.store.add([new(each, **fields) for each in ids])
 
@@ -113,21 +113,21 @@ class JobStoreSubject(StoreSubject[FullJobStore]):
 
     # ---- taking out -----------------------------------------------------------------------------
 
-    def exchange(
+    def settle_and_claim(
         self, settlements: Sequence[Settlement] = (), slots: Slots = 1, **changes: Any
-    ) -> tuple[list[bool], Claimed]:
+    ) -> tuple[list[bool], ClaimResult]:
         """Settle, and claim for one executor unless told otherwise."""
-        return self.store.exchange(settlements, ask(slots, **changes))
+        return self.store.settle_and_claim(settlements, ask(slots, **changes))
 
-    def claim(self, slots: Slots = 1, **changes: Any) -> list[Leased]:
+    def claim(self, slots: Slots = 1, **changes: Any) -> list[ClaimedJob]:
         """What a worker with so many slots gets."""
-        return self.exchange((), slots, **changes)[1].jobs
+        return self.settle_and_claim((), slots, **changes)[1].jobs
 
     def ids(self, slots: Slots = 1, **changes: Any) -> list[str]:
         """The ids of what a worker with so many slots gets, in order."""
         return ids_of(self.claim(slots, **changes))
 
-    def take(self, job_id: str, **changes: Any) -> Leased:
+    def take(self, job_id: str, **changes: Any) -> ClaimedJob:
         """Claim one job, which must be this one."""
         jobs = self.claim(1, **changes)
         expect(ids_of(jobs) == [job_id], f"{job_id!r} was to be claimed, and {ids_of(jobs)} came")
@@ -135,30 +135,30 @@ class JobStoreSubject(StoreSubject[FullJobStore]):
 
     # ---- moving ---------------------------------------------------------------------------------
 
-    def told(self, job: Leased | Job, seen: Seen, **changes: Any) -> Settlement:
+    def told(self, job: ClaimedJob | Job, seen: Event, **changes: Any) -> Settlement:
         """What a worker, a rescuer or an operator makes of what it saw."""
         self._settled += 1
         entry = b'{"event":"seen","n":%d}' % self._settled
         tally = tally_of(job)
         fields: dict[str, Any] = {
             "expected": tally.status,
-            "move": settle(tally, seen, RULE),
+            "transition": next_transition(tally, seen, RULE),
             "entry": entry,
         }
         return Settlement(key=job.key, id=job.id, fence=job.fence, **(fields | changes))
 
-    def settle(self, job: Leased | Job, seen: Seen, **changes: Any) -> bool:
+    def settle(self, job: ClaimedJob | Job, seen: Event, **changes: Any) -> bool:
         """Tell the store what was seen of one job; whether it was applied."""
-        applied, _ = self.store.exchange([self.told(job, seen, **changes)], None)
+        applied, _ = self.store.settle_and_claim([self.told(job, seen, **changes)], None)
         expect(len(applied) == 1, f"one settlement got {len(applied)} answers")
         return applied[0]
 
-    def must(self, job: Leased | Job, seen: Seen, **changes: Any) -> Job:
+    def must(self, job: ClaimedJob | Job, seen: Event, **changes: Any) -> Job:
         """The same, where it has to be applied; the job afterwards."""
         expect(self.settle(job, seen, **changes), f"{type(seen).__name__} was not applied")
         return self.get(job.id)
 
-    def ended(self, job_id: str, seen: Seen = SUCCEEDED, **changes: Any) -> Job:
+    def ended(self, job_id: str, seen: Event = SUCCEEDED, **changes: Any) -> Job:
         """Claim this job, which must be the next, and bring it to that end."""
         return self.must(self.take(job_id), seen, **changes)
 
@@ -168,7 +168,7 @@ def new(job_id: str, **fields: Any) -> NewJob:
     return NewJob(**({"id": job_id, "handler": "work"} | fields))
 
 
-def ask(slots: Slots = 1, **changes: Any) -> Ask:
+def ask(slots: Slots = 1, **changes: Any) -> ClaimRequest:
     """What a worker with one executor, ``python``, asks for."""
     fields: dict[str, Any] = {
         "worker": "w1",
@@ -176,23 +176,23 @@ def ask(slots: Slots = 1, **changes: Any) -> Ask:
         "slots": {"python": slots} if isinstance(slots, int) else slots,
         "default": "python",
     }
-    return Ask(**(fields | changes))
+    return ClaimRequest(**(fields | changes))
 
 
-def hold(job: Leased, *, is_charged: bool = False) -> Hold:
+def hold(job: ClaimedJob, *, is_charged: bool = False) -> LeaseRenewal:
     """The claim, as its holder names it."""
-    return Hold(job.key, job.id, job.fence, is_charged)
+    return LeaseRenewal(job.key, job.id, job.fence, is_charged)
 
 
-def tally_of(job: Leased | Job) -> Tally:
+def tally_of(job: ClaimedJob | Job) -> JobSnapshot:
     """What the machine needs to know of a job."""
-    if isinstance(job, Leased):
-        return Tally(JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused)
+    if isinstance(job, ClaimedJob):
+        return JobSnapshot(JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused)
     attempts = job.attempts - job.is_charged
-    return Tally(job.status, attempts, job.deliveries, job.excused, job.is_charged)
+    return JobSnapshot(job.status, attempts, job.deliveries, job.excused, job.is_charged)
 
 
-def ids_of(jobs: Iterable[Leased | Job]) -> list[str]:
+def ids_of(jobs: Iterable[ClaimedJob | Job]) -> list[str]:
     """Their ids, in order."""
     return [job.id for job in jobs]
 

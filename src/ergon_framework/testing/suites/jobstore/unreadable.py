@@ -39,7 +39,7 @@ def unreadable_running_job_stops_no_rescue(s: JobStoreSubject) -> None:
     s.claim(2)
     s.spoil("bad")
     s.clock.forward(LEASE + 1.0)
-    same(ids_of(s.store.overdue(1)), ["a"], "overdue")
+    same(ids_of(s.store.expired_leases(1)), ["a"], "overdue")
     same([each.id for each in s.store.unreadable()], ["bad"], "set aside")
 
 
@@ -66,7 +66,7 @@ def unreadable_job_is_never_deleted(s: JobStoreSubject) -> None:
     s.spoil("bad")
     s.claim(5)
     s.clock.forward(400 * DAY)
-    s.store.sweep(100)
+    s.store.prune(100)
     same([each.id for each in s.store.unreadable()], ["bad"], "set aside")
     try:
         s.put("bad")
@@ -150,7 +150,7 @@ def unreadable_job_lets_its_keys_go(s: JobStoreSubject) -> None:
     same(s.ids(5), [], "claimed while it runs")
     s.spoil("bad")
     s.clock.forward(LEASE + 1.0)
-    same(s.store.overdue(5), [], "overdue")
-    s.store.sweep(100)
+    same(s.store.expired_leases(5), [], "overdue")
+    s.store.prune(100)
     s.put("c", unique_key="u")
     same(sorted(s.ids(5)), ["b", "c"], "claimed")

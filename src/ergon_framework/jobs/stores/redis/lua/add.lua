@@ -80,5 +80,5 @@ flush()
 wake_freed()
 if seq > 0 then call("SET", LAST_SEQ, string.format("%.0f", seq)) end
 if fires then call("HSET", SCHEDULES, fires[1], blob(fires[3])) end
-ring()
+notify()
 return {"added", cmsgpack.pack(answers)}

@@ -23,5 +23,5 @@ end
 is_work = true
 flush()
 wake_freed()
-ring()
+notify()
 return 1

@@ -15,7 +15,7 @@ if args[3] then
     last_turns[#last_turns + 1] = queue
   end
 end
-ring()
+notify()
 
 local late = {}
 for n, id in ipairs(outdated) do late[n] = rows[id] end

@@ -21,5 +21,5 @@ end
 stand(job, true)
 is_work = true
 flush()
-ring()
+notify()
 return 1

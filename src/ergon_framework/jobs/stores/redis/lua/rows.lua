@@ -10,7 +10,7 @@ local call, floor, max, min = redis.call, math.floor, math.max, math.min
 local byte, char, gsub, match, sub = string.byte, string.char, string.gsub, string.match, string.sub
 local pack, unpack_from, concat = struct.pack, struct.unpack, table.concat
 
-local args, bell = cmsgpack.unpack(ARGV[1]), ARGV[2]
+local args, channel = cmsgpack.unpack(ARGV[1]), ARGV[2]
 local function blob(n) return n and ARGV[2 + n] end -- what is no text follows, and is told by number
 local now = args[1]
 if not now then
@@ -159,7 +159,7 @@ local sets = {} -- by key: members and their scores, false for those that leave
 local lanes = {} -- by key of a lane or group: where it is listed, and as what
 local sums = {[COUNTS] = {}, [RUNNING] = {}} -- what is added, by name
 local holders = {} -- of unique keys: an id, or false
-local is_work, is_done = false, false -- whom to ring for
+local is_work, is_done = false, false -- which topics to notify
 
 local function rank(key, member, score)
   local members = sets[key]
@@ -250,9 +250,9 @@ local function flush()
   sums = {[COUNTS] = {}, [RUNNING] = {}}
 end
 
-local function ring()
-  if is_work then call("PUBLISH", bell .. "work", "") end
-  if is_done then call("PUBLISH", bell .. "done", "") end
+local function notify()
+  if is_work then call("PUBLISH", channel .. "work", "") end
+  if is_done then call("PUBLISH", channel .. "done", "") end
 end
 
 -- ---- answers ------------------------------------------------------------------------------------

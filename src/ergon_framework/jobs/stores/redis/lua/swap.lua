@@ -9,5 +9,5 @@ else
   call("HDEL", key, args[3])
 end
 is_work = args[2] == "queue"
-ring()
+notify()
 return 1

@@ -31,7 +31,7 @@ end
 
 for _, group in ipairs(call("ZRANGE", ASIDE, 0, most - 1)) do freed[(name_in(group))] = 1 end
 wake_freed()
-ring()
+notify()
 
 local ids, late = {}, {}
 if #purged < most then

@@ -474,7 +474,7 @@ def test_the_file_is_looked_at_only_now_and_then(
 def test_an_interrupt_between_begin_and_work_heals(database: Database) -> None:
     """A transaction that nobody owns is thrown away by the next caller."""
     assert database._file is not None
-    database._file.writer._held.begin(0.0, is_synced=True).execute(
+    database._file.writer._connection.begin(0.0, is_synced=True).execute(
         "INSERT INTO ergon_item (name) VALUES ('x')"
     )
     assert database.write(add("a")) == "a"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from ergon_framework.storage.postgres.pipeline import Batch
+from ergon_framework.storage.postgres.pipeline import Pipeline
 from ergon_framework.storage.postgres.pool import Connection
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
@@ -25,22 +25,22 @@ def connection(postgres_url: str) -> Iterator[Connection]:
 
 def test_statements_are_executed_in_order(connection: Connection) -> None:
     """Each has its answer, also when it is read late or not at all."""
-    with Batch(connection) as batch:
-        before = batch.say(ALL)
-        added = [batch.say(ADD, {"name": name}) for name in ("b", "a")]
-        after = batch.say(ALL)
+    with Pipeline(connection) as pipeline:
+        before = pipeline.execute(ALL)
+        added = [pipeline.execute(ADD, {"name": name}) for name in ("b", "a")]
+        after = pipeline.execute(ALL)
     assert (before.fetchall(), after.fetchall()) == ([], [("a",), ("b",)])
     assert [each.rowcount for each in added] == [1, 1]
 
 
 def test_a_transaction_may_read_in_the_middle(connection: Connection) -> None:
     """What was said before is done when an answer is read, and the transaction goes on."""
-    with Batch(connection) as batch:
-        batch.say(b"BEGIN")
-        batch.say(ADD, {"name": "a"})
-        assert batch.say(ALL).fetchall() == [("a",)]
-        batch.say(ADD, {"name": "b"})
-        batch.say(b"ROLLBACK")
+    with Pipeline(connection) as pipeline:
+        pipeline.execute(b"BEGIN")
+        pipeline.execute(ADD, {"name": "a"})
+        assert pipeline.execute(ALL).fetchall() == [("a",)]
+        pipeline.execute(ADD, {"name": "b"})
+        pipeline.execute(b"ROLLBACK")
     assert connection.execute(ALL).fetchall() == []
 
 
@@ -52,48 +52,48 @@ def test_values_of_every_kind(connection: Connection) -> None:
         b"SELECT %(a)s::text, %(b)s::bytea, %(c)s::float8, %(d)s::bigint, %(e)s::bool,"
         b" %(f)s::text, %(a)s::text"
     )
-    with Batch(connection) as batch:
-        answer = batch.say(statement, values)
+    with Pipeline(connection) as pipeline:
+        answer = pipeline.execute(statement, values)
         assert answer.fetchall() == [(*values.values(), odd)]
 
 
 def test_the_first_error_is_told(connection: Connection) -> None:
     """What follows an error is not done, and the connection can be used again."""
-    with Batch(connection) as batch:
-        batch.say(ADD, {"name": "a"})
+    with Pipeline(connection) as pipeline:
+        pipeline.execute(ADD, {"name": "a"})
 
     def spoil() -> None:
-        with Batch(connection) as batch:
-            batch.say(b"BEGIN")
-            batch.say(ADD, {"name": "b"})
-            batch.say(ADD, {"name": "a"})
-            batch.say(b"SELECT 1 FROM nowhere")
-            batch.say(b"COMMIT")
+        with Pipeline(connection) as pipeline:
+            pipeline.execute(b"BEGIN")
+            pipeline.execute(ADD, {"name": "b"})
+            pipeline.execute(ADD, {"name": "a"})
+            pipeline.execute(b"SELECT 1 FROM nowhere")
+            pipeline.execute(b"COMMIT")
 
     with pytest.raises(psycopg.errors.UniqueViolation):
         spoil()
     connection.rollback()
     for _ in range(2):
-        with Batch(connection) as batch:
-            assert batch.say(ALL).fetchall() == [("a",)]
-            batch.say(b"SELECT name, 1 FROM things").fetchall()
+        with Pipeline(connection) as pipeline:
+            assert pipeline.execute(ALL).fetchall() == [("a",)]
+            pipeline.execute(b"SELECT name, 1 FROM things").fetchall()
 
 
 def test_an_error_that_is_read_is_raised_there(connection: Connection) -> None:
     """Whoever asks for an answer hears why there is none."""
-    with pytest.raises(psycopg.errors.UndefinedTable), Batch(connection) as batch:
-        batch.say(b"SELECT 1 FROM nowhere").fetchall()
-    with Batch(connection) as batch:
-        assert batch.say(b"SELECT 1").fetchall() == [(1,)]
+    with pytest.raises(psycopg.errors.UndefinedTable), Pipeline(connection) as pipeline:
+        pipeline.execute(b"SELECT 1 FROM nowhere").fetchall()
+    with Pipeline(connection) as pipeline:
+        assert pipeline.execute(b"SELECT 1").fetchall() == [(1,)]
 
 
 def test_an_error_of_the_callers_leaves_the_batch_in_order(connection: Connection) -> None:
     """What was said is undone with the transaction, and the caller's error comes through."""
 
     def spoil() -> None:
-        with Batch(connection) as batch:
-            batch.say(b"BEGIN")
-            batch.say(ADD, {"name": "a"})
+        with Pipeline(connection) as pipeline:
+            pipeline.execute(b"BEGIN")
+            pipeline.execute(ADD, {"name": "a"})
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -105,8 +105,8 @@ def test_an_error_of_the_callers_leaves_the_batch_in_order(connection: Connectio
 def test_much_is_said_and_answered_at_once(connection: Connection) -> None:
     """More than any buffer holds, in both directions, does not stop anybody."""
     large = "x" * 3_000_000
-    with Batch(connection) as batch:
-        answers = [batch.say(b"SELECT %(text)s::text", {"text": large}) for _ in range(8)]
+    with Pipeline(connection) as pipeline:
+        answers = [pipeline.execute(b"SELECT %(text)s::text", {"text": large}) for _ in range(8)]
     assert all(answer.fetchall() == [(large,)] for answer in answers)
 
 
@@ -114,6 +114,6 @@ def test_a_lost_connection_is_told(connection: Connection, postgres_url: str) ->
     """It is no answer, and the connection is closed."""
     with psycopg.connect(postgres_url, autocommit=True) as other:
         other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
-    with pytest.raises(psycopg.OperationalError), Batch(connection) as batch:
-        batch.say(b"SELECT 1").fetchall()
+    with pytest.raises(psycopg.OperationalError), Pipeline(connection) as pipeline:
+        pipeline.execute(b"SELECT 1").fetchall()
     assert connection.closed
