@@ -9,7 +9,8 @@ Where to look first:
 
 - ``client``, ``async_client``, ``newjob``, ``validation``, ``results``: enqueue, ask, await
 - ``worker``, ``store_thread``, ``claims``: the loop, the link to the store, how a claim is settled
-- ``maintenance``, ``missing_executors``: heartbeat, rescue, retention; executors that nobody has
+- ``rescue``: what becomes of a dead worker's jobs
+- ``maintenance``, ``missing_executors``: heartbeat, retention, cron; executors that nobody has
 - ``pool``, ``executor_process``, ``child_process``, ``watchdog``: the processes that run handlers
 - ``scheduler``, ``cron``: schedules
 - ``views``, ``why``: jobs and queues as people see them

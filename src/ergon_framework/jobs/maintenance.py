@@ -1,4 +1,4 @@
-"""What a worker does now and then: heartbeat, rescue, cron, retention, and restoring what was lost.
+"""What a worker does now and then: heartbeat, rescue, cron, retention, restoring what was lost.
 
 Runs in the store thread. Each task has a due time of its own, and none may outlast a lease: what
 takes long, such as thousands of limits to write, goes on in slices.
@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ergon_framework.core.job import InvalidTransition, LeaseExpired
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import (
@@ -24,11 +23,11 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.missing_executors import MissingExecutors
+from ergon_framework.jobs.rescue import Rescue, is_stall
 from ergon_framework.jobs.scheduler import SLICE, CronJobs, Slice, SlicedScheduler
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, WorkerRecord
 from ergon_framework.storage.deadlines import CALL_BUDGET
-from ergon_framework.storage.failpoints import declare, failpoint
 
 
 class LimitRestore:
@@ -69,23 +68,13 @@ class LimitRestore:
 
 logger = logging.getLogger("ergon.jobs")
 
-RESCUE_AT_ONCE = 100
 PRUNE_AT_ONCE = 500
 PRUNE_EVERY = 30.0
 MOST_UNREADABLE = 1000
-LONGEST_LEASE = 3600.0
-"""Seconds for which a worker may claim that has not said for how long it does."""
 MAINTAIN_EVERY = 1.0
 TROUBLE = Backoff(base=0.5, factor=2.0)
 """How long a task waits that fails while the store takes other writes."""
 _FOR_ALL = (StoreBrokenError, StoreReadOnlyError, StoreSchemaError)
-
-declare("worker.before_rescue")
-
-
-def is_stall(seconds: float, lease: float) -> bool:
-    """Whether an answer took so long that whoever renews in time may have come too late."""
-    return seconds > lease / 3
 
 
 class Maintenance:
@@ -105,12 +94,9 @@ class Maintenance:
         """``prepare`` writes the limits of queues that the store has lost, and names each then."""
         self._store = store
         self._settings = settings
-        self._settler = settler
         self._record = record
-        self._holds = holds
         self._report = report
         self._aside: Collection[Any] = ()  # rows that cannot be read, and were told of
-        self._leases: dict[str, float] = {}  # by worker, how long it claims for
         self._has_twin = False
         self._has_heartbeat = False
         self._was_away = False
@@ -121,7 +107,7 @@ class Maintenance:
             lease = settings.claimed_for
             self._scheduler = SlicedScheduler(schedules, self._now, lease, self._report_lost)
         self._limit_restore = LimitRestore(prepare or tuple, self._new_slice)
-        self.rescued = 0
+        self.rescue = Rescue(store, settings, settler, holds, report, self._now)
         self._missing = MissingExecutors(store, settings, settler, self._now, report)
         self._is_stopped = False
         # In this order, of which each may make the next one due.
@@ -136,7 +122,7 @@ class Maintenance:
     def restart_all(self) -> None:
         """Everything is due but a rescue: whoever lives has a lease's time to renew it."""
         self.run_soon()
-        self._due[self._rescue] = self._now() + self._settings.lease
+        self._due[self._rescue] = self.rescue.after_outage()
 
     def run_soon(self) -> None:
         """Everything is due, and a rescue when it was."""
@@ -155,7 +141,7 @@ class Maintenance:
 
         Whoever lives renews every third of a lease.
         """
-        self._due[self._rescue] = self._now() + self._settings.lease / 2
+        self._due[self._rescue] = self.rescue.after_stall()
 
     def stop(self) -> None:
         """Begin nothing more, and come to an end soon with what is begun."""
@@ -237,7 +223,7 @@ class Maintenance:
             self._check_schedules(mine, found)
         self._store.heartbeat(mine)
         self._has_heartbeat, self._was_away = True, False
-        self._leases = {each.id: each.lease for each in (*found, mine) if each.lease}
+        self.rescue.leases = {each.id: each.lease for each in (*found, mine) if each.lease}
         lately = self._store.now() - 3 * self._settings.lease
         alive = (mine, *(other for other in found if other.seen_at >= lately))
         self._missing.known = frozenset(name for each in alive for name in each.executors)
@@ -288,36 +274,7 @@ class Maintenance:
         self._report("store.emptied", {})
 
     def _rescue(self) -> float:
-        asked_at = self._now()
-        self._heal_leases()
-        jobs = self._store.expired_leases(RESCUE_AT_ONCE)
-        if is_stall(self._now() - asked_at, self._settings.claimed_for):
-            return self._settings.lease / 2  # they may be of workers that waited as we did
-        now = self._store.now()
-        settlements = []
-        for job in jobs:
-            if self._holds(job.id, job.fence):
-                continue  # ours: it will be renewed
-            with suppress(InvalidTransition):  # somebody has moved it already
-                settlements.append(
-                    self._settler.settle_stored(job, LeaseExpired(), now, if_expired=True)
-                )
-        if settlements:
-            failpoint("worker.before_rescue")
-            applied, _ = self._store.settle_and_claim(settlements, None)
-            for settlement, was_applied in zip(settlements, applied, strict=True):
-                if was_applied:
-                    self.rescued += 1
-                    logger.warning("job %s was rescued: its lease had expired", settlement.id)
-                    self._report("job.rescued", {"job_id": settlement.id})
-        return 0.0 if len(jobs) == RESCUE_AT_ONCE else self._settings.claimed_for / 5
-
-    def _heal_leases(self) -> None:
-        """A clock that was set back makes leases of the dead last for as long."""
-        number = self._store.shorten(self._leases, max(LONGEST_LEASE, *self._leases.values(), 0.0))
-        if number:
-            text = "the store's clock was set back: %d lease(s) that lasted too long were cut"
-            logger.warning(text, number)
+        return self.rescue.run()
 
     def _prune(self) -> float:
         pruned = self._store.prune(PRUNE_AT_ONCE)

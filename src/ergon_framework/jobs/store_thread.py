@@ -22,7 +22,8 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim
-from ergon_framework.jobs.maintenance import Maintenance, is_stall
+from ergon_framework.jobs.maintenance import Maintenance
+from ergon_framework.jobs.rescue import is_stall
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, JobStore, Settlement, Topic
 from ergon_framework.storage.failpoints import declare, failpoint

@@ -381,7 +381,7 @@ class Worker:
             failed=counts["failed"],
             held=counts["held"],
             released=counts["released"],
-            rescued=self._maintenance.rescued,
+            rescued=self._maintenance.rescue.count,
             late=self._store_thread.counters["late"],
             unsettled=len(self._store_thread.leases.claims)
             + self._store_thread.counters["refused"],
@@ -498,7 +498,7 @@ class Worker:
             counters={
                 **self._counts,
                 **self._store_thread.counters,
-                "rescued": self._maintenance.rescued,
+                "rescued": self._maintenance.rescue.count,
             },
         )
 

@@ -1,0 +1,127 @@
+"""Rescue: the jobs of a worker that died are run again, and those of a worker that lives are not.
+
+The promise. A worker claims a job under a lease, and renews the lease every third of its length. If
+the worker dies, is killed, is cut off or hangs, nobody renews it. Once the lease has expired, any
+other worker with the same store rescues the job: the store shows it (``expired_leases``), the core
+decides what becomes of it (``LeaseExpired``: due again at once; dead-lettered when its attempts or
+deliveries are spent), and the settlement is applied only if the job still has the same fence and
+its lease still is expired (``if_expired``). So two workers that rescue at once settle the job once,
+and a holder that renewed in the meantime keeps it. A rescued job is claimed with a higher fence:
+what the first holder still reports is late, changes nothing, and is counted.
+
+When a rescue waits. An expired lease proves that its holder did not renew, not that it is dead. So
+nothing is rescued
+
+* for a whole lease after the store was away for long, or its clock jumped: nobody could renew, or
+  all leases look expired (``after_outage``);
+* for half a lease after the store took so long to answer that a holder in good health may have come
+  too late with its renewal (``is_stall``, ``after_stall``);
+* of this worker's own claims: it is about to renew them.
+
+A clock of the store that was set back makes leases of the dead last for as long; they are cut to
+what their holders could have claimed (``shorten``) before each look.
+
+How soon. A worker looks every fifth of its lease, and at once when it starts, for at most
+``RESCUE_AT_ONCE`` jobs in one commit; when that many were found, it looks again at once. A job of a
+dead worker therefore runs again after its lease and a fifth, unless one of the waits above applies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ergon_framework.core.job import InvalidTransition, LeaseExpired
+from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.ports.jobstore import FullJobStore, Job, Settlement
+from ergon_framework.storage.failpoints import declare, failpoint
+
+logger = logging.getLogger("ergon.jobs")
+
+RESCUE_AT_ONCE = 100
+"""Jobs that are rescued in one commit."""
+LONGEST_LEASE = 3600.0
+"""Seconds for which a worker may claim whose heartbeat does not say for how long it does."""
+
+declare("worker.before_rescue")
+
+
+def is_stall(seconds: float, lease: float) -> bool:
+    """Whether an answer took so long that a holder which renews in time may have come too late."""
+    return seconds > lease / 3
+
+
+class Rescue:
+    """Rescues jobs whose leases have expired. Only the thread that talks to the store uses it."""
+
+    def __init__(
+        self,
+        store: FullJobStore,
+        settings: JobsSettings,
+        settler: Settler,
+        holds: Callable[[str, int], bool],
+        report: Callable[[str, dict[str, Any]], None],
+        now: Callable[[], float],
+    ) -> None:
+        """``holds`` tells whether a job, by id and fence, is claimed by this very worker."""
+        self.leases: Mapping[str, float] = {}
+        """How long each worker claims for, by its last heartbeat."""
+        self.count = 0
+        """Jobs rescued so far."""
+        self._store = store
+        self._settings = settings
+        self._settler = settler
+        self._holds = holds
+        self._report = report
+        self._now = now
+
+    def after_outage(self) -> float:
+        """When to rescue next after an outage: whoever lives has a lease's time to renew."""
+        return self._now() + self._settings.lease
+
+    def after_stall(self) -> float:
+        """When to rescue next after a stall: whoever lives renews every third of a lease."""
+        return self._now() + self._settings.lease / 2
+
+    def run(self) -> float:
+        """Rescue what there is to rescue; after how many seconds to look again."""
+        asked_at = self._now()
+        self._heal_leases()
+        jobs = self._store.expired_leases(RESCUE_AT_ONCE)
+        if is_stall(self._now() - asked_at, self._settings.claimed_for):
+            return self._settings.lease / 2  # they may be of workers that waited as we did
+        self._settle(self._decide(jobs))
+        return 0.0 if len(jobs) == RESCUE_AT_ONCE else self._settings.claimed_for / 5
+
+    def _decide(self, jobs: list[Job]) -> list[Settlement]:
+        now = self._store.now()
+        settlements = []
+        for job in jobs:
+            if self._holds(job.id, job.fence):
+                continue  # ours: it will be renewed
+            with suppress(InvalidTransition):  # somebody has settled it already
+                settlements.append(
+                    self._settler.settle_stored(job, LeaseExpired(), now, if_expired=True)
+                )
+        return settlements
+
+    def _settle(self, settlements: list[Settlement]) -> None:
+        if not settlements:
+            return
+        failpoint("worker.before_rescue")
+        applied, _ = self._store.settle_and_claim(settlements, None)
+        for settlement, was_applied in zip(settlements, applied, strict=True):
+            if was_applied:
+                self.count += 1
+                logger.warning("job %s was rescued: its lease had expired", settlement.id)
+                self._report("job.rescued", {"job_id": settlement.id})
+
+    def _heal_leases(self) -> None:
+        """Cut leases that last longer than any worker could have claimed for."""
+        number = self._store.shorten(self.leases, max(LONGEST_LEASE, *self.leases.values(), 0.0))
+        if number:
+            text = "the store's clock was set back: %d lease(s) that lasted too long were cut"
+            logger.warning(text, number)
