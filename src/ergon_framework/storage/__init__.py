@@ -1,12 +1,22 @@
-"""The durable ground: one SQLite file, written by many threads and processes at once.
+"""What every durable part stands on: SQLite, PostgreSQL, Redis and NATS, and files that are safe.
 
-Promises: when ``Database.write`` returns, what it wrote is on disk and survives a power cut; when
-it
-raises, nothing of it is there; when the machine dies meanwhile, all of it or nothing. Callers that
-arrive together share one commit. After a failed fsync this process writes nothing more to the
-file. A store that goes away and comes back works again.
+Promises of SQLite: when ``Database.write`` returns, what it wrote is on disk and survives a power
+cut; when it raises, nothing of it is there; when the machine dies meanwhile, all of it or nothing.
+Callers that arrive together share one commit. After a failed fsync this process writes nothing more
+to the file. A store that goes away and comes back works again. The other engines promise what
+their servers do; their ``diagnostics`` say what that is.
 
 Not promised: anything about a file on a network file system; a table whose name does not begin
-with ``ergon_`` (a user's own tables may live in the same file); that a bell is heard, so waiters
-look for themselves now and then.
+with ``ergon_`` (a user's own tables may live in the same file); that a notification arrives, so
+subscribers poll now and then.
+
+Where to look first:
+
+- ``sqlite``: ``database``, ``group_commit``, ``connections``, ``checkpoints``, ``notifier``
+- ``postgres``: ``database``, ``pool``, ``pipeline``, ``migrations``, ``notifier``
+- ``redis``, ``nats``: ``client``, ``notifier``, ``stream``; in each engine ``address``, ``errors``
+  and ``diagnostics``
+- ``external_transactions``: work inside a transaction of SQLAlchemy or Django
+- ``deadlines``: how long a caller may wait; ``failpoints``: where tests kill a process
+- ``secure_files``, ``fsync``, ``freeze``, ``sql_files``, ``urls``: what the engines share
 """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import TypeVar
 
 import psycopg
 import pytest
@@ -29,9 +30,7 @@ TWO = PostgresSchema("tries", "tests.storage.postgres.tries.two")
 THREE = PostgresSchema("tries", "tests.storage.postgres.tries.three")
 PATIENCE = 30.0
 
-
-def nothing() -> None:
-    """Where a failpoint would be."""
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -44,6 +43,16 @@ def database(postgres_url: str) -> Iterator[PostgresDatabase]:
 def put(connection: Connection, name: str) -> None:
     """Write a row."""
     connection.execute("INSERT INTO ergon_tries (name) VALUES (%s)", (name,))
+
+
+def in_transaction(database: PostgresDatabase, work: Callable[[Connection], T]) -> T:
+    """Run work as one transaction; what it returns."""
+
+    def whole(connection: Connection) -> T:
+        with connection.transaction():
+            return work(connection)
+
+    return database.run(whole)
 
 
 def names(database: PostgresDatabase) -> list[str]:
@@ -60,7 +69,7 @@ def test_a_transaction_is_whole(database: PostgresDatabase) -> None:
         put(connection, "b")
         return 2
 
-    assert database.transact(work, before=nothing) == 2
+    assert in_transaction(database, work) == 2
     assert names(database) == ["a", "b"]
 
 
@@ -76,18 +85,18 @@ def test_a_transaction_that_fails_leaves_nothing(database: PostgresDatabase) -> 
         put(connection, "b")
 
     with pytest.raises(LookupError):
-        database.transact(breaks, before=nothing)
+        in_transaction(database, breaks)
     with pytest.raises(StoreError, match="refused a statement"):
-        database.transact(refused, before=nothing)
+        in_transaction(database, refused)
     assert names(database) == []
-    database.transact(lambda connection: put(connection, "c"), before=nothing)
+    in_transaction(database, lambda connection: put(connection, "c"))
     assert names(database) == ["c"]
 
 
 def test_a_deadlock_is_begun_again(database: PostgresDatabase) -> None:
     """The server ends one of two transactions that wait for each other; it is repeated."""
-    database.transact(lambda connection: put(connection, "a"), before=nothing)
-    database.transact(lambda connection: put(connection, "b"), before=nothing)
+    in_transaction(database, lambda connection: put(connection, "a"))
+    in_transaction(database, lambda connection: put(connection, "b"))
     met = threading.Barrier(2)
     turns: list[str] = []
 
@@ -100,7 +109,7 @@ def test_a_deadlock_is_begun_again(database: PostgresDatabase) -> None:
                 met.wait(PATIENCE)
             connection.execute(touch, (second,)).fetchall()
 
-        database.transact(work, before=nothing)
+        in_transaction(database, work)
 
     other = threading.Thread(target=take, args=("b", "a"))
     other.start()
@@ -117,16 +126,16 @@ def test_a_server_that_comes_back_is_used_again(own_postgres: PostgresServer) ->
     """While it is away the error says so; afterwards nobody has to open anything anew."""
     url = own_postgres.new_database()
     with closing(PostgresDatabase(url, schema=ONE)) as database:
-        database.transact(lambda connection: put(connection, "a"), before=nothing)
+        in_transaction(database, lambda connection: put(connection, "a"))
         subscription = database.subscribe("tries")
         own_postgres.kill()
         with pytest.raises(StoreUnavailableError) as told:
-            database.transact(lambda connection: put(connection, "b"), before=nothing)
+            in_transaction(database, lambda connection: put(connection, "b"))
         assert "see that the server runs" in told.value.remedy
         own_postgres.start()
         assert subscription.wait(PATIENCE), "after an outage every subscriber is notified"
         assert names(database) == ["a"]
-        database.transact(lambda connection: put(connection, "c"), before=nothing)
+        in_transaction(database, lambda connection: put(connection, "c"))
         database.run(lambda connection: connection.execute("NOTIFY tries"))
         assert subscription.wait(PATIENCE)
 
@@ -157,11 +166,11 @@ def test_an_announcement_for_others_only(database: PostgresDatabase, postgres_ur
 
 def test_a_forked_child_leaves_the_connections_alone(database: PostgresDatabase) -> None:
     """It opens its own, and the parent's go on working."""
-    database.transact(lambda connection: put(connection, "a"), before=nothing)
+    in_transaction(database, lambda connection: put(connection, "a"))
     child = os.fork()
     if child == 0:
         try:
-            database.transact(lambda connection: put(connection, "b"), before=nothing)
+            in_transaction(database, lambda connection: put(connection, "b"))
             os._exit(0)
         finally:
             os._exit(1)
@@ -257,8 +266,8 @@ def test_tables_that_are_too_old_are_told(database: PostgresDatabase, postgres_u
         PostgresDatabase(postgres_url, schema=TWO)
     assert database.run(lambda c: TWO.upgrade(c, "it", None)) == 1
     with closing(PostgresDatabase(postgres_url, schema=TWO)) as later:
-        later.transact(lambda connection: put(connection, "new"), before=nothing)
-    database.transact(lambda connection: put(connection, "old"), before=nothing)
+        in_transaction(later, lambda connection: put(connection, "new"))
+    in_transaction(database, lambda connection: put(connection, "old"))
     with closing(PostgresDatabase(postgres_url, schema=ONE)) as older:
         assert names(older) == ["new", "old"], "an older program may start beside the newer one"
 

@@ -17,7 +17,7 @@ from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.pool import Connection
 from tests.servers.postgres import PostgresServer, name_of
 from tests.storage.conftest import until
-from tests.storage.postgres.test_database import ONE, PATIENCE, names, nothing, put
+from tests.storage.postgres.test_database import ONE, PATIENCE, in_transaction, names, put
 
 
 def backend(connection: Connection) -> int:
@@ -31,7 +31,7 @@ def test_texts_are_kept_whatever_the_environment_says(
     """What is sent as UTF-8 is read as UTF-8."""
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     with closing(PostgresDatabase(postgres_url, schema=ONE)) as database:
-        database.transact(lambda connection: put(connection, "größe"), before=nothing)
+        in_transaction(database, lambda connection: put(connection, "größe"))
         assert names(database) == ["größe"]
 
 
@@ -60,8 +60,8 @@ def test_who_waited_sees_what_happened_whatever_the_default_is(postgres_url: str
         words = f"ALTER DATABASE {name_of(postgres_url)} SET default_transaction_isolation = "
         connection.execute(f"{words} 'repeatable read'".encode())
     with closing(PostgresDatabase(postgres_url, schema=ONE)) as database:
-        level = database.transact(
-            lambda c: c.execute("SHOW transaction_isolation").fetchall(), before=nothing
+        level = in_transaction(
+            database, lambda c: c.execute("SHOW transaction_isolation").fetchall()
         )
         assert level == [("read committed",)]
 

@@ -17,7 +17,6 @@ from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.postgres.errors import translate, turns_for
 from ergon_framework.storage.postgres.migrations import PostgresSchema
 from ergon_framework.storage.postgres.notifier import ListenNotifier
-from ergon_framework.storage.postgres.pipelines import pipelined
 from ergon_framework.storage.postgres.pool import Connection, ConnectionPool
 from ergon_framework.storage.server import ServerClock
 
@@ -108,23 +107,6 @@ class PostgresDatabase:
         if isinstance(self._clock, ServerClock):
             self._clock.set()
         return self._clock()
-
-    def transact(self, work: Callable[[Connection], T], *, before: Callable[[], None]) -> T:
-        """Run ``work`` as one transaction in one pipeline, and answer when it is committed.
-
-        An answer that ``work`` reads costs a round trip; what it only executes goes along.
-        ``before`` is called before COMMIT is sent.
-        """
-
-        def whole(connection: Connection) -> T:
-            with pipelined(connection):
-                connection.execute("BEGIN")
-                result = work(connection)
-                before()
-                connection.execute("COMMIT")
-            return result
-
-        return self.run(whole)
 
     def run(
         self,

@@ -42,12 +42,21 @@ class Packed:
 
 
 class Bytes(Packed):
-    """``bytea[]``."""
+    """``bytea[]``; None is NULL."""
 
     array = 1001
 
-    def __init__(self, values: Sequence[bytes]) -> None:
-        super().__init__(17, len(values), sized(values))
+    def __init__(self, values: Sequence[bytes | None]) -> None:
+        super().__init__(17, len(values), _sized(values))
+
+
+class Texts(Packed):
+    """``text[]``, of texts that are encoded already; None is NULL."""
+
+    array = 1009
+
+    def __init__(self, values: Sequence[bytes | None]) -> None:
+        super().__init__(25, len(values), _sized(values))
 
 
 class Bigints(Packed):
@@ -77,7 +86,7 @@ class Floats(Packed):
         super().__init__(701, len(values), _fixed("id", 8, values))
 
 
-def sized(values: Sequence[bytes | None]) -> bytes:
+def _sized(values: Sequence[bytes | None]) -> bytes:
     """Values of any size, each with its size before it; NULL has none."""
     given = [each for each in values if each is not None]
     if len(given) < len(values):

@@ -13,11 +13,12 @@ from ergon_framework.errors import DuplicateJobError, StoreError
 from ergon_framework.jobs.stores.documents import is_special, options_text
 from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, lock_keys, wake
-from ergon_framework.jobs.stores.postgres.statements import blobs, numbers, statements, texts
+from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import Transactions, Tx, topics_of
 from ergon_framework.jobs.stores.transitions import cancel_replaced, id_taken, key_held, key_unseen
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, OnDuplicate
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined
+from ergon_framework.storage.postgres.pipeline import Bytes
 
 _SQL = statements("jobs.sql")
 
@@ -179,8 +180,8 @@ def _values(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "priorities": numbers([job.priority for job in jobs]),
         "ids": texts([job.id for job in jobs]),
         "handlers": texts([job.handler for job in jobs]),
-        "args": blobs([job.args for job in jobs]),
-        "kwargs": blobs([job.kwargs for job in jobs]),
+        "args": Bytes([job.args for job in jobs]),
+        "kwargs": Bytes([job.kwargs for job in jobs]),
     }
 
 

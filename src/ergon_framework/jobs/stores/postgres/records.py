@@ -9,7 +9,6 @@ from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.documents import options_text, text_of
 from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.statements import (
-    blobs,
     flags,
     numbers,
     statements,
@@ -28,6 +27,7 @@ from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.moving import PAGE_BYTES, C
 from ergon_framework.storage.freeze import postgres_bars
+from ergon_framework.storage.postgres.pipeline import Bytes
 
 _SQL = statements("moving.sql")
 _JOINING = statements("joining.sql")
@@ -39,7 +39,7 @@ _TEXTS = ("worker", "why", "queue", "executor", "unique_key", "limit_key", "id",
 _AS_THEY_ARE: dict[str, Callable[[Any], object]] = {
     **dict.fromkeys(_NUMBERS, numbers),
     **dict.fromkeys(_TEXTS, texts),
-    **dict.fromkeys(("args", "kwargs", "result"), blobs),
+    **dict.fromkeys(("args", "kwargs", "result"), Bytes),
     **dict.fromkeys(("is_charged", "is_solo"), flags),
 }
 

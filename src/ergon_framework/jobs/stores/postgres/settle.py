@@ -12,9 +12,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import text_of
 from ergon_framework.jobs.stores.postgres.rows import Result, Row
 from ergon_framework.jobs.stores.postgres.statements import (
-    blobs,
     flags,
-    lines,
     numbers,
     statements,
     texts,
@@ -31,6 +29,7 @@ from ergon_framework.jobs.stores.transitions import (
     latest,
 )
 from ergon_framework.ports.jobstore import Settlement
+from ergon_framework.storage.postgres.pipeline import Bytes, Texts
 
 KEY_LOCKS = 0x4A4F4253
 """The class of the advisory locks for limit keys."""
@@ -129,7 +128,7 @@ def were_applied(tx: Tx, settlements: Sequence[Settlement]) -> Result:
     values = {
         "seqs": numbers([each.key for each in settlements]),
         "ids": texts([each.id for each in settlements]),
-        "entries": lines([each.entry for each in settlements]),
+        "entries": Texts([each.entry for each in settlements]),
     }
     return tx.execute(_SQL["were_applied"], values)
 
@@ -159,7 +158,7 @@ def _parted(settlements: list[Settlement]) -> tuple[list[Settlement], list[Settl
 
 def _completions(settlements: list[Settlement]) -> dict[str, Any]:
     return _witness(settlements) | {
-        "results": blobs([each.result or b"null" for each in settlements]),
+        "results": Bytes([each.result or b"null" for each in settlements]),
     }
 
 
@@ -173,7 +172,7 @@ def _moves(settlements: list[Settlement]) -> dict[str, Any]:
         "solos": flags([transition.is_solo for transition in transitions]),
         "whys": texts([writable(transition.why) for transition in transitions]),
         "delays": numbers([transition.delay for transition in transitions]),
-        "results": blobs([_result(each) for each in settlements]),
+        "results": Bytes([_result(each) for each in settlements]),
         "failures": texts(
             [
                 None if transition.failure is None else text_of(transition.failure)
@@ -195,7 +194,7 @@ def _witness(settlements: list[Settlement]) -> dict[str, Any]:
         "attempts": numbers([each.transition.attempts for each in settlements]),
         "excuses": numbers([each.transition.excused for each in settlements]),
         "keeps": numbers([_keep(each) for each in settlements]),
-        "entries": lines([each.entry for each in settlements]),
+        "entries": Texts([each.entry for each in settlements]),
     }
 
 

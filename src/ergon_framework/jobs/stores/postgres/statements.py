@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 
-from ergon_framework.storage.postgres.pipeline import Packed, sized
+from ergon_framework.storage.postgres.pipeline import Texts
 from ergon_framework.storage.sql_files import load
 
 SQL = "ergon_framework.jobs.stores.postgres.sql"
@@ -38,25 +38,8 @@ def statements(file: str) -> Mapping[str, bytes]:
     }
 
 
-# Arrays are written here: the driver's own way takes ten times as long, and the arrays are most of
-# what a worker sends. Numbers are short as text; texts and bytes are sent as they are.
-
-
-class Texts(Packed):
-    """``text[]``."""
-
-    array = 1009
-    element = 25
-
-    def __init__(self, values: Sequence[bytes | None]) -> None:
-        super().__init__(self.element, len(values), sized(values))
-
-
-class Blobs(Texts):
-    """``bytea[]``."""
-
-    array = 1001
-    element = 17
+# Arrays are packed by us: the driver's own way takes ten times as long, and arrays are most of what
+# a worker sends. Numbers are short as text; texts and bytes are packed (``Texts``, ``Bytes``).
 
 
 def numbers(values: Iterable[float | None]) -> str:
@@ -86,13 +69,3 @@ def texts(values: Iterable[str | None]) -> Texts:
 def writable(text: str) -> str:
     """A text as the server takes it, which knows no NUL."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-def lines(values: Sequence[bytes]) -> Texts:
-    """An array of texts that are bytes already."""
-    return Texts(values)
-
-
-def blobs(values: Sequence[bytes | None]) -> Blobs:
-    """An array of bytes."""
-    return Blobs(values)
