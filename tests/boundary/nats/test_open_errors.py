@@ -42,7 +42,7 @@ def stream(nats_url: str) -> Iterator[NatsStream]:
 
 def edit(stream: NatsStream, **changes: Any) -> None:
     """Change the settings of a stream, as an operator would."""
-    standing = stream.standing()
+    standing = stream.state()
     assert standing is not None
     config = {**standing.config, **changes}
     reply = stream.client.request(

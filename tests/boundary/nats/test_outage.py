@@ -165,7 +165,7 @@ def test_a_batch_that_the_server_stored_in_part(server: NatsServer, store: NatsF
         Message(subjects.consumer("c"), b'{"torn":1}'),
         Message(subjects.mark, b"the end"),
     ]
-    stream.delete(stream.commit(left, stream.standing().last))  # type: ignore[union-attr]
+    stream.delete(stream.commit(left, stream.state().last))  # type: ignore[union-attr]
     server.kill()
     server.start()
     assert store.consumer("c").cursor == 1

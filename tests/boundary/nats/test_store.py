@@ -346,7 +346,7 @@ def test_a_stream_that_lost_its_end_begins_a_new_epoch(open_store: Open) -> None
     store = open_store()
     epoch = store.info().epoch
     store.append(OUTBOUND, [new("a")])
-    standing = store._stream.standing()
+    standing = store._stream.state()
     assert standing is not None
     store._stream.delete(standing.last)
     assert open_store().info().epoch != epoch

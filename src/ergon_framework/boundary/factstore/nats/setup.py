@@ -25,7 +25,7 @@ from ergon_framework.storage.nats.diagnostics import (
     durability_of,
     refuse_unsynced,
 )
-from ergon_framework.storage.nats.stream import Standing
+from ergon_framework.storage.nats.stream import StreamState
 
 logger = logging.getLogger("ergon_framework.boundary")
 
@@ -71,7 +71,7 @@ class Opening:
     def meet(self) -> None:
         """See that the server can serve and that the stream is ours; make it when there is none."""
         Account(self.stream.client).refuse_unfit()
-        standing = self.stream.standing()
+        standing = self.stream.state()
         if not self._is_read_only:
             self._refuse_unsynced(standing)
         if standing is None:
@@ -86,16 +86,16 @@ class Opening:
         monitor = self.stream.client.address.monitor
         self.durability = durability_of(standing.config, monitor)
 
-    def _refuse_unsynced(self, standing: Standing | None) -> None:
+    def _refuse_unsynced(self, standing: StreamState | None) -> None:
         """Before anything is made: a stream that is there has as many replicas as it has."""
         address = self.stream.client.address
         config = {"num_replicas": address.replicas} if standing is None else standing.config
         if not address.accepts_unsynced:
             refuse_unsynced(durability_of(config, address.monitor), self.name)
 
-    def standing(self) -> Standing:
+    def standing(self) -> StreamState:
         """How the stream stands; it must be there."""
-        standing = self.stream.standing()
+        standing = self.stream.state()
         if standing is None:
             raise StoreUnavailableError(
                 f"{self.name} no longer has the stream {self.stream.name}",
