@@ -85,7 +85,7 @@ def test_what_does_not_match_is_looked_at_once(
         def close(self) -> None: ...
 
     monkeypatch.setattr(SqliteJournal, "read", counted)
-    monkeypatch.setattr(told, "listen", Rung)
+    monkeypatch.setattr(told, "subscribe", Rung)
     found = next(_follow(told, Wanted(names=("worker",)), 0))
     assert (found.name, found.number) == ("worker.died", 5)
     assert looks == [0, 4]
