@@ -6,11 +6,12 @@ to one capability of one provider share: a circuit, a cooldown, a quota, a healt
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ergon_framework.core.circuit_breaker import Breaker, State
 from ergon_framework.core.limits import Account, Window
@@ -315,6 +316,59 @@ class ProviderStore(Protocol):
 
     def close(self) -> None:
         """Let go of everything. Closing twice is fine."""
+
+
+# -- what a store may have beside the port ---------------------------------------------------------
+
+
+@runtime_checkable
+class HasFile(Protocol):
+    """A store in a file. While it cannot be written, its recorder spills rows beside that file."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None when the store is on a server."""
+
+
+@runtime_checkable
+class HasUrl(Protocol):
+    """A store that knows its URL, from which its recorder derives the folder of its spill."""
+
+    @property
+    def url(self) -> str:
+        """The URL that opens the store."""
+
+
+@runtime_checkable
+class HasName(Protocol):
+    """A store that has a name for logs and errors; it stands in for a URL, without the password."""
+
+    @property
+    def name(self) -> str:
+        """The name shown to users."""
+
+
+@runtime_checkable
+class HasDurability(Protocol):
+    """A store that can say what of its data outlives a crash."""
+
+    durability: str
+    """One sentence, as ``ergon doctor`` prints it."""
+
+
+@runtime_checkable
+class DefersWrites(Protocol):
+    """A store that puts off some writes. Its recorder settles them when it has nothing else to do."""
+
+    def settle(self) -> None:
+        """Do the writes that were put off."""
+
+
+@runtime_checkable
+class HasCloseHooks(Protocol):
+    """A store that calls others before it closes: its recorder hands over the last rows then."""
+
+    at_close: list[Callable[[], object]]
 
 
 class LetterPlace(NamedTuple):

@@ -28,6 +28,11 @@ from ergon_framework.ports.providerstore import (
     AttemptRow,
     Batch,
     ClaimState,
+    DefersWrites,
+    HasCloseHooks,
+    HasFile,
+    HasName,
+    HasUrl,
     LaneKey,
     ProviderStore,
 )
@@ -327,9 +332,12 @@ class Recorder:
         self.retention.renew()
 
     def _settle(self) -> None:
-        """Let the store write what it puts off; the rows are in it whether or not that works."""
+        """Let the store do the writes it puts off. The rows are in it whether or not that works."""
+        store = self._writer.store
+        if not isinstance(store, DefersWrites):
+            return
         try:
-            getattr(self._writer.store, "settle", _nothing)()
+            store.settle()
         except Exception as error:
             self._writer.ledger.note(error)
 
@@ -400,10 +408,6 @@ class Recorder:
         self._is_asleep = False
 
 
-def _nothing() -> None:
-    """What a store does that puts nothing off."""
-
-
 _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _recorders: weakref.WeakValueDictionary[int, Recorder] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
@@ -420,9 +424,8 @@ def recorder_of(store: ProviderStore, *, spill: str | Path | None = None) -> Rec
         known = _recorders.get(id(store))  # a recorder keeps its store, so the number stays its own
         if known is None:
             known = _recorders[id(store)] = _new_recorder(store, spill)
-            hooks = getattr(store, "at_close", None)
-            if isinstance(hooks, list):
-                hooks.append(partial(_close, weakref.ref(known)))
+            if isinstance(store, HasCloseHooks):
+                store.at_close.append(partial(_close, weakref.ref(known)))
         return known
 
 
@@ -455,14 +458,14 @@ def _new_recorder(store: ProviderStore, spill: str | Path | None) -> Recorder:
 
 
 def _spill_of(store: ProviderStore) -> Path | None:
-    """Beside its file or by its address; nowhere if it does not say for certain which it is.
+    """The folder of a store's spill: beside its file, or by its address.
 
-    Two databases that shared a folder would get each other's rows.
+    None for a store that does not say which database it is: two databases that shared a folder
+    would get each other's rows.
     """
-    path = getattr(getattr(store, "ground", None), "path", None)
-    if isinstance(path, Path):
-        return beside(path)
-    url = getattr(store, "url", None) or getattr(store, "name", None)
+    if isinstance(store, HasFile) and store.path is not None:
+        return beside(store.path)
+    url = (isinstance(store, HasUrl) and store.url) or (isinstance(store, HasName) and store.name)
     return default_spill(url) if isinstance(url, str) else None
 
 

@@ -69,12 +69,13 @@ def _looked_into(url: str) -> Finding | None:
 
 
 def _opened(label: str, url: str) -> Finding:
+    from ergon_framework.ports.providerstore import HasDurability
     from ergon_framework.providers.stores import open_store
 
     # One of our own: closing it must not close that of a program that looks at itself.
     with closing(open_store(url, clock=time.time)) as store:
         store.letters(limit=1)
-        said = getattr(store, "durability", "answers")
+        said = store.durability if isinstance(store, HasDurability) else "answers"
         return Finding(label, Status.OK, said, store=url)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ergon_framework.engine.atfork import renew_after_fork
@@ -174,8 +175,12 @@ class Ground(Protocol):
     """One database. ``work`` may be run more than once, and by another thread."""
 
     name: str
-    """What to call it in front of people; without a password."""
+    """The name shown to users, without a password."""
     is_closed: bool
+
+    @property
+    def path(self) -> Path | None:
+        """The file that it is in; None for a server."""
 
     def now(self) -> float:
         """The database's clock."""

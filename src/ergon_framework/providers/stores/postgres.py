@@ -181,6 +181,7 @@ class PostgresGround:
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = database.name
+        self.path = None
         self.is_closed = False
         self._ticks = ticks
         self._doubted_at = float("-inf")

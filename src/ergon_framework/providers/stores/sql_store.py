@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from ergon_framework.providers.stores.database import Ground
 from ergon_framework.providers.stores.sql_attempts import Health
@@ -26,6 +27,11 @@ class SqlProviderStore(Gates, Quotas, Health, Keys, Letters):
     def ground(self) -> Ground:
         """What it stands on."""
         return self._ground
+
+    @property
+    def path(self) -> Path | None:
+        """The file that the tables are in; None when they are on a server."""
+        return self._ground.path
 
     @property
     def is_closed(self) -> bool:
