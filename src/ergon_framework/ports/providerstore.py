@@ -358,7 +358,7 @@ class HasDurability(Protocol):
 
 @runtime_checkable
 class DefersWrites(Protocol):
-    """A store that puts off some writes. Its recorder settles them when it has nothing else to do."""
+    """A store that puts off some writes: its recorder has them done when there is time."""
 
     def settle(self) -> None:
         """Do the writes that were put off."""

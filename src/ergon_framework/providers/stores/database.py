@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -250,3 +251,22 @@ def listed(prefix: str, items: Iterable[Any]) -> tuple[str, dict[str, Any]]:
     """Placeholders for a list of values, and the values."""
     values = {f"{prefix}{number}": item for number, item in enumerate(items)}
     return ", ".join(f":{name}" for name in values), values
+
+
+_DELETED_AT_ONCE = 1000  # rows of one transaction, so that nobody waits long for it
+
+
+def prune_rows(ground: Ground, sql: str, before: float, limit: int) -> int:
+    """Delete up to ``limit`` rows older than ``before``, some in each transaction; how many."""
+    count, end = 0, ground.stamp(before)
+    while count < limit:
+        values = {"before": end, "limit": min(_DELETED_AT_ONCE, limit - count)}
+        deleted = ground.write("prune", partial(_run, sql=sql, values=values), is_synced=False)
+        count += deleted
+        if deleted < values["limit"]:
+            break
+    return count
+
+
+def _run(hand: Hand, sql: str, values: Values) -> int:
+    return hand.run(sql, values)

@@ -31,6 +31,7 @@ from ergon_framework.providers.stores.database import (
     fitted,
     instant_of,
     listed,
+    prune_rows,
     sure_instant,
 )
 from ergon_framework.providers.stores.planning import (
@@ -40,7 +41,7 @@ from ergon_framework.providers.stores.planning import (
     fold,
     minute_of,
 )
-from ergon_framework.providers.stores.sql_lanes import Grounded, breaker_of, new_id
+from ergon_framework.providers.stores.sql_lanes import breaker_of, new_id
 from ergon_framework.providers.stores.sql_tasks import add_letters
 from ergon_framework.storage.sql_files import load
 
@@ -195,18 +196,12 @@ def _rollup_of(succeeded: int, failed: int, dead_lettered: int, histogram: Any) 
 
 _ROLLUP, _ADD_ROLLUP, _SET_ROLLUP = _SQL["rollup"], _SQL["add_rollup"], _SQL["set_rollup"]
 _NOTE, _RATES = _SQL["note"], _SQL["rates"]
-_PRUNE_KEYS = load(PACKAGE, "keys.sql")["prune"]
-_PRUNES = (
-    _SQL["prune_attempts"],
-    _SQL["prune_rollups"],
-    _PRUNE_KEYS,
-    load(PACKAGE, "dead_letters.sql")["prune"],
-    load(PACKAGE, "quota.sql")["prune"],
-)
 _TURNS = 3  # a minute is looked for, and put in, before somebody else must be told to stop
-_AT_ONCE = 1000  # rows that one transaction deletes, so that nobody waits long for it
+_LANE_ROWS, _RUNNING = _SQL["lanes"], load(PACKAGE, "quota.sql")["running"]
 _LANES_PER_TRANSACTION = 500  # whose rates one transaction brings up to date
 _LARGEST = (1 << 31) - 1
+_MONTH = 32 * 86_400.0
+"""Seconds: a window that begins later than this was opened by a clock that ran ahead."""
 _SHORT = 120  # texts that together are no longer fit each for itself
 _ATTEMPTS = Into(
     "provider_execution_metrics",
@@ -233,11 +228,11 @@ _ATTEMPTS = Into(
 )
 
 
-class Records(Grounded):
-    """What was attempted, and how lanes are."""
+class AttemptTables:
+    """Attempts, their roll-ups by minute, and the health of lanes."""
 
     def __init__(self, ground: Ground) -> None:
-        super().__init__(ground)
+        self._ground = ground
         self._rates = Rates(ground)
 
     def record(self, batch: Batch) -> None:
@@ -280,26 +275,32 @@ class Records(Grounded):
         found = self._ground.read(lambda hand: hand.rows(_SQL["attempts_of"], values))
         return [_attempt_of(row) for row in found]
 
-    def prune(self, before: float, limit: int = 10_000, *, keys_before: float | None = None) -> int:
-        """Delete attempts, roll-ups, keys and settled letters older than ``before``; how many.
+    def health(self, tenant_id: str) -> list[LaneHealth]:
+        """Every lane of a tenant, in order; rates over the last hour as of now."""
+        now = self._ground.now()
+        stamp = self._ground.stamp
+        values = {"tenant_id": tenant_id, "now": stamp(now), "latest": stamp(now + _MONTH)}
 
-        Windows that ended before it go too, but never the latest of a lane.
-        """
-        count = 0
-        for sql in _PRUNES:
-            is_keys = sql is _PRUNE_KEYS and keys_before is not None
-            end = self._ground.stamp(keys_before if is_keys else before)
-            while count < limit:
-                most = min(_AT_ONCE, limit - count)
-                values = {"before": end, "limit": most}
-                deleted = self._prune(sql, values)
-                count += deleted
-                if deleted < most:
-                    break
-        return count
+        def work(hand: Hand) -> list[LaneHealth]:
+            lanes = {(row[0], row[1]): row[2:] for row in hand.rows(_LANE_ROWS, values)}
+            budgets = _budgets(hand.rows(_RUNNING, values))
+            rates = self._rates.of_tenant(hand, tenant_id, now) if lanes else {}
+            return [
+                _health(
+                    LaneKey(tenant_id, *lane),
+                    lanes.get(lane),
+                    rates.get(lane, (None, None)),
+                    budgets.get(lane),
+                )
+                for lane in sorted({*lanes, *budgets})
+            ]
 
-    def _prune(self, sql: str, values: dict[str, Any]) -> int:
-        return self._ground.write("prune", lambda hand: hand.run(sql, values), is_synced=False)
+        return self._ground.read(work)
+
+    def prune(self, before: float, limit: int) -> int:
+        """Delete attempts and roll-ups older than ``before``."""
+        count = prune_rows(self._ground, _SQL["prune_attempts"], before, limit)
+        return count + prune_rows(self._ground, _SQL["prune_rollups"], before, limit - count)
 
     def _add(self, hand: Hand, rows: Sequence[AttemptRow], now: float) -> dict[LaneKey, LaneNote]:
         stamp = self._ground.stamp
@@ -423,40 +424,6 @@ def _attempt_of(row: Row) -> AttemptRow:
     retryable, http_status, created_at, campaign_id = row[14:]
     rest = (bool(retryable), http_status, sure_instant(created_at), campaign_id)
     return AttemptRow._make((*row[:14], *rest))
-
-
-_LANE_ROWS = load(PACKAGE, "attempts.sql")["lanes"]
-_RUNNING = load(PACKAGE, "quota.sql")["running"]
-
-
-_MONTH = 32 * 86_400.0
-"""Seconds: a window that begins later than this was opened by a clock that ran ahead."""
-
-
-class Health(Records):
-    """How a tenant's lanes are."""
-
-    def health(self, tenant_id: str) -> list[LaneHealth]:
-        """Every lane of a tenant, in order; rates over the last hour as of now."""
-        now = self._ground.now()
-        stamp = self._ground.stamp
-        values = {"tenant_id": tenant_id, "now": stamp(now), "latest": stamp(now + _MONTH)}
-
-        def work(hand: Hand) -> list[LaneHealth]:
-            lanes = {(row[0], row[1]): row[2:] for row in hand.rows(_LANE_ROWS, values)}
-            budgets = _budgets(hand.rows(_RUNNING, values))
-            rates = self._rates.of_tenant(hand, tenant_id, now) if lanes else {}
-            return [
-                _health(
-                    LaneKey(tenant_id, *lane),
-                    lanes.get(lane),
-                    rates.get(lane, (None, None)),
-                    budgets.get(lane),
-                )
-                for lane in sorted({*lanes, *budgets})
-            ]
-
-        return self._ground.read(work)
 
 
 def _budgets(rows: list[Row]) -> dict[Lane, tuple[Account, float]]:

@@ -19,6 +19,7 @@ from ergon_framework.providers.stores.database import (
     Ground,
     Hand,
     instant_of,
+    prune_rows,
     same_instant,
     sure_instant,
 )
@@ -29,6 +30,14 @@ _CIRCUIT_SQL = load(PACKAGE, "circuits.sql")
 _STANDING, _FIRST_SWAP = _CIRCUIT_SQL["standing"], _CIRCUIT_SQL["first_swap"]
 _SWAP, _COOL = _CIRCUIT_SQL["swap"], _CIRCUIT_SQL["cool"]
 _MOST_FAILURES = (1 << 31) - 1
+
+_QUOTA_SQL = load(PACKAGE, "quota.sql")
+_SPEND, _TAKE, _NEWEST = _QUOTA_SQL["spend"], _QUOTA_SQL["take"], _QUOTA_SQL["newest"]
+_REFUSE, _REFUND = _QUOTA_SQL["refuse"], _QUOTA_SQL["refund"]
+_MOST_UNITS = (1 << 62) - 1
+_MARK_EVERY = 1.0
+"""Seconds between two marks on a window that is used up: many callers may be refused."""
+_TURNS = 3
 
 
 class _Detail(msgspec.Struct, omit_defaults=True):
@@ -48,19 +57,11 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Detail).decode
 
 
-class Grounded:
-    """One part of the store: what it does, it does on the ground."""
+class LaneTables:
+    """Circuits, cooldowns and quota windows of lanes."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
-
-    def now(self) -> float:
-        """The store's clock."""
-        return self._ground.now()
-
-
-class Gates(Grounded):
-    """How lanes stand."""
 
     def standing(self, key: LaneKey) -> Standing:
         """How a lane stands; a fresh one when nobody has written it."""
@@ -99,6 +100,46 @@ class Gates(Grounded):
 
         held = sure_instant(self._ground.write("cool", work, is_synced=False))
         return until if same_instant(held, until) else held
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        """Take ``units`` of a window's budget, atomically, or none."""
+        ground, now = self._ground, self._ground.now()
+        values = {
+            **key._asdict(),
+            "start": ground.stamp(window.start),
+            "limit": min(limit, _MOST_UNITS),
+            "units": min(units, _MOST_UNITS),
+            "now": ground.stamp(now),
+            "latest": ground.stamp(latest_start(window, now)),
+        }
+
+        def work(hand: Hand) -> Quota:
+            spent = hand.rows(_SPEND, values)
+            if spent:
+                return Quota(Account(window, limit, spent[0][0]), is_granted=True)
+            more = {
+                "id": new_id(),
+                "end": ground.stamp(window.end),
+                "lately": ground.stamp(now - _MARK_EVERY),
+            }
+            return _open_or_refuse(hand, {**values, **more}, window)
+
+        return ground.write("reserve", work, is_synced=False)
+
+    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+        """Give ``units`` back to the window they were taken from; never below nothing used."""
+        stamp = self._ground.stamp
+        values = {
+            **key._asdict(),
+            "start": stamp(window.start),
+            "units": min(units, _MOST_UNITS),
+            "now": stamp(self._ground.now()),
+        }
+        self._ground.write("refund", lambda hand: hand.run(_REFUND, values), is_synced=False)
+
+    def prune(self, before: float, limit: int) -> int:
+        """Delete quota windows that ended before ``before``, never the latest of a lane."""
+        return prune_rows(self._ground, _QUOTA_SQL["prune"], before, limit)
 
     def _columns(self, breaker: Breaker) -> dict[str, Any]:
         detail = _Detail(
@@ -157,55 +198,6 @@ def _warn(key: LaneKey, error: str) -> None:
 def new_id() -> str:
     """The id of a new row."""
     return str(uuid.uuid4())
-
-
-_QUOTA_SQL = load(PACKAGE, "quota.sql")
-_SPEND, _TAKE, _NEWEST = _QUOTA_SQL["spend"], _QUOTA_SQL["take"], _QUOTA_SQL["newest"]
-_REFUSE, _REFUND = _QUOTA_SQL["refuse"], _QUOTA_SQL["refund"]
-_MOST_UNITS = (1 << 62) - 1
-_MARK_EVERY = 1.0
-"""Seconds between two marks on a window that is used up: many callers may be refused."""
-_TURNS = 3
-
-
-class Quotas(Grounded):
-    """What is left of each window."""
-
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
-        """Take ``units`` of a window's budget, atomically, or none."""
-        ground, now = self._ground, self._ground.now()
-        values = {
-            **key._asdict(),
-            "start": ground.stamp(window.start),
-            "limit": min(limit, _MOST_UNITS),
-            "units": min(units, _MOST_UNITS),
-            "now": ground.stamp(now),
-            "latest": ground.stamp(latest_start(window, now)),
-        }
-
-        def work(hand: Hand) -> Quota:
-            spent = hand.rows(_SPEND, values)
-            if spent:
-                return Quota(Account(window, limit, spent[0][0]), is_granted=True)
-            more = {
-                "id": new_id(),
-                "end": ground.stamp(window.end),
-                "lately": ground.stamp(now - _MARK_EVERY),
-            }
-            return _open_or_refuse(hand, {**values, **more}, window)
-
-        return ground.write("reserve", work, is_synced=False)
-
-    def refund(self, key: LaneKey, window: Window, units: int) -> None:
-        """Give ``units`` back to the window they were taken from; never below nothing used."""
-        stamp = self._ground.stamp
-        values = {
-            **key._asdict(),
-            "start": stamp(window.start),
-            "units": min(units, _MOST_UNITS),
-            "now": stamp(self._ground.now()),
-        }
-        self._ground.write("refund", lambda hand: hand.run(_REFUND, values), is_synced=False)
 
 
 def _open_or_refuse(hand: Hand, values: dict[str, Any], window: Window) -> Quota:

@@ -1,45 +1,182 @@
-"""The store in a database, on SQLite and on PostgreSQL alike."""
+"""The store in a database, on SQLite and on PostgreSQL alike: one object that has four parts.
+
+The port is flat, so every method is written out here and passed on to the part that has its tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
+from ergon_framework.core.circuit_breaker import Breaker
+from ergon_framework.core.limits import Window
+from ergon_framework.ports.providerstore import (
+    AttemptRow,
+    Batch,
+    Claim,
+    Failed,
+    LaneHealth,
+    LaneKey,
+    LetterStatus,
+    Quota,
+    ResultNote,
+    Standing,
+    StoredLetter,
+)
 from ergon_framework.providers.stores.database import Ground
-from ergon_framework.providers.stores.sql_attempts import Health
-from ergon_framework.providers.stores.sql_lanes import Gates, Quotas
-from ergon_framework.providers.stores.sql_tasks import Keys, Letters
+from ergon_framework.providers.stores.sql_attempts import AttemptTables
+from ergon_framework.providers.stores.sql_lanes import LaneTables
+from ergon_framework.providers.stores.sql_tasks import DeadLetterTable, KeyTable
 
 
-class SqlProviderStore(Gates, Quotas, Health, Keys, Letters):
+class SqlProviderStore:
     """What the processes that use one database share."""
 
     durability = "What was recorded, claimed or finished is on the database's disk."
 
     def __init__(self, ground: Ground) -> None:
-        super().__init__(ground)
+        self.ground = ground
+        self.lane_tables = LaneTables(ground)
+        self.attempt_tables = AttemptTables(ground)
+        self.key_table = KeyTable(ground)
+        self.letter_table = DeadLetterTable(ground)
         self.at_close: list[Callable[[], object]] = []
-        """Called before it closes: whoever has something for it brings that now."""
+        """Called before the store closes, so that a recorder can hand over its last rows."""
         self.name = ground.name
-        """What to call it in front of people; without a password."""
-
-    @property
-    def ground(self) -> Ground:
-        """What it stands on."""
-        return self._ground
+        """The name shown to users, without a password."""
 
     @property
     def path(self) -> Path | None:
         """The file that the tables are in; None when they are on a server."""
-        return self._ground.path
+        return self.ground.path
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more calls."""
-        return self._ground.is_closed
+        """Whether the store takes no more calls."""
+        return self.ground.is_closed
+
+    def now(self) -> float:
+        """The database's clock, which all processes share."""
+        return self.ground.now()
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """Call the hooks, then close the database. Closing twice is fine."""
         while self.at_close:
             self.at_close.pop()()
-        self._ground.close()
+        self.ground.close()
+
+    # -- lanes ---------------------------------------------------------------------------------
+
+    def standing(self, key: LaneKey) -> Standing:
+        """How a lane stands; a fresh one when nobody has written it."""
+        return self.lane_tables.standing(key)
+
+    def swap(
+        self, key: LaneKey, version: int, breaker: Breaker, *, failed: Failed | None = None
+    ) -> bool:
+        """Write the circuit if the lane's version is still ``version``; whether it was."""
+        return self.lane_tables.swap(key, version, breaker, failed=failed)
+
+    def cool(self, key: LaneKey, until: float) -> float:
+        """Nobody calls before ``until``; never shortened. The instant that holds now."""
+        return self.lane_tables.cool(key, until)
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        """Take ``units`` of a window's budget, atomically, or none."""
+        return self.lane_tables.reserve(key, window, limit, units)
+
+    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+        """Give ``units`` back to the window they were taken from; never below nothing used."""
+        self.lane_tables.refund(key, window, units)
+
+    # -- attempts ------------------------------------------------------------------------------
+
+    def record(self, batch: Batch) -> None:
+        """Write attempts, their roll-ups, health and dead letters in one transaction."""
+        self.attempt_tables.record(batch)
+
+    def settle(self) -> None:
+        """Bring the rates in the rows of lanes up to date with what this process recorded."""
+        self.attempt_tables.settle()
+
+    def health(self, tenant_id: str) -> list[LaneHealth]:
+        """Every lane of a tenant, in order; rates over the last hour as of now."""
+        return self.attempt_tables.health(tenant_id)
+
+    def attempts_of(self, correlation_id: str) -> list[AttemptRow]:
+        """The attempts under one correlation id, oldest first."""
+        return self.attempt_tables.attempts_of(correlation_id)
+
+    def prune(self, before: float, limit: int = 10_000, *, keys_before: float | None = None) -> int:
+        """Delete attempts, roll-ups, keys and settled letters older than ``before``; how many.
+
+        Quota windows that ended before it go too, but never the latest of a lane.
+        """
+        count = self.attempt_tables.prune(before, limit)
+        count += self.key_table.prune(before if keys_before is None else keys_before, limit - count)
+        count += self.letter_table.prune(before, limit - count)
+        return count + self.lane_tables.prune(before, limit - count)
+
+    # -- idempotency keys ----------------------------------------------------------------------
+
+    def claim(
+        self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
+    ) -> Claim:
+        """Take a key for ``lease`` seconds; remember it for ``keep``."""
+        return self.key_table.claim(tenant_id, key, fingerprint, owner, lease, keep)
+
+    def finish(
+        self,
+        tenant_id: str,
+        key: str,
+        owner: str,
+        result: dict[str, Any] | None,
+        reason_code: str | None,
+        error_message: str | None = None,
+        *,
+        may_run_again: bool = False,
+        result_note: ResultNote | None = None,
+    ) -> bool:
+        """Record the end under a key that is still ours; whether it was."""
+        return self.key_table.finish(
+            tenant_id,
+            key,
+            owner,
+            result,
+            reason_code,
+            error_message,
+            may_run_again=may_run_again,
+            result_note=result_note,
+        )
+
+    # -- dead letters --------------------------------------------------------------------------
+
+    def letters(
+        self,
+        *,
+        statuses: Sequence[LetterStatus] = (),
+        tenant_id: str | None = None,
+        ids: Sequence[str] = (),
+        limit: int = 100,
+    ) -> list[StoredLetter]:
+        """Dead letters, the newest first."""
+        return self.letter_table.letters(
+            statuses=statuses, tenant_id=tenant_id, ids=ids, limit=limit
+        )
+
+    def due_letters(
+        self, status: LetterStatus, limit: int = 100, *, task_names: Collection[str] | None = None
+    ) -> list[StoredLetter]:
+        """The oldest letters that wait for the relay, of these tasks if they are named."""
+        return self.letter_table.due_letters(status, limit, task_names=task_names)
+
+    def move_letter(
+        self, dead_letter_id: str, status: LetterStatus, *, when: Sequence[LetterStatus]
+    ) -> bool:
+        """Change a letter's status if it is one of ``when``; whether it was."""
+        return self.letter_table.move_letter(dead_letter_id, status, when=when)
+
+    def delete_letters(self, ids: Sequence[str]) -> int:
+        """Delete letters for good; how many there were."""
+        return self.letter_table.delete_letters(ids)

@@ -26,6 +26,7 @@ from ergon_framework.providers.stores.database import (
     fitted,
     instant_of,
     listed,
+    prune_rows,
     sure_instant,
 )
 from ergon_framework.providers.stores.planning import (
@@ -36,7 +37,6 @@ from ergon_framework.providers.stores.planning import (
     status_after,
     to_json,
 )
-from ergon_framework.providers.stores.sql_lanes import Grounded
 from ergon_framework.storage.sql_files import load
 
 _KEY_SQL = load(PACKAGE, "keys.sql")
@@ -45,8 +45,11 @@ _TURNS = 5
 _LARGE = 1 << 20  # characters of a result that the database needs more time for
 
 
-class Keys(Grounded):
-    """Who holds which key."""
+class KeyTable:
+    """Idempotency keys: which claim holds each, and how its call ended."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
@@ -100,6 +103,10 @@ class Keys(Grounded):
                 "finish", lambda hand: hand.run(_KEY_SQL["finish"], values), is_large=is_large
             )
         )
+
+    def prune(self, before: float, limit: int) -> int:
+        """Delete keys that were to be remembered until ``before``."""
+        return prune_rows(self._ground, _KEY_SQL["prune"], before, limit)
 
     def _take(self, hand: Hand, values: dict[str, Any], now: float) -> Claim | None:
         """Take the key, or say why not."""
@@ -187,8 +194,11 @@ _LETTERS = Into(
 _FIELDS = tuple(name for name, _ in _LETTERS.columns[:-1])
 
 
-class Letters(Grounded):
-    """What was given up."""
+class DeadLetterTable:
+    """Calls that were given up, and what became of them."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
 
     def letters(
         self,
@@ -245,6 +255,10 @@ class Letters(Grounded):
         marks, values = listed("i", set(ids))
         sql = _LETTER_SQL["delete"].format(ids=marks)
         return self._ground.write("letters", lambda hand: hand.run(sql, values))
+
+    def prune(self, before: float, limit: int) -> int:
+        """Delete settled letters older than ``before``."""
+        return prune_rows(self._ground, _LETTER_SQL["prune"], before, limit)
 
     def _find(self, condition: str, order: str, values: dict[str, Any]) -> list[StoredLetter]:
         sql = _LETTER_SQL["find"].format(condition=condition, order=order)
