@@ -7,7 +7,8 @@ cursor belongs to one driver at a time, and the drivers see to that.
 Where to look first: ``retry`` decides about every further attempt (``judge``) and has the one delay
 formula. ``lifecycle`` is the machine of one transaction, and which verb its source is told at the
 end; ``loop`` says when to fetch. ``job`` is the machine of one job, ``schedule`` which fires of a
-cron schedule are due, ``restart`` when a process that died is started again. ``failure`` is what
+cron schedule are due, ``restart`` when a process that died is started again, ``redelivery`` when a
+queue delivers a failed provider call again. ``failure`` is what
 all of them branch on. ``wire`` frames what executors and nodes say. ``text`` and ``rfc3339`` put
 numbers and instants into words.
 """

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
+from ergon_framework.core.redelivery import LEAST_DEFERRAL
 from ergon_framework.errors import MissingExtraError, WiringError
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.errors import (
@@ -37,7 +38,6 @@ from ergon_framework.providers.redaction import safe_message
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.tasks import (
     LARGEST_RESULT,
-    LEAST_WAIT,
     Carried,
     ComputedKeys,
     Gate,
@@ -287,7 +287,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     def _wait_for_provider(self, call: TaskCall, error: Exception) -> NoReturn:
         times = call.carried.unbuilt
         longest = min(self._options.longest_deferral_seconds, self._longest_wait())
-        seconds = min(LEAST_WAIT.delay(times), longest)
+        seconds = min(LEAST_DEFERRAL.delay(times), longest)
         carried = msgspec.structs.replace(call.carried, unbuilt=times + 1)
         told = ProviderDependencyError(
             f"the provider could not be built: {text_of(error)}", never_sent=True

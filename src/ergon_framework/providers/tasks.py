@@ -1,7 +1,8 @@
 """A provider call as a task of any queue: its documents, and the decision on a failed delivery.
 
-What becomes of a task whose call failed is decided here, without I/O; the runner does it. What a
-reason means is read from the one table in ``decisions.py``.
+What becomes of a task whose call failed is decided without I/O: what a reason means is read from
+the one table in ``decisions.py``, and whether the message is sent again, and when, is asked of
+``core/redelivery.py``. The runner does it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,19 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
+from ergon_framework.core import redelivery
+from ergon_framework.core.failure import Failure
 from ergon_framework.core.guard import Stopped
-from ergon_framework.core.retry import Backoff
+from ergon_framework.core.redelivery import (
+    DeliveryCounts,
+    Redelivery,
+    RedeliveryRule,
+    requeue,
+)
+from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter
-from ergon_framework.providers.decisions import Bury, Decision, Requeue
+from ergon_framework.providers.decisions import RETRYABLE_KINDS, Bury, Decision, Requeue
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
 from ergon_framework.providers.execution import ProviderExecutionResult, refusing_renamed
 
@@ -305,13 +314,6 @@ _GATE_OF_REQUEUE = {
     Requeue.WINDOW_END: Gate.WINDOW,
 }
 
-LEAST_WAIT = Backoff(base=1.0, factor=2.0, cap=60.0)
-"""Between two messages of one call, however soon a gate says that it will open: behind a gate that
-lets in one at a time, everybody would be back at once."""
-
-_SAME = 1.0
-"""Seconds by which two instants may differ and still be the end of one wait."""
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -345,8 +347,14 @@ def verdict_on(
     options: TaskOptions,
     moment: Moment,
 ) -> Verdict:
-    """What becomes of a call that failed."""
+    """What becomes of a call that failed.
+
+    Which gate refused it and which reasons go back is read from the tables here. Whether it is
+    deferred or requeued, and for how long, ``core/redelivery.py`` decides.
+    """
     carried, made = moment.carried, moment.carried.attempts + result.attempts
+    is_asked_for = _is_asked_for(result, decision, options)
+    on = RETRYABLE_KINDS | {decision.kind} if is_asked_for else RETRYABLE_KINDS
     gate = _gate(result, decision)
     may_go_on = made < max_attempts and moment.may_wait
     is_held = gate in options.defer_on and may_go_on and options.max_deferrals > 0
@@ -354,13 +362,20 @@ def verdict_on(
         deferred = defer(gate, result.retry_after_seconds or 0.0, made, options, moment)
         if deferred is not None:
             return deferred
-    elif may_go_on and _may_requeue(result, decision, options, carried):
-        wait = backoff.delay(max(0, made - 1), moment.dice)
-        wait = min(max(wait, result.retry_after_seconds or 0.0), moment.longest_wait)
-        sent = Carried(made, carried.deferrals, carried.requeues + 1, carried.redrive_count)
-        return Verdict(TaskEnd.REQUEUE, wait, None, sent)
+    elif moment.may_wait:
+        failure = Failure(decision.kind, str(result.reason_code), "", result.retry_after_seconds)
+        again = requeue(
+            _rule(options, moment),
+            RetryRule(max_attempts, backoff, on),
+            _counts(carried, made),
+            failure,
+            now=moment.now,
+            dice=moment.dice,
+        )
+        if again is not None:
+            return _sent_again(TaskEnd.REQUEUE, None, again, carried)
     # What went back to the queue was retried, and now that is exhausted, whatever its reason.
-    is_exhausted = carried.requeues > 0 and _is_asked_for(result, decision, options)
+    is_exhausted = carried.requeues > 0 and is_asked_for
     is_buried = is_held or is_exhausted or decision.bury is Bury.ON_EXHAUSTION
     is_dead = is_buried or result.reason_code in options.bury_on
     return Verdict(TaskEnd.DEAD if is_dead else TaskEnd.FAILED)
@@ -369,18 +384,32 @@ def verdict_on(
 def defer(
     gate: Gate, seconds: float, attempts: int, options: TaskOptions, moment: Moment
 ) -> Verdict | None:
-    """Put a call off; None when that was done often enough."""
-    carried = moment.carried
-    until = moment.now + seconds
-    is_same_wait = until <= carried.waits_until + _SAME and seconds > _SAME
-    deferrals = carried.deferrals if is_same_wait else carried.deferrals + 1
-    if deferrals > options.max_deferrals or not moment.may_wait:
+    """Put a call off until a gate opens; None when that was done often enough."""
+    if not moment.may_wait:
         return None
-    least = LEAST_WAIT.delay(max(0, deferrals - 1))
-    # A little later for each: they were all put off to one instant.
-    wait = max(seconds, least) + moment.dice * min(5.0, 0.1 * max(seconds, least))
-    sent = Carried(attempts, deferrals, carried.requeues, carried.redrive_count, until)
-    return Verdict(TaskEnd.DEFER, min(wait, moment.longest_wait), gate, sent)
+    counts = _counts(moment.carried, attempts)
+    again = redelivery.defer(_rule(options, moment), counts, seconds, moment.now, moment.dice)
+    return None if again is None else _sent_again(TaskEnd.DEFER, gate, again, moment.carried)
+
+
+def _rule(options: TaskOptions, moment: Moment) -> RedeliveryRule:
+    return RedeliveryRule(options.max_deferrals, options.max_requeues, moment.longest_wait)
+
+
+def _counts(carried: Carried, attempts: int) -> DeliveryCounts:
+    return DeliveryCounts(attempts, carried.deferrals, carried.requeues, carried.waits_until)
+
+
+def _sent_again(end: TaskEnd, gate: Gate | None, again: Redelivery, carried: Carried) -> Verdict:
+    counts = again.counts
+    sent = Carried(
+        counts.attempts,
+        counts.deferrals,
+        counts.requeues,
+        carried.redrive_count,
+        counts.waits_until,
+    )
+    return Verdict(end, again.delay, gate, sent)
 
 
 def _gate(result: ProviderExecutionResult, decision: Decision) -> Gate | None:
@@ -390,14 +419,6 @@ def _gate(result: ProviderExecutionResult, decision: Decision) -> Gate | None:
     # The provider said itself until when it does not want to be called.
     told = result.retry_after_seconds is not None
     return _GATE_OF_REQUEUE.get(decision.requeue) if told else None
-
-
-def _may_requeue(
-    result: ProviderExecutionResult, decision: Decision, options: TaskOptions, carried: Carried
-) -> bool:
-    if carried.requeues >= options.max_requeues:
-        return False
-    return decision.retries or _is_asked_for(result, decision, options)
 
 
 def _is_asked_for(

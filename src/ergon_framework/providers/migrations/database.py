@@ -93,11 +93,7 @@ class Database:
         if self.file is None:
             from ergon_framework.storage.postgres import errors as postgres_errors
 
-            raw = cause or error
-            # Errors of connecting have no code: the server let nobody in.
-            is_answer = bool(getattr(raw, "sqlstate", None))
-            refusal = None if is_answer else postgres_errors.refused(raw, self.name)
-            return refusal or postgres_errors.translate(raw, self.name)
+            return postgres_errors.translate_any(cause or error, self.name)
         found = errors.translate(cause, self.file) if isinstance(cause, sqlite3.Error) else None
         return found or StoreSchemaError(
             f"the tables of {self.name} cannot be used: {describe(cause or error)}",

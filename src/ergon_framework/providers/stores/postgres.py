@@ -48,18 +48,7 @@ from ergon_framework.storage.postgres.errors import turns_for
 from ergon_framework.storage.postgres.pool import ALWAYS, connect_within, pooling_of, refuse_shared
 from ergon_framework.storage.server import ServerClock
 
-__all__ = ["refused", "translate", "turns_for"]
-
-
 _NO_SUCH_TASK = "23503"
-
-
-def refused(error: BaseException, name: str) -> ErgonError | None:
-    """The error of a server that lets nobody in like this; what is no error of connecting is none.
-
-    Those have no code.
-    """
-    return None if getattr(error, "sqlstate", None) else errors.refused(error, name)
 
 
 def translate(error: BaseException, name: str) -> StoreError:
@@ -434,7 +423,7 @@ class PostgresGround:
 
     def _told(self, error: Exception) -> ErgonError:
         cause = (error.orig if isinstance(error, exc.DBAPIError) else None) or error
-        return refused(cause, self.name) or translate(cause, self.name)
+        return errors.translate_any(cause, self.name)
 
     def _ask_time(self) -> float:
         [[found]] = self._transact(

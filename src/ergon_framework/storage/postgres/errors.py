@@ -111,6 +111,16 @@ def refused(error: BaseException, name: str) -> ErgonError | None:
     return None
 
 
+def translate_any(error: BaseException, name: str) -> ErgonError:
+    """The error of a connection or of a statement, where both may have raised ``error``.
+
+    Errors of connecting have no SQLSTATE: the server let nobody in.
+    """
+    has_state = bool(getattr(error, "sqlstate", None))
+    refusal = None if has_state else refused(error, name)
+    return refusal or translate(error, name)
+
+
 def translate(error: BaseException, name: str) -> StoreError:
     """The store's error for it. A message's first line alone: what follows may show values."""
     state: str = getattr(error, "sqlstate", None) or ""
