@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from inspect import Parameter, signature
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ergon_framework.core.circuit_breaker import (
     NEVER,
@@ -33,7 +33,7 @@ from ergon_framework.core.circuit_breaker import (
 )
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.errors import StoreError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.providerstore import Failed, LaneKey, ProviderStore, Standing
 from ergon_framework.providers.decisions import DECISIONS
@@ -42,7 +42,7 @@ from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.mapping.rules import tidy
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.threads import OwnThreads
-from ergon_framework.providers.validation import is_finite
+from ergon_framework.providers.validation import check_count, check_seconds
 
 
 def steady(
@@ -91,14 +91,14 @@ class CircuitBreaker:
         ``probe_lease_seconds`` is 5 seconds in a store that processes share, and renewed while the
         probe is under way; in memory it is the cooldown, or a call's time if that is longer.
         """
-        _check_count("failure_threshold", failure_threshold)
-        _check_seconds("open_cooldown_seconds", open_cooldown_seconds, least=0.0)
-        _check_count("half_open_max_calls", half_open_max_calls)
+        check_count("failure_threshold", failure_threshold, least=1)
+        check_seconds("open_cooldown_seconds", open_cooldown_seconds)
+        check_count("half_open_max_calls", half_open_max_calls, least=1)
         if half_open_success_threshold is None:
             half_open_success_threshold = half_open_max_calls
-        _check_count("half_open_success_threshold", half_open_success_threshold)
+        check_count("half_open_success_threshold", half_open_success_threshold, least=1)
         if probe_lease_seconds is not None:
-            _check_seconds("probe_lease_seconds", probe_lease_seconds, least=0.001)
+            check_seconds("probe_lease_seconds", probe_lease_seconds, least=0.001)
         self.failure_threshold = failure_threshold
         self.open_cooldown_seconds = open_cooldown_seconds
         self.half_open_max_calls = half_open_max_calls
@@ -234,16 +234,6 @@ def _vote(error: BaseException | None) -> Vote:
         known = tidy(error)  # one with a reason of its own is an internal error
         return DECISIONS[Reason(known.reason_code)].vote or Vote.NEUTRAL
     return Vote.FAILURE if isinstance(error, Exception) else Vote.NEUTRAL
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{name} must be an integer of 1 or more, not {value!r}")
-
-
-def _check_seconds(name: str, value: Any, *, least: float) -> None:
-    if not is_finite(value) or value < least:
-        raise ConfigurationError(f"{name} must be a number of {least:g} or more, not {value!r}")
 
 
 LEASE = 5.0

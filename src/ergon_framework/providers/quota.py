@@ -13,7 +13,7 @@ from ergon_framework.core.limits import Account, Window, block_of, latest_start,
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.telemetry import tell
-from ergon_framework.providers.validation import is_finite
+from ergon_framework.providers.validation import check_count, is_finite
 
 ASK_AGAIN = 1.0
 """Seconds for which a refusal is believed: somebody may give units back."""
@@ -44,9 +44,7 @@ class QuotaPolicy:
 
     def __post_init__(self) -> None:
         for name in ("limit", "block"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"{name} must be an integer of 1 or more, not {value!r}")
+            check_count(name, getattr(self, name), least=1)
         if self.limit > MOST_UNITS:
             raise ConfigurationError(f"limit must be at most {MOST_UNITS}, not {self.limit!r}")
         if not is_finite(self.window_seconds) or self.window_seconds < SHORTEST_WINDOW:

@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.guard import Do, Guard, GuardRule, RetryBudget, Stopped
@@ -17,10 +17,7 @@ from ergon_framework.providers.decisions import DECISIONS, RETRYABLE_KINDS
 from ergon_framework.providers.errors import ProviderError, ProviderTimeoutError, Reason
 from ergon_framework.providers.execution import ProviderAttempt
 from ergon_framework.providers.mapping.rules import tidy
-from ergon_framework.providers.validation import is_finite
-
-if TYPE_CHECKING:
-    pass  # MERGED
+from ergon_framework.providers.validation import check_seconds
 
 T = TypeVar("T")
 
@@ -48,11 +45,11 @@ class RetryPolicy:
                 f"max_attempts must be at least 1, not {self.max_attempts}",
                 remedy="1 means a single attempt without a retry",
             )
-        _check_seconds("base_delay_seconds", self.base_delay_seconds)
-        _check_seconds("max_delay_seconds", self.max_delay_seconds)
+        check_seconds("base_delay_seconds", self.base_delay_seconds)
+        check_seconds("max_delay_seconds", self.max_delay_seconds)
         if self.max_retry_after_seconds is not None:
-            _check_seconds("max_retry_after_seconds", self.max_retry_after_seconds)
-        _check_seconds("jitter_ratio", self.jitter_ratio)
+            check_seconds("max_retry_after_seconds", self.max_retry_after_seconds)
+        check_seconds("jitter_ratio", self.jitter_ratio)
         if self.jitter_ratio >= 1:
             raise ConfigurationError(
                 f"jitter_ratio must be below 1, not {self.jitter_ratio}",
@@ -91,14 +88,7 @@ class RetryPolicy:
         Whatever ``call`` raises is mapped to a canonical error; only retryable ones are retried,
         and no wait begins that would reach ``deadline``, an instant of ``time.monotonic``.
         """
-        # MERGED
-
         return run_with_retries(self.rule, call, deadline)
-
-
-def _check_seconds(name: str, value: Any) -> None:
-    if not is_finite(value) or value < 0:
-        raise ConfigurationError(f"{name} must be a number of 0 or more, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

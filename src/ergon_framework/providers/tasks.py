@@ -7,7 +7,6 @@ the one table in ``decisions.py``, and whether the message is sent again, and wh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,6 +29,14 @@ from ergon_framework.ports.providerstore import DeadLetter
 from ergon_framework.providers.decisions import RETRYABLE_KINDS, Bury, Decision, Requeue
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
 from ergon_framework.providers.execution import ProviderExecutionResult, refusing_renamed
+from ergon_framework.providers.validation import (
+    check_above_zero,
+    check_count,
+    check_names,
+    check_seconds,
+    check_word,
+    check_words,
+)
 
 LARGEST_RESULT = 64 * 1024 * 1024
 """Bytes of a result that is kept, unless the options say otherwise."""
@@ -222,28 +229,28 @@ class TaskOptions:
 
     def __post_init__(self) -> None:
         if self.timeout_budget_seconds is not None:
-            _check_number("timeout_budget_seconds", self.timeout_budget_seconds, above=0.0)
+            check_above_zero("timeout_budget_seconds", self.timeout_budget_seconds)
         for name in ("keep_key_seconds", "longest_deferral_seconds"):
-            _check_number(name, getattr(self, name), above=0.0)
+            check_above_zero(name, getattr(self, name))
         if self.keep_computed_key_seconds is not None:
-            _check_number("keep_computed_key_seconds", self.keep_computed_key_seconds, above=0.0)
-        _check_word("computed_keys", self.computed_keys, ComputedKeys)
-        _check_word("keep_results", self.keep_results, KeepResults)
+            check_above_zero("keep_computed_key_seconds", self.keep_computed_key_seconds)
+        check_word("computed_keys", self.computed_keys, ComputedKeys)
+        check_word("keep_results", self.keep_results, KeepResults)
         if self.result_cipher is not None and not isinstance(self.result_cipher, ResultCipher):
             raise ConfigurationError(
                 "result_cipher must have the methods encrypt and decrypt",
                 remedy="write for example result_cipher=Fernet(key), from cryptography.fernet",
             )
-        _check_number("lease_grace_seconds", self.lease_grace_seconds)
+        check_seconds("lease_grace_seconds", self.lease_grace_seconds)
         for name in ("max_deferrals", "max_requeues", "max_redeliveries"):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         for name in ("max_result_bytes", "max_payload_bytes"):
-            _check_count(name, getattr(self, name))
-        _check_words("defer_on", self.defer_on, Gate)
-        _check_words("requeue_on", self.requeue_on, Reason)
-        _check_words("bury_on", self.bury_on, Reason)
+            check_count(name, getattr(self, name))
+        check_words("defer_on", self.defer_on, Gate)
+        check_words("requeue_on", self.requeue_on, Reason)
+        check_words("bury_on", self.bury_on, Reason)
         for name in ("secret_names", "volatile_names"):
-            _check_names(name, getattr(self, name))
+            check_names(name, getattr(self, name))
 
     @property
     def computed_key_memory(self) -> float:
@@ -255,51 +262,6 @@ class TaskOptions:
 
 
 TaskOptions.__init__ = refusing_renamed(TaskOptions.__init__)  # type: ignore[method-assign]
-
-
-def _check_word(name: str, value: Any, words: type[StrEnum]) -> None:
-    known = [each.value for each in words]
-    if value not in known:
-        raise ConfigurationError(
-            f"{name} must be one of {', '.join(known)}, not {value!r}",
-            remedy=f'write {name}="{known[0]}"',
-        )
-
-
-def _check_number(name: str, value: Any, above: float | None = None) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_right = is_number and math.isfinite(value) and value >= 0
-    if not is_right or (above is not None and value <= above):
-        least = "0 or more" if above is None else f"above {above:g}"
-        raise ConfigurationError(f"{name} must be a number {least}, not {value!r}")
-
-
-def _check_count(name: str, value: Any) -> None:
-    if type(value) is not int or value < 0:
-        raise ConfigurationError(f"{name} must be an integer of 0 or more, not {value!r}")
-
-
-def _check_names(name: str, value: Any) -> None:
-    """A text is a collection of texts, too: its letters."""
-    if (
-        isinstance(value, str)
-        or not isinstance(value, Collection)
-        or not all(isinstance(each, str) for each in value)
-    ):
-        raise ConfigurationError(
-            f"{name} must be a set of names, not {value!r}", remedy='write for example {"password"}'
-        )
-
-
-def _check_words(name: str, value: Any, words: type[StrEnum]) -> None:
-    known = {each.value for each in words}
-    if isinstance(value, str) or not isinstance(value, Collection):
-        raise ConfigurationError(f"{name} must be a set of words, not {value!r}")
-    unknown = sorted(str(each) for each in value if each not in known)
-    if unknown:
-        raise ConfigurationError(
-            f"{name} has {', '.join(unknown)}", remedy=f"the words are {', '.join(sorted(known))}"
-        )
 
 
 _GATE_OF_STOP = {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionContext
 
@@ -21,6 +23,63 @@ def is_finite(value: Any) -> bool:
     except OverflowError:  # a whole number of hundreds of digits
         return False
 
+
+# -- options: what is wrong is a ConfigurationError ------------------------------------------------
+
+
+def check_count(name: str, value: Any, least: int = 0) -> None:
+    """Refuse what is no whole number of ``least`` or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} must be an integer of {least} or more, not {value!r}")
+
+
+def check_seconds(name: str, value: Any, least: float = 0.0) -> None:
+    """Refuse what is no number of ``least`` or more."""
+    if not is_finite(value) or value < least:
+        raise ConfigurationError(f"{name} must be a number of {least:g} or more, not {value!r}")
+
+
+def check_above_zero(name: str, value: Any) -> None:
+    """Refuse what is no number above zero."""
+    if not is_finite(value) or value <= 0:
+        raise ConfigurationError(f"{name} must be a number above 0, not {value!r}")
+
+
+def check_word(name: str, value: Any, words: type[StrEnum]) -> None:
+    """Refuse what is none of ``words``."""
+    known = [each.value for each in words]
+    if value not in known:
+        raise ConfigurationError(
+            f"{name} must be one of {', '.join(known)}, not {value!r}",
+            remedy=f'write {name}="{known[0]}"',
+        )
+
+
+def check_words(name: str, value: Any, words: type[StrEnum]) -> None:
+    """Refuse a set that has something else in it than ``words``."""
+    known = {each.value for each in words}
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise ConfigurationError(f"{name} must be a set of words, not {value!r}")
+    unknown = sorted(str(each) for each in value if each not in known)
+    if unknown:
+        raise ConfigurationError(
+            f"{name} has {', '.join(unknown)}", remedy=f"the words are {', '.join(sorted(known))}"
+        )
+
+
+def check_names(name: str, value: Any) -> None:
+    """Refuse what is no set of texts. A single text is a collection of its letters, so no set."""
+    if (
+        isinstance(value, str)
+        or not isinstance(value, Collection)
+        or not all(isinstance(each, str) for each in value)
+    ):
+        raise ConfigurationError(
+            f"{name} must be a set of names, not {value!r}", remedy='write for example {"password"}'
+        )
+
+
+# -- calls: what is wrong is a ProviderBadRequestError ---------------------------------------------
 
 MOST = 2**31 - 1
 """What a column of whole numbers holds."""
@@ -108,9 +167,9 @@ def _check_context(context: Any) -> None:
             "context", f"must be a ProviderExecutionContext, not {type(context).__name__}"
         )
     if context.deadline is not None:
-        _check_seconds("deadline", context.deadline)
+        _check_context_seconds("deadline", context.deadline)
     if context.timeout_budget_seconds is not None:
-        _check_seconds("timeout_budget_seconds", context.timeout_budget_seconds)
+        _check_context_seconds("timeout_budget_seconds", context.timeout_budget_seconds)
     if type(context.units) is not int or context.units < 1:
         raise _refused("context.units", f"must be an integer of 1 or more, not {context.units!r}")
     offset = context.attempt_offset
@@ -129,7 +188,7 @@ def _check_context(context: Any) -> None:
         _check_name("task_name", context.task_name)
 
 
-def _check_seconds(name: str, value: Any) -> None:
+def _check_context_seconds(name: str, value: Any) -> None:
     if not is_finite(value):
         raise _refused(f"context.{name}", f"must be a number of seconds or None, not {value!r}")
 

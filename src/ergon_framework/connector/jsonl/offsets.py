@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,11 +38,6 @@ from ergon_framework.connector.jsonl.codec import (
 )
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.storage.secure_files import Folder
-
-if TYPE_CHECKING:
-    from ergon_framework.connector.jsonl.drop_folder import DropFolder
-
-    # MERGED
 
 _WINDOW = 4096
 _PIECE = 3 << 16  # a multiple of three: see codec.long_letter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ergon_framework.core.guard import GuardRule, RetryBudget
 from ergon_framework.errors import ConfigurationError
@@ -21,7 +21,7 @@ from ergon_framework.providers.execution import (
 )
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import Retries, RetryPolicy
-from ergon_framework.providers.validation import is_finite
+from ergon_framework.providers.validation import check_above_zero, check_seconds
 
 _KINDS = {
     "retry_policy": RetryPolicy,
@@ -103,9 +103,10 @@ def check_options(options: Options, *, is_async: bool) -> None:
     for field in ("timeout_budget_seconds", "attempt_timeout_seconds", "keep_records_seconds"):
         value = getattr(options, field)
         if value is not None:
-            _check_above_zero(field, value)
-    for field in ("default_cooldown_seconds", "max_cooldown_seconds", "max_lanes"):
-        _check_above_zero(field, getattr(options, field), may_be_zero=field.startswith("default"))
+            check_above_zero(field, value)
+    check_seconds("default_cooldown_seconds", options.default_cooldown_seconds)
+    for field in ("max_cooldown_seconds", "max_lanes"):
+        check_above_zero(field, getattr(options, field))
     for field in ("breaker_scope", "quota_unit"):
         value = getattr(options, field)
         if value not in ("attempt", "execution"):
@@ -123,8 +124,3 @@ def check_options(options: Options, *, is_async: bool) -> None:
             "isolate=True is for calls on threads, and this provider's _execute_impl is async",
             remedy="leave it out: an async call is cancelled when its time is over",
         )
-
-
-def _check_above_zero(name: str, value: Any, *, may_be_zero: bool = False) -> None:
-    if not is_finite(value) or value < 0 or (value == 0 and not may_be_zero):
-        raise ConfigurationError(f"{name} must be a number above 0, not {value!r}")
