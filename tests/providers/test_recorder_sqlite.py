@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, LetterStatus, ProviderStore
-from ergon_framework.providers.health import health_of, lane_dict, provider_health
 from ergon_framework.providers.recorder import Recorder, recorder_of
+from ergon_framework.providers.service import ProviderHealthService
 from ergon_framework.providers.spill import find_left
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -102,18 +103,16 @@ def test_health_as_plain_values() -> None:
     memory = MemoryProviderStore()
     recorder = recorder_of(memory)
     recorder.add([fresh("a", outcome="failed", reason="timeout")])
-    health = provider_health(memory, recorder, "t1")
-    shown = health.as_dict()
+    shown = ProviderHealthService(memory).summary("t1", detail=True)
     assert shown["is_current"] is True
-    assert shown["recorder"]["written_rows"] == 1
-    [lane] = shown["lanes"]
-    assert (lane["tenant_id"], lane["provider_name"], lane["capability"]) == (
+    assert recorder.stats().written_rows == 1
+    [lane] = shown["providers"]
+    assert (shown["tenant_id"], lane["provider_name"], lane["capability"]) == (
         "t1",
         "rank",
         "snapshot",
     )
     assert (lane["success_rate_1h"], lane["last_error_code"], lane["quota"]) == (0, "timeout", None)
-    assert health.lanes == health_of(memory, recorder, "t1")
 
 
 def test_the_quota_of_a_lane_is_shown() -> None:
@@ -124,11 +123,11 @@ def test_the_quota_of_a_lane_is_shown() -> None:
     memory = MemoryProviderStore()
     start = time.time() - 10.0
     memory.reserve(LaneKey("t1", "rank", "snapshot"), Window(start, start + 3600.0), 100, 7)
-    [lane] = memory.health("t1")
-    assert lane_dict(lane)["quota"] == {
+    [lane] = ProviderHealthService(memory).summary("t1", detail=True)["providers"]
+    assert lane["quota"] == {
         "limit_count": 100,
         "used_count": 7,
         "remaining_count": 93,
-        "window_start": start,
-        "window_end": start + 3600.0,
+        "window_start": format_rfc3339(start),
+        "window_end": format_rfc3339(start + 3600.0),
     }

@@ -294,6 +294,13 @@ class Notice:
         return f"Notice({self.name!r}, at={self.at!r}, fields={sorted(self.fields)})"
 
 
+class Emit(Protocol):
+    """Emits a notice, for code that has no sink of its own."""
+
+    def __call__(self, name: str, /, **fields: object) -> None:
+        """``name`` is one of the catalogue."""
+
+
 class Sink(Protocol):
     """A listener of one or more engine calls.
 

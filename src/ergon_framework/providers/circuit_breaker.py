@@ -35,6 +35,7 @@ from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.clock import Clock
+from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import Failed, LaneKey, ProviderStore, Standing
 from ergon_framework.providers.decisions import DECISIONS
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
@@ -160,7 +161,7 @@ class CircuitBreaker:
         store: ProviderStore,
         key: LaneKey,
         budget: float | None = None,
-        tell: Tell | None = None,
+        tell: Emit | None = None,
     ) -> Circuit:
         """A circuit of its own for ``key``."""
         is_shared = not isinstance(store, MemoryProviderStore)
@@ -352,13 +353,6 @@ _TURNS = 100
 Change = Callable[[Breaker, float], tuple[Breaker, Permit | Refusal | None]]
 
 
-class Tell(Protocol):
-    """Takes a notice."""
-
-    def __call__(self, name: str, /, **fields: object) -> None:
-        """``name`` is one of the catalogue."""
-
-
 class _Tokens:
     """Names for probes, different in every process."""
 
@@ -406,7 +400,7 @@ class Circuit:
         store: ProviderStore,
         key: LaneKey,
         rule: BreakerRule,
-        tell: Tell | None = None,
+        tell: Emit | None = None,
         *,
         fresh_for: float = FRESH_FOR,
         longest_probe: float | None = None,

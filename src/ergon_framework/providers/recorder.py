@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from ergon_framework.errors import StoreError
+from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import (
     EVERYBODY,
     AttemptRow,
@@ -39,7 +40,7 @@ from ergon_framework.ports.providerstore import (
 from ergon_framework.providers.spill import MAX_BYTES, Spill, beside, default_spill
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telemetry import tell
-from ergon_framework.providers.write_behind import LOOK, Marker, Tell, Writer
+from ergon_framework.providers.write_behind import LOOK, Marker, Writer
 
 _MOST_LANES = 10_000
 
@@ -203,7 +204,7 @@ class Recorder:
         max_spill_bytes: int = MAX_BYTES,
         is_threaded: bool = True,
         clock: Callable[[], float] = time.monotonic,
-        tell: Tell = tell,
+        tell: Emit = tell,
     ) -> None:
         folder = None if spill is None else Spill(spill, max_bytes=max_spill_bytes, clock=clock)
         self._writer = Writer(

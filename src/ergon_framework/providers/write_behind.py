@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import ErgonError, StoreError
+from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import AttemptRow, Batch, Outcome, ProviderStore
 from ergon_framework.providers.spill import Spill
 from ergon_framework.providers.telemetry import tell, tell_of_calls
@@ -44,9 +45,6 @@ def row_count(batches: Sequence[Batch]) -> int:
     return sum(len(batch.attempts) + len(batch.letters) for batch in batches)
 
 
-Tell = Callable[..., None]
-"""Called with the name of a notice and its fields."""
-
 _PAUSE = 1.0  # seconds between two tellings
 _TOLD = ("dropped", "lost", "spilled", "replayed")
 
@@ -65,7 +63,7 @@ class Counts:
 class Ledger:
     """The counts of one recorder. Any thread may call any method."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Emit) -> None:
         self._tell = tell
         self.renew()
 
@@ -149,7 +147,7 @@ class Writer:
         batch: int,
         linger: float,
         clock: Callable[[], float] = time.monotonic,
-        tell: Tell = tell,
+        tell: Emit = tell,
     ) -> None:
         self.store = store
         self.spill = spill
