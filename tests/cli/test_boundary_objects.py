@@ -16,6 +16,7 @@ import pytest
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.cli import boundary_objects, invoke
+from ergon_framework.cli.output import progress
 from ergon_framework.errors import ConfigurationError, DataLossError, NodeUnavailableError
 from tests.cli.boundary_node import Desk, running
 from tests.local_users import NOBODY, needs_root, shared_folder
@@ -278,11 +279,11 @@ def test_the_bar_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "100")
-    with boundary_objects.byte_progress("put [b]k[/b]", 10) as move:
+    with progress("put [b]k[/b]", 10, in_bytes=True) as move:
         move(10)
     assert "put [b]k[/b]" in terminal.getvalue()
     plain = io.StringIO()
     monkeypatch.setattr(sys, "stderr", plain)
-    with boundary_objects.byte_progress("put k", 10) as move:
+    with progress("put k", 10, in_bytes=True) as move:
         move(10)
     assert plain.getvalue() == ""

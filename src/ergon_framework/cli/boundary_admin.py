@@ -13,8 +13,7 @@ import typer
 
 from ergon_framework.cli.boundary_consumers import CONSUMER_COLUMNS as CONSUMER
 from ergon_framework.cli.boundary_node import ADMIN, DataFolder, Node, ZoneName, asks_node
-from ergon_framework.cli.job_client import progress
-from ergon_framework.cli.output import printable, show_list, show_one
+from ergon_framework.cli.output import printable, progress, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
 

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.boundary_node import ADMIN, CORE, DataFolder, Node, asks_node, request
-from ergon_framework.cli.job_client import progress
-from ergon_framework.cli.output import is_stdout_closed, show_list, show_one, stop_if_unread
+from ergon_framework.cli.output import (
+    is_stdout_closed,
+    progress,
+    show_list,
+    show_one,
+    stop_if_unread,
+)
 from ergon_framework.cli.session import JsonFlag
 from ergon_framework.errors import BoundaryError, ConfigurationError, FactInvalidError
 

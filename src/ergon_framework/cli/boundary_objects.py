@@ -9,15 +9,15 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from ergon_framework.cli.boundary_node import Node, asks_node
-from ergon_framework.cli.output import show_one
+from ergon_framework.cli.output import progress, show_one
 from ergon_framework.cli.session import JsonFlag
 from ergon_framework.errors import ConfigurationError, DataLossError
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
@@ -171,7 +171,7 @@ def put(
     with closing(source_of(sys.stdin.buffer if str(file) == "-" else file)) as source:
         # The node compares: what arrives is what lies here, or nothing is stored.
         digest = digest_of(source)
-        with byte_progress(f"put {name}", source.size) as move:
+        with progress(f"put {name}", source.size, in_bytes=True) as move:
             answer = node.transport.put_object(
                 bucket, name, Reported(source, move), size=source.size, digest=digest
             )
@@ -204,28 +204,7 @@ def get(
         return
     download = Download(node.transport, bucket, name, output)
     if not download.is_done(force=force):
-        with byte_progress(f"get {name}", download.about.size) as move:
+        with progress(f"get {name}", download.about.size, in_bytes=True) as move:
             download.run(move)
     shape = {"bucket": bucket, "key": name, "digest": download.about.digest}
     show_one({**shape, "size": download.about.size, "file": str(output)}, as_json=as_json)
-
-
-@contextmanager
-def byte_progress(text: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the standard error stream, in bytes; without a terminal nothing is shown."""
-    if not sys.stderr.isatty():
-        yield lambda _done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-    from rich.text import Text
-
-    columns = (
-        TextColumn(Text(text).plain, markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(text, total=total)
-        yield lambda done: shown.update(task, completed=done)

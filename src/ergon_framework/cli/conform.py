@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli.output import printable, show_list, show_one
+from ergon_framework.cli.output import printable, progress, show_list, show_one
 from ergon_framework.cli.session import JsonFlag
 from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ergon_framework.testing.suites.executor import Progress
     from ergon_framework.testing.suites.executor.subject import HandlerCall
     from ergon_framework.testing.suites.framework import CheckResult, SuiteReport
 
@@ -69,11 +68,14 @@ def conform(
             "there is no command to try", remedy="ergon conform -- ./my-executor"
         )
     call = _call(handler, args, kwargs)
-    with _ended_by_sigterm(), _progress(len(checks)) as progress:
+    with (
+        _ended_by_sigterm(),
+        progress("looking for handlers", len(checks), has_text_last=True) as move,
+    ):
         report = exercise_executor(
             command,
             timeout=timeout,
-            progress=progress,
+            progress=lambda result: move(advance=1, description=result.name),
             call=call,
             only=only or (),
             required_only=required_only,
@@ -121,21 +123,6 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Progress | None]:
-    """A bar on the terminal while the checks run; it is gone when they have."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("looking for handlers", total=total)
-        yield lambda result: bar.update(task, advance=1, description=result.name)
 
 
 def _show(report: SuiteReport, *, as_json: bool) -> None:

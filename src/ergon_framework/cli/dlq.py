@@ -16,12 +16,11 @@ from ergon_framework.cli.job_client import (
     StoreUrl,
     job_rows,
     opened,
-    progress,
     show_jobs,
     told,
 )
 from ergon_framework.cli.jobs import show_job
-from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.output import progress, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli.job_client import StoreUrl, opened, progress
-from ergon_framework.cli.output import json_text, show_error, show_list, show_one
+from ergon_framework.cli.job_client import StoreUrl, opened
+from ergon_framework.cli.output import json_text, progress, show_error, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, JobError
 

@@ -1,9 +1,8 @@
-"""What the commands for jobs share: opening a store, listing jobs and showing progress."""
+"""What the commands for jobs share: opening a store and listing jobs."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,24 +62,6 @@ def told(config: Path | None) -> AbstractContextManager[object]:
     from ergon_framework.app.settings import load_settings
 
     return observed_briefly(load_settings(config), "operator")
-
-
-@contextmanager
-def progress(text: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """A bar on the standard error stream, moved by calling what this gives with how many are done.
-
-    Without a terminal nothing is shown.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(text, total=total)
-        yield lambda done: shown.update(task, completed=done)
 
 
 def show_jobs(client: JobClient, search: Search, limit: int, *, as_json: bool) -> None:

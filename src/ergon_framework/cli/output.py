@@ -14,9 +14,9 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from typing import Any, Protocol
 
 from ergon_framework.app.console import log_line
 from ergon_framework.core.text import quoted_json
@@ -187,3 +187,47 @@ def json_text(value: object) -> str:
     except UnicodeEncodeError:
         return json.dumps(value, default=str)
     return text
+
+
+class Progress(Protocol):
+    """Moves a progress bar; what is not given stays as it is."""
+
+    def __call__(
+        self,
+        completed: int | None = None,
+        /,
+        *,
+        advance: int | None = None,
+        description: str | None = None,
+        total: int | None = None,
+    ) -> None:
+        """Show how many are completed, or so many more, of how many, and what is being done."""
+
+
+@contextmanager
+def progress(
+    text: str, total: int | None = None, *, in_bytes: bool = False, has_text_last: bool = False
+) -> Iterator[Progress]:
+    """A bar on the standard error stream, gone at the end; without a terminal nothing is shown."""
+    if not sys.stderr.isatty():
+        yield lambda *_, **__: None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    described = bars.TextColumn("{task.description}", markup=False)
+    columns: tuple[bars.ProgressColumn, ...] = (
+        described,
+        bars.BarColumn(),
+        bars.DownloadColumn() if in_bytes else bars.MofNCompleteColumn(),
+        bars.TransferSpeedColumn() if in_bytes else bars.TimeElapsedColumn(),
+    )
+    if has_text_last:
+        columns = (*columns[1:3], described)
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(text, total=total)
+
+        def move(completed: int | None = None, /, **changes: Any) -> None:
+            shown.update(task, completed=completed, **changes)
+
+        yield move

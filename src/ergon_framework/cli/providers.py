@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.db import StoreUrl
-from ergon_framework.cli.job_client import progress
-from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.output import progress, show_list, show_one
 from ergon_framework.cli.provider_stores import ProviderDesk, opened_each
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError

@@ -6,7 +6,6 @@ FastAPI and uvicorn are imported inside the functions, as they belong to an extr
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
@@ -14,10 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.app.console import of_signal, say
 from ergon_framework.app.settings import Settings, check_server_packages, revealed
 from ergon_framework.app.settings.sections import ServerSettings
-from ergon_framework.app.signals import SignalListener
+from ergon_framework.app.signals import SignalListener, StopSignals
 from ergon_framework.boundary.http.addresses import bound_sockets, is_loopback
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import ProviderStore
@@ -96,22 +94,13 @@ def serve(
     host = f"[{server.host}]" if ":" in server.host else server.host
     url = f"http://{host}:{sockets[0].getsockname()[1]}"
     running = _server(app, lambda: ready(url))
-    with closing(sources), _rereading(tokens), SignalListener(_Stops(running).heard):
+
+    def stop(_count: int) -> None:
+        running.should_exit = True
+
+    stops = StopSignals(stop, force_at=2, last_words="stopped by force")
+    with closing(sources), _rereading(tokens), SignalListener(stops.take):
         running.run(sockets)
-
-
-class _Stops:
-    """The first signal asks for a graceful stop, the second ends the process."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def heard(self, number: int) -> None:
-        if self._server.should_exit:
-            say("stopped by force")
-            os._exit(of_signal(number))
-        say("stopping; what runs may finish (a second signal ends it at once)")
-        self._server.should_exit = True
 
 
 @contextmanager
