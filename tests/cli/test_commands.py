@@ -405,7 +405,7 @@ def test_help_and_version(ergon: Ergon) -> None:
 
 def test_the_version_of_a_source_tree(ergon: Ergon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an installed distribution there is no number, and that is no failure."""
-    monkeypatch.setattr("ergon_framework.cli.DISTRIBUTION", "no-such-distribution")
+    monkeypatch.setattr("ergon_framework.cli.distribution.DISTRIBUTION", "no-such-distribution")
     answer = ergon("--version")
     assert (answer.code, answer.out) == (0, "ergon (from a source tree, not installed)\n")
 

@@ -10,9 +10,9 @@ from contextvars import Context, copy_context
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.ports.context import CURRENT, Attempt, Call
+from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import CATALOGUE, Notice, Sink
-from ergon_framework.ports.transaction import Transaction
+from ergon_framework.ports.transaction import CURRENT, Transaction
 
 POLICY = {"max_attempts": 3, "timeout": 5.0, "backoff": 1.0, "backoff_multiplier": 2.0}
 SETTINGS: dict[str, Any] = {

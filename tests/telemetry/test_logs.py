@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.ports.context import CURRENT, Attempt
-from ergon_framework.ports.transaction import Transaction
+from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.transaction import CURRENT, Transaction
 from ergon_framework.telemetry import JsonFormatter, install_log_context, uninstall_log_context
 from ergon_framework.telemetry.logs import FIELDS
 from tests.telemetry.conftest import Recorder

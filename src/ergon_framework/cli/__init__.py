@@ -15,9 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from ergon_framework.cli.distribution import version
 from ergon_framework.cli.init_process import step_aside
-
-DISTRIBUTION = "ergon-framework"
 
 
 def main() -> NoReturn:
@@ -43,14 +42,3 @@ def invoke(arguments: Sequence[str], *, is_process: bool = False) -> int:
     from ergon_framework.cli.commands import run_command
 
     return run_command(arguments, is_process=is_process)
-
-
-def version() -> str:
-    """The version of the installed distribution, or why there is none."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as version_of
-
-    try:
-        return version_of(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "(from a source tree, not installed)"

@@ -29,7 +29,7 @@ from ergon_framework.engine.classify import classify, is_a, timeout_exception, u
 from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS, EnginePlan
 from ergon_framework.engine.run import InProgress, Run
-from ergon_framework.ports.context import CURRENT
+from ergon_framework.ports.transaction import CURRENT
 
 logger = logging.getLogger("ergon.engine")
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from ergon_framework.core.rfc3339 import parse_rfc3339
-from ergon_framework.ports.context import RUNNING
+from ergon_framework.ports.unit_of_work import RUNNING
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 CORRELATION = "correlation_id"

@@ -15,7 +15,7 @@ from ergon_framework.executor.binding import InvalidArgumentsError
 from ergon_framework.executor.context import CORRELATION, JobContext
 from ergon_framework.executor.registry import Handler
 from ergon_framework.executor.stdio import stderr_line
-from ergon_framework.ports.context import RUNNING, UnitOfWork
+from ergon_framework.ports.unit_of_work import RUNNING, UnitOfWork
 
 if TYPE_CHECKING:
     import asyncio

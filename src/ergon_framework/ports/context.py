@@ -11,14 +11,12 @@ something in ``RUNNING`` that can describe itself. Both are asked only when some
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, cast
 
-if TYPE_CHECKING:
-    from ergon_framework.ports.transaction import Transaction
+from ergon_framework.ports.transaction import CURRENT, Transaction
+from ergon_framework.ports.unit_of_work import RUNNING, UnitOfWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +99,6 @@ class Attempt(Claimable):
         return max(0.0, self.deadline_at - self.call.now())
 
 
-CURRENT: ContextVar[Attempt | tuple[Any, ...] | None] = ContextVar("ergon_attempt", default=None)
-"""The attempt, or what one is made of: the happy path makes none unless somebody asks."""
-
-
 def current_attempt() -> Attempt | None:
     """The attempt this code runs in, or None outside of any lifecycle.
 
@@ -113,45 +107,13 @@ def current_attempt() -> Attempt | None:
     """
     current = CURRENT.get()
     if type(current) is not tuple:
-        return current  # type: ignore[return-value]
+        return cast("Attempt | None", current)
     call, run, phase, number, ticket = current
     attempt = Attempt(call, run, phase, number)
     attempt.ticket = ticket
     attempt.deadline_at = run.deadline_at
     CURRENT.set(attempt)
     return attempt
-
-
-_NO_TRACE: Mapping[str, str] = MappingProxyType({})
-
-
-class UnitOfWork(NamedTuple):
-    """What is known about the unit of work that is running."""
-
-    kind: str
-    """``job`` or ``transaction``."""
-    id: str
-    name: str
-    """The handler of a job, the task of a transaction."""
-    attempt: int = 1
-    """Counted from 1."""
-    deadline: float | None = None
-    """When it is cut off, as an instant of ``time.monotonic``."""
-    correlation_id: str | None = None
-    trace: Mapping[str, str] = _NO_TRACE
-    """What a propagator injected: ``traceparent`` and ``tracestate``."""
-    is_retried: bool = True
-    """Whether it is tried again, as a whole, when it fails: then nobody inside tries again."""
-
-
-class Describable(Protocol):
-    """Something that runs, and knows what it runs."""
-
-    def surroundings(self) -> UnitOfWork:
-        """What it is."""
-
-
-RUNNING: ContextVar[Describable | None] = ContextVar("ergon_running", default=None)
 
 
 def current_unit() -> UnitOfWork | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import copy
 import uuid
 from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ergon_framework.errors import EnvelopeError, FrozenError
-from ergon_framework.ports.context import current_attempt
 
 FIELDS = (
     "transaction_id",
@@ -27,6 +27,10 @@ FIELDS = (
     "parent_id",
 )
 _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+
+CURRENT: ContextVar[Any] = ContextVar("ergon_attempt", default=None)
+"""The attempt this code runs in: an ``Attempt`` of ``ports.context``, None, or the tuple that one
+is made of when somebody asks (call, run, phase, number, ticket). The happy path makes none."""
 _set = object.__setattr__
 
 
@@ -81,10 +85,13 @@ class Transaction:
 
         Kept by the engine, not in the envelope, so that every retry starts from identical state.
         """
-        attempt = current_attempt()
-        if attempt is None or attempt.transaction.transaction_id != self.transaction_id:
+        current = CURRENT.get()
+        if current is None:
             return 0
-        return attempt.number + 1
+        is_plain = type(current) is tuple
+        run, number = (current[1], current[3]) if is_plain else (current.run, current.number)
+        is_mine = run is not None and run.transaction.transaction_id == self.transaction_id
+        return int(number) + 1 if is_mine else 0
 
     def derive(self, payload: Any = None, **changes: Any) -> Transaction:
         """A new transaction caused by this one: new id, parent and correlation carried over."""
