@@ -16,8 +16,8 @@ from uuid import UUID
 import msgspec
 import rfc8785
 
-from ergon_framework.ports.unit_of_work import UnitOfWork
 from ergon_framework.ports.providerstore import LaneKey
+from ergon_framework.ports.unit_of_work import UnitOfWork
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.redaction import plain_json, strip_secrets
