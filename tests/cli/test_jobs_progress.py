@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ergon_framework.cli.job_client import progress
+from ergon_framework.cli.output import progress
 
 pytestmark = pytest.mark.req("JOBS:operator")
 

@@ -135,7 +135,7 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[tuple[str, dict[str, object]]] = []
 
-    def __call__(self, name: str, **fields: object) -> None:
+    def __call__(self, name: str, /, **fields: object) -> None:
         self.heard.append((name, fields))
 
     @property

@@ -118,7 +118,7 @@ def test_a_store_that_comes_back(recorder: Recorder, store: ScriptedStore, ear: 
 def test_who_listens_badly_harms_nobody(store: ScriptedStore, tmp_path: Path) -> None:
     """An error of the listener is noted, and that is all."""
 
-    def deaf(name: str, **fields: object) -> None:
+    def deaf(name: str, /, **fields: object) -> None:
         raise RuntimeError(name)
 
     recorder = Recorder(store.as_store, spill=tmp_path, tell=deaf)

@@ -18,6 +18,7 @@ from ergon_framework.ports.providerstore import Batch, ClaimState
 from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sql_tasks import KeyTable
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 from tests.servers.postgres import PostgresServer
 
@@ -154,20 +155,17 @@ def test_a_key_that_somebody_takes_at_the_same_time(server_store: SqlProviderSto
             count: int = self._hand.run(sql, values)  # type: ignore[attr-defined]
             return count
 
+    class LateDatabase:
+        """The database, with such cursors."""
+
+        now, stamp = server_store.ground.now, server_store.ground.stamp
+
+        def write(self, call: str, work: Callable[[Any], Any], **options: bool) -> Any:
+            return server_store.ground.write(call, lambda hand: work(Late(hand)), **options)
+
     server_store.claim("tenant", "key", "print", "one", 10, 100)
-    stamp = server_store.ground.stamp
-    values = {
-        "tenant_id": "tenant",
-        "key": "key",
-        "fingerprint": "print",
-        "owner": "two",
-        **{name: stamp(START) for name in ("lease_expires_at", "expires_at", "now")},
-    }
-    found = server_store.ground.write(
-        "claim",
-        lambda hand: server_store._take(Late(hand), values, START),  # type: ignore[arg-type]
-    )
-    assert found is not None
+    late: Any = LateDatabase()
+    found = KeyTable(late).claim("tenant", "key", "print", "two", 10, 100)
     assert found.state is ClaimState.RUNNING
 
 
