@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli import version
+from ergon_framework.cli.distribution import version
 from ergon_framework.cli.move import progress
 from ergon_framework.cli.output import is_stdout_closed, show_error, show_list, show_one
 from ergon_framework.cli.session import JsonFlag, StoppedError, stoppable
