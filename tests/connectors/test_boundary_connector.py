@@ -237,7 +237,7 @@ def test_losses_are_told_once_and_passed(node: MemoryNode) -> None:
     node.store.seek("late", 2, reason="test")
     told: list[Loss] = []
     node.store.create_consumer("c", "outbound")
-    with node.store._step() as state:
+    with node.store.database.step() as state:
         state.consumer("c").cursor = 0
     with BoundaryConnector(node, consumer="c", on_gap=told.append) as connector:
         came = connector.fetch_transactions(9)
@@ -267,7 +267,7 @@ def test_a_name_that_is_held_is_refused(node: MemoryNode, connector: BoundaryCon
 def test_a_lost_name_makes_outcomes_errors(node: MemoryNode, connector: BoundaryConnector) -> None:
     """Whoever has the name now has the outcome; what is fetched later is delivered anew."""
     first, second = connector.fetch_transactions(2)
-    with node.store._step() as state:
+    with node.store.database.step() as state:
         state.consumer("c").held_until = 0.0
     node.store.serve("c", 1, 1 << 20, holder="other")
     with pytest.raises(ConsumerHeldError):
@@ -300,7 +300,7 @@ def test_after_a_crash_facts_come_one_at_a_time(node: MemoryNode) -> None:
         assert len(came) == (5 if earlier == 0 else 1)
         assert dying._driver is not None
         dying._driver._over.set()
-        with node.store._step() as state:
+        with node.store.database.step() as state:
             state.consumer("c").held_until = 0.0
     (item,) = node.store.quarantine()
     assert (item.offset, item.reason) == (1, "crash_loop")

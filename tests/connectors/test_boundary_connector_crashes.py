@@ -36,7 +36,7 @@ def die(connector: BoundaryConnector, node: MemoryNode) -> None:
     """Its process is killed, and its lease ends."""
     assert connector._driver is not None
     connector._driver._over.set()
-    with node.store._step() as state:
+    with node.store.database.step() as state:
         state.consumer("c").held_until = 0.0
 
 

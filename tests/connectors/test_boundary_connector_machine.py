@@ -157,7 +157,7 @@ class ConsumerHistory(RuleBasedStateMachine):
     def let_the_lease_end(self) -> None:
         if not self.node.store.consumers():
             self.node.store.create_consumer("c", "outbound")
-        with self.node.store._step() as state:
+        with self.node.store.database.step() as state:
             state.consumer("c").held_until = 0.0
 
     def abandon(self) -> None:

@@ -127,7 +127,9 @@ def fact_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arch
     is_memory = request.param == "memory"
     store = MemoryFactStore(ZONE) if is_memory else SqliteFactStore(path, zone=ZONE)
     with closing(store):
-        yield store
+        records = records_of(store)
+        assert isinstance(records, Archive)
+        yield records
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -138,7 +140,7 @@ def test_facts_are_followed(seed: int, fact_target: Archive) -> None:
         s = FactSubject(source, clock, Ways(), 15.0)
         s.consumer("c")
         s.consumer("d", to_zone="plant-c", is_required=False)
-        part = Part("facts", source, fact_target, FACT_KINDS, "one", "another")
+        part = Part("facts", source.records, fact_target, FACT_KINDS, "one", "another")
         for turn in range(10):
             for number in range(chance.randrange(20)):
                 happen(s, chance, turn * 100 + number)
@@ -173,7 +175,7 @@ def test_a_zone_that_is_read_is_refused() -> None:
 def test_facts_of_another_life_are_refused() -> None:
     """A copy that has what the source has not is no earlier copy, whatever its mark says."""
     with closing(MemoryFactStore(ZONE)) as source, closing(MemoryFactStore(ZONE)) as target:
-        part = Part("facts", source, target, FACT_KINDS, "one", "another")
+        part = Part("facts", source.records, target.records, FACT_KINDS, "one", "another")
         source.append(OUTBOUND, [new("a")])
         brought(part)
         transfer.begin(part)

@@ -218,7 +218,7 @@ class MemoryNode(ScriptedTransport):
         asked = operations.read(body, operations.ConfirmReceipt)
         cursor = self.store.confirm(asked.consumer_name, asked.offset, holder=asked.holder)
         if asked.holder is not None:
-            with self.store._step() as state:
+            with self.store.database.step() as state:
                 state.consumer(asked.consumer_name).held_until = self.clock.now() + self.lease
         return b'{"cursor":%d}' % cursor
 

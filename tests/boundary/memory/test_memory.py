@@ -72,7 +72,7 @@ def test_a_damaged_fact_is_named() -> None:
     """Reading without a consumer says which fact is damaged, and shows nothing of it."""
     store = make(HandClock())
     store.append(OUTBOUND, [new("a", fact=b"secret")])
-    store._state.logs[OUTBOUND].rows[0].fact.fact = b"hidden"
+    store.database.state.logs[OUTBOUND].rows[0].fact.fact = b"hidden"
     with pytest.raises(Exception, match="at 1 of outbound") as caught:
         store.page(OUTBOUND, 0, 9, 999)
     assert "secret" not in str(caught.value)

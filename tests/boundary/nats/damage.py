@@ -24,13 +24,13 @@ def seq_of(store: FactStore, log: str, offset: int) -> int:
         assert entry is not None
         return entry.seq
 
-    return store._look(work)
+    return store.database.read(work)
 
 
 def lose(store: FactStore, log: str, offset: int) -> None:
     """Let the server lose a fact."""
     assert isinstance(store, NatsFactStore)
-    store._stream.delete(seq_of(store, log, offset))
+    store.database.stream.delete(seq_of(store, log, offset))
 
 
 class Disk:
@@ -44,7 +44,7 @@ class Disk:
     def damage(self, store: FactStore, log: str, offset: int) -> None:
         """From now on a fact is another one."""
         assert isinstance(store, NatsFactStore)
-        self._damaged.add((store._stream.name, seq_of(store, log, offset)))
+        self._damaged.add((store.database.stream.name, seq_of(store, log, offset)))
 
     def _stored(self, reply: Reply) -> Stored:
         found = self._read(reply)

@@ -37,13 +37,13 @@ def test_a_reader_does_not_read_what_was_set_aside_before(
     for offset in range(1, 6):
         set_aside(reader, offset)
     asked: list[str] = []
-    latest = reader._stream.latest
+    latest = reader.database.stream.latest
 
     def listened(subjects: list[str]) -> list[Stored]:
         asked.extend(subjects)
         return latest(subjects)
 
-    monkeypatch.setattr(reader._stream, "latest", listened)
+    monkeypatch.setattr(reader.database.stream, "latest", listened)
     for offset in range(6, 10, 2):
         stranger.append(OUTBOUND, [new(f"more-{offset}")])  # so that nothing remembered counts
         set_aside(reader, offset)
@@ -79,7 +79,7 @@ def test_a_release_is_not_overlooked_by_who_is_just_looking(
     item = set_aside(reader, 1)
     operator.settle(item.id, "released")
     operator.settle(item.id, "quarantined")  # it has to be looked for, and is not there
-    commit = reader._stream.commit
+    commit = reader.database.stream.commit
     released: list[Quarantined] = []
 
     def late(*arguments: object) -> int:
@@ -87,7 +87,7 @@ def test_a_release_is_not_overlooked_by_who_is_just_looking(
             released.append(operator.settle(item.id, "released"))
         return commit(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(reader._stream, "commit", late)
+    monkeypatch.setattr(reader.database.stream, "commit", late)
     found = [reader.serve("c", 1, PLENTY, holder="r") for _ in range(2)]
     assert released
     assert any(served.is_released for served in found)
@@ -112,8 +112,8 @@ def test_a_consumer_that_was_moved_here_looks_again(open_store: Open, nats_url: 
     item = set_aside(store, 1)
     store.settle(item.id, "released")
     assert not target.serve("c", 1, PLENTY).is_released
-    target.load(store.dump(ConsumerCopy, None, 10))
-    target.load(store.dump(ItemCopy, None, 10))
+    target.records.load(store.records.dump(ConsumerCopy, None, 10))
+    target.records.load(store.records.dump(ItemCopy, None, 10))
     served = target.serve("c", 9, PLENTY)
     assert (served.is_released, [fact.offset for fact in served.page.facts]) == (True, [1])
 

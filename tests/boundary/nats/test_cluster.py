@@ -25,7 +25,7 @@ def test_a_server_of_three_dies(nats_cluster: NatsCluster) -> None:
     assert "most of 3 servers" in store.acknowledgement
     producer = Producer(store, 3)
     producer.wait_for(9)
-    leader = nats_cluster.leader_of(store._stream.name)
+    leader = nats_cluster.leader_of(store.database.stream.name)
     leader.kill()
     producer.wait_for(30)
     leader.start()
@@ -76,7 +76,7 @@ def test_an_answer_that_lags_behind_is_not_taken(
     store = NatsFactStore(nats_cluster.url(), zone="plant-a")
     store.create_consumer("c", OUTBOUND)
     store.append(OUTBOUND, [new("a"), new("b")])
-    ask, late = store._line.request_many, 0
+    ask, late = store.database.stream.client.request_many, 0
 
     def lagging(subject: str, data: bytes) -> list[Reply]:
         nonlocal late
@@ -88,7 +88,7 @@ def test_an_answer_that_lags_behind_is_not_taken(
             replies[-1] = Reply(end, b"")
         return replies
 
-    monkeypatch.setattr(store._line, "request_many", lagging)
+    monkeypatch.setattr(store.database.stream.client, "request_many", lagging)
     late = 5
     assert store.consumer("c").cursor == 0
     late = 1

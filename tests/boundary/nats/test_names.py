@@ -129,7 +129,7 @@ def test_thousands_of_names_in_pages(
         for n in range(3000)
     ]
     for each in (store, model):
-        each.load(copies)
+        each.records.load(copies)
         for copy in copies[100:400:7]:
             if not copy.object.is_referenced:
                 each.unbind(copy.object.bucket, copy.object.key)

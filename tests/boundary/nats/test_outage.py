@@ -159,7 +159,7 @@ def test_a_batch_that_the_server_stored_in_part(server: NatsServer, store: NatsF
     store.append(OUTBOUND, [new("a"), new("b")])
     store.serve("c", 9, PLENTY)
     store.confirm("c", 1)
-    stream, subjects = store._stream, store._subjects
+    stream, subjects = store.database.stream, store.database.subjects
     left = [
         Message(subjects.entry(OUTBOUND, "plant-b"), b"torn"),
         Message(subjects.consumer("c"), b'{"torn":1}'),

@@ -120,8 +120,8 @@ def test_callers_that_come_together_are_overtaken_together(open_store: Open) -> 
     one.create_consumer("c", OUTBOUND)
     one.append(OUTBOUND, [new("a")])
     two.serve("c", 9, PLENTY, holder="other")  # one message, of which the first one knows nothing
-    asked = [one._prepared(OUTBOUND, [new(each)], None) for each in "bc"]
-    assert one._append_all(asked) == [[Appended(2)], [Appended(3)]]
+    asked = [one.log.prepared(OUTBOUND, [new(each)], None) for each in "bc"]
+    assert one.log.append_all(asked) == [[Appended(2)], [Appended(3)]]
     assert [each for each in two.verify(OUTBOUND) if isinstance(each, Flaw)] == []
     page = two.page(OUTBOUND, 0, 9, PLENTY)
     assert [(each.offset, each.message_id) for each in page.facts] == [(1, "a"), (2, "b"), (3, "c")]
@@ -250,7 +250,7 @@ def test_ids_of_the_last_facts_are_known_at_once(open_store: Open) -> None:
         found = again.find("plant-a", f"id-{number}")
         assert found is not None
         assert found.offset == number + 1
-    ids = store._stream.latest([store._subjects.ids()])
+    ids = store.database.stream.latest([store.database.subjects.ids()])
     assert MOST_YOUNG < len(ids) < MOST_YOUNG + 3
 
 
@@ -281,8 +281,8 @@ def test_one_of_the_last_facts_that_cannot_be_read(open_store: Open) -> None:
     """A log whose end cannot be read takes no fact: it would get an offset that is taken."""
     store = open_store()
     store.append(OUTBOUND, [new("a")])
-    subject = store._subjects.entry(OUTBOUND, "plant-b")
-    store._stream.commit([Message(subject, b"rubbish")], None)
+    subject = store.database.subjects.entry(OUTBOUND, "plant-b")
+    store.database.stream.commit([Message(subject, b"rubbish")], None)
     with pytest.raises(StoreBrokenError, match="cannot be read"):
         store.append(OUTBOUND, [new("b")])
 
@@ -293,33 +293,33 @@ def test_who_dies_between_two_commits_of_a_move_is_followed_by_another(
     """Facts that were loaded in part are loaded to the end by whoever does it again."""
     source = MemoryFactStore("plant-a")
     source.append(OUTBOUND, [new(f"id-{n}") for n in range(700)])
-    facts = source.dump(FactCopy, None, 700)
+    facts = source.records.dump(FactCopy, None, 700)
     store = open_store()
-    commit, calls = store._stream.commit, count(1)
+    commit, calls = store.database.stream.commit, count(1)
 
     def dying(messages: Sequence[Message], expected: int | None) -> int:
         if next(calls) == 2:
             raise KeyboardInterrupt
         return commit(messages, expected)
 
-    monkeypatch.setattr(store._stream, "commit", dying)
+    monkeypatch.setattr(store.database.stream, "commit", dying)
     with pytest.raises(KeyboardInterrupt):
-        store.load(facts)
+        store.records.load(facts)
     again = open_store()
     assert 0 < again.logs()[0].head < 700
-    again.load(facts)
-    assert again.dump(FactCopy, None, 700) == facts
+    again.records.load(facts)
+    assert again.records.dump(FactCopy, None, 700) == facts
     assert again.append(OUTBOUND, [new("id-5"), new("more")])[1] == Appended(701)
 
 
 def test_ids_that_are_there_before_the_log_knows_are_no_obstacle(open_store: Open) -> None:
     """Entries and ids without the record of their log, as half a commit leaves them, go on."""
     store = open_store()
-    books = store._view()
+    books = store.database.begin_read()
     facts = [prepare(OUTBOUND, new(f"id-{n}")) for n in range(40)]
     Entering(books, 1.0, {}).append(OUTBOUND, facts, None)
     books.finish()
-    store._stream.commit(books.messages()[:-1], books.memory.last)
+    store.database.stream.commit(books.messages()[:-1], books.memory.last)
     again = open_store()
     outcomes = again.append(OUTBOUND, [new(f"id-{n}") for n in range(38, 42)])
     assert [each.offset for each in outcomes if isinstance(each, Appended)] == [39, 40, 41, 42]
@@ -332,7 +332,7 @@ def test_a_fact_with_more_references_than_a_commit_has_room_for(open_store: Open
     names = [Reference("files", f"key-{n}", bytes(32), 1) for n in range(1200)]
     facts = [sent("a", 1, references=tuple(names))]
     store.receive("plant-b", facts, Link("plant-b", "e", 1))
-    assert len(store.dump(AwaitedCopy, None, 2000)) == 1200
+    assert len(store.records.dump(AwaitedCopy, None, 2000)) == 1200
     store.bind("files", "key-7", bytes(32), 1)
     [outcome] = store.append(OUTBOUND, [new("b", references=tuple(names))])
     assert isinstance(outcome, Unfounded)
@@ -346,9 +346,9 @@ def test_a_stream_that_lost_its_end_begins_a_new_epoch(open_store: Open) -> None
     store = open_store()
     epoch = store.info().epoch
     store.append(OUTBOUND, [new("a")])
-    standing = store._stream.state()
+    standing = store.database.stream.state()
     assert standing is not None
-    store._stream.delete(standing.last)
+    store.database.stream.delete(standing.last)
     assert open_store().info().epoch != epoch
     assert open_store().info().epoch == store.info().epoch
 
@@ -361,7 +361,7 @@ def test_old_messages_of_records_are_removed(open_store: Open) -> None:
         store.append(OUTBOUND, [new(f"id-{number}")])
         store.serve("c", 9, PLENTY, holder="h")
         store.confirm("c", number + 1, holder="h")
-    stream, subjects = store._stream, store._subjects
+    stream, subjects = store.database.stream, store.database.subjects
     for subject in (subjects.consumer("c"), subjects.shelf(OUTBOUND)):
         assert len(list(stream.walk(subject))) <= 60
     assert store.consumer("c").cursor == 120
@@ -382,11 +382,11 @@ def test_a_zone_that_went_elsewhere_refuses_again_and_again(open_store: Open) ->
     """Who was refused once knows how the stream stands, and is told all the same."""
     one, two = open_store(), open_store()
     one.append(OUTBOUND, [new("a")])
-    shut(two, "elsewhere")
+    shut(two.records, "elsewhere")
     for turn in range(3):
         with pytest.raises(StoreReadOnlyError, match="was moved to elsewhere"):
             one.append(OUTBOUND, [new(f"b{turn}")])
-    assert reopen(two)
+    assert reopen(two.records)
     assert one.append(OUTBOUND, [new("c")]) == [Appended(2)]
 
 
@@ -400,7 +400,7 @@ def test_an_id_comes_once_though_it_is_sealed_meanwhile(open_store: Open) -> Non
         two.append(OUTBOUND, [new("b"), new("c")])
         return [copy.key for copy in ids_in(books, b"")]
 
-    keys = one._look(read)
+    keys = one.database.read(read)
     assert keys == sorted(set(keys))
     assert len(keys) == 3
 
@@ -409,7 +409,7 @@ def test_a_zone_refuses_what_its_server_would_not_take(nats_url: str, tmp_path: 
     """For good, and by itself: whoever sends it again would wait for ever, and all behind it."""
     settings = ZoneSettings(data=str(tmp_path), store=SecretStr(nats_url))
     with Zone.open("plant", settings) as zone:
-        cast(NatsFactStore, zone.store)._line.max_payload = 50_000
+        cast(NatsFactStore, zone.store).database.stream.client.max_payload = 50_000
         facts = {"a": 1, "large": "x" * 60_000, "b": 2}
         for message_id, value in facts.items():
             envelope = Envelope(
@@ -477,7 +477,7 @@ def test_many_released_facts_are_confirmed_at_once(open_store: Open) -> None:
         )
         for n in range(1, number + 1)
     ]
-    store.load(copies)
+    store.records.load(copies)
     store.serve("c", number, PLENTY)
     assert store.confirm("c", number) == number
     left = {each.state for each in store.quarantine(state=None)}
@@ -493,7 +493,7 @@ def test_a_step_that_is_too_large_is_refused(open_store: Open) -> None:
             books.put(books.subjects.note(n), Note(1.0, "test", ""))
 
     with pytest.raises(StoreError, match="at once"):
-        store._step(work, "desk")
+        store.database.transaction(work, "desk")
 
 
 def test_instants_are_never_whole_numbers(open_store: Open) -> None:

@@ -22,7 +22,7 @@ def test_who_watches_is_told_before_an_append_waits(store: PostgresFactStore) ->
     told: list[int] = []
 
     def look(_: object = None, /) -> None:
-        told.append(store._memory.logs[OUTBOUND].head if told else 0)
+        told.append(store.appender.cache.logs[OUTBOUND].head if told else 0)
 
     store.watch_waits(look)
     put(store, "a")
@@ -39,7 +39,7 @@ def test_who_watches_is_told_before_a_connection_is_waited_for(store: PostgresFa
     told: list[str] = []
 
     store.watch_waits(lambda _=None, /: told.append("waiting"))
-    for idle in store._database._pool._idle:
+    for idle in store.database.server._pool._idle:
         idle.close()
 
     def refused(*_: object) -> Any:
@@ -47,7 +47,7 @@ def test_who_watches_is_told_before_a_connection_is_waited_for(store: PostgresFa
         raise StoreUnavailableError("away", details={"is_lost": False})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store._database._pool, "connect", refused)
+        patch.setattr(store.database.server._pool, "connect", refused)
         with pytest.raises(StoreUnavailableError, match="away"):
             put(store, "b")
     put(store, "b")

@@ -197,7 +197,7 @@ def test_a_page_costs_no_more_than_it_has(store: PostgresFactStore, to_zone: str
     tracemalloc.start()
     try:
         page = store.page(OUTBOUND, 0, 1000, 1 << 20, to_zone)
-        copies = store.dump(FactCopy, (1, 320), 12)
+        copies = store.records.dump(FactCopy, (1, 320), 12)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -216,7 +216,7 @@ def test_who_slept_ends_nobodys_lease(open_store: Open) -> None:
     holder, sleeper, other = open_store(), open_store(), open_store()
     put(holder, "a")
     holder.create_consumer("c", OUTBOUND)
-    clock = sleeper._database._clock
+    clock = sleeper.database.server._clock
     at, then = clock._known  # type: ignore[attr-defined]
     clock._known = at, then - 300.0  # type: ignore[attr-defined]
     holder.serve("c", 1, 1 << 20, holder="h", lease=30.0)
@@ -355,13 +355,13 @@ def test_hope_is_enough_until_it_is_not(open_store: Open, monkeypatch: pytest.Mo
     monkeypatch.setattr(logs, "CAUTION", 1)
     store, rival = open_store(), open_store()
     careful: list[int] = []
-    before = store._poured
+    before = store.appender.run_locked
 
     def counted(*given: Any) -> Any:
         careful.append(1)
         return before(*given)
 
-    monkeypatch.setattr(store, "_poured", counted)
+    monkeypatch.setattr(store.appender, "run_locked", counted)
     put(store, "a")
     assert len(careful) == 1  # nothing was remembered yet
     put(store, "b", "c")
@@ -391,7 +391,7 @@ def test_hope_that_failed_has_changed_nothing(open_store: Open) -> None:
     put(store, "c", to_zone="x")
     put(store, "d", to_zone="y")
     put(store, "e", to_zone="x")
-    store._caution = 0
+    store.appender.caution = 0
     assert put(rival, "r", to_zone="x") == [Appended(6)]
     assert put(store, "f", to_zone="y") == [Appended(7)]
     assert ids(store, "x") == [*"acer"]
@@ -421,12 +421,12 @@ def test_what_is_no_longer_prepared_is_prepared_again(
     put(store, "a", to_zone="x")
     put(store, "b", to_zone="y")
     put(store, "c", to_zone="x")
-    store._caution = 0
-    monkeypatch.setattr(store, "_poured", None)
-    store._database.run(lambda connection: connection.execute("DEALLOCATE ALL"))
+    store.appender.caution = 0
+    monkeypatch.setattr(store.appender, "run_locked", None)
+    store.database.server.run(lambda connection: connection.execute("DEALLOCATE ALL"))
     assert put(store, "d", to_zone="y") == [Appended(4)]
     assert put(store, "e", to_zone="y") == [Appended(5)]
-    store._database.run(lambda connection: connection.execute("DEALLOCATE ALL"))
+    store.database.server.run(lambda connection: connection.execute("DEALLOCATE ALL"))
     assert put(store, "f", to_zone="y") == [Appended(6)]
     assert put(store, "g", to_zone="x") == [Appended(7)]
     assert flaws(store) == []
@@ -439,13 +439,13 @@ def test_others_hear_of_facts_after_a_refusal(open_store: Open, url: str) -> Non
     store.truncate(OUTBOUND, 2, loss_reason="they were dropped")
     store.create_consumer("c", OUTBOUND)
     put(store, "d")
-    store._caution = 0
+    store.appender.caution = 0
     put(store, "e")
     with pytest.raises(BoundaryError):
         store.create_consumer("c", "inbound:x")
     put(store, "f")
     with psycopg.connect(url, autocommit=True) as ear:
-        ear.execute(f'LISTEN "{store._channel}"')
+        ear.execute(f'LISTEN "{store.database.channel}"')
         put(store, "g")
         assert len(list(ear.notifies(timeout=10.0, stop_after=1))) == 1
 
@@ -549,7 +549,7 @@ def test_who_waits_is_woken_without_a_bell(
     """A pooler may keep announcements to itself: new facts are looked for as well."""
     monkeypatch.setattr(database, "LOOK", 0.01)
     store, rival = open_store(), open_store()
-    monkeypatch.setattr(store, "_channel", "elsewhere")
+    monkeypatch.setattr(store.database, "channel", "elsewhere")
     woken = threading.Event()
     store.subscribe(woken.set)
     put(rival, "a")
@@ -578,7 +578,7 @@ def test_waking_goes_on_after_the_server_was_away(
 
 def test_statements_name_only_what_is_there(store: PostgresFactStore) -> None:
     """Every statement is one the server understands: no column or table is misspelt."""
-    texts = {**store._wordings.reading, **store._wordings.writing}
+    texts = {**store.database.wordings.reading, **store.database.wordings.writing}
 
     def prepare(connection: psycopg.Connection[tuple[object, ...]]) -> list[str]:
         wrong = []
@@ -588,7 +588,7 @@ def test_statements_name_only_what_is_there(store: PostgresFactStore) -> None:
                 wrong.append(f"{name}: {answer.error_message.decode()}")
         return wrong
 
-    assert store._database.run(prepare) == []
+    assert store.database.server.run(prepare) == []
     assert sql.Identifier(namespace_of("Werk 1")).as_string() == '"ergon_zone_werk_1_' + (
         namespace_of("Werk 1")[-8:] + '"'
     )

@@ -122,10 +122,10 @@ def test_two_processes_see_each_others_ids(open_store: Open, path: Path) -> None
     """Each notices what the other wrote, sealed and merged since."""
     one = open_store()
     two = SqliteFactStore(path, zone="plant-a", busy_timeout=5.5)
-    two._database.close()
-    two._database = type(two._database)(
+    two.database.file.close()
+    two.database.file = type(two.database.file)(
         path,
-        schema=two._database._schema,
+        schema=two.database.file._schema,
         connect=lambda uri, timeout: sqlite3.connect(
             uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
         ),
@@ -313,7 +313,7 @@ def test_an_id_that_cannot_be_read_is_left_to_verification(open_store: Open, pat
 def test_forgetting_everything_changes_nothing(store: SqliteFactStore) -> None:
     """Memory is only a copy."""
     put(store, 1, 30)
-    store._ledger.forget()
-    assert store._ledger == Ledger(loaded=store._ledger.loaded, log_changes=0)
+    store.appender.ledger.forget()
+    assert store.appender.ledger == Ledger(loaded=store.appender.ledger.loaded, log_changes=0)
     put(store, 31, 60)
     assert ledger.YOUNG == 16

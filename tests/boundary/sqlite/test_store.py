@@ -176,7 +176,7 @@ def test_a_full_disk(store: SqliteFactStore) -> None:
             [count] = connection.execute("PRAGMA page_count").fetchone()
             connection.execute(f"PRAGMA max_page_count = {count + pages}")
 
-        store._database.write(work)
+        store.database.file.write(work)
 
     bound(0)
     with pytest.raises(StoreFullError, match="no room left"):
@@ -203,7 +203,7 @@ def test_a_disk_that_does_not_confirm(
         raise error
 
     with pytest.raises(StoreBrokenError):
-        store._database.write(fail)
+        store.database.file.write(fail)
     for call in (
         lambda: put(store, "b"),
         lambda: store.bind("files", "k", bytes(32), 1),
@@ -376,7 +376,7 @@ def test_verification_finds_what_the_books_do_not_know(open_store: Open, path: P
         True
     ]
     store.truncate(OUTBOUND, 0)
-    store._ledger.young[:] = [{} for _ in range(256)]
+    store.appender.ledger.young[:] = [{} for _ in range(256)]
     flaws = [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
     assert sum("ledger" in each.what for each in flaws) == 2
 
@@ -525,7 +525,7 @@ def test_appending_soon(store: SqliteFactStore) -> None:
 
     asked = [[new("a"), new("b")], [new("a")], [other("b")]]
     for facts in asked:
-        store.append_soon(OUTBOUND, facts, told.append, group_done=group_done)
+        store.log.append_soon(OUTBOUND, facts, told.append, group_done=group_done)
     while len([each for each in told if each != "end"]) < 3 or told[-1] != "end":
         assert ended.acquire(timeout=WAIT)
     answers = [each for each in told if each != "end"]
@@ -540,7 +540,7 @@ def test_an_error_is_told_to_who_appends_soon(store: SqliteFactStore) -> None:
     told: list[object] = []
     ended = threading.Event()
     with armed("storage.commit.before=error"):
-        store.append_soon(OUTBOUND, [new("a")], told.append, group_done=ended.set)
+        store.log.append_soon(OUTBOUND, [new("a")], told.append, group_done=ended.set)
         assert ended.wait(WAIT)
     assert [type(each) for each in told] == [StoreUnavailableError]
     assert ids(store) == []
@@ -599,7 +599,7 @@ def test_a_page_of_one_view_needs_no_sorting(store: SqliteFactStore) -> None:
         statement = "EXPLAIN QUERY PLAN " + load(SQL, "logs.sql")["facts_of_view"]
         return [row[3] for row in connection.execute(statement, (1, 0, 0, 9, 9)).fetchall()]
 
-    found = store._database.read(plan)
+    found = store.database.file.read(plan)
     assert not any("TEMP B-TREE" in each or "SCAN" in each for each in found)
 
 

@@ -39,7 +39,7 @@ class Honest(MemoryFactStore):
         super().__init__(ZONE, clock=clock)
 
     def shelf(self, log: str) -> MemoryLog:
-        return self._state.shelf(log)
+        return self.database.state.shelf(log)
 
 
 # ---- appending ----------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class OneCounter(Honest):
     ) -> list[Outcome]:
         shelf = self.shelf(log)
         if not shelf.rows:
-            shelf.first = max(each.head for each in self._state.logs.values()) + 1
+            shelf.first = max(each.head for each in self.database.state.logs.values()) + 1
         return super().append(log, facts, capacity=capacity)
 
 
@@ -317,7 +317,7 @@ class OneLedger(Honest):
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         for fact in facts:
-            for shelf in self._state.logs.values():
+            for shelf in self.database.state.logs.values():
                 known = shelf.find(fact.from_zone, fact.message_id)
                 if known is not None:
                     key = key_of(log, fact.from_zone, fact.message_id)
@@ -349,7 +349,7 @@ class SearchesByName(Honest):
     """Searches the logs in the order of their names."""
 
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
-        names = sorted(self._state.logs) if log is None else [log]
+        names = sorted(self.database.state.logs) if log is None else [log]
         found = [super(SearchesByName, self).find(from_zone, message_id, each) for each in names]
         return next((each for each in found if each is not None), None)
 
@@ -396,7 +396,7 @@ class IgnoresTheSize(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        kept = self._state.objects
+        kept = self.database.state.objects
         seen = [
             altered(
                 fact,
@@ -418,7 +418,9 @@ class MarksTheRefused(Honest):
     ) -> list[Outcome]:
         found = super().append(log, facts, capacity=capacity)
         for fact in facts:
-            self._state.referenced.update((each.bucket, each.key) for each in fact.references)
+            self.database.state.referenced.update(
+                (each.bucket, each.key) for each in fact.references
+            )
         return found
 
 
@@ -429,7 +431,7 @@ class NeverMarks(Honest):
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         found = super().append(log, facts, capacity=capacity)
-        self._state.referenced.clear()
+        self.database.state.referenced.clear()
         return found
 
 
@@ -447,7 +449,7 @@ class MarksOnlyWhatIsThere(Honest):
     """Forgets that a name may be given to bytes after it was referred to."""
 
     def refer(self, names: Sequence[tuple[str, str]]) -> None:
-        super().refer([name for name in names if name in self._state.objects])
+        super().refer([name for name in names if name in self.database.state.objects])
 
 
 class HidesWhatIsThere(Honest):
@@ -467,7 +469,7 @@ class OverwritesObjects(Honest):
         try:
             return super().bind(bucket, key, digest, size)
         except ObjectConflictError:
-            self._state.objects.pop((bucket, key))
+            self.database.state.objects.pop((bucket, key))
             return super().bind(bucket, key, digest, size)
 
 
@@ -475,7 +477,7 @@ class BindForgetsTheMark(Honest):
     """Writes a fresh row when a name is given again."""
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
-        self._state.referenced.discard((bucket, key))
+        self.database.state.referenced.discard((bucket, key))
         return super().bind(bucket, key, digest, size)
 
 
@@ -483,7 +485,7 @@ class UnbindsTheReferenced(Honest):
     """Takes any name away."""
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
-        self._state.referenced.discard((bucket, key))
+        self.database.state.referenced.discard((bucket, key))
         return super().unbind(bucket, key, before=before)
 
 

@@ -219,11 +219,11 @@ class LossesWakeNobody(Honest):
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        wakes, self._wakes = self._wakes, self._wakes if facts else []
+        wakes, self.database.wakes = self.database.wakes, self.database.wakes if facts else []
         try:
             return super().receive(peer, facts, link, refused, gaps)
         finally:
-            self._wakes = wakes
+            self.database.wakes = wakes
 
 
 class LossesAreFlaws(Honest):
@@ -239,7 +239,7 @@ class DamageHidesLosses(Honest):
     """Passes a damaged fact, and with it what lies before it."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
-        shelf, one = self.shelf(self.consumer(name).log), self._state.consumer(name)
+        shelf, one = self.shelf(self.consumer(name).log), self.database.state.consumer(name)
         for row in shelf.after(one.cursor, one.to_zone):
             if shelf.is_sound(row):
                 break

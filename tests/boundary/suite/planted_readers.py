@@ -60,11 +60,11 @@ class DropsTheQuarantined(Honest):
     """Looks at cursors alone: what was set aside goes with the rest."""
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
-        items, self._state.items = self._state.items, {}
+        items, self.database.state.items = self.database.state.items, {}
         try:
             return super().truncate(log, through, loss_reason=loss_reason)
         finally:
-            self._state.items = items
+            self.database.state.items = items
 
 
 class SilentLoss(Honest):
@@ -84,7 +84,7 @@ class EverythingIsLoss(Honest):
         first = shelf.first
         dropped = super().truncate(log, through, loss_reason=loss_reason)
         if loss_reason is not None and dropped:
-            shelf.gaps[:] = [Gap(log, first, shelf.first - 1, loss_reason, self._clock())]
+            shelf.gaps[:] = [Gap(log, first, shelf.first - 1, loss_reason, self.database.clock())]
         return dropped
 
 
@@ -101,7 +101,7 @@ class SkipsWhatIsGone(Honest):
     """Goes on silently behind what a consumer has missed."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         one.cursor = max(one.cursor, self.shelf(one.log).first - 1)
         return super().serve(name, limit, max_bytes, **options)
 
@@ -145,7 +145,7 @@ class ConfirmsOnServing(Honest):
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
         serving = super().serve(name, limit, max_bytes, **options)
         if not serving.is_released:
-            self._state.consumer(name).cursor = serving.page.through
+            self.database.state.consumer(name).cursor = serving.page.through
         return serving
 
 
@@ -154,7 +154,7 @@ class CursorGoesDown(Honest):
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
         super().confirm(name, offset, holder=holder)
-        self._state.consumer(name).cursor = offset
+        self.database.state.consumer(name).cursor = offset
         return offset
 
 
@@ -162,7 +162,7 @@ class ConfirmsTheUnserved(Honest):
     """Takes any confirmation."""
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         one.served = max(one.served, offset)
         return super().confirm(name, offset, holder=holder)
 
@@ -171,7 +171,7 @@ class ConfirmsTheLastFactAlone(Honest):
     """Counts as served what was a fact, and not the stretch of the page."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         before = one.served
         serving = super().serve(name, limit, max_bytes, **options)
         one.served = max([before, *(fact.offset for fact in serving.page.facts)])
@@ -182,7 +182,7 @@ class RecreatesConsumers(Honest):
     """Puts a consumer back to the start when it is created again."""
 
     def create_consumer(self, name: str, log: str, **options: Any) -> ConsumerInfo:
-        found = self._state.consumers.get(name)
+        found = self.database.state.consumers.get(name)
         if found is not None and (found.log, found.to_zone) == (log, options.get("to_zone")):
             self.delete_consumer(name)
         return super().create_consumer(name, log, **options)
@@ -192,7 +192,7 @@ class OtherViewIsFine(Honest):
     """Answers the consumer there is, whatever view was asked for."""
 
     def create_consumer(self, name: str, log: str, **options: Any) -> ConsumerInfo:
-        found = self._state.consumers.get(name)
+        found = self.database.state.consumers.get(name)
         if found is not None and found.log == log:
             return self.consumer(name)
         return super().create_consumer(name, log, **options)
@@ -202,10 +202,10 @@ class StartsAtZero(Honest):
     """Begins new consumers at 0, whatever is kept."""
 
     def create_consumer(self, name: str, log: str, **options: Any) -> ConsumerInfo:
-        is_new = name not in self._state.consumers
+        is_new = name not in self.database.state.consumers
         made = super().create_consumer(name, log, **options)
         if is_new and not options.get("from_end"):
-            self._state.consumer(name).cursor = 0
+            self.database.state.consumer(name).cursor = 0
             return self.consumer(name)
         return made
 
@@ -223,7 +223,7 @@ class SeeksSilently(Honest):
 
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         found = super().seek(name, offset, reason=reason)
-        self._state.journal.clear()
+        self.database.state.journal.clear()
         return found
 
 
@@ -231,7 +231,7 @@ class SeekKeepsTheLease(Honest):
     """Moves the cursor under its holder's feet."""
 
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         lease = one.holder, one.held_until
         super().seek(name, offset, reason=reason)
         one.holder, one.held_until = lease
@@ -242,7 +242,7 @@ class SeeksAnywhere(Honest):
     """Sets the cursor beyond the head when asked to."""
 
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         head = self.shelf(one.log).head
         super().seek(name, min(offset, head), reason=reason)
         one.cursor = max(offset, one.cursor)
@@ -256,7 +256,7 @@ class AnybodyMayServe(Honest):
     """Gives the name to whoever came last."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
-        self._state.consumer(name).held_until = 0.0
+        self.database.state.consumer(name).held_until = 0.0
         return super().serve(name, limit, max_bytes, **options)
 
 
@@ -264,14 +264,14 @@ class AnybodyMayConfirm(Honest):
     """Asks nobody who confirms who he is."""
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
-        return super().confirm(name, offset, holder=self._state.consumer(name).holder)
+        return super().confirm(name, offset, holder=self.database.state.consumer(name).holder)
 
 
 class LeasesForEver(Honest):
     """Never lets a lease expire."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         if one.holder not in {None, options.get("holder")}:
             raise ConsumerHeldError("it is held")
         return super().serve(name, limit, max_bytes, **options)
@@ -281,7 +281,7 @@ class LeaseIsNotRenewed(Honest):
     """Counts a lease from the first page on."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         before = one.holder, one.held_until
         serving = super().serve(name, limit, max_bytes, **options)
         if before[0] is not None and before[0] == one.holder:
@@ -293,7 +293,7 @@ class AnybodyLetsGo(Honest):
     """Frees a name whoever lets go of it."""
 
     def release_lease(self, name: str, holder: str) -> None:
-        super().release_lease(name, self._state.consumer(name).holder or "")
+        super().release_lease(name, self.database.state.consumer(name).holder or "")
 
 
 class CountsLookers(Honest):
@@ -302,7 +302,7 @@ class CountsLookers(Honest):
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
         serving = super().serve(name, limit, max_bytes, **options)
         if options.get("holder") is None:
-            self._state.consumer(name).deliveries += 1
+            self.database.state.consumer(name).deliveries += 1
         return serving
 
 
@@ -310,7 +310,7 @@ class DeliveriesForEver(Honest):
     """Does not start the count anew for the next fact."""
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         before = one.deliveries
         cursor = super().confirm(name, offset, holder=holder)
         one.deliveries = before
@@ -324,7 +324,7 @@ class SetsAnythingAside(Honest):
     """Sets the named fact aside, and with it passes all before it."""
 
     def set_aside(self, name: str, offset: int, **options: Any) -> Quarantined:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         if one.cursor < offset <= self.shelf(one.log).head:
             one.cursor = offset - 1
         return super().set_aside(name, offset, **options)
@@ -334,7 +334,7 @@ class SetAsideBlocks(Honest):
     """Writes the item and leaves the cursor where it was."""
 
     def set_aside(self, name: str, offset: int, **options: Any) -> Quarantined:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         before = one.cursor
         item = super().set_aside(name, offset, **options)
         one.cursor = before
@@ -345,9 +345,9 @@ class ReleasesAnything(Honest):
     """Lets every item be released, whatever became of it."""
 
     def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
-        item = self._state.items.get(quarantine_id)
+        item = self.database.state.items.get(quarantine_id)
         if item is not None and state == "released":
-            self._state.items[quarantine_id] = replace(item, state="quarantined")
+            self.database.state.items[quarantine_id] = replace(item, state="quarantined")
         return super().settle(quarantine_id, state, reason=reason)
 
 
@@ -355,7 +355,7 @@ class SettlesTheUnserved(Honest):
     """Settles whatever was released below a confirmation."""
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
-        self._state.served.update(item.id for item in self._state.released_to(name))
+        self.database.state.served.update(item.id for item in self.database.state.released_to(name))
         return super().confirm(name, offset, holder=holder)
 
 
@@ -365,8 +365,8 @@ class ReleasedOnce(Honest):
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
         serving = super().serve(name, limit, max_bytes, **options)
         if serving.is_released:
-            for item in self._state.released_to(name):
-                self._state.items[item.id] = replace(item, state="settled")
+            for item in self.database.state.released_to(name):
+                self.database.state.items[item.id] = replace(item, state="settled")
         return serving
 
 
@@ -374,9 +374,9 @@ class ReleasedSkips(Honest):
     """Serves a released fact on its own also when it lies above the cursor."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         before = one.cursor
-        released = [item.offset for item in self._state.released_to(name)]
+        released = [item.offset for item in self.database.state.released_to(name)]
         one.cursor = max([before, *released])
         try:
             return super().serve(name, limit, max_bytes, **options)
@@ -388,23 +388,23 @@ class ReleasedLast(Honest):
     """Serves released facts when there is nothing else to do."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
-        one = self._state.consumer(name)
-        items = self._state.items
+        one = self.database.state.consumer(name)
+        items = self.database.state.items
         if one.cursor < self.shelf(one.log).head:
-            self._state.items = {}
+            self.database.state.items = {}
         try:
             return super().serve(name, limit, max_bytes, **options)
         finally:
-            self._state.items = items
+            self.database.state.items = items
 
 
 class QuarantineOutlivesItsConsumer(Honest):
     """Leaves the items of a deleted consumer behind."""
 
     def delete_consumer(self, name: str) -> None:
-        items = self._state.items
+        items = self.database.state.items
         super().delete_consumer(name)
-        self._state.items = items
+        self.database.state.items = items
 
 
 # ---- links --------------------------------------------------------------------------------------
@@ -437,8 +437,8 @@ class LosesConflicts(Honest):
         gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
         found = super().receive(peer, facts, link, refused, gaps)
-        items = self._state.items
-        self._state.items = {
+        items = self.database.state.items
+        self.database.state.items = {
             n: item for n, item in items.items() if item.reason != "conflicting_duplicate"
         }
         return found
@@ -470,7 +470,7 @@ class PullBreaksTheSeal(Honest):
         gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
         found = super().receive(peer, facts, link, refused, gaps)
-        self._state.links[peer] = link
+        self.database.state.links[peer] = link
         return found
 
 
@@ -486,7 +486,7 @@ class LateObjectsAreOrphans(Honest):
         gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
         found = super().receive(peer, facts, link, refused, gaps)
-        self._state.referenced &= set(self._state.objects)
+        self.database.state.referenced &= set(self.database.state.objects)
         return found
 
 
@@ -496,8 +496,8 @@ class KeepsTheFrontier(Honest):
     def accept_epoch(self, peer: str, epoch: str | None) -> Link:
         before = self.link(peer)
         link = super().accept_epoch(peer, epoch)
-        self._state.links[peer] = replace(link, offset=before.offset)
-        return self._state.links[peer]
+        self.database.state.links[peer] = replace(link, offset=before.offset)
+        return self.database.state.links[peer]
 
 
 class EpochOpensTheSeal(Honest):
@@ -532,7 +532,7 @@ class WakesForNothing(Honest):
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         found = super().append(log, facts, capacity=capacity)
-        for wake in self._wakes:
+        for wake in self.database.wakes:
             wake()
         return found
 
@@ -543,7 +543,7 @@ class WakesTooEarly(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        for wake in self._wakes:
+        for wake in self.database.wakes:
             wake()
         return super().append(log, facts, capacity=capacity)
 
@@ -552,7 +552,7 @@ class GivesOutDamage(Honest):
     """Trusts what it reads."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         serving = super().serve(name, limit, max_bytes, **options)
         rows = self.shelf(one.log).after(one.cursor, one.to_zone)
         serving.page.facts = [row.seen(one.to_zone) for row in rows][:limit]
@@ -563,7 +563,7 @@ class StopsAtDamage(Honest):
     """Refuses to go past a damaged fact."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
-        one = self._state.consumer(name)
+        one = self.database.state.consumer(name)
         shelf = self.shelf(one.log)
         for row in shelf.after(one.cursor, one.to_zone):
             if not shelf.is_sound(row):

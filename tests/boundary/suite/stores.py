@@ -83,7 +83,7 @@ class Sqlite:
 def damage_memory(store: FactStore, log: str, offset: int) -> None:
     """Change a fact behind the memory store's back."""
     assert isinstance(store, MemoryFactStore)
-    row = store._state.logs[log].row(offset)
+    row = store.database.state.logs[log].row(offset)
     assert row is not None
     row.fact.fact = b"x" + row.fact.fact[1:]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.ports.copies import (
     ConsumerCopy,
@@ -19,7 +20,6 @@ from ergon_framework.ports.copies import (
     NameCopy,
     ZoneCopy,
 )
-from ergon_framework.ports.factstore import ConsumerDesk, FactLogs, LinkBook, ObjectIndex
 from ergon_framework.ports.moving import PAGE_BYTES, C
 
 L = TypeVar("L", bound=Copy)
@@ -28,31 +28,27 @@ BARRED = ("facts", "gaps", "consumers", "quarantine", "objects", "awaited", "lin
 """Tables that nobody changes in a zone that was moved."""
 
 
-class Zone(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
-    """The ports that these things are read through."""
-
-
-def dump_books(store: Zone, kind: type[C], after: Any, limit: int) -> list[C]:
+def dump_books(store: StoreParts, kind: type[C], after: Any, limit: int) -> list[C]:
     """Gaps, consumers, names of objects, links or the zone, after a place, in order."""
     if kind is NameCopy:
-        found = store.objects(after=after or ("", ""), limit=limit)
+        found = store.objects.objects(after=after or ("", ""), limit=limit)
         return cast("list[C]", [NameCopy(each) for each in found])
     ordered = sorted(_few(store, kind), key=lambda copy: copy.place)
     later = (copy for copy in ordered if after is None or copy.place > after)
     return cast("list[C]", list(islice(later, limit)))
 
 
-def _few(store: Zone, kind: type[Copy]) -> Iterable[Copy]:
+def _few(store: StoreParts, kind: type[Copy]) -> Iterable[Copy]:
     """What a zone has so few of that all of them are read at once."""
     if kind is GapCopy:
-        return [GapCopy(gap) for gap in store.gaps()]
+        return [GapCopy(gap) for gap in store.log.gaps()]
     if kind is ConsumerCopy:
-        readers = store.consumers()
+        readers = store.consumers.consumers()
         return [ConsumerCopy(replace(each, lag=0, waiting_since=None)) for each in readers]
     if kind is LinkCopy:
-        return [LinkCopy(link) for link in store.links()]
+        return [LinkCopy(link) for link in store.links.links()]
     if kind is ZoneCopy:
-        return [ZoneCopy(store.info())]
+        return [ZoneCopy(store.links.info())]
     raise TypeError(f"a fact store has no {kind.__name__}")
 
 

@@ -15,10 +15,8 @@ from ergon_framework.boundary.factstore.archive import (
     refuse_other_log,
 )
 from ergon_framework.boundary.factstore.hashchain import NOBODY, new_of
-from ergon_framework.boundary.factstore.memory.consumers import MemoryDesk, MemoryQuarantine
-from ergon_framework.boundary.factstore.memory.log import MemoryLogs
-from ergon_framework.boundary.factstore.memory.registry import MemoryLinks, MemoryObjects
-from ergon_framework.boundary.factstore.memory.state import MemoryLog, State
+from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, State
+from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.ports.copies import (
     AwaitedCopy,
     ConsumerCopy,
@@ -36,40 +34,43 @@ from ergon_framework.ports.copies import (
 from ergon_framework.ports.moving import C
 
 
-class MemoryMoving(MemoryLogs, MemoryDesk, MemoryQuarantine, MemoryObjects, MemoryLinks):
-    """What a move needs."""
+class MemoryArchive:
+    """The part of the store that is copied: all that it holds, as records."""
 
-    _mark: bytes | None = None
+    def __init__(self, database: MemoryDatabase, parts: StoreParts) -> None:
+        self._database = database
+        self._parts = parts
+        self._mark: bytes | None = None
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
         read = _DUMPS.get(kind)
         if read is None:
-            return dump_books(self, kind, after, limit)
-        with self._step() as state:
+            return dump_books(self._parts, kind, after, limit)
+        with self._database.step() as state:
             copies = (copy for copy in read(state) if after is None or copy.place > after)
             return list(bounded(copies, limit))
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Put copies of one kind in, in order."""
-        with self._step() as state:
+        with self._database.step() as state:
             for copy in copies:
                 _LOADS[type(copy)](state, copy)
 
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
-        with self._step() as state:
+        with self._database.step() as state:
             for copy in copies:
                 _DISCARDS[type(copy)](state, copy)
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
-        with self._step():
+        with self._database.step():
             return self._mark
 
     def set_mark(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
-        with self._step():
+        with self._database.step():
             self._mark = mark
 
 

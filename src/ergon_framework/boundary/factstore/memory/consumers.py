@@ -18,12 +18,20 @@ from ergon_framework.boundary.factstore.consumers import (
     refuse_wrong_state,
     said_of,
 )
-from ergon_framework.boundary.factstore.memory.state import MemoryLog, State, Steps, fitting
+from ergon_framework.boundary.factstore.memory.state import (
+    MemoryDatabase,
+    MemoryLog,
+    State,
+    fitting,
+)
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
 
 
-class MemoryDesk(Steps):
-    """The part of the store that gives facts out."""
+class MemoryConsumers:
+    """The part of the store that knows who reads and how far, and gives facts out."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
 
     def create_consumer(
         self,
@@ -35,32 +43,32 @@ class MemoryDesk(Steps):
         is_required: bool = True,
     ) -> ConsumerInfo:
         """Create one at the start or the end of its log; the same again answers it."""
-        with self._step() as state:
+        with self._database.step() as state:
             one = state.consumers.get(name)
             if one is None:
                 shelf = state.shelf(log)
                 cursor = shelf.head if from_end else shelf.first - 1
                 one = ConsumerInfo(name, log, cursor, to_zone, is_required)
-                one.created_at = self._clock()
+                one.created_at = self._database.clock()
                 state.consumers[name] = one
             refuse_other(one, log, to_zone)
             return _given(state, one)
 
     def consumers(self) -> list[ConsumerInfo]:
         """Every consumer, by name."""
-        with self._step() as state:
+        with self._database.step() as state:
             return [_given(state, state.consumers[name]) for name in sorted(state.consumers)]
 
     def consumer(self, name: str) -> ConsumerInfo:
         """One of them; ``BoundaryNotFoundError`` when there is none."""
-        with self._step() as state:
+        with self._database.step() as state:
             return _given(state, state.consumer(name))
 
     def delete_consumer(self, name: str) -> None:
         """Forget it and its quarantine; retention no longer waits for it."""
-        with self._step() as state:
+        with self._database.step() as state:
             one = state.consumer(name)
-            state.journal.append((self._clock(), "delete_consumer", cursors.deleted(one)))
+            state.journal.append((self._database.clock(), "delete_consumer", cursors.deleted(one)))
             del state.consumers[name]
             state.items = {
                 number: item for number, item in state.items.items() if item.consumer != name
@@ -76,8 +84,8 @@ class MemoryDesk(Steps):
         lease: float = 30.0,
     ) -> Serving:
         """The page after the cursor, or before it one of released facts."""
-        with self._step() as state:
-            now = self._clock()
+        with self._database.step() as state:
+            now = self._database.clock()
             one = state.consumer(name)
             if one.is_overlong(now):
                 one.held_until = now + one.lease
@@ -94,34 +102,88 @@ class MemoryDesk(Steps):
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
         """Move the cursor up to ``offset``, never down; the cursor then."""
-        with self._step() as state:
+        with self._database.step() as state:
             one = state.consumer(name)
-            refuse_late(one, holder, self._clock())
+            refuse_late(one, holder, self._database.clock())
             refuse_unserved(one, offset)
             for item in state.released_to(name):
                 if item.offset <= offset and item.id in state.served:
                     state.items[item.id] = replace(item, state="settled")
             cursors.move(one, max(one.cursor, offset))
             if holder is not None:
-                one.held_until = self._clock() + one.lease
+                one.held_until = self._database.clock() + one.lease
             return one.cursor
 
     def release_lease(self, name: str, holder: str) -> None:
         """The holder lets go of the name; nothing happens when it does not hold it."""
-        with self._step() as state:
+        with self._database.step() as state:
             one = state.consumers.get(name)
             if one is not None and one.holder == holder:
                 cursors.let_go(one)
 
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         """Set the cursor, also backwards, and write down that it was done and why."""
-        with self._step() as state:
+        with self._database.step() as state:
             one = state.consumer(name)
             shelf = state.shelf(one.log)
             text = cursors.sought(one, offset, reason)
             cursors.seek(one, offset, shelf.first, shelf.head)
-            state.journal.append((self._clock(), "seek", text))
+            state.journal.append((self._database.clock(), "seek", text))
             return _given(state, one)
+
+    # ---- quarantine -----------------------------------------------------------------------------
+
+    def set_aside(
+        self,
+        name: str,
+        offset: int,
+        *,
+        reason: str,
+        message: str,
+        attempts: int,
+        holder: str | None = None,
+    ) -> Quarantined:
+        """Quarantine the next fact of the view and move the cursor past it, in one step."""
+        with self._database.step() as state:
+            now = self._database.clock()
+            one = state.consumer(name)
+            refuse_late(one, holder, now)
+            is_released = any(item.offset == offset for item in state.released_to(name))
+            ahead = next(state.shelf(one.log).after(one.cursor, one.to_zone), None)
+            following = None if ahead is None else ahead.fact.offset
+            is_next = offset == following
+            if not is_released and not is_next:
+                raise not_next(one, offset, following)
+            if is_next:
+                consumers.pass_by(one, offset)
+            item = Quarantined(0, name, one.log, offset, reason, message, attempts, now)
+            return state.set_aside(item)
+
+    def quarantine(
+        self, consumer: str | None = None, state: str | None = "quarantined"
+    ) -> list[Quarantined]:
+        """What was set aside, oldest first; ``state=None`` for all."""
+        with self._database.step() as books:
+            return [
+                books.items[number]
+                for number in sorted(books.items)
+                if consumer in {None, books.items[number].consumer}
+                and state in {None, books.items[number].state}
+            ]
+
+    def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
+        """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
+        with self._database.step() as books:
+            item = books.items.get(quarantine_id)
+            if item is None:
+                raise not_there(quarantine_id)
+            if item.state == state:
+                return item
+            refuse_wrong_state(quarantine_id, item.state, state)
+            books.journal.append((self._database.clock(), ACTIONS[state], said_of(item, reason)))
+            books.items[quarantine_id] = replace(item, state=state)
+            books.served.discard(quarantine_id)
+            return books.items[quarantine_id]
 
 
 def _given(state: State, one: ConsumerInfo) -> ConsumerInfo:
@@ -171,59 +233,3 @@ def _pass(state: State, one: ConsumerInfo, shelf: MemoryLog, offset: int, now: f
     item = Quarantined(0, one.name, shelf.name, offset, "corrupted", message, 0, now)
     state.set_aside(item)
     cursors.move(one, offset)
-
-
-class MemoryQuarantine(Steps):
-    """The part of the store that keeps what failed."""
-
-    def set_aside(
-        self,
-        name: str,
-        offset: int,
-        *,
-        reason: str,
-        message: str,
-        attempts: int,
-        holder: str | None = None,
-    ) -> Quarantined:
-        """Quarantine the next fact of the view and move the cursor past it, in one step."""
-        with self._step() as state:
-            now = self._clock()
-            one = state.consumer(name)
-            refuse_late(one, holder, now)
-            is_released = any(item.offset == offset for item in state.released_to(name))
-            ahead = next(state.shelf(one.log).after(one.cursor, one.to_zone), None)
-            following = None if ahead is None else ahead.fact.offset
-            is_next = offset == following
-            if not is_released and not is_next:
-                raise not_next(one, offset, following)
-            if is_next:
-                consumers.pass_by(one, offset)
-            item = Quarantined(0, name, one.log, offset, reason, message, attempts, now)
-            return state.set_aside(item)
-
-    def quarantine(
-        self, consumer: str | None = None, state: str | None = "quarantined"
-    ) -> list[Quarantined]:
-        """What was set aside, oldest first; ``state=None`` for all."""
-        with self._step() as books:
-            return [
-                books.items[number]
-                for number in sorted(books.items)
-                if consumer in {None, books.items[number].consumer}
-                and state in {None, books.items[number].state}
-            ]
-
-    def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
-        """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
-        with self._step() as books:
-            item = books.items.get(quarantine_id)
-            if item is None:
-                raise not_there(quarantine_id)
-            if item.state == state:
-                return item
-            refuse_wrong_state(quarantine_id, item.state, state)
-            books.journal.append((self._clock(), ACTIONS[state], said_of(item, reason)))
-            books.items[quarantine_id] = replace(item, state=state)
-            books.served.discard(quarantine_id)
-            return books.items[quarantine_id]

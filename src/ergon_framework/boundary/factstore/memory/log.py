@@ -8,7 +8,7 @@ from dataclasses import replace
 from ergon_framework.boundary.factstore.archive import corrupted
 from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.hashchain import in_order
-from ergon_framework.boundary.factstore.memory.state import MemoryLog, State, Steps
+from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, State
 from ergon_framework.core.link import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,
@@ -21,6 +21,7 @@ from ergon_framework.ports.factstore import (
     Gap,
     Link,
     LogInfo,
+    Meanwhile,
     NewFact,
     Outcome,
     Page,
@@ -30,15 +31,18 @@ from ergon_framework.ports.factstore import (
 )
 
 
-class MemoryLogs(Steps):
+class MemoryLogs:
     """The part of the store that keeps facts."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         """Append in order in one step, each with an outcome of its own."""
-        with self._step() as state:
-            now = self._clock()
+        with self._database.step() as state:
+            now = self._database.clock()
             outcomes: list[Outcome] = []
             for fact in facts:
                 outcomes.append(_append(state, log, fact, capacity, now))
@@ -64,7 +68,7 @@ class MemoryLogs(Steps):
 
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
-        with self._step() as state:
+        with self._database.step() as state:
             for shelf in _in_order(state):
                 found = shelf.find(from_zone, message_id)
                 if found is not None and log in {None, shelf.name}:
@@ -75,7 +79,7 @@ class MemoryLogs(Steps):
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
     ) -> Page:
         """Read what is kept, without a consumer; a log that is not there is empty."""
-        with self._step() as state:
+        with self._database.step() as state:
             shelf = state.logs.get(log) or MemoryLog(log)
             page = shelf.page(after, limit, max_bytes, to_zone)
             if not page.facts and page.through < page.head:
@@ -84,12 +88,12 @@ class MemoryLogs(Steps):
 
     def logs(self) -> list[LogInfo]:
         """Every log, ``outbound`` first and always."""
-        with self._step() as state:
+        with self._database.step() as state:
             return [shelf.info() for shelf in _in_order(state)]
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
         """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids."""
-        with self._step() as state:
+        with self._database.step() as state:
             shelf = state.logs.get(log)
             if shelf is None:
                 return 0
@@ -99,7 +103,7 @@ class MemoryLogs(Steps):
             dropped = shelf.drop(through)
             lost = max(first, _confirmed_by_all(state, log) + 1)
             if lost < shelf.first:
-                now = self._clock()
+                now = self._database.clock()
                 shelf.lose(lost, loss_reason, now)
                 text = f"{log} lost {lost} to {shelf.first - 1}: {loss_reason}"
                 state.journal.append((now, "truncate", text))
@@ -107,18 +111,18 @@ class MemoryLogs(Steps):
 
     def aged(self, log: str, before: float) -> int:
         """The highest offset such that it and all below it were recorded before an instant."""
-        with self._step() as state:
+        with self._database.step() as state:
             return (state.logs.get(log) or MemoryLog(log)).aged(before)
 
     def gaps(self, log: str | None = None) -> list[Gap]:
         """Every recorded loss."""
-        with self._step() as state:
+        with self._database.step() as state:
             shelves = [each for each in _in_order(state) if log in {None, each.name}]
             return [gap for shelf in shelves for gap in shelf.gaps]
 
     def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
         """Walk the hash chain as it was when the walk began."""
-        with self._step() as state:
+        with self._database.step() as state:
             shelf = state.logs.get(log) or MemoryLog(log)
             rows = shelf.rows[max(0, after + 1 - shelf.first) :]
             flaws = {row.fact.offset for row in rows if not shelf.is_sound(row)}
@@ -136,8 +140,8 @@ class MemoryLogs(Steps):
         gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
         """Insert what a peer sent and lost where it is absent, and move the link: one step."""
-        with self._step() as state:
-            now = self._clock()
+        with self._database.step() as state:
+            now = self._database.clock()
             log = INBOUND + peer
             outcomes: list[Outcome] = []
             for entry in in_order(facts, gaps):
@@ -158,6 +162,15 @@ class MemoryLogs(Steps):
                     link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason
                 )
             return outcomes
+
+    def watch_waits(self, seen: Meanwhile) -> None:
+        """Nothing is waited for here."""
+
+    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
+        """What is in memory cannot go back in time."""
+
+    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
+        """There is nothing to wait for, and nothing to tell."""
 
 
 def _in_order(state: State) -> list[MemoryLog]:

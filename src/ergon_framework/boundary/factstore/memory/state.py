@@ -334,27 +334,44 @@ class State:
         return [item for item in self.open_items(consumer) if item.state == "released"]
 
 
-class Steps:
-    """A state that one caller at a time sees and changes."""
+class MemoryDatabase:
+    """A state that one caller at a time sees and changes, and callbacks for new facts."""
 
     def __init__(self, zone: str, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
+        self.state = State(StoreInfo(zone, secrets.token_hex(8), clock()))
         self._lock = threading.Lock()
-        self._state = State(StoreInfo(zone, secrets.token_hex(8), clock()))
         self._is_closed = False
-        self._wakes: list[Callable[[], None]] = []
+        self.wakes: list[Callable[[], None]] = []
 
     @contextmanager
-    def _step(self) -> Iterator[State]:
+    def step(self) -> Iterator[State]:
         """The state for one step of one caller; who waits for facts is woken afterwards."""
         with self._lock:
             if self._is_closed:
                 raise StoreUnavailableError(
                     "the memory store is closed", remedy="open a new one; what it held is gone"
                 )
-            state = self._state
+            state = self.state
             state.is_longer = False
             yield state
-            wakes = tuple(self._wakes) if state.is_longer else ()
+            wakes = tuple(self.wakes) if state.is_longer else ()
         for wake in wakes:
             wake()
+
+    def add(self, wake: Callable[[], None]) -> None:
+        """Call ``wake()`` after each step that added facts, in the thread that added them."""
+        with self.step():
+            self.wakes.append(wake)
+
+    def remove(self, wake: Callable[[], None]) -> None:
+        """Call it no longer. Does nothing if it was never added."""
+        with self._lock:
+            if wake in self.wakes:
+                self.wakes.remove(wake)
+
+    def close(self) -> None:
+        """Take no more calls. Closing twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            self.wakes.clear()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ergon_framework.boundary.factstore.memory.archive import MemoryMoving
+from ergon_framework.boundary.factstore.memory.archive import MemoryArchive
+from ergon_framework.boundary.factstore.memory.consumers import MemoryConsumers
+from ergon_framework.boundary.factstore.memory.log import MemoryLogs
+from ergon_framework.boundary.factstore.memory.registry import MemoryLinks, MemoryObjects
+from ergon_framework.boundary.factstore.memory.state import MemoryDatabase
+from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.factstore import Meanwhile
 
 
-class MemoryFactStore(MemoryMoving):
+class MemoryFactStore(FactStoreOfParts):
     """A zone's facts for tests, examples and trials. Every call is one step under one lock."""
 
     acknowledgement = (
@@ -24,27 +28,16 @@ class MemoryFactStore(MemoryMoving):
     """Nobody but the settings limits a fact."""
 
     def __init__(self, zone: str, *, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(zone, clock)
-
-    def subscribe(self, wake: Callable[[], None]) -> None:
-        """Call ``wake()`` after each step that added facts, in the thread that added them."""
-        with self._step():
-            self._wakes.append(wake)
-
-    def unsubscribe(self, wake: Callable[[], None]) -> None:
-        """No longer; one who never subscribed is fine."""
-        with self._lock:
-            if wake in self._wakes:
-                self._wakes.remove(wake)
-
-    def watch_waits(self, seen: Meanwhile) -> None:
-        """Nothing is waited for here."""
-
-    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
-        """What is in memory cannot go back in time."""
-
-    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
-        """There is nothing to wait for, and nothing to tell."""
+        self.database = MemoryDatabase(zone, clock)
+        parts = StoreParts(
+            MemoryLogs(self.database),
+            MemoryConsumers(self.database),
+            MemoryObjects(self.database),
+            MemoryLinks(self.database),
+        )
+        super().__init__(parts, self.database)
+        self.records = MemoryArchive(self.database, parts)
+        """All that the store holds, to be copied into another store or out of one."""
 
     def backup(self, folder: str) -> None:
         """Refuse: nothing could ever open the copy."""
@@ -54,6 +47,4 @@ class MemoryFactStore(MemoryMoving):
 
     def close(self) -> None:
         """Take no more calls. Closing twice is fine."""
-        with self._lock:
-            self._is_closed = True
-            self._wakes.clear()
+        self.database.close()

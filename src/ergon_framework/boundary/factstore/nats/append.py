@@ -18,6 +18,9 @@ from ergon_framework.ports.factstore import (
 )
 from ergon_framework.storage.nats import Message
 
+MANY = 300
+"""References of one fact, above which they are marked ahead of it."""
+
 
 class Entering:
     """Decides fact by fact what becomes of it."""

@@ -21,7 +21,8 @@ from ergon_framework.boundary.factstore.hashchain import new_of, prepare
 from ergon_framework.boundary.factstore.nats import pages, schema
 from ergon_framework.boundary.factstore.nats.append import Entering
 from ergon_framework.boundary.factstore.nats.consumers import items_of, quarantined, whole_mark
-from ergon_framework.boundary.factstore.nats.log import NatsRetention
+from ergon_framework.boundary.factstore.nats.database import NatsDatabase
+from ergon_framework.boundary.factstore.nats.log import NatsLog
 from ergon_framework.boundary.factstore.nats.registry import drop_name, put_name
 from ergon_framework.boundary.factstore.nats.schema import (
     LAST,
@@ -35,6 +36,7 @@ from ergon_framework.boundary.factstore.nats.schema import (
     ZoneRecord,
 )
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
+from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.ports.copies import (
     AwaitedCopy,
     ConsumerCopy,
@@ -257,44 +259,51 @@ MOST_COPIES = 300
 """Of one commit: each is a few messages, and a batch has an end."""
 
 
-class NatsMoving(NatsRetention):
-    """What a move needs."""
+class NatsArchive:
+    """The part of the store that is copied: all that it holds, as records."""
+
+    def __init__(self, database: NatsDatabase, log: NatsLog, parts: StoreParts) -> None:
+        self._database = database
+        self._log = log
+        self._parts = parts
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
         if kind is IdCopy:
-            found = self._look(lambda books: list(islice(_ids(books, after or b""), limit)))
+            found = self._database.read(
+                lambda books: list(islice(_ids(books, after or b""), limit))
+            )
             return cast("list[C]", found)
-        read = partial(_facts, self.url) if kind is FactCopy else _DUMPS.get(kind)
+        read = partial(_facts, self._database.url) if kind is FactCopy else _DUMPS.get(kind)
         if read is None:
-            return dump_books(cast("Any", self), kind, after, limit)
-        return self._look(lambda books: list(bounded(read(books, after), limit)))
+            return dump_books(self._parts, kind, after, limit)
+        return self._database.read(lambda books: list(bounded(read(books, after), limit)))
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Put copies of one kind in, in order; many in several commits, if all of them fit."""
         for copy in copies:
             if isinstance(copy, LogCopy):
-                self._look(partial(refuse_log, copy))
-                self._drop(copy.log, partial(_up_to, copy.first - 1))
+                self._database.read(partial(refuse_log, copy))
+                self._log.drop(copy.log, partial(_up_to, copy.first - 1))
         if len(copies) > MOST_COPIES and isinstance(copies[0], FactCopy):
-            self._look(partial(put, copies))  # which writes nothing, but refuses
+            self._database.read(partial(put, copies))  # which writes nothing, but refuses
         for start in range(0, len(copies), MOST_COPIES):
-            self._step(partial(put, copies[start : start + MOST_COPIES]), "move")
+            self._database.transaction(partial(put, copies[start : start + MOST_COPIES]), "move")
 
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
         for start in range(0, len(copies), MOST_COPIES):
-            self._step(partial(drop, copies[start : start + MOST_COPIES]), "move")
+            self._database.transaction(partial(drop, copies[start : start + MOST_COPIES]), "move")
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
-        found = self._look(lambda books: books.get(Mark, books.subjects.mark))
+        found = self._database.read(lambda books: books.get(Mark, books.subjects.mark))
         return None if found is None else found.data
 
     def set_mark(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
         record = None if mark is None else Mark(mark)
-        self._step(lambda books: books.put(books.subjects.mark, record), "move")
+        self._database.transaction(lambda books: books.put(books.subjects.mark, record), "move")
 
     def bar(self, place: str | None) -> None:
         """Refuse whatever is written, or let it in again.
@@ -302,13 +311,15 @@ class NatsMoving(NatsRetention):
         Setting the mark makes others look. Who is about to write one consumer, and looks at nothing
         else, is overtaken there.
         """
-        self._refuse_reader()
-        self._opening.bar(place)
-        names = self._look(
+        self._database.refuse_reader()
+        self._database.opening.bar(place)
+        names = self._database.read(
             lambda books: sorted(books.all(ConsumerRecord, books.subjects.consumers))
         )
         for start in range(0, len(names), MOST_COPIES):
-            self._step(partial(_rewrite, names[start : start + MOST_COPIES]), "move")
+            self._database.transaction(
+                partial(_rewrite, names[start : start + MOST_COPIES]), "move"
+            )
 
 
 def _rewrite(consumers: Sequence[str], books: StreamTransaction) -> None:

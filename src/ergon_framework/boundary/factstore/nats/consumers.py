@@ -33,6 +33,236 @@ _SHARED = {each.name for each in fields(ConsumerInfo)} & {
 }
 
 
+MOST_SETTLED = 300
+"""Items of one commit."""
+ROUNDS = 100
+"""Corrupted facts that one call passes at most."""
+
+
+class NatsConsumers:
+    """The part of the store that knows who reads and how far, and gives facts out."""
+
+    def __init__(self, database: NatsDatabase) -> None:
+        self._database = database
+
+    def create_consumer(
+        self,
+        name: str,
+        log: str,
+        *,
+        from_end: bool = False,
+        to_zone: str | None = None,
+        is_required: bool = True,
+    ) -> ConsumerInfo:
+        """Create one at the start or the end of its log; the same again answers it."""
+
+        def work(books: StreamTransaction) -> ConsumerInfo:
+            subject = books.subjects.consumer(name)
+            one = books.get(ConsumerRecord, subject)
+            if one is None or one.is_gone:
+                shelf = books.shelf_or_new(log)
+                cursor = shelf.head if from_end else shelf.first - 1
+                above = 0 if one is None else one.items_above
+                one = ConsumerRecord(name, log, cursor, to_zone, is_required)
+                one.created_at, one.items_above = self._database.clock(), above
+                books.put(subject, one)
+            refuse_other(one, log, to_zone)
+            return described(books, one)
+
+        return self._database.transaction(work, "desk")
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """Every consumer, by name."""
+
+        def work(books: StreamTransaction) -> list[ConsumerInfo]:
+            found = books.all(ConsumerRecord, books.subjects.consumers).values()
+            kept = sorted((each for each in found if not each.is_gone), key=lambda one: one.name)
+            return [described(books, each) for each in kept]
+
+        return self._database.read(work)
+
+    def consumer(self, name: str) -> ConsumerInfo:
+        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        return self._database.read(lambda books: described(books, reader_named(books, name)))
+
+    def delete_consumer(self, name: str) -> None:
+        """Forget it and its quarantine; retention no longer waits for it."""
+
+        def work(books: StreamTransaction) -> None:
+            one = reader_named(books, name)
+            books.note(self._database.clock(), "delete_consumer", cursors.deleted(one))
+            one.is_gone, one.items_above = True, books.tally.items
+            one.holder = None
+            books.put(books.subjects.consumer(name), one)
+
+        _, below = self._database.transaction_and_end(work, "desk")
+        self._database.clear(
+            below, self._database.subjects.items_of(name), self._database.subjects.wholes_of(name)
+        )
+        self._database.forget()
+
+    def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
+        """Move the cursor up to ``offset``, never down; the cursor then."""
+
+        def work(books: StreamTransaction) -> int | None:
+            now, one = self._database.clock(), reader_named(books, name)
+            before = copy(one)
+            refuse_late(info_of(one), holder, now)
+            refuse_unserved(one, offset)
+            settled = _delivered(books, one, offset)
+            for item in settled[:MOST_SETTLED]:
+                item.state = "settled"
+                put(books, item)
+            if len(settled) > MOST_SETTLED:
+                return None  # the cursor moves when all of them are
+            cursors.move(one, max(one.cursor, offset))
+            if holder is not None:
+                one.held_until = now + one.lease
+            if one != before:
+                books.put(books.subjects.consumer(name), one)
+            return one.cursor
+
+        cursor = None
+        while cursor is None:
+            cursor = self._database.compare_and_set(
+                work, "confirm", self._database.subjects.consumer(name)
+            )
+        return cursor
+
+    def release_lease(self, name: str, holder: str) -> None:
+        """The holder lets go of the name; nothing happens when it does not hold it."""
+
+        def work(books: StreamTransaction) -> None:
+            one = books.get(ConsumerRecord, books.subjects.consumer(name))
+            if one is not None and not one.is_gone and one.holder == holder:
+                cursors.let_go(one)
+                books.put(books.subjects.consumer(name), one)
+
+        self._database.transaction(work, "desk")
+
+    def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
+        """Set the cursor, also backwards, and write down that it was done and why."""
+
+        def work(books: StreamTransaction) -> ConsumerInfo:
+            one = reader_named(books, name)
+            shelf = books.shelf_or_new(one.log)
+            text = cursors.sought(one, offset, reason)
+            cursors.seek(one, offset, shelf.first, shelf.head)
+            books.note(self._database.clock(), "seek", text)
+            books.put(books.subjects.consumer(name), one)
+            return described(books, one)
+
+        return self._database.transaction(work, "desk")
+
+    # ---- giving facts out -----------------------------------------------------------------------
+
+    def serve(
+        self,
+        name: str,
+        limit: int,
+        max_bytes: int,
+        *,
+        holder: str | None = None,
+        lease: float = 30.0,
+    ) -> Serving:
+        """The page after the cursor, or before it one of released facts."""
+
+        def work(books: StreamTransaction) -> Serving | ConsumerHeldError | None:
+            now, one = self._database.clock(), reader_named(books, name)
+            before = copy(one)
+            if info_of(one).is_overlong(now):
+                one.held_until = now + one.lease
+            try:
+                refuse_held(info_of(one), holder, now)
+            except ConsumerHeldError as error:
+                if one.held_until != before.held_until:  # that is written, though it is refused
+                    books.put(books.subjects.consumer(name), one)
+                return error
+            if _spoilt(books, one):
+                if one != before:
+                    books.put(books.subjects.consumer(name), one)
+                return None  # that is written, whatever is wrong with what comes next
+            page = _released(books, one, limit, max_bytes)
+            is_released = page is not None
+            if page is None:
+                page = _next(books, one, limit, max_bytes, now)
+                consumers.give(one, page, holder)
+            consumers.hold(one, holder, lease, now)
+            _note_released(books, one, page)
+            if one != before:
+                books.put(books.subjects.consumer(name), one)
+            return Serving(described(books, one), page, is_released)
+
+        served = None
+        while served is None:
+            served = self._database.compare_and_set(
+                work, "desk", self._database.subjects.consumer(name)
+            )
+        if isinstance(served, ConsumerHeldError):
+            raise served
+        return served
+
+    # ---- quarantine -----------------------------------------------------------------------------
+
+    def set_aside(
+        self,
+        name: str,
+        offset: int,
+        *,
+        reason: str,
+        message: str,
+        attempts: int,
+        holder: str | None = None,
+    ) -> Quarantined:
+        """Quarantine the next fact of the view and move the cursor past it, in one commit."""
+
+        def work(books: StreamTransaction) -> Quarantined:
+            now, one = self._database.clock(), reader_named(books, name)
+            refuse_late(info_of(one), holder, now)
+            is_released = any(item.offset == offset for item in released_to(books, one))
+            following = next_of(books, one)
+            is_next = offset == following
+            if not is_released and not is_next:
+                raise not_next(one, offset, following)
+            item = Item(0, name, one.log, offset, reason, message, attempts, now)
+            kept = keep(books, one, item)
+            if is_next:
+                consumers.pass_by(one, offset)
+            books.put(books.subjects.consumer(name), one)
+            return quarantined(kept)
+
+        return self._database.transaction(work, "quarantine")
+
+    def quarantine(
+        self, consumer: str | None = None, state: str | None = "quarantined"
+    ) -> list[Quarantined]:
+        """What was set aside, oldest first; ``state=None`` for all."""
+
+        def work(books: StreamTransaction) -> list[Quarantined]:
+            return [
+                quarantined(item)
+                for item in items_of(books, consumer)
+                if state in {None, item.state}
+            ]
+
+        return self._database.read(work)
+
+    def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
+        """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
+
+        def work(books: StreamTransaction) -> Quarantined:
+            item = _numbered(books, quarantine_id)
+            if item.state == state:
+                return quarantined(item)
+            refuse_wrong_state(quarantine_id, item.state, state)
+            books.note(self._database.clock(), ACTIONS[state], said_of(item, reason))
+            item.state, item.is_served = state, False
+            put(books, item)
+            return quarantined(item)
+
+        return self._database.transaction(work, "quarantine")
+
+
 def reader_named(books: StreamTransaction, name: str) -> ConsumerRecord:
     """A consumer that must be there."""
     found = books.get(ConsumerRecord, books.subjects.consumer(name))
@@ -54,66 +284,88 @@ def described(books: StreamTransaction, one: ConsumerRecord) -> ConsumerInfo:
     return info
 
 
-class NatsQuarantine(NatsDatabase):
-    """The part of the store that keeps what failed."""
+def _delivered(books: StreamTransaction, one: ConsumerRecord, offset: int) -> list[Item]:
+    """Released items that went out and are confirmed."""
+    released = released_to(books, one)
+    return [item for item in released if item.offset <= offset and item.is_served]
 
-    def set_aside(
-        self,
-        name: str,
-        offset: int,
-        *,
-        reason: str,
-        message: str,
-        attempts: int,
-        holder: str | None = None,
-    ) -> Quarantined:
-        """Quarantine the next fact of the view and move the cursor past it, in one commit."""
 
-        def work(books: StreamTransaction) -> Quarantined:
-            now, one = self._clock(), reader_named(books, name)
-            refuse_late(info_of(one), holder, now)
-            is_released = any(item.offset == offset for item in released_to(books, one))
-            following = next_of(books, one)
-            is_next = offset == following
-            if not is_released and not is_next:
-                raise not_next(one, offset, following)
-            item = Item(0, name, one.log, offset, reason, message, attempts, now)
-            kept = keep(books, one, item)
-            if is_next:
-                consumers.pass_by(one, offset)
-            books.put(books.subjects.consumer(name), one)
-            return quarantined(kept)
-
-        return self._step(work, "quarantine")
-
-    def quarantine(
-        self, consumer: str | None = None, state: str | None = "quarantined"
-    ) -> list[Quarantined]:
-        """What was set aside, oldest first; ``state=None`` for all."""
-
-        def work(books: StreamTransaction) -> list[Quarantined]:
-            return [
-                quarantined(item)
-                for item in items_of(books, consumer)
-                if state in {None, item.state}
-            ]
-
-        return self._look(work)
-
-    def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
-        """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
-
-        def work(books: StreamTransaction) -> Quarantined:
-            item = _numbered(books, quarantine_id)
-            if item.state == state:
-                return quarantined(item)
-            refuse_wrong_state(quarantine_id, item.state, state)
-            books.note(self._clock(), ACTIONS[state], said_of(item, reason))
-            item.state, item.is_served = state, False
+def _note_released(books: StreamTransaction, one: ConsumerRecord, page: Page) -> None:
+    offsets = {fact.offset for fact in page.facts}
+    for item in released_to(books, one):
+        if item.offset in offsets and not item.is_served:
+            item.is_served = True
             put(books, item)
-            return quarantined(item)
 
-        return self._step(work, "quarantine")
+
+def _below(books: StreamTransaction, one: ConsumerRecord) -> list[Item]:
+    """What an operator released and lies below the cursor.
+
+    What lies above it, after a seek, comes along with its neighbours: confirmed on its own, it
+    would take the cursor past them.
+    """
+    below = [item for item in released_to(books, one) if item.offset <= one.cursor]
+    return sorted(below, key=lambda item: item.offset)
+
+
+def _spoilt(books: StreamTransaction, one: ConsumerRecord) -> bool:
+    """Set aside again what was released and can no longer be delivered; whether there was any."""
+    shelf, is_any = books.shelf(one.log), False
+    if shelf is None:
+        return False
+    for item in _below(books, one):
+        entry = pages.entry_at(books, shelf, item.offset)
+        if entry is None or entry.is_marker:
+            item.state, item.reason = "quarantined", "corrupted"
+            put(books, item)
+            is_any = True
+    return is_any
+
+
+def _released(
+    books: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int
+) -> Page | None:
+    """The page of what an operator released, if anything."""
+    below, shelf = _below(books, one), books.shelf(one.log)
+    if not below or shelf is None:
+        return None
+    page, size, is_full = Page([], 0, shelf.head), 0, False
+    most = min(limit, MOST_SETTLED)  # each is marked
+    for item in below:
+        entry = pages.entry_at(books, shelf, item.offset)
+        if entry is None:
+            continue
+        size += entry.size
+        is_full = is_full or len(page.facts) >= most or size > max_bytes
+        if not page.facts or not is_full:
+            page.facts.append(entry.seen(one.to_zone))
+            page.through = item.offset
+    return page if page.facts else None
+
+
+def _next(
+    books: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int, now: float
+) -> Page:
+    """The page after the cursor, which passes corrupted facts on its way."""
+    shelf = books.shelf_or_new(one.log)
+    passed: list[Gap] = []
+    for _ in range(ROUNDS):
+        lost = pages.unexplained(books, shelf, one.cursor)
+        refuse_truncated(one, lost)
+        stretch = pages.read(books, shelf, one.cursor, limit, max_bytes, one.to_zone)
+        page, at = stretch.page, stretch.corrupted
+        if at is None or page.facts or page.gaps:
+            # A gap is told, and confirmed, before what lies behind it is passed.
+            page.gaps[:0] = passed
+            return page
+        message = f"the fact at {at} of {shelf.name} is not what was stored there"
+        keep(books, one, Item(0, one.name, shelf.name, at, "corrupted", message, 0, now))
+        consumers.move(one, at)
+        passed.append(Gap(one.log, at, at, "corrupted", now))
+    return Page([], one.cursor, shelf.head, gaps=passed)  # the rest is for the next call
+
+
+# ---- quarantine ---------------------------------------------------------------------------------
 
 
 def quarantined(item: Item) -> Quarantined:
@@ -213,250 +465,3 @@ def next_of(books: StreamTransaction, one: ConsumerRecord) -> int | None:
         return None
     first = next(pages.entries_after(books, shelf, one.cursor, one.to_zone, chunk=1), None)
     return None if first is None else first.offset
-
-
-MOST_SETTLED = 300
-"""Items of one commit."""
-
-
-class NatsDesk(NatsDatabase):
-    """The part of the store that knows its consumers."""
-
-    def create_consumer(
-        self,
-        name: str,
-        log: str,
-        *,
-        from_end: bool = False,
-        to_zone: str | None = None,
-        is_required: bool = True,
-    ) -> ConsumerInfo:
-        """Create one at the start or the end of its log; the same again answers it."""
-
-        def work(books: StreamTransaction) -> ConsumerInfo:
-            subject = books.subjects.consumer(name)
-            one = books.get(ConsumerRecord, subject)
-            if one is None or one.is_gone:
-                shelf = books.shelf_or_new(log)
-                cursor = shelf.head if from_end else shelf.first - 1
-                above = 0 if one is None else one.items_above
-                one = ConsumerRecord(name, log, cursor, to_zone, is_required)
-                one.created_at, one.items_above = self._clock(), above
-                books.put(subject, one)
-            refuse_other(one, log, to_zone)
-            return described(books, one)
-
-        return self._step(work, "desk")
-
-    def consumers(self) -> list[ConsumerInfo]:
-        """Every consumer, by name."""
-
-        def work(books: StreamTransaction) -> list[ConsumerInfo]:
-            found = books.all(ConsumerRecord, books.subjects.consumers).values()
-            kept = sorted((each for each in found if not each.is_gone), key=lambda one: one.name)
-            return [described(books, each) for each in kept]
-
-        return self._look(work)
-
-    def consumer(self, name: str) -> ConsumerInfo:
-        """One of them; ``BoundaryNotFoundError`` when there is none."""
-        return self._look(lambda books: described(books, reader_named(books, name)))
-
-    def delete_consumer(self, name: str) -> None:
-        """Forget it and its quarantine; retention no longer waits for it."""
-
-        def work(books: StreamTransaction) -> None:
-            one = reader_named(books, name)
-            books.note(self._clock(), "delete_consumer", cursors.deleted(one))
-            one.is_gone, one.items_above = True, books.tally.items
-            one.holder = None
-            books.put(books.subjects.consumer(name), one)
-
-        _, below = self._placed(work, "desk")
-        self._clear(below, self._subjects.items_of(name), self._subjects.wholes_of(name))
-        with self._turn:
-            self._memory.forget(-1)
-
-    def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
-        """Move the cursor up to ``offset``, never down; the cursor then."""
-
-        def work(books: StreamTransaction) -> int | None:
-            now, one = self._clock(), reader_named(books, name)
-            before = copy(one)
-            refuse_late(info_of(one), holder, now)
-            refuse_unserved(one, offset)
-            settled = _delivered(books, one, offset)
-            for item in settled[:MOST_SETTLED]:
-                item.state = "settled"
-                put(books, item)
-            if len(settled) > MOST_SETTLED:
-                return None  # the cursor moves when all of them are
-            cursors.move(one, max(one.cursor, offset))
-            if holder is not None:
-                one.held_until = now + one.lease
-            if one != before:
-                books.put(books.subjects.consumer(name), one)
-            return one.cursor
-
-        cursor = None
-        while cursor is None:
-            cursor = self._narrow(work, "confirm", self._subjects.consumer(name))
-        return cursor
-
-    def release_lease(self, name: str, holder: str) -> None:
-        """The holder lets go of the name; nothing happens when it does not hold it."""
-
-        def work(books: StreamTransaction) -> None:
-            one = books.get(ConsumerRecord, books.subjects.consumer(name))
-            if one is not None and not one.is_gone and one.holder == holder:
-                cursors.let_go(one)
-                books.put(books.subjects.consumer(name), one)
-
-        self._step(work, "desk")
-
-    def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
-        """Set the cursor, also backwards, and write down that it was done and why."""
-
-        def work(books: StreamTransaction) -> ConsumerInfo:
-            one = reader_named(books, name)
-            shelf = books.shelf_or_new(one.log)
-            text = cursors.sought(one, offset, reason)
-            cursors.seek(one, offset, shelf.first, shelf.head)
-            books.note(self._clock(), "seek", text)
-            books.put(books.subjects.consumer(name), one)
-            return described(books, one)
-
-        return self._step(work, "desk")
-
-
-def _delivered(books: StreamTransaction, one: ConsumerRecord, offset: int) -> list[Item]:
-    """Released items that went out and are confirmed."""
-    released = released_to(books, one)
-    return [item for item in released if item.offset <= offset and item.is_served]
-
-
-ROUNDS = 100
-"""Corrupted facts that one call passes at most."""
-
-
-class NatsServing(NatsDesk):
-    """The part of the store that gives facts out."""
-
-    def serve(
-        self,
-        name: str,
-        limit: int,
-        max_bytes: int,
-        *,
-        holder: str | None = None,
-        lease: float = 30.0,
-    ) -> Serving:
-        """The page after the cursor, or before it one of released facts."""
-
-        def work(books: StreamTransaction) -> Serving | ConsumerHeldError | None:
-            now, one = self._clock(), reader_named(books, name)
-            before = copy(one)
-            if info_of(one).is_overlong(now):
-                one.held_until = now + one.lease
-            try:
-                refuse_held(info_of(one), holder, now)
-            except ConsumerHeldError as error:
-                if one.held_until != before.held_until:  # that is written, though it is refused
-                    books.put(books.subjects.consumer(name), one)
-                return error
-            if _spoilt(books, one):
-                if one != before:
-                    books.put(books.subjects.consumer(name), one)
-                return None  # that is written, whatever is wrong with what comes next
-            page = _released(books, one, limit, max_bytes)
-            is_released = page is not None
-            if page is None:
-                page = _next(books, one, limit, max_bytes, now)
-                consumers.give(one, page, holder)
-            consumers.hold(one, holder, lease, now)
-            _note_released(books, one, page)
-            if one != before:
-                books.put(books.subjects.consumer(name), one)
-            return Serving(described(books, one), page, is_released)
-
-        served = None
-        while served is None:
-            served = self._narrow(work, "desk", self._subjects.consumer(name))
-        if isinstance(served, ConsumerHeldError):
-            raise served
-        return served
-
-
-def _note_released(books: StreamTransaction, one: ConsumerRecord, page: Page) -> None:
-    offsets = {fact.offset for fact in page.facts}
-    for item in released_to(books, one):
-        if item.offset in offsets and not item.is_served:
-            item.is_served = True
-            put(books, item)
-
-
-def _below(books: StreamTransaction, one: ConsumerRecord) -> list[Item]:
-    """What an operator released and lies below the cursor.
-
-    What lies above it, after a seek, comes along with its neighbours: confirmed on its own, it
-    would take the cursor past them.
-    """
-    below = [item for item in released_to(books, one) if item.offset <= one.cursor]
-    return sorted(below, key=lambda item: item.offset)
-
-
-def _spoilt(books: StreamTransaction, one: ConsumerRecord) -> bool:
-    """Set aside again what was released and can no longer be delivered; whether there was any."""
-    shelf, is_any = books.shelf(one.log), False
-    if shelf is None:
-        return False
-    for item in _below(books, one):
-        entry = pages.entry_at(books, shelf, item.offset)
-        if entry is None or entry.is_marker:
-            item.state, item.reason = "quarantined", "corrupted"
-            put(books, item)
-            is_any = True
-    return is_any
-
-
-def _released(
-    books: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int
-) -> Page | None:
-    """The page of what an operator released, if anything."""
-    below, shelf = _below(books, one), books.shelf(one.log)
-    if not below or shelf is None:
-        return None
-    page, size, is_full = Page([], 0, shelf.head), 0, False
-    most = min(limit, MOST_SETTLED)  # each is marked
-    for item in below:
-        entry = pages.entry_at(books, shelf, item.offset)
-        if entry is None:
-            continue
-        size += entry.size
-        is_full = is_full or len(page.facts) >= most or size > max_bytes
-        if not page.facts or not is_full:
-            page.facts.append(entry.seen(one.to_zone))
-            page.through = item.offset
-    return page if page.facts else None
-
-
-def _next(
-    books: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int, now: float
-) -> Page:
-    """The page after the cursor, which passes corrupted facts on its way."""
-    shelf = books.shelf_or_new(one.log)
-    passed: list[Gap] = []
-    for _ in range(ROUNDS):
-        lost = pages.unexplained(books, shelf, one.cursor)
-        refuse_truncated(one, lost)
-        stretch = pages.read(books, shelf, one.cursor, limit, max_bytes, one.to_zone)
-        page, at = stretch.page, stretch.corrupted
-        if at is None or page.facts or page.gaps:
-            # A gap is told, and confirmed, before what lies behind it is passed.
-            page.gaps[:0] = passed
-            return page
-        message = f"the fact at {at} of {shelf.name} is not what was stored there"
-        keep(books, one, Item(0, one.name, shelf.name, at, "corrupted", message, 0, now))
-        consumers.move(one, at)
-        passed.append(Gap(one.log, at, at, "corrupted", now))
-    return Page([], one.cursor, shelf.head, gaps=passed)  # the rest is for the next call

@@ -5,7 +5,7 @@ To drop payloads the log begins higher, in one commit, and then the messages go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -23,9 +23,9 @@ from ergon_framework.boundary.factstore.group_commit import (
 )
 from ergon_framework.boundary.factstore.hashchain import Prepared, key_of, prepare
 from ergon_framework.boundary.factstore.nats import pages
-from ergon_framework.boundary.factstore.nats.append import Entering
+from ergon_framework.boundary.factstore.nats.append import MANY, Entering, refer
 from ergon_framework.boundary.factstore.nats.consumers import keep_whole, open_items
-from ergon_framework.boundary.factstore.nats.database import MANY, NatsDatabase
+from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item, LogState, Place
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.core.link import leads_to
@@ -62,8 +62,190 @@ class _Arrival:
     fact: Prepared
 
 
-class NatsReceiving(NatsDatabase):
-    """The part of the store that takes in what peers have."""
+Bound: TypeAlias = Callable[[StreamTransaction], int]
+"""Up to where a log may be dropped, by what is written when that is asked."""
+
+
+MOST_FACTS = 300
+"""Facts of one commit: each has an id and may have an object's name, and a batch has an end."""
+MOST_BYTES = 8 << 20
+OVERHEAD = 4096
+"""Bytes that a message has beside the fact, at most."""
+
+
+@dataclass(slots=True)
+class Append:
+    """One caller's facts on their way in."""
+
+    log: str
+    facts: list[Prepared]
+    capacity: int | None
+
+
+class NatsLog:
+    """The part of the store that keeps facts."""
+
+    def __init__(self, database: NatsDatabase) -> None:
+        self._database = database
+        self._watch: Callable[[int, float], None] | None = None
+        self._heads_seen: Callable[[str, int], None] | None = None
+        self._before_waiting: Meanwhile = nothing
+        self._appends: GroupCommit[Append, list[Outcome]] = GroupCommit(
+            self.append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
+        )
+
+    @property
+    def largest(self) -> int | None:
+        """Bytes that envelope and fact may take together, as the server says."""
+        return self._database.stream.client.max_payload - OVERHEAD
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        """Append in order, each with an outcome of its own; many in several commits."""
+        if not facts:
+            return []
+        asked = self.prepared(log, facts, capacity)
+        self._before_waiting()
+        return self._appends.call(asked)
+
+    def append_soon(
+        self,
+        log: str,
+        facts: Sequence[NewFact],
+        done: Callable[[list[Outcome] | BaseException], None],
+        *,
+        capacity: int | None = None,
+        group_done: Callable[[], None] | None = None,
+    ) -> None:
+        """The same without waiting: ``done`` is called, by another thread, after the commit."""
+        try:
+            asked = self.prepared(log, facts, capacity)
+        except StoreError as error:
+            done(error)
+        else:
+            self._appends.call_soon(asked, done, group_done)
+
+    def prepared(self, log: str, facts: Sequence[NewFact], capacity: int | None) -> Append:
+        """Work out what can be, and refuse what would make all fail that share its commit."""
+        prepared = [prepare(log, each) for each in facts]
+        if any(each.size > (self.largest or 0) for each in prepared):
+            raise too_large(self._database.url)
+        return Append(log, prepared, capacity)
+
+    def watch_waits(self, seen: Meanwhile) -> None:
+        """Tell when an append is about to wait."""
+        self._before_waiting = Watching(seen, "waits")
+
+    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
+        """Tell up to which offset a log has grown."""
+        self._heads_seen = Watching(seen, "heads")
+
+    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
+        """Tell of each group of appends: how many facts, and the seconds it took."""
+        self._watch = Watching(seen, "commits")
+
+    def close(self) -> None:
+        """Wait for the appends that were left to be done, and take no more."""
+        self._appends.close()
+
+    def append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+        """Append for several callers, in as few commits as can hold it."""
+        began, outcomes = perf_counter(), [list[Outcome]() for _ in asked]
+        for each in asked:
+            refer_ahead(self._database, each.facts, "append", is_awaited=False)
+        for part in _parts(asked):
+            for index, found in zip(part, self._enter(list(part.values())), strict=True):
+                outcomes[index] += found
+                if any(isinstance(each, Full) for each in found):
+                    asked[index].capacity = 0  # nothing enters behind it in a later commit either
+        if self._heads_seen is not None:
+            for each, found in zip(asked, outcomes, strict=True):
+                tell_head(self._heads_seen, each.log, found)
+        if self._watch is not None:
+            self._watch(sum(len(each.facts) for each in asked), perf_counter() - began)
+        return outcomes
+
+    def _enter(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+        keys = [fact.key for each in asked for fact in each.facts]
+
+        def work(books: StreamTransaction) -> list[list[Outcome]]:
+            known = books.known(keys, {each.log for each in asked})
+            entering = Entering(books, self._database.clock(), known)
+            return [entering.append(each.log, each.facts, each.capacity) for each in asked]
+
+        return self._database.transaction(work, "append")
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+        """Look an id up in one log, or in all: ``outbound`` first."""
+
+        def work(books: StreamTransaction) -> Found | None:
+            found = [each for each in books.shelves() if log in {None, each.name}]
+            keys = {each.name: key_of(each.name, from_zone, message_id) for each in found}
+            known = books.known(keys.values(), keys)
+            for shelf in found:
+                one = known.get(keys[shelf.name])
+                if one is not None:
+                    is_kept = one.offset >= shelf.first
+                    return Found(shelf.name, one.offset, one.digest, is_retained=is_kept)
+            return None
+
+        return self._database.read(work)
+
+    def page(
+        self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
+    ) -> Page:
+        """Read what is kept, without a consumer; a log that is not there is empty."""
+
+        def work(books: StreamTransaction) -> Page:
+            shelf = books.shelf(log)
+            if shelf is None:
+                return pages.empty(after)
+            stretch = pages.read(books, shelf, after, limit, max_bytes, to_zone)
+            if stretch.corrupted is not None and not stretch.page.facts:
+                raise corrupted(log, stretch.corrupted, self._database.url)
+            return stretch.page
+
+        return self._database.read(work)
+
+    def logs(self) -> list[LogInfo]:
+        """Every log, ``outbound`` first and always."""
+        return self._database.read(lambda books: [each.info() for each in books.shelves()])
+
+    def gaps(self, log: str | None = None) -> list[Gap]:
+        """Every recorded loss."""
+
+        def work(books: StreamTransaction) -> list[Gap]:
+            found = [each for each in books.shelves() if log in {None, each.name}]
+            return [gap for shelf in found for gap in pages.gaps_of(books, shelf)]
+
+        return self._database.read(work)
+
+    def aged(self, log: str, before: float) -> int:
+        """The highest offset such that it and all below it were recorded before an instant."""
+
+        def work(books: StreamTransaction) -> int:
+            shelf = books.shelf(log)
+            if shelf is None:
+                return 0
+            if shelf.cut_risen_at >= before:  # the clock has gone back since: look at each
+                return _aged_one_by_one(books, shelf, before)
+            last = pages.search(books, shelf, lambda entry: entry.risen_at < before)
+            return shelf.first - 1 if last is None else last.offset
+
+        return self._database.read(work)
+
+    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+        """Walk the hash chain as it was when the walk began."""
+        shelf = self._database.read(lambda books: books.shelf(log))
+        at = after if shelf is None else max(after, shelf.first - 1)
+        while shelf is not None and at < shelf.head:
+            found, at = self._database.read(_leg(shelf, at))
+            yield from found
+
+    # ---- what peers have ------------------------------------------------------------------------
 
     def receive(
         self,
@@ -82,7 +264,7 @@ class NatsReceiving(NatsDatabase):
         for each in hashchain.in_order(facts, gaps):
             new = hashchain.marker(each) if isinstance(each, Gap) else each
             arrived.append(_Arrival(each, prepare(log, new)))
-        self._refer_ahead((each.fact for each in arrived), "receive", is_awaited=True)
+        refer_ahead(self._database, (each.fact for each in arrived), "receive", is_awaited=True)
         outcomes: list[Outcome] = []
         *parts, last = _arriving_parts(arrived)
         for part in parts:
@@ -103,7 +285,7 @@ class NatsReceiving(NatsDatabase):
         refused: Sequence[Quarantined],
     ) -> list[Outcome]:
         def work(books: StreamTransaction) -> list[Outcome]:
-            now, log = self._clock(), INBOUND + peer
+            now, log = self._database.clock(), INBOUND + peer
             known = books.known([each.fact.key for each in arrived], [log])
             entering = Entering(books, now, known)
             outcomes: list[Outcome] = []
@@ -121,7 +303,48 @@ class NatsReceiving(NatsDatabase):
                 _move(books, peer, link)
             return outcomes
 
-        return self._step(work, "receive")
+        return self._database.transaction(work, "receive")
+
+    # ---- retention ------------------------------------------------------------------------------
+
+    def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
+        """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids."""
+        if loss_reason is None:
+            return self.drop(log, lambda books: min(through, _settled_by_all(books, log)))
+        return self.drop(log, lambda _: through, loss_reason)
+
+    def drop(self, log: str, bound: Bound, loss_reason: str | None = None) -> int:
+        """Drop payloads up to where something says; how many were dropped."""
+        end = partial(_dropped, log, bound, loss_reason, self._database.clock())
+        dropped, below = self._database.transaction(end, "truncate")
+        if dropped:
+            self._database.clear(below, self._database.subjects.entries(log))
+            self._clear_repairs(below, log)
+        return dropped
+
+    def _clear_repairs(self, below: int, log: str) -> None:
+        """Remove what stood in the place of damaged entries that are gone."""
+        with suppress(StoreError):  # what was committed counts, whether they go or not
+            for each in self._database.stream.latest([self._database.subjects.repairs(log)]):
+                if int(each.subject.rpartition(".")[2]) < below:
+                    self._database.stream.delete(each.seq)
+
+
+def refer_ahead(
+    database: NatsDatabase, facts: Iterable[Prepared], call: str, *, is_awaited: bool
+) -> None:
+    """Mark what facts with very many references refer to, before they are entered.
+
+    Their names would not fit into the commit of the fact; a name that is marked for a fact that
+    never comes is merely kept.
+    """
+    for fact in facts:
+        names = fact.new.references
+        for start in range(0, len(names) if len(names) > MANY else 0, MANY):
+            part = names[start : start + MANY]
+            is_kept = is_awaited or not fact.new.needs_artifacts
+            names_of = [(each.bucket, each.key) for each in part]
+            database.transaction(partial(refer, names_of, is_awaited=is_kept), call)
 
 
 def _arriving_parts(arrived: Sequence[_Arrival]) -> list[list[_Arrival]]:
@@ -157,35 +380,6 @@ def _move(books: StreamTransaction, peer: str, link: Link) -> None:
     moved = replace(link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason)
     if leads_to(kept, link) and moved != books.get(Link, subject):
         books.put(subject, moved)
-
-
-Bound: TypeAlias = Callable[[StreamTransaction], int]
-"""Up to where a log may be dropped, by what is written when that is asked."""
-
-
-class NatsRetention(NatsDatabase):
-    """The part of the store that lets facts go."""
-
-    def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
-        """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids."""
-        if loss_reason is None:
-            return self._drop(log, lambda books: min(through, _settled_by_all(books, log)))
-        return self._drop(log, lambda _: through, loss_reason)
-
-    def _drop(self, log: str, bound: Bound, loss_reason: str | None = None) -> int:
-        end = partial(_dropped, log, bound, loss_reason, self._clock())
-        dropped, below = self._step(end, "truncate")
-        if dropped:
-            self._clear(below, self._subjects.entries(log))
-            self._clear_repairs(below, log)
-        return dropped
-
-    def _clear_repairs(self, below: int, log: str) -> None:
-        """Remove what stood in the place of damaged entries that are gone."""
-        with suppress(StoreError):  # what was committed counts, whether they go or not
-            for each in self._stream.latest([self._subjects.repairs(log)]):
-                if int(each.subject.rpartition(".")[2]) < below:
-                    self._stream.delete(each.seq)
 
 
 def _dropped(
@@ -255,193 +449,6 @@ def _confirmed_by_all(books: StreamTransaction, log: str) -> int:
 def _readers(books: StreamTransaction, log: str) -> list[ConsumerRecord]:
     found = books.all(ConsumerRecord, books.subjects.consumers).values()
     return [each for each in found if each.log == log and not each.is_gone]
-
-
-MOST_FACTS = 300
-"""Facts of one commit: each has an id and may have an object's name, and a batch has an end."""
-MOST_BYTES = 8 << 20
-OVERHEAD = 4096
-"""Bytes that a message has beside the fact, at most."""
-
-
-@dataclass(slots=True)
-class Append:
-    """One caller's facts on their way in."""
-
-    log: str
-    facts: list[Prepared]
-    capacity: int | None
-
-
-class NatsLogs(NatsDatabase):
-    """The part of the store that keeps facts."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        zone: str,
-        clock: Callable[[], float] | None = None,
-        read_only: bool = False,
-    ) -> None:
-        self._watch: Callable[[int, float], None] | None = None
-        self._before_waiting: Meanwhile = nothing
-        self._appends: GroupCommit[Append, list[Outcome]] = GroupCommit(
-            self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
-        )
-        super().__init__(url, zone=zone, clock=clock, read_only=read_only)
-
-    @property
-    def largest(self) -> int | None:
-        """Bytes that envelope and fact may take together, as the server says."""
-        return self._line.max_payload - OVERHEAD
-
-    def append(
-        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
-    ) -> list[Outcome]:
-        """Append in order, each with an outcome of its own; many in several commits."""
-        if not facts:
-            return []
-        asked = self._prepared(log, facts, capacity)
-        self._before_waiting()
-        return self._appends.call(asked)
-
-    def append_soon(
-        self,
-        log: str,
-        facts: Sequence[NewFact],
-        done: Callable[[list[Outcome] | BaseException], None],
-        *,
-        capacity: int | None = None,
-        group_done: Callable[[], None] | None = None,
-    ) -> None:
-        """The same without waiting: ``done`` is called, by another thread, after the commit."""
-        try:
-            asked = self._prepared(log, facts, capacity)
-        except StoreError as error:
-            done(error)
-        else:
-            self._appends.call_soon(asked, done, group_done)
-
-    def _prepared(self, log: str, facts: Sequence[NewFact], capacity: int | None) -> Append:
-        """Work out what can be, and refuse what would make all fail that share its commit."""
-        prepared = [prepare(log, each) for each in facts]
-        if any(each.size > (self.largest or 0) for each in prepared):
-            raise too_large(self.url)
-        return Append(log, prepared, capacity)
-
-    def watch_waits(self, seen: Meanwhile) -> None:
-        """Tell when an append is about to wait."""
-        self._before_waiting = Watching(seen, "waits")
-
-    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
-        """Tell up to which offset a log has grown."""
-        self._heads_seen = Watching(seen, "heads")
-
-    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
-        """Tell of each group of appends: how many facts, and the seconds it took."""
-        self._watch = Watching(seen, "commits")
-
-    def close(self) -> None:
-        """Let go of everything, after what was left to be appended. Closing twice is fine."""
-        self._appends.close()
-        super().close()
-
-    def _append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
-        """Append for several callers, in as few commits as can hold it."""
-        began, outcomes = perf_counter(), [list[Outcome]() for _ in asked]
-        for each in asked:
-            self._refer_ahead(each.facts, "append", is_awaited=False)
-        for part in _parts(asked):
-            for index, found in zip(part, self._enter(list(part.values())), strict=True):
-                outcomes[index] += found
-                if any(isinstance(each, Full) for each in found):
-                    asked[index].capacity = 0  # nothing enters behind it in a later commit either
-        if self._heads_seen is not None:
-            for each, found in zip(asked, outcomes, strict=True):
-                tell_head(self._heads_seen, each.log, found)
-        if self._watch is not None:
-            self._watch(sum(len(each.facts) for each in asked), perf_counter() - began)
-        return outcomes
-
-    def _enter(self, asked: Sequence[Append]) -> list[list[Outcome]]:
-        keys = [fact.key for each in asked for fact in each.facts]
-
-        def work(books: StreamTransaction) -> list[list[Outcome]]:
-            known = books.known(keys, {each.log for each in asked})
-            entering = Entering(books, self._clock(), known)
-            return [entering.append(each.log, each.facts, each.capacity) for each in asked]
-
-        return self._step(work, "append")
-
-    # ---- reading --------------------------------------------------------------------------------
-
-    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
-        """Look an id up in one log, or in all: ``outbound`` first."""
-
-        def work(books: StreamTransaction) -> Found | None:
-            found = [each for each in books.shelves() if log in {None, each.name}]
-            keys = {each.name: key_of(each.name, from_zone, message_id) for each in found}
-            known = books.known(keys.values(), keys)
-            for shelf in found:
-                one = known.get(keys[shelf.name])
-                if one is not None:
-                    is_kept = one.offset >= shelf.first
-                    return Found(shelf.name, one.offset, one.digest, is_retained=is_kept)
-            return None
-
-        return self._look(work)
-
-    def page(
-        self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
-    ) -> Page:
-        """Read what is kept, without a consumer; a log that is not there is empty."""
-
-        def work(books: StreamTransaction) -> Page:
-            shelf = books.shelf(log)
-            if shelf is None:
-                return pages.empty(after)
-            stretch = pages.read(books, shelf, after, limit, max_bytes, to_zone)
-            if stretch.corrupted is not None and not stretch.page.facts:
-                raise corrupted(log, stretch.corrupted, self.url)
-            return stretch.page
-
-        return self._look(work)
-
-    def logs(self) -> list[LogInfo]:
-        """Every log, ``outbound`` first and always."""
-        return self._look(lambda books: [each.info() for each in books.shelves()])
-
-    def gaps(self, log: str | None = None) -> list[Gap]:
-        """Every recorded loss."""
-
-        def work(books: StreamTransaction) -> list[Gap]:
-            found = [each for each in books.shelves() if log in {None, each.name}]
-            return [gap for shelf in found for gap in pages.gaps_of(books, shelf)]
-
-        return self._look(work)
-
-    def aged(self, log: str, before: float) -> int:
-        """The highest offset such that it and all below it were recorded before an instant."""
-
-        def work(books: StreamTransaction) -> int:
-            shelf = books.shelf(log)
-            if shelf is None:
-                return 0
-            if shelf.cut_risen_at >= before:  # the clock has gone back since: look at each
-                return _aged_one_by_one(books, shelf, before)
-            last = pages.search(books, shelf, lambda entry: entry.risen_at < before)
-            return shelf.first - 1 if last is None else last.offset
-
-        return self._look(work)
-
-    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
-        """Walk the hash chain as it was when the walk began."""
-        shelf = self._look(lambda books: books.shelf(log))
-        at = after if shelf is None else max(after, shelf.first - 1)
-        while shelf is not None and at < shelf.head:
-            found, at = self._look(_leg(shelf, at))
-            yield from found
 
 
 def _leg(shelf: LogState, at: int) -> Callable[[StreamTransaction], tuple[list[Flaw | int], int]]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from ergon_framework.boundary.factstore.nats.append import refer
-from ergon_framework.boundary.factstore.nats.database import MANY, NatsDatabase
+from ergon_framework.boundary.factstore.nats.append import MANY, refer
+from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import (
     Attribute,
     Note,
@@ -132,10 +132,12 @@ class _Seen:
         return names[first : first + limit] if is_whole and place >= self.start else None
 
 
-class NatsObjects(NatsDatabase):
+class NatsObjects:
     """The part of the store that knows which name stands for which bytes."""
 
-    _seen: _Seen | None = None
+    def __init__(self, database: NatsDatabase) -> None:
+        self._database = database
+        self._seen: _Seen | None = None
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
         """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
@@ -152,11 +154,11 @@ class NatsObjects(NatsDatabase):
                 )
             is_new = not kept.digest
             if is_new or not kept.is_referenced:
-                kept.digest, kept.size, kept.at = digest, size, self._clock()
+                kept.digest, kept.size, kept.at = digest, size, self._database.clock()
                 put_name(books, kept, is_new=is_new)
             return stored_object(kept)
 
-        return self._step(work, "bind")
+        return self._database.transaction(work, "bind")
 
     def object(self, bucket: str, key: str) -> StoredObject | None:
         """What a name stands for."""
@@ -165,7 +167,7 @@ class NatsObjects(NatsDatabase):
             kept = books.get(ObjectRecord, books.subjects.object(bucket, key))
             return None if kept is None or not kept.digest else stored_object(kept)
 
-        return self._look(work)
+        return self._database.read(work)
 
     def objects(
         self, bucket: str | None = None, *, after: tuple[str, str] = ("", ""), limit: int = 1000
@@ -175,7 +177,9 @@ class NatsObjects(NatsDatabase):
         seen = self._seen
         found = seen.after(after, limit) if seen and seen.is_of(bucket, version) else None
         if found is None:
-            read = self._look(lambda books: stretch(_reader(books, bucket), _by_name, after, limit))
+            read = self._database.read(
+                lambda books: stretch(_reader(books, bucket), _by_name, after, limit)
+            )
             found = read.names[:limit]
             self._seen = _Seen(bucket, version, after, read)
         return [stored_object(each) for each in found]
@@ -185,10 +189,11 @@ class NatsObjects(NatsDatabase):
         other writes a message.
         """
         counted, written = (
-            self._stream.last(each) for each in (self._subjects.tally, self._subjects.objects)
+            self._database.stream.last(each)
+            for each in (self._database.subjects.tally, self._database.subjects.objects)
         )
         seqs = (0 if each is None else each.seq for each in (counted, written))
-        return (self._stream.client.connections, *seqs)
+        return (self._database.stream.client.connections, *seqs)
 
     def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
         """Names given before an instant to which no fact has ever referred, the oldest first."""
@@ -197,7 +202,7 @@ class NatsObjects(NatsDatabase):
             is_orphan = name.digest and name.at < before and not name.is_referenced
             return (name.at, name.bucket, name.key) if is_orphan else None
 
-        found = self._look(lambda books: stretch(_reader(books), by_age, (), limit))
+        found = self._database.read(lambda books: stretch(_reader(books), by_age, (), limit))
         return [stored_object(each) for each in found.names[:limit]]
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
@@ -218,21 +223,21 @@ class NatsObjects(NatsDatabase):
             drop_name(books, kept)
             return stored_object(kept), _is_bound(books, kept.digest)
 
-        gone, below = self._placed(work, "bind")
+        gone, below = self._database.transaction_and_end(work, "bind")
         if gone is None:
             return None
         found, is_bound = gone
         names = (
-            self._subjects.object(bucket, key),
-            self._subjects.content(found.digest, bucket, key),
+            self._database.subjects.object(bucket, key),
+            self._database.subjects.content(found.digest, bucket, key),
         )
-        self._clear(below, *names)  # the tally lies behind them, and stays
+        self._database.clear(below, *names)  # the tally lies behind them, and stays
         return None if is_bound else found
 
     def refer(self, names: Sequence[tuple[str, str]]) -> None:
         """Mark names as referenced, also those that stand for nothing yet."""
         for start in range(0, len(names), MANY):
-            self._step(partial(refer, names[start : start + MANY]), "bind")
+            self._database.transaction(partial(refer, names[start : start + MANY]), "bind")
 
     def object_totals(self) -> tuple[int, int]:
         """How many names there are, and how many bytes they stand for."""
@@ -241,11 +246,11 @@ class NatsObjects(NatsDatabase):
             tally = books.tally
             return tally.objects, tally.object_bytes
 
-        return self._look(work)
+        return self._database.read(work)
 
     def is_bound(self, digest: bytes) -> bool:
         """Whether any name stands for these bytes."""
-        return self._look(lambda books: _is_bound(books, digest))
+        return self._database.read(lambda books: _is_bound(books, digest))
 
 
 def stored_object(kept: ObjectRecord) -> StoredObject:
@@ -286,8 +291,15 @@ def _is_bound(books: StreamTransaction, digest: bytes) -> bool:
     return bool(books.all(ObjectRecord, books.subjects.names_of(digest)))
 
 
-class NatsLinks(NatsDatabase):
-    """The part of the store that knows its peers."""
+class NatsLinks:
+    """The part of the store that knows its peers, and which store it is itself."""
+
+    def __init__(self, database: NatsDatabase) -> None:
+        self._database = database
+
+    def info(self) -> StoreInfo:
+        """Which store this is."""
+        return self._database.read(self._database.opening.read_info)
 
     def links(self) -> list[Link]:
         """Every link ever used or sealed, by peer; ``""`` is the seal of the whole zone."""
@@ -296,11 +308,11 @@ class NatsLinks(NatsDatabase):
             found = books.all(Link, books.subjects.links).values()
             return sorted(found, key=lambda link: link.peer)
 
-        return self._look(work)
+        return self._database.read(work)
 
     def link(self, peer: str) -> Link:
         """One of them, or a fresh one."""
-        return self._look(lambda books: _link(books, peer))
+        return self._database.read(lambda books: _link(books, peer))
 
     def seal(self, peer: str, reason: str) -> Link:
         """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
@@ -308,7 +320,7 @@ class NatsLinks(NatsDatabase):
             peer,
             "seal",
             f"{peer or 'all links'}: {reason}",
-            lambda link: replace(link, is_sealed=True, reason=reason, at=self._clock()),
+            lambda link: replace(link, is_sealed=True, reason=reason, at=self._database.clock()),
         )
 
     def open(self, peer: str) -> Link:
@@ -317,7 +329,7 @@ class NatsLinks(NatsDatabase):
         def opened(link: Link) -> Link:
             if not link.is_sealed:
                 return link
-            return replace(link, is_sealed=False, reason="", at=self._clock())
+            return replace(link, is_sealed=False, reason="", at=self._database.clock())
 
         return self._change(peer, "open", peer or "all links", opened)
 
@@ -327,7 +339,7 @@ class NatsLinks(NatsDatabase):
             peer,
             "accept_epoch",
             f"{peer}: {epoch}",
-            lambda link: replace(link, epoch=epoch, offset=0, chain=b"", at=self._clock()),
+            lambda link: replace(link, epoch=epoch, offset=0, chain=b"", at=self._database.clock()),
         )
 
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
@@ -336,19 +348,21 @@ class NatsLinks(NatsDatabase):
         def work(books: StreamTransaction) -> None:
             found = books.get(ZoneRecord, books.subjects.zone)
             if found is not None and found.epoch == epoch:
-                renew(books, found, self._clock(), why)
+                renew(books, found, self._database.clock(), why)
 
-        self._step(work, "desk")
+        self._database.transaction(work, "desk")
         return self.info()
 
     def attribute(self, name: str) -> str | None:
         """A text that was written down about this store; None when there is none."""
-        found = self._look(lambda books: books.get(Attribute, books.subjects.attribute(name)))
+        found = self._database.read(
+            lambda books: books.get(Attribute, books.subjects.attribute(name))
+        )
         return None if found is None else found.value
 
     def set_attribute(self, name: str, value: str) -> None:
         """Write a text down about this very store, for whoever opens it next."""
-        self._step(
+        self._database.transaction(
             lambda books: books.put(books.subjects.attribute(name), Attribute(value)), "desk"
         )
 
@@ -362,20 +376,20 @@ class NatsLinks(NatsDatabase):
             found = (books.get(Note, books.subjects.note(number)) for number in wanted)
             return [(each.at, each.action, each.details) for each in found if each is not None]
 
-        return self._look(work)
+        return self._database.read(work)
 
     def _change(
         self, peer: str, action: str, details: str, changed: Callable[[Link], Link]
     ) -> Link:
         def work(books: StreamTransaction) -> Link:
-            books.note(self._clock(), action, details)
+            books.note(self._database.clock(), action, details)
             link = _link(books, peer)
             new = changed(link)
             if new != link or action != "open":
                 books.put(books.subjects.link(peer), new)
             return new
 
-        return self._step(work, "desk")
+        return self._database.transaction(work, "desk")
 
 
 def _link(books: StreamTransaction, peer: str) -> Link:

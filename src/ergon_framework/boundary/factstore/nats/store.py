@@ -2,22 +2,70 @@
 
 from __future__ import annotations
 
-from ergon_framework.boundary.factstore.nats.archive import NatsMoving
-from ergon_framework.boundary.factstore.nats.consumers import NatsQuarantine, NatsServing
-from ergon_framework.boundary.factstore.nats.log import NatsLogs, NatsReceiving
+from collections.abc import Callable
+
+from ergon_framework.boundary.factstore.nats.archive import NatsArchive
+from ergon_framework.boundary.factstore.nats.consumers import NatsConsumers
+from ergon_framework.boundary.factstore.nats.database import NatsDatabase
+from ergon_framework.boundary.factstore.nats.log import NatsLog
 from ergon_framework.boundary.factstore.nats.registry import NatsLinks, NatsObjects
+from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
 from ergon_framework.errors import StoreError
 
 
-class NatsFactStore(
-    NatsMoving, NatsLogs, NatsReceiving, NatsServing, NatsQuarantine, NatsObjects, NatsLinks
-):
+class NatsFactStore(FactStoreOfParts):
     """A zone's facts in one stream of NATS JetStream. Any thread may call any method."""
+
+    log: NatsLog
+    """The logs and their ledger."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        zone: str,
+        clock: Callable[[], float] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self.database = NatsDatabase(url, zone=zone, clock=clock, read_only=read_only)
+        durability = self.database.opening.durability
+        self.acknowledgement = durability.sentence
+        self.is_synced = durability.is_safe
+        log = NatsLog(self.database)
+        parts = StoreParts(
+            log,
+            NatsConsumers(self.database),
+            NatsObjects(self.database),
+            NatsLinks(self.database),
+        )
+        super().__init__(parts, self.database.notifier)
+        self.records = NatsArchive(self.database, log, parts)
+        """All that the store holds, to be copied into another store or out of one."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, without a password."""
+        return self.database.url
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What time it is where the facts are."""
+        return self.database.clock
+
+    @property
+    def largest(self) -> int | None:
+        """Bytes that envelope and fact may take together, as the server says."""
+        return self.log.largest
 
     def backup(self, folder: str) -> None:
         """Refuse: the server's own program copies a stream, and does it well."""
         raise StoreError(
             f"{self.url} is not backed up by a node",
-            remedy=f"nats stream backup {self._stream.name} FOLDER copies the stream;"
+            remedy=f"nats stream backup {self.database.stream.name} FOLDER copies the stream;"
             " ergon move copies the zone into a file",
         )
+
+    def close(self) -> None:
+        """Let go of everything, after what was left to be appended. Closing twice is fine."""
+        self.log.close()
+        self.database.close()

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from ergon_framework.boundary.factstore.postgres.session import SQL, PostgresSession, wordings
-from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, SqlDatabase, logger
+from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, Subscribers, logger
 from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.notifier import LocalSubscription
@@ -20,7 +20,7 @@ from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
 from ergon_framework.storage.postgres.pool import Connection
 
-__all__ = ["SCHEMA", "PostgresGround", "namespace_of", "zones_in"]
+__all__ = ["SCHEMA", "FactNotifier", "PostgresZoneDatabase", "namespace_of", "zones_in"]
 
 
 PREFIX = "ergon_zone_"
@@ -68,8 +68,8 @@ _NAMESPACES = (
 _SERVER = "SELECT system_identifier FROM pg_control_system()"
 
 
-class PostgresGround(SqlDatabase):
-    """Runs transactions in the tables of one zone."""
+class PostgresZoneDatabase:
+    """Runs transactions in the tables of one zone, which have a schema of their own."""
 
     def __init__(
         self,
@@ -80,84 +80,88 @@ class PostgresGround(SqlDatabase):
         read_only: bool = False,
     ) -> None:
         self.namespace = namespace_of(zone)
-        self._channel = channel_of(zone)
+        self.channel = channel_of(zone)
+        """Where new facts of the zone are announced."""
+        self.is_closed = False
         self._is_read_only = read_only
-        self._is_closed = False
-        self._beginning = threading.Lock()
-        self._heads: dict[str, int] = {}
-        self._hearing: threading.Thread | None = None
-        self._database = PostgresDatabase(
+        self.server = PostgresDatabase(
             url, schema=SCHEMA, namespace=self.namespace, clock=clock, read_only=read_only
         )
-        super().__init__(self._database.now)
-        self._turn = f"SELECT pg_advisory_xact_lock({lock_of(zone)})"
+        self.clock: Callable[[], float] = self.server.now
+        self.turn = f"SELECT pg_advisory_xact_lock({lock_of(zone)})"
+        """The statement after which changes to the zone's books take turns."""
         try:
-            place = self._database.read(self._find_place)
-            self._wordings = wordings(self.namespace, place)
-            self._info = self._meet(zone) if read_only else self._move_in(zone)
+            self.wordings = wordings(self.namespace, self.server.read(self._find_place))
         except BaseException:
-            self._database.close()
+            self.server.close()
             raise
 
     @property
-    def clock(self) -> Callable[[], float]:
-        """What time it is at the server, or by the clock that was given."""
-        return self._clock
+    def place(self) -> str:
+        """Where the store is, for a reader of errors."""
+        return self.server.name
 
-    @property
-    def _place(self) -> str:
-        return self._database.name
-
-    def _asked_now(self) -> float:
-        return self._database.server_now()
-
-    def subscribe(self, wake: Callable[[], None]) -> None:
-        """Call ``wake()``, from any thread, after each commit that added facts, of any process."""
-        with self._beginning:
-            if self._hearing is None and not self._is_closed:
-                subscription = self._database.subscribe(self._channel)
-                self._has_news()  # only now: what comes later is heard of
-                self._hearing = threading.Thread(
-                    target=self._hear, args=(subscription,), name="ergon-facts", daemon=True
-                )
-                self._hearing.start()
-        super().subscribe(wake)
+    def asked_now(self) -> float:
+        """What time it is at the server, asked there and not reckoned here."""
+        return self.server.server_now()
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
-        with self._beginning:
-            thread, self._hearing = self._hearing, None
-            self._is_closed = True
-        self._database.close()  # which wakes who waits for a notification
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        """Let go of everything; who waits for a notification is let go, too. Twice is fine."""
+        self.is_closed = True
+        self.server.close()
 
-    def _hear(self, subscription: LocalSubscription) -> None:
-        """Wake who waits when others have added facts.
+    def write(
+        self, work: Callable[[PostgresSession], T], call: str, *, is_synced: bool = True
+    ) -> T:
+        """Run one transaction that may change something."""
+        self.refuse_reading_only()
+        begin = "BEGIN" if is_synced else "BEGIN; SET LOCAL synchronous_commit = off"
+        if call in _ALONE:
+            begin = f"{begin}; {self.turn}"
 
-        A notification may come for nothing, or not at all, say behind a pooler.
-        """
-        while True:
-            subscription.wait(LOOK)
-            if self._is_closed:
-                return
-            try:
-                if self._has_news():
-                    self._wake()
-            except StoreError as error:
-                logger.info("%s was not asked for new facts: %s", self._place, error)
+        def whole(connection: Connection) -> T:
+            connection.execute(begin.encode(), prepare=False)
+            result = work(PostgresSession(connection, self.wordings.writing))
+            failpoint(BEFORE[call])
+            connection.execute("COMMIT")
+            return result
 
-    def _has_news(self) -> bool:
-        """Whether any log is longer than it was when last looked at."""
-        rows = self._read(lambda books: books.all("logs.heads"))
-        return self._reached({log: head for log, head in rows})  # noqa: C416 - rows have a type
+        result = self.committed(whole)
+        failpoint(AFTER[call])
+        return result
 
-    def _reached(self, heads: dict[str, int]) -> bool:
-        """Logs end there; whether that was not known. Logs only ever grow."""
-        with self._waking:
-            news = {log: head for log, head in heads.items() if head > self._heads.get(log, 0)}
-            self._heads.update(news)
-            return bool(news)
+    def committed(
+        self, whole: Callable[[Connection], T], before_waiting: Callable[[], None] | None = None
+    ) -> T:
+        """Run what ends with a commit; an answer that was lost is told as what it is."""
+        try:
+            return self.server.run(whole, before_waiting=before_waiting)
+        except StoreUnavailableError as error:
+            if not error.details.get("is_lost"):
+                raise
+            raise StoreUnavailableError(
+                f"{error.message}; whether the change was made is not known",
+                remedy="do the same again: nothing is stored twice",
+                details=error.details,
+            ) from error
+
+    def read(self, work: Callable[[PostgresSession], T]) -> T:
+        """Run something on what was committed last."""
+
+        def whole(connection: Connection) -> T:
+            connection.execute(_READ)
+            result = work(PostgresSession(connection, self.wordings.reading))
+            connection.execute("COMMIT")
+            return result
+
+        return self.server.read(whole)
+
+    def refuse_reading_only(self) -> None:
+        """Raise ``StoreReadOnlyError`` if the store was opened to be read only."""
+        if self._is_read_only:
+            raise StoreReadOnlyError(
+                f"{self.place} was opened to be read only", remedy="open it for writing"
+            )
 
     def _find_place(self, connection: Connection) -> str:
         """What sets these tables apart from every copy of them."""
@@ -168,55 +172,72 @@ class PostgresGround(SqlDatabase):
             server = "?"
         return f"{server}/{database}/{namespace}"
 
-    def _write(
-        self, work: Callable[[PostgresSession], T], call: str, *, is_synced: bool = True
-    ) -> T:
-        """Run one transaction."""
-        self._refuse_reading_only()
-        begin = "BEGIN" if is_synced else "BEGIN; SET LOCAL synchronous_commit = off"
-        if call in _ALONE:
-            begin = f"{begin}; {self._turn}"
 
-        def whole(connection: Connection) -> T:
-            connection.execute(begin.encode(), prepare=False)
-            result = work(PostgresSession(connection, self._wordings.writing))
-            failpoint(BEFORE[call])
-            connection.execute("COMMIT")
-            return result
+class FactNotifier:
+    """Wakes subscribers when facts were added, by this process or by others.
 
-        result = self._committed(whole)
-        failpoint(AFTER[call])
-        return result
+    It listens for notifications of the server from the first subscriber on.
+    """
 
-    def _committed(
-        self, whole: Callable[[Connection], T], before_waiting: Callable[[], None] | None = None
-    ) -> T:
-        """Run what ends with a commit; an answer that was lost is told as what it is."""
-        try:
-            return self._database.run(whole, before_waiting=before_waiting)
-        except StoreUnavailableError as error:
-            if not error.details.get("is_lost"):
-                raise
-            raise StoreUnavailableError(
-                f"{error.message}; whether the change was made is not known",
-                remedy="do the same again: nothing is stored twice",
-                details=error.details,
-            ) from error
+    def __init__(self, database: PostgresZoneDatabase, subscribers: Subscribers) -> None:
+        self._database = database
+        self._subscribers = subscribers
+        self._beginning = threading.Lock()
+        self._counting = threading.Lock()
+        self._heads: dict[str, int] = {}
+        self._listener: threading.Thread | None = None
 
-    def _read(self, work: Callable[[PostgresSession], T]) -> T:
-        def whole(connection: Connection) -> T:
-            connection.execute(_READ)
-            result = work(PostgresSession(connection, self._wordings.reading))
-            connection.execute("COMMIT")
-            return result
+    def add(self, wake: Callable[[], None]) -> None:
+        """Call ``wake()``, from any thread, after each commit that added facts, of any process."""
+        with self._beginning:
+            if self._listener is None and not self._database.is_closed:
+                subscription = self._database.server.subscribe(self._database.channel)
+                self._has_news()  # only now: what comes later is heard of
+                self._listener = threading.Thread(
+                    target=self._listen, args=(subscription,), name="ergon-facts", daemon=True
+                )
+                self._listener.start()
+        self._subscribers.add(wake)
 
-        return self._database.read(whole)
+    def remove(self, wake: Callable[[], None]) -> None:
+        """Call it no longer. Does nothing if it was never added."""
+        self._subscribers.remove(wake)
 
-    def _refuse_reading_only(self) -> None:
-        if self._is_read_only:
-            raise StoreReadOnlyError(
-                f"{self._place} was opened to be read only", remedy="open it for writing"
-            )
+    def close(self) -> None:
+        """Close the database, and wait until nothing listens any more. Closing twice is fine."""
+        with self._beginning:
+            thread, self._listener = self._listener, None
+            self._database.is_closed = True
+        self._database.close()  # which ends the wait for a notification
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def reached(self, heads: dict[str, int]) -> bool:
+        """Logs end there; whether that was not known. Logs only ever grow."""
+        with self._counting:
+            news = {log: head for log, head in heads.items() if head > self._heads.get(log, 0)}
+            self._heads.update(news)
+            return bool(news)
+
+    def _listen(self, subscription: LocalSubscription) -> None:
+        """Wake who waits when others have added facts.
+
+        A notification may come for nothing, and none may come at all, say behind a pooler.
+        """
+        while True:
+            subscription.wait(LOOK)
+            if self._database.is_closed:
+                return
+            try:
+                if self._has_news():
+                    self._subscribers.wake()
+            except StoreError as error:
+                logger.info("%s was not asked for new facts: %s", self._database.place, error)
+
+    def _has_news(self) -> bool:
+        """Whether any log is longer than it was when last looked at."""
+        rows = self._database.read(lambda books: books.all("logs.heads"))
+        return self.reached({log: head for log, head in rows})  # noqa: C416 - rows have a type
 
 
 def zones_in(connection: Connection) -> list[str]:

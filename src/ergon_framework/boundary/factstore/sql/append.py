@@ -68,7 +68,7 @@ class AppendPlanner(ABC):
     """Decides fact by fact, and remembers what is to be written. A store looks up and writes."""
 
     def __init__(self, now: float) -> None:
-        self._now = now
+        self.now = now
         self._fresh: dict[bytes, tuple[int, NewFact]] = {}
         """Of each row in ``_rows``, in the same order: its key, and what it is."""
         self._runs: dict[int, View] = {}
@@ -99,7 +99,7 @@ class AppendPlanner(ABC):
         if copy.fact.offset <= log.head:
             return
         refuse_hole(copy, log.head)
-        self._now = copy.fact.recorded_at
+        self.now = copy.fact.recorded_at
         self._add(log, fact)
         refuse_other_chain(copy, log.chain)
 
@@ -233,10 +233,10 @@ class AppendPlanner(ABC):
             self._turn(log, view)
         offset = log.head + 1
         number, total = log.base + offset, log.total + fact.size
-        proof, log.chain = linked(number, total, self._now, fact, log.chain)
-        self._rows.append((number, view, total, self._now, proof, new.envelope, new.fact))
+        proof, log.chain = linked(number, total, self.now, fact, log.chain)
+        self._rows.append((number, view, total, self.now, proof, new.envelope, new.fact))
         self._fresh[fact.key] = offset, new
-        log.head, log.total, log.last_at = offset, total, self._now
+        log.head, log.total, log.last_at = offset, total, self.now
         return Appended(offset)
 
     def _turn(self, log: LogRow, number: int) -> None:

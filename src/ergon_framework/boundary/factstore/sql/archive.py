@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from ergon_framework.boundary.factstore.archive import (
     bounded,
@@ -14,6 +13,8 @@ from ergon_framework.boundary.factstore.archive import (
     refuse_other_log,
 )
 from ergon_framework.boundary.factstore.hashchain import NOBODY, OFFSET_BITS, read_proof
+from ergon_framework.boundary.factstore.parts import StoreParts
+from ergon_framework.boundary.factstore.sql.log import SqlLog
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
     LogRow,
@@ -26,7 +27,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     log_or_new,
     view_of,
 )
-from ergon_framework.boundary.factstore.sql.session import Session, SqlDatabase
+from ergon_framework.boundary.factstore.sql.session import Session, SqlDatabase, StoreIdentity
 from ergon_framework.ports.copies import (
     AwaitedCopy,
     ConsumerCopy,
@@ -104,44 +105,57 @@ def _note_latest(books: Session, log: LogRow, to_zone: str, offset: int) -> None
         books.run("logs.new_run", view, offset, offset, count + 1, last)
 
 
-class SqlArchive(SqlDatabase):
-    """What a move needs."""
+class ArchiveEngine(Protocol):
+    """What copying needs of the engine that keeps the facts and their ids."""
 
-    @abstractmethod
-    def _dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
+    def dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
         """Ids after a key, in order, those of kept facts included."""
 
-    @abstractmethod
-    def _load_ids(self, ids: Sequence[IdCopy]) -> None:
+    def load_ids(self, ids: Sequence[IdCopy]) -> None:
         """Write ids down that are not known yet, in one commit."""
 
-    @abstractmethod
-    def _load_facts(self, facts: Sequence[FactCopy]) -> None:
+    def load_facts(self, facts: Sequence[FactCopy]) -> None:
         """Put facts at the ends of their logs, those left out that are there, in one commit."""
 
-    @abstractmethod
-    def _cut_log(self, log: str, through: int) -> None:
-        """Drop payloads up to an offset, whoever reads them; without a gap."""
-
-    @abstractmethod
-    def _log_was_placed(self, books: Any) -> None:
+    def log_was_placed(self, books: Any) -> None:
         """Note, in the transaction, that a log goes on elsewhere."""
+
+    def bar(self, place: str | None) -> None:
+        """Refuse whatever changes facts and books, or let it in again."""
+
+
+class SqlArchive:
+    """The part of the store that is copied: all that it holds, as records."""
+
+    def __init__(
+        self,
+        database: SqlDatabase,
+        identity: StoreIdentity,
+        log: SqlLog,
+        engine: ArchiveEngine,
+        parts: StoreParts,
+    ) -> None:
+        self._database = database
+        self._identity = identity
+        self._log = log
+        self._engine = engine
+        self._parts = parts
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
         if kind is IdCopy:
-            return cast("list[C]", self._dump_ids(after or b"", limit))
-        read = partial(_facts, self._place) if kind is FactCopy else _DUMPS.get(kind)
+            return cast("list[C]", self._engine.dump_ids(after or b"", limit))
+        read = partial(_facts, self._database.place) if kind is FactCopy else _DUMPS.get(kind)
         if read is None:
-            return dump_books(cast("Any", self), kind, after, limit)
-        return self._read(lambda books: list(bounded(read(books, after, limit), limit)))
+            return dump_books(self._parts, kind, after, limit)
+        return self._database.read(lambda books: list(bounded(read(books, after, limit), limit)))
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Put copies of one kind in, in order."""
         if isinstance(copies[0], FactCopy):
-            self._load_facts(cast("Sequence[FactCopy]", copies))
+            self._engine.load_facts(cast("Sequence[FactCopy]", copies))
         elif isinstance(copies[0], IdCopy):
-            self._load_ids(cast("Sequence[IdCopy]", copies))
+            self._engine.load_ids(cast("Sequence[IdCopy]", copies))
         else:
             self._load_books(copies)
 
@@ -152,11 +166,11 @@ class SqlArchive(SqlDatabase):
             for copy in copies:
                 _DISCARDS[type(copy)](books, copy)
 
-        self._write(work, "move")
+        self._database.write(work, "move")
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
-        row = self._read(lambda books: books.one("moving.mark"))
+        row = self._database.read(lambda books: books.one("moving.mark"))
         return None if row is None else bytes(row[0])
 
     def set_mark(self, mark: bytes | None) -> None:
@@ -168,23 +182,27 @@ class SqlArchive(SqlDatabase):
             else:
                 books.run("moving.set_mark", mark)
 
-        self._write(work, "move")
+        self._database.write(work, "move")
+
+    def bar(self, place: str | None) -> None:
+        """Refuse whatever changes facts and books, or let it in again."""
+        self._engine.bar(place)
 
     def _load_books(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
             if isinstance(copy, LogCopy):
-                self._cut_log(copy.log, copy.first - 1)
+                self._log.cut(copy.log, copy.first - 1)
 
         def work(books: Session) -> None:
             for copy in copies:
                 _LOADS[type(copy)](books, copy)
             if isinstance(copies[0], LogCopy):
-                self._log_was_placed(books)
+                self._engine.log_was_placed(books)
 
-        self._write(work, "move")
+        self._database.write(work, "move")
         for copy in copies:
             if isinstance(copy, ZoneCopy):
-                self._info = copy.info
+                self._identity.info = copy.info
 
 
 # ---- out ----------------------------------------------------------------------------------------

@@ -39,184 +39,6 @@ from ergon_framework.boundary.factstore.sql.rows import (
 from ergon_framework.boundary.factstore.sql.session import Row, Session, SqlDatabase, note
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
 
-
-class SqlQuarantine(SqlDatabase):
-    """The part of the store where facts lie that somebody has to look at."""
-
-    def quarantine(
-        self, consumer: str | None = None, state: str | None = "quarantined"
-    ) -> list[Quarantined]:
-        """What was set aside, oldest first; ``state=None`` for all."""
-        rows = self._read(lambda books: books.all("quarantine.items", consumer, state))
-        return [_item(row) for row in rows]
-
-    def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
-        """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
-
-        def work(books: Session) -> Quarantined:
-            item = _numbered(books, quarantine_id)
-            if item.state == state:
-                return item
-            refuse_wrong_state(item.id, item.state, state)
-            books.run("quarantine.settle", state, item.id)
-            note(books, self._clock(), ACTIONS[state], said_of(item, reason))
-            return _numbered(books, item.id)
-
-        return self._write(work, "quarantine")
-
-
-def keep(books: Session, item: Quarantined, consumer: str = "") -> Quarantined:
-    """Set something aside. A fact that could not enter a log is kept once, however often it is."""
-    owner = consumer or item.consumer
-    place = (owner, item.log, item.offset)
-    if item.fact and books.one("quarantine.same", *place, item.envelope, item.fact):
-        return item
-    values = (*place, item.reason, item.message, item.attempts, item.at, item.envelope, item.fact)
-    return _numbered(books, books.add("quarantine.add", *values))
-
-
-def set_aside(books: Session, item: Quarantined) -> Quarantined:
-    """Set a fact of a log aside; one that is, or was released, is the same item still."""
-    found = books.one("quarantine.open_at", item.consumer, item.offset)
-    if found is None:
-        return keep(books, item)
-    books.run("quarantine.again", item.reason, item.message, item.attempts, found[0])
-    return _numbered(books, found[0])
-
-
-def state_at(books: Session, consumer: str, offset: int) -> str | None:
-    """Whether a fact is set aside for a consumer, or released to it."""
-    found = books.one("quarantine.open_at", consumer, offset)
-    return None if found is None else str(found[1])
-
-
-def _numbered(books: Session, number: int) -> Quarantined:
-    row = books.one("quarantine.item", number)
-    if row is None:
-        raise not_there(number)
-    return _item(row)
-
-
-def _item(row: Row) -> Quarantined:
-    return Quarantined(*row)
-
-
-class SqlCursors(SqlQuarantine):
-    """The part of the store that knows who reads, and how far."""
-
-    def create_consumer(
-        self,
-        name: str,
-        log: str,
-        *,
-        from_end: bool = False,
-        to_zone: str | None = None,
-        is_required: bool = True,
-    ) -> ConsumerInfo:
-        """Create one at the start (the first kept fact) or the end of its log."""
-
-        def work(books: Session) -> ConsumerInfo:
-            row = books.one("consumers.consumer", name)
-            if row is None:
-                found = log_or_new(books, log)
-                start = found.head if from_end else found.first - 1
-                values = (name, found.id, start, to_zone, is_required, self._clock())
-                books.run("consumers.create", *values)
-                row = books.only("consumers.consumer", name)
-            info = with_lag(books, *reader_of(books, row))
-            refuse_other(info, log, to_zone)
-            return info
-
-        return self._write(work, "desk")
-
-    def consumers(self) -> list[ConsumerInfo]:
-        """Every consumer, by name."""
-
-        def work(books: Session) -> list[ConsumerInfo]:
-            rows = books.all("consumers.consumers")
-            return [with_lag(books, *reader_of(books, row)) for row in rows]
-
-        return self._read(work)
-
-    def consumer(self, name: str) -> ConsumerInfo:
-        """One of them; ``BoundaryNotFoundError`` when there is none."""
-        return self._read(lambda books: with_lag(books, *reader_named(books, name)))
-
-    def delete_consumer(self, name: str) -> None:
-        """Forget it and its quarantine; retention no longer waits for it."""
-
-        def work(books: Session) -> None:
-            info, _ = reader_named(books, name)
-            books.run("consumers.delete", name)
-            books.run("quarantine.forget", name)
-            note(books, self._clock(), "delete_consumer", deleted(info))
-
-        self._write(work, "desk")
-
-    def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
-        """Move the cursor up to ``offset``, never down; the cursor then."""
-
-        def work(books: Session) -> int:
-            info, _ = reader_named(books, name)
-            now = self._clock()
-            refuse_late(info, holder, now)
-            refuse_unserved(info, offset)
-            books.run("quarantine.delivered", name, offset)
-            if offset > info.cursor:
-                books.run("consumers.move", name, offset)
-            if holder is not None:
-                books.run("consumers.renew", now, name, holder)
-            return max(offset, info.cursor)
-
-        return self._write(work, "confirm")
-
-    def release_lease(self, name: str, holder: str) -> None:
-        """The holder lets go of the name; nothing happens when it does not hold it."""
-
-        def work(books: Session) -> None:
-            books.run("consumers.drop_lease", name, holder)
-
-        self._write(work, "desk", is_synced=False)
-
-    def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
-        """Set the cursor, also backwards, and write down that it was done and why."""
-
-        def work(books: Session) -> ConsumerInfo:
-            info, log = reader_named(books, name)
-            refuse_outside(info, offset, log.first, log.head)
-            books.run("consumers.seek", offset, name)
-            note(books, self._clock(), "seek", sought(info, offset, reason))
-            return with_lag(books, *reader_named(books, name))
-
-        return self._write(work, "desk")
-
-    def set_aside(
-        self,
-        name: str,
-        offset: int,
-        *,
-        reason: str,
-        message: str,
-        attempts: int,
-        holder: str | None = None,
-    ) -> Quarantined:
-        """Quarantine the next fact of the view and move the cursor past it, in one commit."""
-
-        def work(books: Session) -> Quarantined:
-            info, log = reader_named(books, name)
-            now = self._clock()
-            refuse_late(info, holder, now)
-            ahead = next_after(books, log, info.cursor, info.to_zone)
-            if ahead is not None and ahead.offset == offset:
-                books.run("consumers.move", name, offset)
-            elif state_at(books, name, offset) != "released":
-                raise not_next(info, offset, None if ahead is None else ahead.offset)
-            item = Quarantined(0, name, log.name, offset, reason, message, attempts, now)
-            return set_aside(books, item)
-
-        return self._write(work, "quarantine")
-
-
 ROUNDS = 100
 """Corrupted facts that one call passes at most."""
 
@@ -243,8 +65,148 @@ class _Offer:
         return bool(self.spoilt) or (self.corrupted is not None and not has_more)
 
 
-class SqlConsumers(SqlCursors):
-    """The part of the store that gives facts out."""
+class SqlConsumers:
+    """The part of the store that knows who reads and how far, and gives facts out."""
+
+    def __init__(self, database: SqlDatabase) -> None:
+        self._database = database
+
+    def create_consumer(
+        self,
+        name: str,
+        log: str,
+        *,
+        from_end: bool = False,
+        to_zone: str | None = None,
+        is_required: bool = True,
+    ) -> ConsumerInfo:
+        """Create one at the start (the first kept fact) or the end of its log."""
+
+        def work(books: Session) -> ConsumerInfo:
+            row = books.one("consumers.consumer", name)
+            if row is None:
+                found = log_or_new(books, log)
+                start = found.head if from_end else found.first - 1
+                values = (name, found.id, start, to_zone, is_required, self._database.clock())
+                books.run("consumers.create", *values)
+                row = books.only("consumers.consumer", name)
+            info = with_lag(books, *reader_of(books, row))
+            refuse_other(info, log, to_zone)
+            return info
+
+        return self._database.write(work, "desk")
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """Every consumer, by name."""
+
+        def work(books: Session) -> list[ConsumerInfo]:
+            rows = books.all("consumers.consumers")
+            return [with_lag(books, *reader_of(books, row)) for row in rows]
+
+        return self._database.read(work)
+
+    def consumer(self, name: str) -> ConsumerInfo:
+        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        return self._database.read(lambda books: with_lag(books, *reader_named(books, name)))
+
+    def delete_consumer(self, name: str) -> None:
+        """Forget it and its quarantine; retention no longer waits for it."""
+
+        def work(books: Session) -> None:
+            info, _ = reader_named(books, name)
+            books.run("consumers.delete", name)
+            books.run("quarantine.forget", name)
+            note(books, self._database.clock(), "delete_consumer", deleted(info))
+
+        self._database.write(work, "desk")
+
+    def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
+        """Move the cursor up to ``offset``, never down; the cursor then."""
+
+        def work(books: Session) -> int:
+            info, _ = reader_named(books, name)
+            now = self._database.clock()
+            refuse_late(info, holder, now)
+            refuse_unserved(info, offset)
+            books.run("quarantine.delivered", name, offset)
+            if offset > info.cursor:
+                books.run("consumers.move", name, offset)
+            if holder is not None:
+                books.run("consumers.renew", now, name, holder)
+            return max(offset, info.cursor)
+
+        return self._database.write(work, "confirm")
+
+    def release_lease(self, name: str, holder: str) -> None:
+        """The holder lets go of the name; nothing happens when it does not hold it."""
+
+        def work(books: Session) -> None:
+            books.run("consumers.drop_lease", name, holder)
+
+        self._database.write(work, "desk", is_synced=False)
+
+    def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
+        """Set the cursor, also backwards, and write down that it was done and why."""
+
+        def work(books: Session) -> ConsumerInfo:
+            info, log = reader_named(books, name)
+            refuse_outside(info, offset, log.first, log.head)
+            books.run("consumers.seek", offset, name)
+            note(books, self._database.clock(), "seek", sought(info, offset, reason))
+            return with_lag(books, *reader_named(books, name))
+
+        return self._database.write(work, "desk")
+
+    def set_aside(
+        self,
+        name: str,
+        offset: int,
+        *,
+        reason: str,
+        message: str,
+        attempts: int,
+        holder: str | None = None,
+    ) -> Quarantined:
+        """Quarantine the next fact of the view and move the cursor past it, in one commit."""
+
+        def work(books: Session) -> Quarantined:
+            info, log = reader_named(books, name)
+            now = self._database.clock()
+            refuse_late(info, holder, now)
+            ahead = next_after(books, log, info.cursor, info.to_zone)
+            if ahead is not None and ahead.offset == offset:
+                books.run("consumers.move", name, offset)
+            elif state_at(books, name, offset) != "released":
+                raise not_next(info, offset, None if ahead is None else ahead.offset)
+            item = Quarantined(0, name, log.name, offset, reason, message, attempts, now)
+            return set_aside(books, item)
+
+        return self._database.write(work, "quarantine")
+
+    # ---- quarantine ----------------------------------------------------------------------------
+
+    def quarantine(
+        self, consumer: str | None = None, state: str | None = "quarantined"
+    ) -> list[Quarantined]:
+        """What was set aside, oldest first; ``state=None`` for all."""
+        rows = self._database.read(lambda books: books.all("quarantine.items", consumer, state))
+        return [_item(row) for row in rows]
+
+    def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
+        """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
+
+        def work(books: Session) -> Quarantined:
+            item = _numbered(books, quarantine_id)
+            if item.state == state:
+                return item
+            refuse_wrong_state(item.id, item.state, state)
+            books.run("quarantine.settle", state, item.id)
+            note(books, self._database.clock(), ACTIONS[state], said_of(item, reason))
+            return _numbered(books, item.id)
+
+        return self._database.write(work, "quarantine")
+
+    # ---- giving facts out ----------------------------------------------------------------------
 
     def serve(
         self,
@@ -272,11 +234,11 @@ class SqlConsumers(SqlCursors):
 
     def _told(self, offer: _Offer, passed: Sequence[int]) -> list[Gap]:
         """What a consumer hears of the corrupted facts that were passed."""
-        now = self._clock()
+        now = self._database.clock()
         return [Gap(offer.info.log, at, at, "corrupted", now) for at in passed]
 
     def _offer(self, name: str, limit: int, max_bytes: int, holder: str | None) -> _Offer:
-        now = self._clock()
+        now = self._database.clock()
 
         def work(books: Session) -> _Offer | ConsumerInfo:
             info, log = reader_named(books, name)
@@ -284,10 +246,10 @@ class SqlConsumers(SqlCursors):
                 return info  # refused before anything else can be wrong
             return _offer(books, info, log, limit, max_bytes)
 
-        found = self._read(work)
+        found = self._database.read(work)
         info = found.info if isinstance(found, _Offer) else found
         if info.is_overlong(now):  # or it is our idea of the time that has fallen behind
-            now = self._asked_now()
+            now = self._database.asked_now()
         if info.is_overlong(now):
             info.held_until = now + info.lease
             self._shorten(name, info.held_until)
@@ -300,13 +262,13 @@ class SqlConsumers(SqlCursors):
         def work(books: Session) -> None:
             books.run("consumers.shorten", until, name, until)
 
-        self._write(work, "desk", is_synced=False)
+        self._database.write(work, "desk", is_synced=False)
 
     def _pass(self, offer: _Offer, holder: str | None) -> None:
         """Set the corrupted fact after the cursor aside, unless somebody was faster."""
 
         def work(books: Session) -> None:
-            now, at = self._clock(), offer.corrupted
+            now, at = self._database.clock(), offer.corrupted
             info, _ = reader_named(books, offer.info.name)
             refuse_held(info, holder, now)
             if offer.spoilt:
@@ -317,7 +279,7 @@ class SqlConsumers(SqlCursors):
                 set_aside(books, item)
                 books.run("consumers.move", info.name, at)
 
-        self._write(work, "quarantine")
+        self._database.write(work, "quarantine")
 
     def _note(self, offer: _Offer, holder: str | None, lease: float) -> bool:
         """Write down what is given out and to whom; False when the consumer has moved."""
@@ -327,7 +289,7 @@ class SqlConsumers(SqlCursors):
 
         def work(books: Session) -> ConsumerInfo | None:
             info, _ = reader_named(books, offer.info.name)
-            now = self._clock()
+            now = self._database.clock()
             refuse_held(info, holder, now)
             if info.cursor != offer.info.cursor:
                 return None
@@ -342,7 +304,7 @@ class SqlConsumers(SqlCursors):
             return info
 
         # A promise to nobody: after a power cut the same page is given out again.
-        noted = self._write(work, "desk", is_synced=False)
+        noted = self._database.write(work, "desk", is_synced=False)
         if noted is None:
             return False
         noted.lag, noted.waiting_since = offer.info.lag, offer.info.waiting_since
@@ -397,3 +359,42 @@ def _released(
         offer.page.through = offset
     offer.released, offer.spoilt = given, spoilt
     return offer if given or spoilt else None
+
+
+# ---- quarantine -------------------------------------------------------------------------------
+
+
+def keep(books: Session, item: Quarantined, consumer: str = "") -> Quarantined:
+    """Set something aside. A fact that could not enter a log is kept once, however often it is."""
+    owner = consumer or item.consumer
+    place = (owner, item.log, item.offset)
+    if item.fact and books.one("quarantine.same", *place, item.envelope, item.fact):
+        return item
+    values = (*place, item.reason, item.message, item.attempts, item.at, item.envelope, item.fact)
+    return _numbered(books, books.add("quarantine.add", *values))
+
+
+def set_aside(books: Session, item: Quarantined) -> Quarantined:
+    """Set a fact of a log aside; one that is, or was released, is the same item still."""
+    found = books.one("quarantine.open_at", item.consumer, item.offset)
+    if found is None:
+        return keep(books, item)
+    books.run("quarantine.again", item.reason, item.message, item.attempts, found[0])
+    return _numbered(books, found[0])
+
+
+def state_at(books: Session, consumer: str, offset: int) -> str | None:
+    """Whether a fact is set aside for a consumer, or released to it."""
+    found = books.one("quarantine.open_at", consumer, offset)
+    return None if found is None else str(found[1])
+
+
+def _numbered(books: Session, number: int) -> Quarantined:
+    row = books.one("quarantine.item", number)
+    if row is None:
+        raise not_there(number)
+    return _item(row)
+
+
+def _item(row: Row) -> Quarantined:
+    return Quarantined(*row)

@@ -5,11 +5,10 @@ Payloads are dropped a bounded number per commit; the ledger keeps the ids.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ergon_framework.boundary.factstore.archive import corrupted
 from ergon_framework.boundary.factstore.group_commit import (
@@ -39,9 +38,16 @@ from ergon_framework.boundary.factstore.sql.rows import (
     run_at,
     seal_in,
 )
-from ergon_framework.boundary.factstore.sql.session import Row, Session, SqlDatabase, note
+from ergon_framework.boundary.factstore.sql.session import (
+    Row,
+    Session,
+    SqlDatabase,
+    Subscribers,
+    note,
+)
 from ergon_framework.ports.factstore import (
     Flaw,
+    Found,
     Gap,
     Link,
     LogInfo,
@@ -246,11 +252,40 @@ class Append:
     capacity: int | None
 
 
-class SqlLog(SqlDatabase):
+LastOf: TypeAlias = Callable[[Any, LogRow], int]
+"""Up to which offset payloads of a log may go, asked within the transaction that drops them."""
+
+
+class Appender(Protocol):
+    """What an engine does its own way: it writes facts, and keeps the ledger of their ids."""
+
+    def append(
+        self, asked: Sequence[Append], before_wait: Meanwhile
+    ) -> tuple[list[list[Outcome]], int]:
+        """Append for several callers in one commit; the outcomes, and how many facts are new."""
+
+    def receive(
+        self, peer: str, arrived: Arrival, before_wait: Meanwhile
+    ) -> tuple[list[Outcome], int]:
+        """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
+
+    def find(self, from_zone: str, message_id: str, log: str | None) -> Found | None:
+        """Look an id up in one log, or in all: ``outbound`` first."""
+
+    def drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> Cut:
+        """Drop some of the payloads up to where ``last_of`` says, in one commit."""
+
+    def look(self, work: Callable[[Session, Knows], Leg]) -> Leg:
+        """Run something on what was committed last, and on the ledger."""
+
+
+class SqlLog:
     """The part of the store that keeps facts."""
 
-    def __init__(self, *place: Any, **settings: Any) -> None:
-        super().__init__(*place, **settings)
+    def __init__(self, database: SqlDatabase, appender: Appender, subscribers: Subscribers) -> None:
+        self._database = database
+        self._appender = appender
+        self._subscribers = subscribers
         self._watch: Callable[[int, float], None] | None = None
         self._heads_seen: Callable[[str, int], None] | None = None
         self._before_waiting: Meanwhile = nothing
@@ -259,13 +294,9 @@ class SqlLog(SqlDatabase):
             self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
         )
 
-    @abstractmethod
-    def _enter(self, asked: Sequence[Append]) -> tuple[list[list[Outcome]], int]:
-        """Append for several callers in one commit; the outcomes, and how many facts are new."""
-
-    @abstractmethod
-    def _take_in(self, peer: str, arrived: Arrival) -> tuple[list[Outcome], int]:
-        """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
+    def close(self) -> None:
+        """Wait for the appends that were left to be done, and take no more."""
+        self._appends.close()
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
@@ -281,6 +312,7 @@ class SqlLog(SqlDatabase):
         log: str,
         facts: Sequence[NewFact],
         done: Callable[[list[Outcome] | BaseException], None],
+        *,
         capacity: int | None = None,
         group_done: Callable[[], None] | None = None,
     ) -> None:
@@ -291,6 +323,10 @@ class SqlLog(SqlDatabase):
         """
         asked = Append(log, [prepare(log, each) for each in facts], capacity)
         self._appends.call_soon(asked, done, group_done)
+
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+        """Look an id up in one log, or in all: ``outbound`` first."""
+        return self._appender.find(from_zone, message_id, log)
 
     def page(
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
@@ -303,14 +339,37 @@ class SqlLog(SqlDatabase):
                 return pages.Stretch(Page([], 0, 0))
             return pages.read(books, found, after, limit, max_bytes, to_zone)
 
-        stretch = self._read(work)
+        stretch = self._database.read(work)
         if stretch.corrupted is not None and not stretch.page.facts:
-            raise corrupted(log, stretch.corrupted, self._place)
+            raise corrupted(log, stretch.corrupted, self._database.place)
         return stretch.page
 
     def logs(self) -> list[LogInfo]:
         """Every log, ``outbound`` first and always."""
-        return [log.info() for log in self._read(all_logs)]
+        return [log.info() for log in self._database.read(all_logs)]
+
+    def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
+        """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids.
+
+        Many are dropped in several commits, so that appends pass in between.
+        """
+
+        def last(books: Session, found: LogRow) -> int:
+            return last_to_drop(books, found, through, loss_reason)
+
+        return self._drop(log, last, loss_reason)
+
+    def cut(self, log: str, through: int) -> None:
+        """Drop payloads up to an offset, whoever reads them; without a gap."""
+        self._drop(log, lambda _, found: min(through, found.head), None)
+
+    def _drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> int:
+        dropped = 0
+        while True:
+            done = self._appender.drop(log, last_of, loss_reason)
+            dropped += done.dropped
+            if done.is_last:
+                return dropped
 
     def aged(self, log: str, before: float) -> int:
         """The highest offset such that it and all below it were recorded before an instant."""
@@ -322,7 +381,7 @@ class SqlLog(SqlDatabase):
                 found = log_named(books, log)
                 return (0, True) if found is None else aged(books, found, start, before)
 
-            reached, is_all = self._read(work)
+            reached, is_all = self._database.read(work)
         self._aged[log] = before, reached  # what is old stays old: no fact is looked at twice
         return reached
 
@@ -333,7 +392,11 @@ class SqlLog(SqlDatabase):
             wanted = [each for each in all_logs(books) if log in {None, each.name}]
             return [gap for each in wanted for gap in gaps_of(books, each)]
 
-        return self._read(work)
+        return self._database.read(work)
+
+    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+        """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
+        return walk(self._appender.look, log, after)
 
     def receive(
         self,
@@ -345,11 +408,11 @@ class SqlLog(SqlDatabase):
     ) -> list[Outcome]:
         """Insert what a peer sent and lost where it is absent, and move the link: one commit."""
         arrived = arrival(peer, facts, link, refused, gaps)
-        outcomes, added = self._take_in(peer, arrived)
+        outcomes, added = self._appender.receive(peer, arrived, self._before_waiting)
         if added:
             if self._heads_seen is not None:
                 tell_head(self._heads_seen, arrived.log, outcomes)
-            self._wake()
+            self._subscribers.wake()
         return outcomes
 
     def watch_waits(self, seen: Meanwhile) -> None:
@@ -366,12 +429,12 @@ class SqlLog(SqlDatabase):
 
     def _append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
         began = perf_counter()
-        outcomes, added = self._enter(asked)
+        outcomes, added = self._appender.append(asked, self._before_waiting)
         if added:
             if self._heads_seen is not None:
                 for each, found in zip(asked, outcomes, strict=True):
                     tell_head(self._heads_seen, each.log, found)
-            self._wake()
+            self._subscribers.wake()
             if self._watch is not None:
                 self._watch(added, perf_counter() - began)
         return outcomes

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ergon_framework.boundary.factstore.sql.session import Row, Session, SqlDatabase, note
+from ergon_framework.boundary.factstore.sql.session import (
+    Row,
+    Session,
+    SqlDatabase,
+    StoreIdentity,
+    note,
+)
 from ergon_framework.errors import BoundaryError, ObjectConflictError
 from ergon_framework.ports.factstore import Link, StoredObject, StoreInfo
 
 
-class SqlObjects(SqlDatabase):
+class SqlObjects:
     """The part of the store that knows which name stands for which bytes."""
+
+    def __init__(self, database: SqlDatabase) -> None:
+        self._database = database
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
         """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
@@ -19,14 +28,14 @@ class SqlObjects(SqlDatabase):
             found = _named(books, bucket, key)
             if found is not None:
                 if found.digest == digest and not found.is_referenced:
-                    books.run("objects.renew", self._clock(), bucket, key)
+                    books.run("objects.renew", self._database.clock(), bucket, key)
                 return found
             is_awaited = bool(books.run("objects.arrived", bucket, key))
-            new = StoredObject(bucket, key, digest, size, self._clock(), is_awaited)
+            new = StoredObject(bucket, key, digest, size, self._database.clock(), is_awaited)
             books.run("objects.bind", bucket, key, digest, size, new.at, is_awaited)
             return new
 
-        found = self._write(work, "bind")
+        found = self._database.write(work, "bind")
         if (found.digest, found.size) != (digest, size):
             raise ObjectConflictError(
                 f"{bucket}/{key} stands for other bytes already",
@@ -37,7 +46,7 @@ class SqlObjects(SqlDatabase):
 
     def object(self, bucket: str, key: str) -> StoredObject | None:
         """What a name stands for."""
-        return self._read(lambda books: _named(books, bucket, key))
+        return self._database.read(lambda books: _named(books, bucket, key))
 
     def objects(
         self, bucket: str | None = None, *, after: tuple[str, str] = ("", ""), limit: int = 1000
@@ -45,12 +54,12 @@ class SqlObjects(SqlDatabase):
         """Names in order of bucket and key."""
         statement = "objects.objects" if bucket is None else "objects.objects_in"
         values = (*(() if bucket is None else (bucket,)), *after, limit)
-        rows = self._read(lambda books: books.all(statement, *values))
+        rows = self._database.read(lambda books: books.all(statement, *values))
         return [_object(row) for row in rows]
 
     def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
         """Names given before an instant to which no fact has ever referred, the oldest first."""
-        rows = self._read(lambda books: books.all("objects.orphans", before, limit))
+        rows = self._database.read(lambda books: books.all("objects.orphans", before, limit))
         return [_object(row) for row in rows]
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
@@ -71,7 +80,7 @@ class SqlObjects(SqlDatabase):
             books.run("objects.unbind", bucket, key)
             return None if _is_bound(books, found.digest) else found
 
-        return self._write(work, "bind")
+        return self._database.write(work, "bind")
 
     def refer(self, names: Sequence[tuple[str, str]]) -> None:
         """Mark names as referenced, also those that stand for nothing yet."""
@@ -81,16 +90,16 @@ class SqlObjects(SqlDatabase):
                 if not books.run("objects.refer", bucket, key):
                     books.run("objects.await", bucket, key)
 
-        self._write(work, "bind")
+        self._database.write(work, "bind")
 
     def object_totals(self) -> tuple[int, int]:
         """How many names there are, and how many bytes they stand for."""
-        count, size = self._read(lambda books: books.only("objects.totals"))
+        count, size = self._database.read(lambda books: books.only("objects.totals"))
         return count, size
 
     def is_bound(self, digest: bytes) -> bool:
         """Whether any name stands for these bytes."""
-        return self._read(lambda books: _is_bound(books, digest))
+        return self._database.read(lambda books: _is_bound(books, digest))
 
 
 def _named(books: Session, bucket: str, key: str) -> StoredObject | None:
@@ -107,68 +116,76 @@ def _is_bound(books: Session, digest: bytes) -> bool:
     return books.one("objects.is_bound", digest) is not None
 
 
-class SqlLinks(SqlDatabase):
-    """The part of the store that knows its peers."""
+class SqlLinks:
+    """The part of the store that knows its peers, and which store it is itself."""
+
+    def __init__(self, database: SqlDatabase, identity: StoreIdentity) -> None:
+        self._database = database
+        self._identity = identity
 
     def info(self) -> StoreInfo:
         """Which store this is."""
-        return self._info
+        return self._identity.info
+
+    def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
+        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+        return self._identity.renew_epoch(epoch, why)
 
     def links(self) -> list[Link]:
         """Every link ever used or sealed, by peer; ``""`` is the seal of the whole zone."""
-        rows = self._read(lambda books: books.all("store.links"))
+        rows = self._database.read(lambda books: books.all("store.links"))
         return [_link(row) for row in rows]
 
     def link(self, peer: str) -> Link:
         """One of them, or a fresh one."""
-        return self._read(lambda books: link_to(books, peer))
+        return self._database.read(lambda books: link_to(books, peer))
 
     def seal(self, peer: str, reason: str) -> Link:
         """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
 
         def work(books: Session) -> Link:
-            now = self._clock()
+            now = self._database.clock()
             books.run("store.seal", peer, True, reason, now)
             note(books, now, "seal", f"{peer or 'all links'}: {reason}")
             return link_to(books, peer)
 
-        return self._write(work, "desk")
+        return self._database.write(work, "desk")
 
     def open(self, peer: str) -> Link:
         """Open it again."""
 
         def work(books: Session) -> Link:
-            now = self._clock()
+            now = self._database.clock()
             if link_to(books, peer).is_sealed:
                 books.run("store.seal", peer, False, "", now)
             note(books, now, "open", peer or "all links")
             return link_to(books, peer)
 
-        return self._write(work, "desk")
+        return self._database.write(work, "desk")
 
     def accept_epoch(self, peer: str, epoch: str | None) -> Link:
         """Trust the peer's store from now on, although it changed: its frontier starts anew."""
 
         def work(books: Session) -> Link:
-            now = self._clock()
+            now = self._database.clock()
             books.run("store.move", peer, epoch, 0, b"", now)
             note(books, now, "accept_epoch", f"{peer}: {epoch}")
             return link_to(books, peer)
 
-        return self._write(work, "desk")
+        return self._database.write(work, "desk")
 
     def attribute(self, name: str) -> str | None:
         """A text that was written down about this store; None when there is none."""
-        row = self._read(lambda books: books.one("store.attribute", name))
+        row = self._database.read(lambda books: books.one("store.attribute", name))
         return None if row is None else str(row[0])
 
     def set_attribute(self, name: str, value: str) -> None:
         """Write a text down about this very store, for whoever opens it next."""
-        self._write(lambda books: books.run("store.set_attribute", name, value), "desk")
+        self._database.write(lambda books: books.run("store.set_attribute", name, value), "desk")
 
     def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
         """What operators did, newest first: instant, action, details as text."""
-        return self._read(lambda books: books.all("store.journal", limit))
+        return self._database.read(lambda books: books.all("store.journal", limit))
 
 
 def link_to(books: Session, peer: str) -> Link:

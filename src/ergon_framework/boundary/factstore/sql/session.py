@@ -1,11 +1,10 @@
-"""Transactions, the clock and subscribers of a store on tables, and its statements by name."""
+"""What the parts of a store on tables share: sessions, transactions, subscribers, its identity."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -51,68 +50,74 @@ class Session(Protocol):
         """Insert one row that gets a number; the number."""
 
 
-class SqlDatabase(ABC):
-    """Runs transactions, and wakes who waits for facts when they are committed."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._wakes: list[Callable[[], None]] = []
-        self._waking = threading.Lock()
-
-    _info: StoreInfo
+class SqlDatabase(Protocol):
+    """The tables of one zone, wherever they are: transactions, and the clock they go by."""
 
     @property
     def clock(self) -> Callable[[], float]:
         """What time it is where the facts are."""
-        return self._clock
 
-    def subscribe(self, wake: Callable[[], None]) -> None:
-        """Call ``wake()``, from any thread, after each commit of this object that added facts."""
-        with self._waking:
+    @property
+    def place(self) -> str:
+        """Where the store is, for a reader of errors."""
+
+    def asked_now(self) -> float:
+        """What time it is where the facts are, asked there and not reckoned here."""
+
+    def write(self, work: Callable[[Any], T], call: str, *, is_synced: bool = True) -> T:
+        """Run one transaction that may change something."""
+
+    def read(self, work: Callable[[Any], T]) -> T:
+        """Run something on what was committed last."""
+
+
+class Subscribers:
+    """Callbacks that are called after each commit that added facts."""
+
+    def __init__(self) -> None:
+        self._wakes: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def add(self, wake: Callable[[], None]) -> None:
+        """Call ``wake()`` from now on, from any thread."""
+        with self._lock:
             self._wakes = [*self._wakes, wake]
 
-    def unsubscribe(self, wake: Callable[[], None]) -> None:
-        """No longer; one who never subscribed is fine."""
-        with self._waking:
+    def remove(self, wake: Callable[[], None]) -> None:
+        """Call it no longer. Does nothing if it was never added."""
+        with self._lock:
             left = list(self._wakes)
             if wake in left:
                 left.remove(wake)
             self._wakes = left
 
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
-
-    def _asked_now(self) -> float:
-        """What time it is where the facts are, from there and not counted on."""
-        return self._clock()
-
-    @property
-    @abstractmethod
-    def _place(self) -> str:
-        """Where the store is, in words for a reader of errors."""
-
-    @abstractmethod
-    def _write(self, work: Callable[[Any], T], call: str, *, is_synced: bool = True) -> T:
-        """Run one transaction."""
-
-    @abstractmethod
-    def _read(self, work: Callable[[Any], T]) -> T:
-        """Run something on what was committed last."""
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Call each of them; what one raises is logged."""
         for wake in self._wakes:
             try:
                 wake()
             except Exception:
                 logger.exception("a callback that waits for facts failed")
 
+
+class StoreIdentity:
+    """Which store this is: the zone that it belongs to, and its epoch."""
+
+    info: StoreInfo
+
+    def __init__(self, database: SqlDatabase) -> None:
+        self._database = database
+
+    def open(self, zone: str, *, read_only: bool) -> None:
+        """Look whose store it is; one that can be written is founded if there is none yet."""
+        self.info = self._meet(zone) if read_only else self._move_in(zone)
+
     def _meet(self, zone: str) -> StoreInfo:
-        """Look whose store it is."""
-        found = self._read(lambda books: books.one("store.store"))
+        """Look whose store it is, and change nothing."""
+        found = self._database.read(lambda books: books.one("store.store"))
         if found is None:
             raise StoreSchemaError(
-                f"{self._place} has no zone yet", remedy="open it once for writing"
+                f"{self._database.place} has no zone yet", remedy="open it once for writing"
             )
         return self._check(found, zone)
 
@@ -120,7 +125,7 @@ class SqlDatabase(ABC):
         """Found the store, or look whose it is and write down that it was opened."""
 
         def work(books: Session) -> StoreInfo:
-            now, found = self._clock(), books.one("store.store")
+            now, found = self._database.clock(), books.one("store.store")
             if found is None:
                 info = StoreInfo(zone, secrets.token_hex(8), now)
                 books.run("store.found", zone, info.epoch, now)
@@ -132,7 +137,7 @@ class SqlDatabase(ABC):
             books.run("store.opened", info.epoch, now)
             return info
 
-        return self._write(work, "desk")
+        return self._database.write(work, "desk")
 
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
         """Begin a new epoch, unless the store has another one than ``epoch`` already."""
@@ -141,11 +146,11 @@ class SqlDatabase(ABC):
             info = StoreInfo(*books.only("store.store")[:3])
             return info if info.epoch != epoch else self._renewed(books, info, why)
 
-        self._info = self._write(work, "desk")
-        return self._info
+        self.info = self._database.write(work, "desk")
+        return self.info
 
     def _renewed(self, books: Session, info: StoreInfo, why: str) -> StoreInfo:
-        now = self._clock()
+        now = self._database.clock()
         note(books, now, "new_epoch", f"{why}; its epoch was {info.epoch}")
         books.run("store.set_attribute", NEW_EPOCH, f"{now} {why}")
         renewed = StoreInfo(info.zone, secrets.token_hex(8), info.created_at)
@@ -155,7 +160,7 @@ class SqlDatabase(ABC):
     def _check(self, found: Row, zone: str) -> StoreInfo:
         if found[0] != zone:
             raise ConfigurationError(
-                f"{self._place} belongs to the zone {found[0]!r}, not to {zone!r}",
+                f"{self._database.place} belongs to the zone {found[0]!r}, not to {zone!r}",
                 remedy="name that zone, or another place",
             )
         return StoreInfo(found[0], found[1], found[2])

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import TypeVar
 
 from ergon_framework.boundary.factstore.hashchain import key_of, read_proof
-from ergon_framework.boundary.factstore.sql import append
-from ergon_framework.boundary.factstore.sql.append import AppendPlanner, Identity, View
+from ergon_framework.boundary.factstore.sql.append import (
+    AppendPlanner,
+    Arrival,
+    Identity,
+    View,
+    take_in,
+)
 from ergon_framework.boundary.factstore.sql.log import (
     Append,
     Cut,
     Knows,
+    LastOf,
     Leg,
-    SqlLog,
     cut,
-    last_to_drop,
-    walk,
 )
 from ergon_framework.boundary.factstore.sql.rows import (
     LogRow,
@@ -37,7 +38,7 @@ from ergon_framework.boundary.factstore.sql.session import Row
 from ergon_framework.boundary.factstore.sqlite.ledger import Compactor, Known, Ledger
 from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteDatabase, SqliteSession
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.factstore import Flaw, Found, Outcome, Reference
+from ergon_framework.ports.factstore import Found, Meanwhile, Outcome, Reference
 from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "logs.sql")
@@ -136,29 +137,48 @@ def _insert_of(count: int) -> str:
 T = TypeVar("T")
 
 
-class SqliteLog(SqlLog, SqliteDatabase):
-    """The part of the store that keeps facts."""
+class SqliteAppender:
+    """Writes facts into the file, and keeps the ledger of their ids beside them."""
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        zone: str,
-        clock: Callable[[], float] = time.time,
-        read_only: bool = False,
-        busy_timeout: float = 5.0,
-    ) -> None:
-        super().__init__(
-            path, zone=zone, clock=clock, read_only=read_only, busy_timeout=busy_timeout
-        )
-        self._ledger = Ledger()
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+        self.ledger = Ledger()
         """Used by who has the writing connection, and nobody else."""
-        self._upkeep = Compactor(self._ledger)
+        self.compactor = Compactor(self.ledger)
         self._spare = Ledger()
         """Used to look things up when nothing can be written."""
         self._looking = threading.Lock()
 
-    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+    def append(
+        self, asked: Sequence[Append], before_wait: Meanwhile
+    ) -> tuple[list[list[Outcome]], int]:
+        """Append for several callers in one commit; the outcomes, and how many facts are new."""
+
+        def work(books: SqliteSession) -> tuple[list[list[Outcome]], int]:
+            planner = self.planner(books)
+            outcomes = [planner.append(each.log, each.facts, each.capacity) for each in asked]
+            added = planner.finish()
+            self.compactor.pay(books, added)
+            before_wait()  # for the disk
+            return outcomes, added
+
+        return self.write(work, "append", before_waiting=before_wait)
+
+    def receive(
+        self, peer: str, arrived: Arrival, before_wait: Meanwhile
+    ) -> tuple[list[Outcome], int]:
+        """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
+
+        def work(books: SqliteSession) -> tuple[list[Outcome], int]:
+            planner = self.planner(books)
+            outcomes = take_in(books, planner, peer, arrived, planner.now)
+            added = planner.finish()
+            self.compactor.pay(books, added)
+            return outcomes, added
+
+        return self.write(work, "receive")
+
+    def find(self, from_zone: str, message_id: str, log: str | None) -> Found | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
         def work(books: SqliteSession, ledger: Ledger) -> Found | None:
@@ -170,107 +190,70 @@ class SqliteLog(SqlLog, SqliteDatabase):
                         return _found(books, each, known)
             return None
 
-        return self._look(work)
+        return self.look_up(work)
 
-    def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
-        """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids.
-
-        Many are dropped in several commits, so that appends pass in between.
-        """
-
-        def last(books: SqliteSession, found: LogRow) -> int:
-            return last_to_drop(books, found, through, loss_reason)
-
-        return self._drop(log, last, loss_reason)
-
-    def _drop(
-        self, log: str, last_of: Callable[[SqliteSession, LogRow], int], loss_reason: str | None
-    ) -> int:
-        """Drop payloads up to where something says; how many were dropped."""
+    def drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> Cut:
+        """Drop some of the payloads up to where ``last_of`` says, in one commit."""
 
         def work(books: SqliteSession) -> Cut:
-            self._ledger.refresh(books)
+            self.ledger.refresh(books)
             found = log_named(books, log)
             if found is None:
                 return Cut(0, True)
             last = last_of(books, found)
             if found.first <= last and found.sealed < last:
                 # The ids are in the rows that are to go: first they are written down elsewhere.
-                self._ledger.follow(books, found)
-                self._upkeep.press(books)
+                self.ledger.follow(books, found)
+                self.compactor.press(books)
                 return Cut(0, False)
-            done = cut(books, found, last, loss_reason, self._clock())
+            done = cut(books, found, last, loss_reason, self._database.clock())
             books.run("logs.was_shortened")
             return done
 
-        dropped = 0
-        while True:
-            done = self._write(work, "truncate")
-            dropped += done.dropped
-            if done.is_last:
-                return dropped
+        return self._database.write(work, "truncate")
 
-    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
-        """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
+    def look(self, work: Callable[[SqliteSession, Knows], Leg]) -> Leg:
+        """Run something on what was committed last, and on the ledger."""
+        return self.look_up(lambda books, ledger: work(books, _knows(books, ledger)))
 
-        def look(work: Callable[[SqliteSession, Knows], Leg]) -> Leg:
-            return self._look(lambda books, ledger: work(books, _knows(books, ledger)))
+    def planner(self, books: SqliteSession) -> SqliteAppendPlanner:
+        """What decides about the facts of one transaction."""
+        return SqliteAppendPlanner(books, self._database.clock(), self.ledger)
 
-        return walk(look, log, after)
-
-    def close(self) -> None:
-        """Let go of everything, after what was left to be appended. Closing twice is fine."""
-        self._appends.close()
-        super().close()
-
-    def _enter(self, asked: Sequence[Append]) -> tuple[list[list[Outcome]], int]:
-        def work(books: SqliteSession) -> tuple[list[list[Outcome]], int]:
-            entry = SqliteAppendPlanner(books, self._clock(), self._ledger)
-            outcomes = [entry.append(each.log, each.facts, each.capacity) for each in asked]
-            added = entry.finish()
-            self._upkeep.pay(books, added)
-            self._before_waiting()  # for the disk
-            return outcomes, added
-
-        return self._write(self._careful(work), "append", before_waiting=self._before_waiting)
-
-    def _take_in(self, peer: str, arrived: append.Arrival) -> tuple[list[Outcome], int]:
-        def work(books: SqliteSession) -> tuple[list[Outcome], int]:
-            now = self._clock()
-            entry = SqliteAppendPlanner(books, now, self._ledger)
-            outcomes = append.take_in(books, entry, peer, arrived, now)
-            added = entry.finish()
-            self._upkeep.pay(books, added)
-            return outcomes, added
-
-        return self._write(self._careful(work), "receive")
-
-    def _careful(self, work: Callable[[SqliteSession], T]) -> Callable[[SqliteSession], T]:
-        """Work that changes logs in memory as well."""
+    def write(
+        self,
+        work: Callable[[SqliteSession], T],
+        call: str,
+        *,
+        before_waiting: Callable[[], None] | None = None,
+    ) -> T:
+        """Run a transaction that changes logs in memory as well."""
 
         def careful(books: SqliteSession) -> T:
             try:
                 return work(books)
             except BaseException:
-                self._ledger.logs.clear()  # they may have names of what is now undone
+                self.ledger.logs.clear()  # they may have names of what is now undone
                 raise
 
-        return careful
+        return self._database.write(careful, call, before_waiting=before_waiting)
 
-    def _look(self, work: Callable[[SqliteSession, Ledger], T]) -> T:
+    def look_up(self, work: Callable[[SqliteSession, Ledger], T]) -> T:
         """Look into the ledger in the writer's turn or, where nothing can be written, beside it."""
 
-        def within(connection: sqlite3.Connection, ledger: Ledger) -> T:
-            self._refuse_other()
-            with closing(connection.cursor(SqliteSession)) as books:
+        def with_ledger(connection: sqlite3.Connection, ledger: Ledger) -> T:
+            def refreshed(books: SqliteSession) -> T:
                 ledger.refresh(books)
                 return work(books, ledger)
 
-        if not self._is_read_only:
+            return self._database.within(connection, refreshed)
+
+        file = self._database.file
+        if not self._database.is_read_only:
             with suppress(StoreError):
-                return self._database.write(lambda connection: within(connection, self._ledger))
+                return file.write(lambda connection: with_ledger(connection, self.ledger))
         with self._looking:
-            return self._database.read(lambda connection: within(connection, self._spare))
+            return file.read(lambda connection: with_ledger(connection, self._spare))
 
 
 def _knows(books: SqliteSession, ledger: Ledger) -> Knows:

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, Row, SqlDatabase
+from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, Row
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sql_files import load
@@ -62,55 +62,41 @@ class SqliteSession(sqlite3.Cursor):
         return self.lastrowid or 0
 
 
-class SqliteDatabase(SqlDatabase):
-    """Runs transactions in a file."""
+class SqliteDatabase:
+    """Runs transactions in the file of one zone."""
 
     def __init__(
         self,
         path: str | Path,
         *,
-        zone: str,
         clock: Callable[[], float] = time.time,
         read_only: bool = False,
         busy_timeout: float = 5.0,
     ) -> None:
-        super().__init__(clock)
-        self._is_read_only = read_only
-        self._database = Database(
-            path, schema=SCHEMA, busy_timeout=busy_timeout, read_only=read_only
-        )
-        self._home = self._database.identity
-        try:
-            self._info = self._meet(zone) if read_only else self._move_in(zone)
-        except BaseException:
-            self._database.close()
-            raise
+        self.clock = clock
+        self.is_read_only = read_only
+        self.file = Database(path, schema=SCHEMA, busy_timeout=busy_timeout, read_only=read_only)
+        self._home = self.file.identity
 
     @property
     def path(self) -> Path:
         """The file."""
-        return self._database.path
+        return self.file.path
 
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
+        """Where the store is, for a reader of errors."""
         return str(self.path)
+
+    def asked_now(self) -> float:
+        """What time it is: the file has no clock of its own."""
+        return self.clock()
 
     def close(self) -> None:
         """Let go of everything. Closing twice is fine."""
-        self._database.close()
+        self.file.close()
 
-    def _refuse_other(self) -> None:
-        """What is in memory, the epoch and the ids, is of the file that was opened.
-
-        Ids of another one would be taken for duplicates, and peers would not notice that it is one.
-        """
-        if self._database.identity != self._home:
-            raise StoreUnavailableError(
-                f"{self.path} is another file than the one that was opened",
-                remedy="bring the first one back, or start the node again to use this one",
-            )
-
-    def _write(
+    def write(
         self,
         work: Callable[[SqliteSession], T],
         call: str,
@@ -118,23 +104,34 @@ class SqliteDatabase(SqlDatabase):
         is_synced: bool = True,
         before_waiting: Callable[[], None] | None = None,
     ) -> T:
-        """Run one transaction."""
+        """Run one transaction that may change something."""
 
         def whole(connection: sqlite3.Connection) -> T:
-            self._refuse_other()
-            with closing(connection.cursor(SqliteSession)) as books:
-                result = work(books)
+            result = self.within(connection, work)
             failpoint(BEFORE[call])
             return result
 
-        result = self._database.write(whole, is_synced=is_synced, before_waiting=before_waiting)
+        result = self.file.write(whole, is_synced=is_synced, before_waiting=before_waiting)
         failpoint(AFTER[call])
         return result
 
-    def _read(self, work: Callable[[SqliteSession], T]) -> T:
-        def whole(connection: sqlite3.Connection) -> T:
-            self._refuse_other()
-            with closing(connection.cursor(SqliteSession)) as books:
-                return work(books)
+    def read(self, work: Callable[[SqliteSession], T]) -> T:
+        """Run something on what was committed last."""
+        return self.file.read(lambda connection: self.within(connection, work))
 
-        return self._database.read(whole)
+    def within(self, connection: sqlite3.Connection, work: Callable[[SqliteSession], T]) -> T:
+        """Run something in a transaction that has begun."""
+        self._refuse_other()
+        with closing(connection.cursor(SqliteSession)) as books:
+            return work(books)
+
+    def _refuse_other(self) -> None:
+        """What is in memory, the epoch and the ids, is of the file that was opened.
+
+        Ids of another one would be taken for duplicates, and peers would not notice that it is one.
+        """
+        if self.file.identity != self._home:
+            raise StoreUnavailableError(
+                f"{self.path} is another file than the one that was opened",
+                remedy="bring the first one back, or start the node again to use this one",
+            )

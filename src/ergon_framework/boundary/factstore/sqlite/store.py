@@ -6,17 +6,20 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 from ergon_framework.boundary.factstore.archive import BARRED
 from ergon_framework.boundary.factstore.hashchain import new_of, prepare
+from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
 from ergon_framework.boundary.factstore.sql.archive import SqlArchive
 from ergon_framework.boundary.factstore.sql.consumers import SqlConsumers
+from ergon_framework.boundary.factstore.sql.log import SqlLog
 from ergon_framework.boundary.factstore.sql.registry import SqlLinks, SqlObjects
 from ergon_framework.boundary.factstore.sql.rows import all_logs
-from ergon_framework.boundary.factstore.sqlite.append import SqliteAppendPlanner, SqliteLog
+from ergon_framework.boundary.factstore.sql.session import StoreIdentity, Subscribers
+from ergon_framework.boundary.factstore.sqlite.append import SqliteAppender
 from ergon_framework.boundary.factstore.sqlite.ledger import (
     KEY,
     Ledger,
@@ -25,7 +28,7 @@ from ergon_framework.boundary.factstore.sqlite.ledger import (
     split,
     unpacked,
 )
-from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteSession
+from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteDatabase, SqliteSession
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.copies import FactCopy, IdCopy
 from ergon_framework.storage.freeze import sqlite_bars
@@ -36,46 +39,54 @@ _SPACE = 1 << 32
 """How many beginnings of four bytes keys have."""
 
 
-class SqliteArchive(SqlArchive, SqliteLog):
-    """The part of the store that is copied."""
+class SqliteCopies:
+    """Copies of facts and ids, into the file and out of it."""
 
-    def _dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
+    def __init__(self, database: SqliteDatabase, appender: SqliteAppender) -> None:
+        self._database = database
+        self._appender = appender
+
+    def dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
+        """Ids after a key, in order, those of kept facts included."""
+
         def work(books: SqliteSession, ledger: Ledger) -> list[IdCopy]:
             _follow_all(books, ledger)
             return list(islice(_ids_after(books, ledger, after, limit), limit))
 
-        return self._look(work)
+        return self._appender.look_up(work)
 
-    def _load_ids(self, ids: Sequence[IdCopy]) -> None:
+    def load_ids(self, ids: Sequence[IdCopy]) -> None:
+        """Write ids down that are not known yet, in one commit."""
+        ledger, compactor = self._appender.ledger, self._appender.compactor
+
         def work(books: SqliteSession) -> None:
-            self._ledger.refresh(books)
-            _follow_all(books, self._ledger)
+            ledger.refresh(books)
+            _follow_all(books, ledger)
             fresh = {
                 each.key: packed(each.digest, each.offset)
                 for each in ids
-                if self._ledger.known(books, each.key) is None
+                if ledger.known(books, each.key) is None
             }
             if fresh:
-                self._upkeep.write_down(books, fresh)
-                self._upkeep.pay(books, len(fresh))
+                compactor.write_down(books, fresh)
+                compactor.pay(books, len(fresh))
 
-        self._write(self._careful(work), "move")
+        self._appender.write(work, "move")
 
-    def _load_facts(self, facts: Sequence[FactCopy]) -> None:
+    def load_facts(self, facts: Sequence[FactCopy]) -> None:
+        """Put facts at the ends of their logs, those left out that are there, in one commit."""
         prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
 
         def work(books: SqliteSession) -> None:
-            entry = SqliteAppendPlanner(books, self._clock(), self._ledger)
+            planner = self._appender.planner(books)
             for copy, fact in zip(facts, prepared, strict=True):
-                entry.load(copy, fact)
-            self._upkeep.pay(books, entry.finish())
+                planner.load(copy, fact)
+            self._appender.compactor.pay(books, planner.finish())
 
-        self._write(self._careful(work), "move")
+        self._appender.write(work, "move")
 
-    def _cut_log(self, log: str, through: int) -> None:
-        self._drop(log, lambda _, found: min(through, found.head), None)
-
-    def _log_was_placed(self, books: SqliteSession) -> None:
+    def log_was_placed(self, books: SqliteSession) -> None:
+        """Note, in the transaction, that a log goes on elsewhere."""
         books.run("logs.was_shortened")
 
     def bar(self, place: str | None) -> None:
@@ -86,7 +97,7 @@ class SqliteArchive(SqlArchive, SqliteLog):
             for statement in sqlite_bars(tables, place):
                 books.execute(statement)
 
-        self._write(work, "move")
+        self._database.write(work, "move")
 
 
 def _follow_all(books: SqliteSession, ledger: Ledger) -> None:
@@ -131,7 +142,7 @@ _STEPS = 10_000  # of SQLite's virtual machine, between two looks at the clock
 _SQL = load(SQL, "store.sql")
 
 
-class SqliteFactStore(SqliteArchive, SqlConsumers, SqlObjects, SqlLinks):
+class SqliteFactStore(FactStoreOfParts):
     """A zone's facts in one SQLite file. Any thread may call any method."""
 
     acknowledgement = (
@@ -141,8 +152,58 @@ class SqliteFactStore(SqliteArchive, SqlConsumers, SqlObjects, SqlLinks):
 
     is_synced = True
 
+    log: SqlLog
+    """The logs and their ledger."""
+
     largest: int | None = None
     """Nobody but the settings limits a fact."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        zone: str,
+        clock: Callable[[], float] = time.time,
+        read_only: bool = False,
+        busy_timeout: float = 5.0,
+    ) -> None:
+        self.database = SqliteDatabase(
+            path, clock=clock, read_only=read_only, busy_timeout=busy_timeout
+        )
+        identity = StoreIdentity(self.database)
+        try:
+            identity.open(zone, read_only=read_only)
+        except BaseException:
+            self.database.close()
+            raise
+        subscribers = Subscribers()
+        self.appender = SqliteAppender(self.database)
+        log = SqlLog(self.database, self.appender, subscribers)
+        parts = StoreParts(
+            log,
+            SqlConsumers(self.database),
+            SqlObjects(self.database),
+            SqlLinks(self.database, identity),
+        )
+        super().__init__(parts, subscribers)
+        copies = SqliteCopies(self.database, self.appender)
+        self.records = SqlArchive(self.database, identity, log, copies, parts)
+        """All that the store holds, to be copied into another store or out of one."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.database.path
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What time it is where the facts are."""
+        return self.database.clock
+
+    def close(self) -> None:
+        """Let go of everything, after what was left to be appended. Closing twice is fine."""
+        self.log.close()
+        self.database.close()
 
     def quick_check(self, seconds: float) -> str | None:
         """What SQLite finds wrong with the file within so many seconds; None: nothing so far."""
@@ -162,7 +223,7 @@ class SqliteFactStore(SqliteArchive, SqlConsumers, SqlObjects, SqlLinks):
                 connection.set_progress_handler(None, 0)
             return None if found == "ok" else str(found).replace("\n", " ")
 
-        found = self._database.read(work)
+        found = self.database.file.read(work)
         return None if found is None else f"{self.path} is damaged: {found}"
 
     def backup(self, folder: str) -> None:
@@ -175,7 +236,7 @@ class SqliteFactStore(SqliteArchive, SqlConsumers, SqlObjects, SqlLinks):
             make_folder(target.parent, parents=True)
             partial.unlink(missing_ok=True)
             os.close(open_file(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # private
-            self._database.read(lambda connection: _copy(connection, partial))
+            self.database.file.read(lambda connection: _copy(connection, partial))
             _sync(partial)
             partial.rename(target)
             _sync(target.parent)

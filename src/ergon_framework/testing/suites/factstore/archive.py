@@ -28,7 +28,7 @@ from ergon_framework.ports.copies import (
     NameCopy,
 )
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Gap
-from ergon_framework.ports.moving import PAGE_BYTES, Archive
+from ergon_framework.ports.moving import PAGE_BYTES, Archive, records_of
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     FactStoreSubject,
@@ -268,7 +268,7 @@ def a_damaged_fact_is_not_copied(s: FactStoreSubject) -> None:
 
 
 def _archive(s: FactStoreSubject) -> Archive:
-    return cast("Archive", s.store)
+    return cast("Archive", records_of(s.store))
 
 
 @contextmanager

@@ -1,0 +1,314 @@
+"""A fact store made of parts: its log, its consumers, names of objects, and links to peers.
+
+Each engine builds the parts; here is how the flat port finds them. A part knows the database of its
+engine, and no other part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ergon_framework.ports.factstore import (
+    ConsumerDesk,
+    ConsumerInfo,
+    FactLogs,
+    Flaw,
+    Found,
+    Gap,
+    Link,
+    LinkBook,
+    LogInfo,
+    Meanwhile,
+    NewFact,
+    ObjectIndex,
+    Outcome,
+    Page,
+    Quarantined,
+    Serving,
+    StoredObject,
+    StoreInfo,
+)
+
+
+class WatchedLog(FactLogs, Protocol):
+    """Logs and their ledger, of which others can be told what happens to them."""
+
+    def watch_waits(self, seen: Meanwhile) -> None:
+        """Tell when an append is about to wait."""
+
+    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
+        """Tell up to which offset a log has grown."""
+
+    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
+        """Tell of each group of appends: how many facts, and the seconds it took."""
+
+
+class Subscriptions(Protocol):
+    """Callbacks that are called after each commit that added facts."""
+
+    def add(self, wake: Callable[[], None]) -> None:
+        """Call ``wake()`` from now on, from any thread."""
+
+    def remove(self, wake: Callable[[], None]) -> None:
+        """Call it no longer. Does nothing if it was never added."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreParts:
+    """The parts that every fact store has."""
+
+    log: WatchedLog
+    consumers: ConsumerDesk
+    objects: ObjectIndex
+    links: LinkBook
+
+
+class FactStoreOfParts:
+    """Every call of the port, handed to the part of the store that does it.
+
+    An engine adds what is its own: what an acknowledgement means, its backup, how it is closed.
+    """
+
+    def __init__(self, parts: StoreParts, subscriptions: Subscriptions) -> None:
+        self.log = parts.log
+        self._consumers = parts.consumers
+        self._objects = parts.objects
+        self._links = parts.links
+        self._subscriptions = subscriptions
+
+    def subscribe(self, wake: Callable[[], None]) -> None:
+        """Call ``wake()``, from any thread, after each commit that added facts."""
+        self._subscriptions.add(wake)
+
+    def unsubscribe(self, wake: Callable[[], None]) -> None:
+        """Call it no longer. Does nothing if it was never subscribed."""
+        self._subscriptions.remove(wake)
+
+    def watch_waits(self, seen: Meanwhile) -> None:
+        """Tell when an append is about to wait."""
+        self.log.watch_waits(seen)
+
+    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
+        """Tell up to which offset a log has grown."""
+        self.log.watch_heads(seen)
+
+    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
+        """Tell of each group of appends: how many facts, and the seconds it took."""
+        self.log.watch_commits(seen)
+
+    # ---- logs and their ledger ------------------------------------------------------------------
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        """Append in order in one commit, each with an outcome of its own."""
+        return self.log.append(log, facts, capacity=capacity)
+
+    def append_soon(
+        self,
+        log: str,
+        facts: Sequence[NewFact],
+        done: Callable[[list[Outcome] | BaseException], None],
+        *,
+        capacity: int | None = None,
+    ) -> None:
+        """The same without waiting: ``done`` is called, in any thread, when all is on disk."""
+        self.log.append_soon(log, facts, done, capacity=capacity)
+
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+        """Look an id up in one log, or in all: ``outbound`` first."""
+        return self.log.find(from_zone, message_id, log)
+
+    def page(
+        self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
+    ) -> Page:
+        """Read without a consumer. At least one fact is given, however large, if there is one."""
+        return self.log.page(log, after, limit, max_bytes, to_zone)
+
+    def logs(self) -> list[LogInfo]:
+        """Every log, ``outbound`` first and always."""
+        return self.log.logs()
+
+    def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
+        """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids."""
+        return self.log.truncate(log, through, loss_reason=loss_reason)
+
+    def aged(self, log: str, before: float) -> int:
+        """The highest offset such that it and all below it were recorded before an instant."""
+        return self.log.aged(log, before)
+
+    def gaps(self, log: str | None = None) -> list[Gap]:
+        """Every recorded loss, of each log in order of offsets."""
+        return self.log.gaps(log)
+
+    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+        """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
+        return self.log.verify(log, after)
+
+    def receive(
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
+    ) -> list[Outcome]:
+        """Insert what a peer sent where it is absent, and move the link to ``link``: one commit."""
+        return self.log.receive(peer, facts, link, refused, gaps)
+
+    # ---- consumers ------------------------------------------------------------------------------
+
+    def create_consumer(
+        self,
+        name: str,
+        log: str,
+        *,
+        from_end: bool = False,
+        to_zone: str | None = None,
+        is_required: bool = True,
+    ) -> ConsumerInfo:
+        """Create one at the start (the first kept fact) or the end of its log."""
+        return self._consumers.create_consumer(
+            name, log, from_end=from_end, to_zone=to_zone, is_required=is_required
+        )
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """Every consumer, by name."""
+        return self._consumers.consumers()
+
+    def consumer(self, name: str) -> ConsumerInfo:
+        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        return self._consumers.consumer(name)
+
+    def delete_consumer(self, name: str) -> None:
+        """Forget it and its quarantine; retention no longer waits for it."""
+        self._consumers.delete_consumer(name)
+
+    def serve(
+        self,
+        name: str,
+        limit: int,
+        max_bytes: int,
+        *,
+        holder: str | None = None,
+        lease: float = 30.0,
+    ) -> Serving:
+        """The page after the cursor; the same one until it is confirmed."""
+        return self._consumers.serve(name, limit, max_bytes, holder=holder, lease=lease)
+
+    def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
+        """Move the cursor up to ``offset``, never down; the cursor then."""
+        return self._consumers.confirm(name, offset, holder=holder)
+
+    def release_lease(self, name: str, holder: str) -> None:
+        """The holder lets go of the name; nothing happens when it does not hold it."""
+        self._consumers.release_lease(name, holder)
+
+    def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
+        """Set the cursor, also backwards, and write down that it was done and why."""
+        return self._consumers.seek(name, offset, reason=reason)
+
+    def set_aside(
+        self,
+        name: str,
+        offset: int,
+        *,
+        reason: str,
+        message: str,
+        attempts: int,
+        holder: str | None = None,
+    ) -> Quarantined:
+        """Quarantine the next fact of the view and move the cursor past it, in one commit."""
+        return self._consumers.set_aside(
+            name, offset, reason=reason, message=message, attempts=attempts, holder=holder
+        )
+
+    def quarantine(
+        self, consumer: str | None = None, state: str | None = "quarantined"
+    ) -> list[Quarantined]:
+        """What was set aside, oldest first; ``state=None`` for all."""
+        return self._consumers.quarantine(consumer, state)
+
+    def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
+        """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
+        return self._consumers.settle(quarantine_id, state, reason=reason)
+
+    # ---- names of objects -----------------------------------------------------------------------
+
+    def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
+        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
+        return self._objects.bind(bucket, key, digest, size)
+
+    def object(self, bucket: str, key: str) -> StoredObject | None:
+        """What a name stands for."""
+        return self._objects.object(bucket, key)
+
+    def objects(
+        self, bucket: str | None = None, *, after: tuple[str, str] = ("", ""), limit: int = 1000
+    ) -> list[StoredObject]:
+        """Names in order of bucket and key."""
+        return self._objects.objects(bucket, after=after, limit=limit)
+
+    def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
+        """Names given before an instant to which no fact has ever referred."""
+        return self._objects.orphans(before, limit)
+
+    def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
+        """Take the name away; answers the object when no other name stands for its bytes."""
+        return self._objects.unbind(bucket, key, before=before)
+
+    def refer(self, names: Sequence[tuple[str, str]]) -> None:
+        """Mark names (bucket and key) as referenced, also those that stand for nothing yet."""
+        self._objects.refer(names)
+
+    def object_totals(self) -> tuple[int, int]:
+        """How many names there are, and how many bytes they stand for."""
+        return self._objects.object_totals()
+
+    def is_bound(self, digest: bytes) -> bool:
+        """Whether any name stands for these bytes."""
+        return self._objects.is_bound(digest)
+
+    # ---- the zone and its links -----------------------------------------------------------------
+
+    def info(self) -> StoreInfo:
+        """Which store this is."""
+        return self._links.info()
+
+    def links(self) -> list[Link]:
+        """Every link ever used or sealed, by peer; ``""`` is the seal of the whole zone."""
+        return self._links.links()
+
+    def link(self, peer: str) -> Link:
+        """One of them, or a fresh one."""
+        return self._links.link(peer)
+
+    def seal(self, peer: str, reason: str) -> Link:
+        """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
+        return self._links.seal(peer, reason)
+
+    def open(self, peer: str) -> Link:
+        """Open it again."""
+        return self._links.open(peer)
+
+    def accept_epoch(self, peer: str, epoch: str | None) -> Link:
+        """Trust the peer's store from now on, although it changed: its frontier starts anew."""
+        return self._links.accept_epoch(peer, epoch)
+
+    def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
+        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+        return self._links.renew_epoch(epoch, why)
+
+    def attribute(self, name: str) -> str | None:
+        """A text that was written down about this store; None when there is none."""
+        return self._links.attribute(name)
+
+    def set_attribute(self, name: str, value: str) -> None:
+        """Write a text down about this very store, for whoever opens it next; no move copies it."""
+        self._links.set_attribute(name, value)
+
+    def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
+        """What operators did, newest first: instant, action, details as text."""
+        return self._links.journal(limit)
