@@ -54,7 +54,7 @@ def test_a_crash_leaves_whole_blobs_or_none(s3_url: str, kill: str) -> None:
         assert len(list(store.digests())) == 4
         assert flaws(store) == []
         store.sweep(0.0)
-        assert list((store._spool.folder / "uploads").iterdir()) == []
+        assert list((store.staging.folder / "uploads").iterdir()) == []
 
 
 @pytest.mark.parametrize("kill", ["object.write.after=kill@3", "bucket_put.after=kill"])
@@ -85,7 +85,7 @@ def test_only_one_of_many_puts_what_is_not_there(s3_server: S3Server) -> None:
     """The server itself holds to it: of two conditional puts of one key the second is refused."""
     url = s3_server.url(s3_server.bucket())
     with closing(S3ObjectStore(url)) as store:
-        path = store._spool.folder / "sample"
+        path = store.staging.folder / "sample"
         path.write_bytes(b"abc")
         answers = [store._client.create("sample", path, 3) for _ in range(3)]
     assert answers == [True, False, False]

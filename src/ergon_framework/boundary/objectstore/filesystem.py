@@ -16,7 +16,6 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -105,23 +104,6 @@ declare(
 )
 
 
-class UploadTarget(Protocol):
-    """What an upload needs of its store."""
-
-    folder: Path
-    crew: digests.HashPool
-    direct: DirectWriter
-
-    def check(self) -> None:
-        """Raise when nothing may be written."""
-
-    def unsynced(self, error: OSError) -> StoreError:
-        """Take note that the disk did not confirm a write."""
-
-    def place(self, path: Path, digest: bytes) -> None:
-        """Give a finished file its name, for good."""
-
-
 class FileUpload:
     """Bytes that go to a temporary file and, at the end, to the place of their digest.
 
@@ -131,7 +113,7 @@ class FileUpload:
 
     def __init__(
         self,
-        shelf: UploadTarget,
+        uploads: UploadFolder,
         path: Path,
         fd: int,
         digest: bytes | None = None,
@@ -139,12 +121,12 @@ class FileUpload:
         is_kept: bool = False,
     ) -> None:
         self.size = 0
-        self._shelf = shelf
+        self._uploads = uploads
         self._path = path
         self._fd = fd
         self._known = digest
         self._is_kept = is_kept
-        self._digester = digests.Digester(shelf.crew)
+        self._digester = digests.Digester(uploads.crew)
         self._pending = ByteQueue()
         self._written = 0
 
@@ -172,7 +154,7 @@ class FileUpload:
             self._sync()
             digest = self._digester.digest()
             digests.compare(digest, expected, self._known, size=self.size)
-            self._shelf.place(self._path, digest)
+            self._uploads.place(self._path, digest)
         self._let_go()
         return Blob(digest, self.size)
 
@@ -194,7 +176,7 @@ class FileUpload:
     def _check(self) -> None:
         if self._fd < 0:
             raise StoreError("this upload has ended", remedy="begin another one")
-        self._shelf.check()
+        self._uploads.check()
 
     def _flush(self, *, is_last: bool) -> None:
         """Hash and write what was gathered: before the end whole pages only, which go faster."""
@@ -207,7 +189,7 @@ class FileUpload:
         self._digester.add(block)
         failpoint("boundary.object.write.before")
         is_at_page = self._written % PAGE == 0
-        done = self._shelf.direct.write(self._fd, block) if is_at_page else 0
+        done = self._uploads.direct.write(self._fd, block) if is_at_page else 0
         disk.write_all(self._fd, after(block, done))
         failpoint("boundary.object.write.after")
         self._written += size
@@ -218,14 +200,14 @@ class FileUpload:
             disk.sync_file(self._fd)
         except OSError as error:
             self.abort()  # what an unconfirmed file holds is nobody's guess
-            raise self._shelf.unsynced(error) from error
+            raise self._uploads.unsynced(error) from error
         failpoint("boundary.object.sync.after")
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
         """Nothing may follow an error: the file could lack bytes that are in the digest."""
         try:
-            with disk.told(self._shelf.folder):
+            with disk.told(self._uploads.folder):
                 yield
         except FactInvalidError:
             self._let_go(remove=True)
@@ -293,6 +275,90 @@ declare(
 )
 
 
+class UploadFolder:
+    """The temporary files of uploads under way, and what becomes of a finished one."""
+
+    def __init__(
+        self, folder: Path, place: Callable[[Path, bytes], None], clock: Callable[[], float]
+    ) -> None:
+        """``place`` gives a synced file of that digest its name, for good."""
+        self.folder = folder
+        self.path = folder / "uploads"
+        self.crew = HashPool()
+        self.direct = DirectWriter()
+        self.place = place
+        self._clock = clock
+        self._broken: StoreError | None = None
+        self._is_closed = False
+
+    def upload(self) -> FileUpload:
+        """Begin to take bytes in."""
+        self.check()
+        with disk.told(self.folder):
+            path, fd = self._private()
+        return FileUpload(self, path, fd)
+
+    def partial(self, digest: bytes) -> FileUpload:
+        """Begin, or go on with, an upload whose digest is known.
+
+        While somebody else is at it, a second upload of the same bytes begins at nothing.
+        """
+        self.check()
+        path = self.path / f"{checked(digest).hex()}.part"
+        with disk.told(self.folder):
+            fd = _taken(path)
+            if fd is None:
+                path, fd = self._private()
+                return FileUpload(self, path, fd, digest)
+            upload = FileUpload(self, path, fd, digest, is_kept=True)
+            upload.resume()
+        return upload
+
+    def check(self) -> None:
+        """Raise when nothing may be written: after the end, and after a failed sync."""
+        self.check_open()
+        if self._broken is not None:
+            raise self._broken
+
+    def unsynced(self, error: OSError) -> StoreError:
+        """The error of a sync that failed, which may end all writing.
+
+        After such a failure the system takes the bytes for written, so asking again is no use.
+        """
+        if error.errno in disk.HARMLESS:
+            return disk.translate(error, self.folder)
+        self._broken = self._broken or disk.broken(error, self.folder)
+        return self._broken
+
+    def sweep(self, older_than: float) -> int:
+        """Remove what uploads left behind and nobody has touched for so long; how many."""
+        self.check_open()
+        latest = self._clock() - older_than
+        with disk.told(self.folder):
+            return sum(_is_swept(each, latest) for each in _entries(self.path))
+
+    def check_open(self) -> None:
+        """Raise after the end."""
+        if self._is_closed:
+            raise StoreUnavailableError(
+                f"the object store {self.folder} is closed", remedy="open it again"
+            )
+
+    def close(self) -> None:
+        """Take no more. Uploads that are open belong to their callers."""
+        self._is_closed = True
+        self.crew.close()
+        self.direct.close()
+
+    def _private(self) -> tuple[Path, int]:
+        """A file of nobody else's, locked."""
+        while True:
+            path = self.path / f"{secrets.token_hex(16)}.new"
+            fd = _taken(path)
+            if fd is not None:
+                return path, fd
+
+
 class FilesystemObjectStore:
     """A folder of blobs. Any number of threads and processes may use it at the same time."""
 
@@ -310,16 +376,12 @@ class FilesystemObjectStore:
     ) -> None:
         """Open a folder; with ``zone`` it belongs to that zone alone, and another's is refused."""
         self.folder = Path(folder).absolute()
-        self.crew = HashPool()
-        self.direct = DirectWriter()
         self._clock = clock
         self._root = self.folder / "sha256"
-        self._uploads = self.folder / "uploads"
+        self._uploads = UploadFolder(self.folder, self._place, clock)
         self._settled: set[bytes] = set()  # first bytes of digests whose folders are synced
-        self._broken: StoreError | None = None
-        self._is_closed = False
         with disk.told(self.folder):
-            self._prepare()
+            prepare_folders(self.folder, self._root, self._uploads.path)
         if zone is not None:
             self.claim(zone)
 
@@ -327,44 +389,16 @@ class FilesystemObjectStore:
 
     def upload(self) -> FileUpload:
         """Begin to take bytes in."""
-        self.check()
-        with disk.told(self.folder):
-            path, fd = self._private()
-        return FileUpload(self, path, fd)
+        return self._uploads.upload()
 
     def partial(self, digest: bytes) -> FileUpload:
         """Begin, or go on with, an upload whose digest is known.
 
         While somebody else is at it, a second upload of the same bytes begins at nothing.
         """
-        self.check()
-        path = self._uploads / f"{checked(digest).hex()}.part"
-        with disk.told(self.folder):
-            fd = _taken(path)
-            if fd is None:
-                path, fd = self._private()
-                return FileUpload(self, path, fd, digest)
-            upload = FileUpload(self, path, fd, digest, is_kept=True)
-            upload.resume()
-        return upload
+        return self._uploads.partial(digest)
 
-    def check(self) -> None:
-        """Raise when nothing may be written: after the end, and after a failed sync."""
-        self._check_open()
-        if self._broken is not None:
-            raise self._broken
-
-    def unsynced(self, error: OSError) -> StoreError:
-        """The error of a sync that failed, which may end all writing.
-
-        After such a failure the system takes the bytes for written, so asking again is no use.
-        """
-        if error.errno in disk.HARMLESS:
-            return disk.translate(error, self.folder)
-        self._broken = self._broken or disk.broken(error, self.folder)
-        return self._broken
-
-    def place(self, path: Path, digest: bytes) -> None:
+    def _place(self, path: Path, digest: bytes) -> None:
         """Give a synced file the name of its digest, for good."""
         target = self._path(digest)
         try:
@@ -381,7 +415,7 @@ class FilesystemObjectStore:
 
     def open(self, digest: bytes) -> FileDownload | None:
         """Begin to give bytes out; None when they are not there."""
-        self._check_open()
+        self._uploads.check_open()
         with disk.told(self.folder):
             try:
                 fd = open_file(self._path(digest), os.O_RDONLY, may_be_linked=True)
@@ -395,7 +429,7 @@ class FilesystemObjectStore:
 
         Who gave the file its name may have died before that was synced; so it is done here again.
         """
-        self.check()
+        self._uploads.check()
         with disk.told(self.folder):
             try:
                 found = self._path(digest).stat()
@@ -422,7 +456,7 @@ class FilesystemObjectStore:
 
     def own(self, epoch: str) -> int:
         """Since when the log of that epoch has this folder: from now on, if it was another one."""
-        self._check_open()
+        self._uploads.check_open()
         with disk.told(self.folder):
             return owned_since(self.folder, epoch)
 
@@ -435,7 +469,7 @@ class FilesystemObjectStore:
 
     def copy_to(self, folder: str, digests: Iterable[bytes]) -> int:
         """Copy blobs into another folder of the same layout; how many bytes."""
-        self._check_open()
+        self._uploads.check_open()
         with contextlib.closing(FilesystemObjectStore(folder, clock=self._clock)) as target:
             return copy_blobs(self, target, digests)
 
@@ -443,7 +477,7 @@ class FilesystemObjectStore:
 
     def delete(self, digest: bytes) -> bool:
         """Remove them; whether they were there. After a power cut they may be there again."""
-        self._check_open()
+        self._uploads.check_open()
         with disk.told(self.folder):
             failpoint("boundary.object.delete.before")
             was_there = disk.remove(self._path(digest))
@@ -454,30 +488,16 @@ class FilesystemObjectStore:
 
     def sweep(self, older_than: float) -> int:
         """Remove what uploads left behind and nobody has touched for so long; how many."""
-        self._check_open()
-        latest = self._clock() - older_than
-        with disk.told(self.folder):
-            return sum(_is_swept(each, latest) for each in _entries(self._uploads))
+        return self._uploads.sweep(older_than)
 
     def close(self) -> None:
         """Take and give no more. Uploads and downloads that are open belong to their callers."""
-        self._is_closed = True
-        self.crew.close()
-        self.direct.close()
+        self._uploads.close()
 
     # ---- folders --------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        for path in (self.folder, self._root, self._uploads):
-            disk.make_folder(path)
-        for path in (self.folder, self.folder.parent):
-            with contextlib.suppress(
-                PermissionError
-            ):  # a folder of others need not be ours to read
-                disk.sync_folder(path)
-
     def _blobs(self) -> Iterator[Path]:
-        self._check_open()
+        self._uploads.check_open()
         with disk.told(self.folder):
             for above in _entries(self._root):
                 for below in _entries(above):
@@ -489,14 +509,6 @@ class FilesystemObjectStore:
         name = checked(digest).hex()
         return self._root / name[:2] / name[2:4] / name
 
-    def _private(self) -> tuple[Path, int]:
-        """A file of nobody else's, locked."""
-        while True:
-            path = self._uploads / f"{secrets.token_hex(16)}.new"
-            fd = _taken(path)
-            if fd is not None:
-                return path, fd
-
     def _settle(self, digest: bytes) -> None:
         """Sync the folders above a blob: that of the blob always, the others once."""
         folder = self._path(digest).parent
@@ -507,19 +519,13 @@ class FilesystemObjectStore:
             if digest[:1] not in self._settled:
                 disk.sync_folder(self._root)
         except OSError as error:
-            raise self.unsynced(error) from error
+            raise self._uploads.unsynced(error) from error
         self._settled.update((digest[:1], digest[:2]))
 
     def _check_folder(self) -> None:
         """Tell a blob that is missing from a disk that is not mounted."""
         if not self._root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "the folder is missing", str(self._root))
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise StoreUnavailableError(
-                f"the object store {self.folder} is closed", remedy="open it again"
-            )
 
 
 def _taken(path: Path) -> int | None:
@@ -559,3 +565,12 @@ def _entries(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except NotADirectoryError:
         return []
+
+
+def prepare_folders(folder: Path, *below: Path) -> None:
+    """Make a store's folder and those in it, and sync that they are there."""
+    for path in (folder, *below):
+        disk.make_folder(path)
+    for path in (folder, folder.parent):
+        with contextlib.suppress(PermissionError):  # a folder of others need not be ours to read
+            disk.sync_folder(path)

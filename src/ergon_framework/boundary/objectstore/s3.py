@@ -15,7 +15,12 @@ from pathlib import Path
 
 from ergon_framework.boundary.objectstore.blob_io import Dated, checked, copy_blobs, flaw
 from ergon_framework.boundary.objectstore.disk import make_folder, told
-from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore, FileUpload
+from ergon_framework.boundary.objectstore.filesystem import (
+    FilesystemObjectStore,
+    FileUpload,
+    UploadFolder,
+    prepare_folders,
+)
 from ergon_framework.boundary.objectstore.s3_client import BucketClient, S3Download
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.objectstore import Blob
@@ -24,7 +29,7 @@ from ergon_framework.storage.failpoints import declare, failpoint
 _TURNS = 3  # at a folder that goes away while it is used
 
 
-class StagingArea(FilesystemObjectStore):
+class StagingArea:
     """Where bytes on their way in are gathered; finished ones go on into the bucket.
 
     Temporary files that nobody has touched for days may be cleared away by the system, folders too.
@@ -38,36 +43,38 @@ class StagingArea(FilesystemObjectStore):
         *,
         is_temporary: bool = False,
     ) -> None:
+        make_own(folder)
+        self.folder = folder.absolute()
         self._send = send
         self._is_temporary = is_temporary
-        make_own(folder)
-        super().__init__(folder, clock=clock)
+        self._uploads = UploadFolder(self.folder, self._place, clock)
+        self._prepare()
 
     def upload(self) -> FileUpload:
         """Begin to take bytes in."""
-        return self._begun(super().upload)
+        return self._begun(self._uploads.upload)
 
     def partial(self, digest: bytes) -> FileUpload:
         """Begin, or go on with, an upload whose digest is known."""
-        return self._begun(partial(super().partial, digest))
+        return self._begun(partial(self._uploads.partial, digest))
 
     def sweep(self, older_than: float) -> int:
         """Remove what uploads left behind and nobody has touched for so long; how many."""
         self._renew()
-        return super().sweep(older_than)
-
-    def place(self, path: Path, digest: bytes) -> None:
-        """Send a finished file; it is of no more use here."""
-        self._send(path, digest)
-        path.unlink()
+        return self._uploads.sweep(older_than)
 
     def close(self) -> None:
         """Take no more; a folder that was only made for this goes, unless an upload is in it."""
-        super().close()
+        self._uploads.close()
         if self._is_temporary:
             with contextlib.suppress(OSError):
-                for folder in (self._uploads, self._root, self.folder):
+                for folder in (self._uploads.path, self.folder):
                     folder.rmdir()
+
+    def _place(self, path: Path, digest: bytes) -> None:
+        """Send a finished file; it is of no more use here."""
+        self._send(path, digest)
+        path.unlink()
 
     def _begun(self, begin: Callable[[], FileUpload]) -> FileUpload:
         """Begin in a folder that another process, which ends, may be about to remove."""
@@ -76,15 +83,18 @@ class StagingArea(FilesystemObjectStore):
             try:
                 return begin()
             except StoreUnavailableError:
-                if self._uploads.is_dir():
+                if self._uploads.path.is_dir():
                     raise
         return begin()
 
     def _renew(self) -> None:
-        if not _is_own(self.folder) or not self._uploads.is_dir():
+        if not _is_own(self.folder) or not self._uploads.path.is_dir():
             make_own(self.folder)
-            with told(self.folder):
-                self._prepare()
+            self._prepare()
+
+    def _prepare(self) -> None:
+        with told(self.folder):
+            prepare_folders(self.folder, self._uploads.path)
 
 
 def own_folder(place: str) -> Path:
@@ -157,20 +167,20 @@ class S3ObjectStore:
         if zone is not None:
             self._client.claim(zone, is_written=not read_only)
         where = own_folder(self.place) if folder is None else Path(folder)
-        self._spool = StagingArea(where, self._send, clock, is_temporary=folder is None)
+        self.staging = StagingArea(where, self._send, clock, is_temporary=folder is None)
 
     # ---- in -------------------------------------------------------------------------------------
 
     def upload(self) -> FileUpload:
         """Begin to take bytes in."""
-        return self._spool.upload()
+        return self.staging.upload()
 
     def partial(self, digest: bytes) -> FileUpload:
         """Begin, or go on with, an upload whose digest is known.
 
         It goes on with what this machine has; another machine begins at nothing.
         """
-        return self._spool.partial(digest)
+        return self.staging.partial(digest)
 
     def _send(self, path: Path, digest: bytes) -> None:
         """Put the bytes of a file, which have that digest, into the bucket for good."""
@@ -254,12 +264,12 @@ class S3ObjectStore:
 
     def sweep(self, older_than: float) -> int:
         """Remove what uploads left on this machine and nobody has touched for so long; how many."""
-        return self._spool.sweep(older_than)
+        return self.staging.sweep(older_than)
 
     def close(self) -> None:
         """Take and give no more. Uploads and downloads that are open belong to their callers."""
         self._is_closed = True
-        self._spool.close()
+        self.staging.close()
 
     def _listed(self, folder: str) -> Iterator[Dated]:
         self._check_open()
