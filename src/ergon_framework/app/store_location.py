@@ -21,6 +21,8 @@ class StoreLocation:
     """A store by its URL, or a zone by its folder."""
 
     given: str
+    called: str = ""
+    """What to call it in front of people, if not by where it is: the copy of a store is none."""
 
     def __post_init__(self) -> None:
         """Refuse a URL that may be read in two ways: its name would show a password."""
@@ -59,6 +61,8 @@ class StoreLocation:
     @property
     def name(self) -> str:
         """What it is known by, without anything secret."""
+        if self.called:
+            return self.called
         if self.file is not None:
             return str(self.file)
         parts = urlsplit(self.given)

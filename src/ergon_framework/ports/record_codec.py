@@ -167,7 +167,8 @@ def _dictionary(kind: Any) -> Reader:
 
 def _exactly(kind: type) -> Reader:
     def read_exactly(value: Any) -> Any:
-        if type(value) is not kind:
+        is_fit = type(value) is kind
+        if not is_fit or (kind is int and not -_LARGE <= value < _LARGE):
             raise _unfit(_WORDS[kind], value)
         return value
 
@@ -249,7 +250,8 @@ def _fields(kind: type) -> tuple[str, ...]:
     raise TypeError(message)
 
 
-_WORDS = {str: "a text", int: "a whole number", bool: "true or false"}
+_LARGE = 1 << 63  # the whole numbers that every store has
+_WORDS = {str: "a text", int: "a whole number of 64 bits", bool: "true or false"}
 
 
 def _unfit(wanted: str, value: Any) -> ValueError:

@@ -413,6 +413,49 @@ def test_a_trial_writes_nothing(file: Path, new: str, tmp_path: Path) -> None:
         imported(rewritten(file, lines_of(file)[:-1]), new, is_trial=True)
 
 
+VALUES = {
+    "a number that is too large": ({"priority": 1 << 70}, "priority: a whole number of 64 bits"),
+    "an instant that is none": ({"run_at": 1e300}, "run_at: not a point in time"),
+    "a state that is none": ({"status": "odd"}, "status: one of pending, active"),
+    "true for a number": ({"attempts": True}, "attempts: a whole number of 64 bits is wanted"),
+    "half a character": ({"why": "\ud800"}, "it is no record: JSON is malformed"),
+    "odd Base64": ({"result": {"base64": "%"}}, "result: a text or Base64 is wanted"),
+    "what a store adds": ({"is_limited": True}, "key is missing"),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_that_no_store_has(name: str, file: Path, new: str, tmp_path: Path) -> None:
+    """The line and the field are told, and nothing of what stands there; nothing is written."""
+    changes, told = VALUES[name]
+    lines = lines_of(file)
+    line = json.loads(lines[2])
+    line["record"]["job"].update(changes)
+    other = rewritten(file, [*lines[:2], json.dumps(line).encode() + b"\n"])
+    with pytest.raises(StoreError, match="line 4 of") as caught:
+        imported(other, new, may_be_cut_off=True)
+    assert told in caught.value.message
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_a_job_that_is_twice_there(file: Path, new: str) -> None:
+    """It is never called whole: both sides are compared."""
+    lines = lines_of(file)
+    other = rewritten(file, [*lines[2:6], lines[2]])
+    with pytest.raises(StoreError, match="does not hold the same jobs: 5 of them"):
+        imported(other, new, may_be_cut_off=True)
+    with pytest.raises(StoreError, match="an import into this store has not ended"):
+        open_store(new)
+
+
+def test_errors_name_the_store_and_not_its_copy(old: str, tmp_path: Path) -> None:
+    """A store on SQLite is read from a copy, which nobody knows."""
+    with pytest.raises(ConfigurationError, match=f"{tmp_path}/old.db has no zone 'x'"):
+        exported(old, tmp_path / "x.jsonl", zone="x")
+    with pytest.raises(ConfigurationError, match=f"is written sqlite:///{tmp_path}/old.db"):
+        exported(tmp_path / "old.db", tmp_path / "x.jsonl")
+
+
 def test_memory_is_refused(file: Path, tmp_path: Path) -> None:
     """What is there is gone when the command ends."""
     with pytest.raises(ConfigurationError, match="a store in memory"):

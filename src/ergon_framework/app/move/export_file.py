@@ -100,14 +100,19 @@ def run(asked: Exporting, output: Output, tell: Tell, *, scratch: Path | None = 
     place = asked.source
     place.refuse_memory()
     if place.file is not None and not place.file.is_file():
-        raise ConfigurationError(
-            f"there is no file {place.file} to export from", remedy="name the store that is there"
+        path = Path(place.given if place.is_folder else place.file)
+        remedy = (
+            f"a file of SQLite is written sqlite:///{path}"
+            if path.is_file()
+            else "name the store that is there: a URL, or the folder of a zone"
         )
+        raise ConfigurationError(f"there is no file {place.file} to export from", remedy=remedy)
     with ExitStack() as stack:
         if place.file is not None:
             copied = _snapshot(place.file, scratch, stack)
             # The copy is nobody else's: whoever works with the store is not in the way.
-            looked_at = replace(asked, source=StoreLocation(f"sqlite:///{copied}"), is_forced=True)
+            source = StoreLocation(f"sqlite:///{copied}", called=place.name)
+            looked_at = replace(asked, source=source, is_forced=True)
         else:
             looked_at = asked
         opened = _opened(asked, looked_at, stack)

@@ -268,7 +268,8 @@ def _descriptor(path: Path) -> int:
         return secure_files.open_file(path, os.O_RDONLY)
     except OSError as error:
         raise ConfigurationError(
-            f"{path} cannot be read: {error.strerror or error}",
+            # What is in the way is the operator's, not ours to have removed.
+            f"{path} cannot be read: {str(error.strerror or error).removesuffix(': remove it')}",
             remedy="name a file that may be read, or give it as the standard input:"
             " `ergon import - TO < FILE`",
         ) from error

@@ -21,6 +21,7 @@ import msgspec
 
 from ergon_framework.app.move.transfer import Adding
 from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.jobs.stores.unreadable import checked
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, Copy, JobCopy, ZoneCopy
 from ergon_framework.ports.moving import PAGE_BYTES, C
 from ergon_framework.ports.objectstore import Blob
@@ -344,6 +345,8 @@ class RecordFile:
     def _record(self, number: int, line: _Line) -> Copy:
         try:
             copy = self._kinds[line.kind].from_document(line.record)
+            if isinstance(copy, JobCopy):
+                checked(copy.job)  # as a store does that reads one
         except ValueError as error:
             raise self._damaged(number, f"{line.kind} {line.key!r:.60}: {error}") from None
         if plain(copy.name, "key") != line.key:

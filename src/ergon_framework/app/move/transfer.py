@@ -298,7 +298,8 @@ def _differing(part: Part, kind: type[Copy], wanted: Sum, there: Sum) -> StoreEr
         f"{part.where} does not hold the same {title(kind)}: {wanted.count} of them with the digest"
         f" {wanted.digest[:16]} were to be there, and {there.count} with {there.digest[:16]} are;"
         f" {', '.join(named) or 'what differed a moment ago is the same now'}",
-        remedy="see that nobody uses TO, then import again: it goes on from there"
+        remedy="see that nobody uses TO, and that nothing is twice in the file; then import it into"
+        " an empty store"
         if part.is_import
         else "see that nobody uses either store, then move again: it goes on from there;"
         " --shut refuses who still uses FROM",
