@@ -36,6 +36,8 @@ class Copy(msgspec.Struct, frozen=True):
 
     kind: ClassVar[str] = ""
     """What it is called in a file of records."""
+    title: ClassVar[str] = ""
+    """What its kind is called in front of people, and in what a finished move writes down."""
     has_shared_places: ClassVar[bool] = True
     """Whether places of two stores can be compared. Otherwise what is new comes last."""
     may_leave: ClassVar[bool] = True
@@ -94,6 +96,7 @@ class JobCopy(Copy, frozen=True):
     """
 
     kind: ClassVar[str] = "job"
+    title: ClassVar[str] = "jobs"
     job: Job
     changed_at: float
     """When it was last moved; what ``Search.before`` means."""
@@ -139,6 +142,7 @@ class QueueCopy(Copy, frozen=True):
     """
 
     kind: ClassVar[str] = "queue"
+    title: ClassVar[str] = "queue settings"
     queue: str
     is_paused: bool
     max_active: int | None
@@ -157,6 +161,7 @@ class ScheduleCopy(Copy, frozen=True):
     """A schedule, by name."""
 
     kind: ClassVar[str] = "schedule"
+    title: ClassVar[str] = "schedules"
     schedule: Schedule
 
     @property
@@ -177,6 +182,7 @@ class LogCopy(Copy, frozen=True):
     """
 
     kind: ClassVar[str] = "log"
+    title: ClassVar[str] = "logs"
     number: int
     log: str
     first: int
@@ -215,6 +221,7 @@ class FactCopy(Copy, frozen=True):
     """
 
     kind: ClassVar[str] = "fact"
+    title: ClassVar[str] = "facts"
     number: int
     """Of the log."""
     log: str
@@ -240,6 +247,7 @@ class IdCopy(Copy, frozen=True):
     """
 
     kind: ClassVar[str] = "fact_id"
+    title: ClassVar[str] = "ids of facts"
     key: bytes
     """16 bytes."""
     digest: bytes
@@ -259,6 +267,7 @@ class GapCopy(Copy, frozen=True):
     """A recorded loss, by log, beginning and end; only a gap of the store's own ever widens."""
 
     kind: ClassVar[str] = "gap"
+    title: ClassVar[str] = "gaps"
     gap: Gap
 
     @property
@@ -272,6 +281,7 @@ class ConsumerCopy(Copy, frozen=True):
     """A consumer with its lease, by name; ``lag`` and ``waiting_since`` are left out (0, None)."""
 
     kind: ClassVar[str] = "consumer"
+    title: ClassVar[str] = "consumers"
     consumer: ConsumerInfo
 
     @property
@@ -284,6 +294,7 @@ class ItemCopy(Copy, frozen=True):
     """Something in quarantine, whatever became of it, by its number, which it keeps."""
 
     kind: ClassVar[str] = "quarantined"
+    title: ClassVar[str] = "quarantined facts"
     item: Quarantined
     is_served: bool
     """It was released and has gone out since."""
@@ -311,6 +322,7 @@ class NameCopy(Copy, frozen=True):
     """The name of an object, by bucket and key."""
 
     kind: ClassVar[str] = "object"
+    title: ClassVar[str] = "names of objects"
     object: StoredObject
 
     @property
@@ -323,6 +335,7 @@ class AwaitedCopy(Copy, frozen=True):
     """A name that a fact refers to and that stands for nothing yet, by bucket and key."""
 
     kind: ClassVar[str] = "awaited_object"
+    title: ClassVar[str] = "awaited names"
     bucket: str
     key: str
 
@@ -336,6 +349,7 @@ class LinkCopy(Copy, frozen=True):
     """A link to a peer, its seal included, by peer."""
 
     kind: ClassVar[str] = "link"
+    title: ClassVar[str] = "links"
     link: Link
 
     @property
@@ -360,6 +374,7 @@ class NoteCopy(Copy, frozen=True):
     """One entry of the operators' journal, the oldest first, counted from 1."""
 
     kind: ClassVar[str] = "note"
+    title: ClassVar[str] = "notes of operators"
     position: int
     at: float
     action: str
@@ -387,6 +402,7 @@ class ZoneCopy(Copy, frozen=True):
     """Which store it is; it comes last, and the new store has the old one's epoch from then on."""
 
     kind: ClassVar[str] = "zone"
+    title: ClassVar[str] = "epoch"
     info: StoreInfo
 
     may_leave: ClassVar[bool] = False

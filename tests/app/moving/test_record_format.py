@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from ergon_framework.app.move.providers import RowCopy
-from ergon_framework.app.move.transfer import Adding, copies, summed, title
+from ergon_framework.app.move.transfer import Adding, copies, summed
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
@@ -245,7 +245,7 @@ def test_every_kind_is_pinned() -> None:
 
 def test_the_titles_of_kinds() -> None:
     """A finished move writes sums down by these words."""
-    assert {name: title(type(record)) for name, record in RECORDS.items()} == TITLES
+    assert {name: type(record).title for name, record in RECORDS.items()} == TITLES
 
 
 def test_what_a_move_writes_down() -> None:
@@ -307,7 +307,7 @@ def _job_sums(url: str) -> dict[str, tuple[int, str]]:
             for copy in copies(records, kind):
                 adding.add(_without_fence(copy))
             total = adding.sum()
-            found[title(kind)] = (total.count, total.digest)
+            found[kind.title] = (total.count, total.digest)
     return found
 
 
@@ -332,5 +332,5 @@ def test_the_sums_of_a_store_of_facts(
     url = with_facts(file if place == "sqlite" else request.getfixturevalue(place))
     with closing(open_fact_store(url, zone=ZONE, read_only=True)) as store:
         assert isinstance(store, Archive)
-        sums = {title(kind): summed(store, kind) for kind in FACT_KINDS if kind is not ZoneCopy}
+        sums = {kind.title: summed(store, kind) for kind in FACT_KINDS if kind is not ZoneCopy}
     assert {kind: (each.count, each.digest) for kind, each in sums.items()} == FACT_SUMS

@@ -3,7 +3,7 @@
 Where to look first: ``run`` has the order of a move and of its way back. ``app/store_location``
 says what FROM and TO mean, ``stores`` which stores are opened and how, ``preflight`` whether a
 target may be written. ``transfer`` compares, copies and verifies records; ``objects`` copies the
-bytes of objects and ``providers`` reads and writes the rows of provider calls.
+bytes of objects.
 
 ``ergon export`` and ``ergon import`` are the same with a file on one side: ``record_file`` is the
 format, ``export_file`` writes one, and ``import_file`` moves what is in one into a store.

@@ -27,7 +27,7 @@ from ergon_framework.app.move import stores as opening
 from ergon_framework.app.move.preflight import refuse_half_source
 from ergon_framework.app.move.record_file import CALLS, FACTS, JOBS, Header, RecordWriter, Trailer
 from ergon_framework.app.move.stores import Asked
-from ergon_framework.app.move.transfer import MOST_TURNS, PAGE, Tell, Told, copies, summed, title
+from ergon_framework.app.move.transfer import MOST_TURNS, PAGE, Tell, Told, copies, summed
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import is_folder, open_object_store
 from ergon_framework.core.rfc3339 import format_rfc3339
@@ -228,8 +228,8 @@ def _write(opened: _Opened, writer: RecordWriter, tell: Tell) -> None:
                 count = writer.record(copy)
                 if count % PAGE == 1:
                     failpoint("export.page.written")
-                    total = part.totals.get(title(kind))
-                    tell(Told(part.name, f"exporting {title(kind)}", count, total))
+                    total = part.totals.get(kind.title)
+                    tell(Told(part.name, f"exporting {kind.title}", count, total))
 
 
 def _write_objects(stores: object_bytes.Bytes, writer: RecordWriter, tell: Tell) -> None:
@@ -276,7 +276,7 @@ def _is_unchanged(opened: _Opened, writer: RecordWriter, tell: Tell) -> bool:
     """Whether a second reading comes to the same: then the first is the state between the two."""
     for part in opened.parts:
         for kind in record_file.kinds_of(part.name):
-            tell(Told(part.name, f"comparing {title(kind)}", 0))
+            tell(Told(part.name, f"comparing {kind.title}", 0))
             found, wrote = summed(part.records, kind), writer.sum_of(kind)
             if (found.count, found.digest) != (wrote.count, wrote.digest):
                 tell(Told(part.name, "beginning anew: something came meanwhile", 0))

@@ -31,7 +31,7 @@ from ergon_framework.app.move.record_file import (
     kinds_of,
 )
 from ergon_framework.app.move.stores import Asked
-from ergon_framework.app.move.transfer import PAGE, Moved, Part, Tell, Told, title
+from ergon_framework.app.move.transfer import PAGE, Moved, Part, Tell, Told
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import is_folder, open_object_store
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
@@ -142,7 +142,7 @@ def _part(name: str, file: RecordFile, target: Archive, asked: Importing) -> Par
     return Part(
         *(name, file, target, kinds, f"{FILE_OF_RECORDS}{file.digest}"),
         asked.target.name,
-        {title(kind): file.counts[kind.kind] for kind in kinds},
+        {kind.title: file.counts[kind.kind] for kind in kinds},
         aside=lambda: _refuse_changed(file, state),
         is_import=True,
     )

@@ -12,7 +12,6 @@ from ergon_framework.app.move.transfer import (
     differences,
     is_empty,
     summed,
-    title,
 )
 from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
@@ -98,7 +97,7 @@ def _another(mark: Mark, part: Part) -> StoreError:
 
 
 def _is_untouched(part: Part, sums: dict[str, tuple[int, str]]) -> bool:
-    found = {title(kind): summed(part.target, kind) for kind in part.kinds}
+    found = {kind.title: summed(part.target, kind) for kind in part.kinds}
     return {kind: (each.count, each.digest) for kind, each in found.items()} == sums
 
 

@@ -58,6 +58,7 @@ class RowCopy(Copy, frozen=True):
     """A row, by table and primary key."""
 
     kind: ClassVar[str] = "provider_row"
+    title: ClassVar[str] = "provider rows"
     table: str
     values: dict[str, Any]
 

@@ -274,7 +274,8 @@ def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
     target = call_target(asked.target)
     name = f"provider calls of {asked.source.name}"
     yield Part(
-        *("provider calls", source, target, KINDS, name, asked.target.name), birth=birth_of(source)
+        *("provider calls", source, target, KINDS, name, asked.target.name),
+        birth=birth_of(source),
     )
 
 

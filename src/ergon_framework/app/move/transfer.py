@@ -178,30 +178,6 @@ class Part:
     """Whether the source is a file: then nothing is changed or discarded that the target holds."""
 
 
-def title(kind: type[Copy]) -> str:
-    """What a kind is called in front of people."""
-    return _TITLES.get(kind.__name__, kind.__name__)
-
-
-_TITLES = {
-    "QueueCopy": "queue settings",
-    "JobCopy": "jobs",
-    "ScheduleCopy": "schedules",
-    "LogCopy": "logs",
-    "FactCopy": "facts",
-    "IdCopy": "ids of facts",
-    "GapCopy": "gaps",
-    "ConsumerCopy": "consumers",
-    "ItemCopy": "quarantined facts",
-    "NameCopy": "names of objects",
-    "AwaitedCopy": "awaited names",
-    "LinkCopy": "links",
-    "NoteCopy": "notes of operators",
-    "ZoneCopy": "epoch",
-    "RowCopy": "provider rows",
-}
-
-
 def tell_now_and_then(tell: Tell, part: Part, doing: str, kind: str, count: int) -> None:
     """Say how far it is, once a page."""
     if count % PAGE == 1:
@@ -267,7 +243,7 @@ def verified(part: Part, read: Sequence[Sum], tell: Tell) -> list[Sum] | None:
 
 
 def _both(part: Part, kind: type[Copy], tell: Tell) -> tuple[Sum, Sum]:
-    name = title(kind)
+    name = kind.title
 
     def watched(doing: str) -> Callable[[int], None]:
         return lambda count: tell_now_and_then(tell, part, doing, name, count)
@@ -295,7 +271,7 @@ def _differing(part: Part, kind: type[Copy], wanted: Sum, there: Sum) -> StoreEr
     told = _by_place(part, kind) if kind.has_shared_places else _by_order(part, kind)
     named = list(islice(told, NAMED))
     return StoreError(
-        f"{part.where} does not hold the same {title(kind)}: {wanted.count} of them with the digest"
+        f"{part.where} does not hold the same {kind.title}: {wanted.count} of them with the digest"
         f" {wanted.digest[:16]} were to be there, and {there.count} with {there.digest[:16]} are;"
         f" {', '.join(named) or 'what differed a moment ago is the same now'}",
         remedy="see that nobody uses TO, and that nothing is twice in the file; then import it into"
@@ -335,7 +311,7 @@ def label(copy: Copy) -> str:
         return f"the fact at {copy.fact.offset} of {copy.log}"
     name = copy.name
     words = " ".join(map(str, name)) if isinstance(name, tuple) else str(name)
-    return f"{words} of the {title(type(copy))}"
+    return f"{words} of the {type(copy).title}"
 
 
 MOST_TURNS = 5
@@ -351,7 +327,7 @@ def look(part: Part, tell: Tell) -> list[Moved]:
     """Find out what a move would do; nothing is written."""
     found = []
     for kind in part.kinds:
-        moved = Moved(part.name, title(kind))
+        moved = Moved(part.name, kind.title)
         for count, (step, _) in enumerate(differences(part.source, part.target, kind), 1):
             moved.copied += step in (Step.NEW, Step.CHANGED)
             moved.discarded += step is Step.GONE
@@ -372,7 +348,7 @@ def move(part: Part, tell: Tell, *, shuts: bool = False) -> list[Moved]:
     What came into the source meanwhile is copied as well, a few times over. With ``shuts`` the
     source takes nothing more from when it was copied first, so that the last comparison holds.
     """
-    found = [Moved(part.name, title(kind)) for kind in part.kinds]
+    found = [Moved(part.name, kind.title) for kind in part.kinds]
     for turn in range(MOST_TURNS):
         read = [
             _Copying(part, kind, tell, moved).run()
@@ -481,7 +457,7 @@ class _Copying:
             step is Step.CHANGED and not self.kind.may_change
         ):
             raise StoreError(
-                f"{self.part.where} holds {title(self.kind)} that the other store does not have",
+                f"{self.part.where} holds {self.kind.title} that the other store does not have",
                 remedy="name an empty store as TO",
             )
 
