@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sqlalchemy import String, Table, update
 
-from ergon_framework.app.move.providers import ProviderArchive, RowCopy
 from ergon_framework.app.move.run import Asked, reopen
 from ergon_framework.app.move.transfer import summed
 from ergon_framework.app.store_location import StoreLocation
@@ -25,6 +24,7 @@ from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.providers.migrations import commands
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, metadata
+from ergon_framework.providers.stores.records import ProviderRecords, ProviderRowRecord
 from ergon_framework.providers.stores.registry import open_store as open_provider_store
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.app.moving.stock import copied, discarded, ergon, job_sums, moved, with_jobs
@@ -65,7 +65,7 @@ def with_calls(url: str, rows: int = 7) -> str:
 
 def sums(url: str) -> Any:
     """What a database holds about provider calls."""
-    return summed(ProviderArchive(database_of(url)), RowCopy)
+    return summed(ProviderRecords(database_of(url)), ProviderRowRecord)
 
 
 def test_rows_of_all_tables_arrive(tmp_path: Path) -> None:

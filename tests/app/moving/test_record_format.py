@@ -15,7 +15,6 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from ergon_framework.app.move.providers import RowCopy
 from ergon_framework.app.move.transfer import Adding, copies, summed
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.failure import Failure, Kind
@@ -51,6 +50,7 @@ from ergon_framework.ports.factstore import (
 )
 from ergon_framework.ports.jobstore import Job, Schedule
 from ergon_framework.ports.moving import Archive, Mark, encode_mark, read_mark, records_of
+from ergon_framework.providers.stores.records import ProviderRowRecord
 from tests.app.moving.stock import ZONE, with_facts, with_jobs
 
 pytestmark = pytest.mark.req("SCALE:move")
@@ -179,7 +179,7 @@ RECORDS: dict[str, Copy] = {
     "link": LinkCopy(Link("plant-b", "e-1", 9, HASH, True, "why\0not", 1_700_000_006.0)),
     "note": NoteCopy(2, 1_700_000_007.0, "seal", "plant-b\0"),
     "zone": ZoneCopy(StoreInfo("plant-a", "epoch-1", 1_699_999_000.0)),
-    "row": RowCopy("provider_metric_rollups", LETTER),
+    "row": ProviderRowRecord("provider_metric_rollups", LETTER),
 }
 CANONICAL = {
     "job": ("8bbefdbb66246eb6d6329cfc22062a98c520fe82133eb070da3642b4798b860b", 671),
@@ -240,7 +240,7 @@ def test_a_record_that_is_written_out() -> None:
 def test_every_kind_is_pinned() -> None:
     """A new kind of record needs a line here."""
     kinds = {type(record) for record in RECORDS.values()}
-    assert kinds == {*JOB_KINDS, *FACT_KINDS, RowCopy}
+    assert kinds == {*JOB_KINDS, *FACT_KINDS, ProviderRowRecord}
 
 
 def test_the_titles_of_kinds() -> None:

@@ -111,9 +111,9 @@ _read_trailer = msgspec.json.Decoder(Trailer).decode
 def kinds_of(part: str) -> tuple[type[Copy], ...]:
     """The kinds of a part's records, in the order in which a store is filled."""
     if part == CALLS:
-        from ergon_framework.app.move.providers import KINDS
+        from ergon_framework.providers.stores.records import PROVIDER_KINDS
 
-        return KINDS
+        return PROVIDER_KINDS
     return {JOBS: JOB_KINDS, FACTS: FACT_KINDS}[part]
 
 

@@ -40,7 +40,7 @@ from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.ports.moving import Archive, birth_of, records_of
 
 if TYPE_CHECKING:
-    from ergon_framework.app.move.providers import ProviderArchive
+    from ergon_framework.providers.stores.records import ProviderRecords
 
 
 _TABLES = {"ergon_jobs": "jobs", "provider_dead_letters": "provider calls"}
@@ -243,7 +243,7 @@ def _open_target(url: str, *, read_only: bool = False) -> FullJobStore:
     return open_store(url, read_only=read_only, half_moved=True)
 
 
-def call_source(place: StoreLocation) -> ProviderArchive | None:
+def call_source(place: StoreLocation) -> ProviderRecords | None:
     """The tables of provider calls, if there are any."""
     if not place.is_database:
         return None
@@ -251,12 +251,12 @@ def call_source(place: StoreLocation) -> ProviderArchive | None:
     return found if found.is_there() else None
 
 
-def call_target(place: StoreLocation) -> ProviderArchive:
+def call_target(place: StoreLocation) -> ProviderRecords:
     """The tables that provider calls are written to, which may still have to be made."""
-    from ergon_framework.app.move.providers import ProviderArchive
     from ergon_framework.providers.migrations.database import database_of
+    from ergon_framework.providers.stores.records import ProviderRecords
 
-    return ProviderArchive(database_of(place.url))
+    return ProviderRecords(database_of(place.url))
 
 
 def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
@@ -269,12 +269,12 @@ def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
             "provider calls and their dead letters stay: only SQLite and PostgreSQL keep them"
         )
         return
-    from ergon_framework.app.move.providers import KINDS
+    from ergon_framework.providers.stores.records import PROVIDER_KINDS
 
     target = call_target(asked.target)
     name = f"provider calls of {asked.source.name}"
     yield Part(
-        *("provider calls", source, target, KINDS, name, asked.target.name),
+        *("provider calls", source, target, PROVIDER_KINDS, name, asked.target.name),
         birth=birth_of(source),
     )
 

@@ -1,4 +1,4 @@
-"""Copies of what is kept about provider calls, from one SQL database to another."""
+"""The rows of provider calls as records, out of the tables of a database and into them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _HOME = text(
 declare("move.rows.before", "move.rows.after")
 
 
-class RowCopy(Copy, frozen=True):
+class ProviderRowRecord(Copy, frozen=True):
     """A row, by table and primary key."""
 
     kind: ClassVar[str] = "provider_row"
@@ -90,10 +90,10 @@ class RowCopy(Copy, frozen=True):
         return cls(str(name), {key: _read(columns[key], values[key]) for key in columns})
 
 
-KINDS: tuple[type[Copy], ...] = (RowCopy,)
+PROVIDER_KINDS: tuple[type[Copy], ...] = (ProviderRowRecord,)
 
 
-class ProviderArchive:
+class ProviderRecords:
     """The tables of provider calls in one database."""
 
     def __init__(self, database: Database) -> None:
@@ -123,7 +123,7 @@ class ProviderArchive:
         if not self.is_there():
             return []
         with self._database.connect() as connection:
-            found: list[RowCopy] = []
+            found: list[ProviderRowRecord] = []
             for table in _TABLES:
                 if after is None or table.name >= after[0]:
                     keys = after[1:] if after is not None and table.name == after[0] else None
@@ -218,7 +218,7 @@ def _write(connection: Connection, marks: Table, mark: bytes | None) -> None:
 
 def _rows(
     connection: Connection, table: Table, after: tuple[Any, ...] | None, limit: int
-) -> list[RowCopy]:
+) -> list[ProviderRowRecord]:
     """Rows after a primary key; texts are compared as everywhere, whatever the database thinks."""
     is_server = connection.dialect.name == "postgresql"
     keys = list(table.primary_key.columns)
@@ -231,13 +231,13 @@ def _rows(
         query = query.where(tuple_(*order) > tuple_(*place))
     names = [str(column.name) for column in table.columns]
     rows = connection.execute(query)
-    return [RowCopy(str(table.name), dict(zip(names, row, strict=True))) for row in rows]
+    return [ProviderRowRecord(str(table.name), dict(zip(names, row, strict=True))) for row in rows]
 
 
 def _by_table(copies: Sequence[Copy]) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
     rows: dict[str, list[dict[str, Any]]] = {}
     for copy in copies:
-        if isinstance(copy, RowCopy):
+        if isinstance(copy, ProviderRowRecord):
             rows.setdefault(copy.table, []).append(copy.values)
     for name, found in rows.items():
         yield metadata.tables[name], found
