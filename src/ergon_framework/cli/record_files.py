@@ -94,6 +94,7 @@ def _export_to_file(asked: Exporting, path: Path, overwrite: bool, as_json: bool
         closing(FileOutput(path, may_replace=overwrite)) as output,
         progress(as_json=as_json) as tell,
     ):
+        output.begin()  # before anything is read: who may not write there is told at once
         exported = run(asked, output, tell, scratch=output.folder)
         output.commit()
     _show_exported(exported, path, as_json=as_json)

@@ -195,10 +195,10 @@ def _opened_zone(asked: Exporting, trial: Asked, stack: ExitStack) -> _Opened:
 
 def _snapshot(file: Path, scratch: Path | None, stack: ExitStack) -> Path:
     """Copy a file of SQLite as it is at one instant, while others go on writing to it."""
-    folder = Path(tempfile.mkdtemp(prefix=".ergon-export-", dir=scratch))
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    target = folder / file.name
     try:
+        folder = Path(tempfile.mkdtemp(prefix=".ergon-export-", dir=scratch))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        target = folder / file.name
         os.close(secure_files.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         with (
             closing(open_reader(file, connect, _WAIT)) as source,
@@ -209,7 +209,8 @@ def _snapshot(file: Path, scratch: Path | None, stack: ExitStack) -> Path:
     except (OSError, sqlite3.Error) as error:
         raise StoreUnavailableError(
             f"{file} cannot be copied to be exported: {describe(error)}",
-            remedy=f"see that it is a store of Ergon, and that {folder.parent} has room for it",
+            remedy="see that it is a store of Ergon, and that"
+            f" {scratch or tempfile.gettempdir()} may be written and has room for it",
         ) from error
     return target
 
