@@ -62,7 +62,7 @@ def test_queues_get_equal_shares(s: Mine) -> None:
     fill(s, "long", 100)
     fill(s, "middle", 30)
     fill(s, "short", 2)
-    assert by_queue(claim(s, 30)) == {"long": 18, "middle": 10, "short": 2}
+    assert by_queue(claim(s, 30)) == {"long": 14, "middle": 14, "short": 2}
 
 
 @pytest.mark.req("JOBS:store")

@@ -12,10 +12,9 @@ the same answers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -162,6 +161,9 @@ class Candidate(NamedTuple):
         return self.place[-1]
 
 
+_place = itemgetter(0)
+
+
 @dataclass(slots=True)
 class Admission:
     """What becomes of candidates, by number; one that is not mentioned stays where it is."""
@@ -189,22 +191,23 @@ def admit(
     key, and take no room.
     """
     admission = Admission()
-    left, open_gates, active = list(rooms), dict(gates), Counter(running)
-    for each in sorted(candidates, key=attrgetter("place")):
-        if left[each.pick] == 0 or open_gates[each.queue] == 0:
+    left, open_gates, active = list(rooms), dict(gates), dict(running)
+    for place, pick, queue, expires_at, key, limit in sorted(candidates, key=_place):
+        if left[pick] == 0 or open_gates[queue] == 0:
             continue
-        if each.key is not None and each.key in unknown:
-            admission.passed_over.append(each.number)
-        elif each.expires_at is not None and each.expires_at <= now:
-            admission.outdated.append(each.number)
-        elif each.key is not None and active[each.key] >= each.limit:
-            admission.blocked.append(each.number)
+        number = place[-1]
+        if key is not None and key in unknown:
+            admission.passed_over.append(number)
+        elif expires_at is not None and expires_at <= now:
+            admission.outdated.append(number)
+        elif key is not None and active.get(key, 0) >= limit:
+            admission.blocked.append(number)
         else:
-            admission.admitted.append(each.number)
-            left[each.pick] -= 1
-            open_gates[each.queue] -= 1
-            if each.key is not None:
-                active[each.key] += 1
+            admission.admitted.append(number)
+            left[pick] -= 1
+            open_gates[queue] -= 1
+            if key is not None:
+                active[key] = active.get(key, 0) + 1
     return admission
 
 
@@ -215,8 +218,7 @@ ShareKey = tuple[str, str]
 """An executor that has slots, and one of its queues."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """The due jobs of one queue that name one executor."""
 
     executor: str  # as the jobs name it; empty: left to the routes
@@ -225,8 +227,7 @@ class Lane:
     has_settings: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """How many jobs to take of one queue, for one executor."""
 
     share: ShareKey
@@ -256,16 +257,16 @@ class ClaimPlan:
 
     def next_picks(self, lanes: Iterable[Lane]) -> list[Pick]:
         """One share for each queue that may have due jobs; empty: there is nothing to claim."""
+        request, left, spent = self._request, self._left, self._spent
         found: dict[str, dict[str, list[str]]] = {}
         for lane in lanes:
-            executor = self._executor(lane.executor, lane.queue)
-            if executor in self._left and self.serves(lane):
-                names = found.setdefault(executor, {}).setdefault(lane.queue, [])
-                names.append(lane.executor)
+            named, queue = lane[:2]
+            executor = named or request.routes.get(queue, request.default)
+            if executor in left and (executor, queue) not in spent and self.serves(lane):
+                found.setdefault(executor, {}).setdefault(queue, []).append(named)
         picks: list[Pick] = []
         for executor, queues in found.items():
-            open_queues = {q: n for q, n in queues.items() if (executor, q) not in self._spent}
-            picks += self._shared(executor, open_queues)
+            picks += self._shared(executor, queues)
         return picks
 
     def record(self, share: ShareKey, count: int, *, is_spent: bool) -> None:
@@ -297,10 +298,14 @@ class ClaimPlan:
 
     def _shared(self, executor: str, queues: Mapping[str, list[str]]) -> list[Pick]:
         slots = self._left[executor]
+        if len(queues) == 1:  # as in most claims: all slots are for one queue
+            [(queue, names)] = queues.items()
+            if executor not in self._turned:
+                self._turned.add(executor)
+                self._turns[executor] = queue
+            return [Pick((executor, queue), tuple(names), slots)]
         first = self._turns.get(executor, "")
         order = sorted(queues, key=lambda queue: (queue <= first, queue))
-        if not order:
-            return []
         if executor not in self._turned:
             self._turned.add(executor)
             # With fewer slots than queues, those that got nothing come first the next time.

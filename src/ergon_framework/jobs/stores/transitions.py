@@ -23,7 +23,7 @@ from ergon_framework.core.job import (
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.unreadable import OddRowError, RowError, status_of
-from ergon_framework.ports.jobstore import NewJob, Settlement
+from ergon_framework.ports.jobstore import EnqueueResult, NewJob, OnDuplicate, Settlement
 from ergon_framework.storage.failpoints import declare
 
 _CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
@@ -60,6 +60,19 @@ def key_held(job: NewJob, holder: str | None = None) -> DuplicateJobError:
         remedy="wait for it, cancel it, or ask for the job that is there",
         details=details if holder is None else details | {"id": holder},
     )
+
+
+def on_duplicate(job: NewJob, holder: str, *, is_running: bool) -> EnqueueResult | None:
+    """What becomes of a job whose unique key another one holds, by its ``on_duplicate``.
+
+    The result where the holder stands for the job; None where the holder is to be cancelled for it.
+    Raises ``DuplicateJobError`` where the job is refused: a holder that runs is never replaced.
+    """
+    if job.on_duplicate is OnDuplicate.EXISTING:
+        return EnqueueResult(holder, False)
+    if job.on_duplicate is OnDuplicate.REJECT or is_running:
+        raise key_held(job, holder)
+    return None
 
 
 ENDED, RUNNING, DUE, LATER, BLOCKED = range(5)

@@ -21,8 +21,14 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory.queues import Heap, MemoryQueue, Offer, QueueSet
-from ergon_framework.jobs.stores.memory.rows import Record, entry_of
-from ergon_framework.jobs.stores.transitions import CANCELLED_KEPT, FAILED_KEPT, id_taken, key_held
+from ergon_framework.jobs.stores.memory.rows import Record
+from ergon_framework.jobs.stores.transitions import (
+    CANCELLED_KEPT,
+    FAILED_KEPT,
+    entry_of,
+    id_taken,
+    key_held,
+)
 from ergon_framework.ports.jobstore import (
     ClaimedJob,
     ClaimResult,
@@ -130,7 +136,8 @@ class Ledger:
         self._end(record, next_transition(record.snapshot(), Expired(), _RULE), FAILED_KEPT, now)
 
     def _end(self, record: Record, transition: Transition, keep: float, now: float) -> None:
-        self._move(record, transition, entry_of(record, transition, now), now)
+        entry = entry_of(transition, record.deliveries, now)
+        self._move(record, transition, entry, now)
         self._finish(record, None, keep, now)
 
     def _move(self, record: Record, transition: Transition, entry: bytes, now: float) -> None:

@@ -7,14 +7,11 @@ from collections import deque
 import msgspec
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.job import JobSnapshot, JobStatus, Transition
-from ergon_framework.core.rfc3339 import format_rfc3339
+from ergon_framework.core.job import JobSnapshot, JobStatus
 from ergon_framework.ports.jobstore import ClaimedJob, Job, NewJob, Search
 
 MOST_HISTORY = 100
 """How many entries of a job's history are kept: the latest."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Record(msgspec.Struct, kw_only=True, eq=False):
@@ -141,22 +138,6 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             correlation_id=new.correlation_id,
             trace_context=_copied(new.trace_context),
         )
-
-
-def entry_of(record: Record, transition: Transition, now: float) -> bytes:
-    """What the history says of a transition that the store made by itself."""
-    entry = {
-        "at": format_rfc3339(now),
-        "event": transition.event,
-        "status": transition.status,
-        "attempt": transition.attempts,
-        "delivery": record.deliveries,
-        "why": transition.why,
-    }
-    if transition.failure is not None:
-        failure = transition.failure
-        entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
-    return _encode(entry)
 
 
 def _copied(trace_context: dict[str, str] | None) -> dict[str, str] | None:

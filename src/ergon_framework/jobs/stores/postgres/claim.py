@@ -217,7 +217,7 @@ def claim_limited(
     now, stamp, gates = _gates(tx, picks)
     rooms = [gates[pick.queue].room(pick.most, now) for pick in picks]
     wanted = [max(room, GLANCE) if room and is_again else room for room in rooms]
-    wider = [replace(p, most=n) for p, n in zip(picks, wanted, strict=True)]
+    wider = [pick._replace(most=n) for pick, n in zip(picks, wanted, strict=True)]
     found = _candidates(tx, wider, skipped)
     running, held = _running(tx, found)
     let_in = _let_in(picks, gates, now)

@@ -15,7 +15,13 @@ from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, lock_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import Transactions, Tx, topics_of
-from ergon_framework.jobs.stores.transitions import cancel_replaced, id_taken, key_held, key_unseen
+from ergon_framework.jobs.stores.transitions import (
+    cancel_replaced,
+    id_taken,
+    key_held,
+    key_unseen,
+    on_duplicate,
+)
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, OnDuplicate
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined
 from ergon_framework.storage.postgres.pipeline import Bytes
@@ -118,10 +124,9 @@ class Insertion:
             self._put(job)
             return EnqueueResult(job.id, True)
         holder, status = self._holders[job.unique_key][1:3]
-        if job.on_duplicate is OnDuplicate.EXISTING:
-            return EnqueueResult(holder, False)
-        if job.on_duplicate is OnDuplicate.REJECT or status == JobStatus.ACTIVE:
-            raise key_held(job, holder)
+        is_running = status == JobStatus.ACTIVE
+        if (existing := on_duplicate(job, holder, is_running=is_running)) is not None:
+            return existing
         if job.id in self._taken:
             raise id_taken(job)
         self._replace(job.unique_key)

@@ -1,9 +1,9 @@
 """Claiming: which of the due jobs a worker gets.
 
-Due jobs stand in lanes, one for each executor and queue that they name. Only lanes are looked at
-for which the worker has a slot, and of those only the first entries, so a claim costs the same
-however many jobs wait. The queues of an executor take turns at being first, and get equal shares;
-what one leaves goes to the others. Within a queue, priority decides, then age.
+``core.claim`` decides: ``ClaimPlan`` says how many jobs to take of which queue, ``QueueGate`` what
+a queue's limits let through, ``admit`` which candidates start. Here lanes and candidates are read,
+and what was decided is written. Only lanes are looked at for which the worker has a slot, and of
+those only the first entries, so a claim costs the same however many jobs wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,19 @@ import sqlite3
 from collections.abc import Iterator
 from itertools import islice, takewhile
 
-from ergon_framework.core.claim import NO_LIMITS, ClaimRequest, QueueGate, QueueLimits, limits_from
+from ergon_framework.core.claim import (
+    NO_LIMITS,
+    Candidate,
+    ClaimPlan,
+    ClaimRequest,
+    Lane,
+    Pick,
+    QueueGate,
+    QueueLimits,
+    Turns,
+    admit,
+    limits_from,
+)
 from ergon_framework.jobs.stores.sqlite.rows import SQL, CandidateRow, check_candidate, claimed_job
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.unreadable import MISREAD, RowError, problem_of
@@ -23,7 +35,7 @@ _SQL = load(SQL, "claim.sql")
 
 
 def limits_of(cursor: sqlite3.Cursor, queue: str) -> QueueLimits:
-    """The settings of a queue; one that has none may do everything."""
+    """The limits of a queue; one without a row has none."""
     row = cursor.execute(_SQL["queue"], (queue,)).fetchone()
     return NO_LIMITS if row is None else limits_from(row)
 
@@ -64,12 +76,6 @@ FEW = 4
 
 _STATUS, _EXPIRES_AT, _KEY, _KEY_LIMIT, _PRIORITY, _RUN_AT = range(13, 19)
 
-Lanes = dict[str, tuple[str, ...]]
-"""Queues, and the executors that their jobs name; an empty name leaves it to the routes."""
-
-Turns = dict[str, str]
-"""For each executor the queue that was first at the last claim."""
-
 
 class Claim:
     """One claim of one worker, inside a transaction."""
@@ -80,6 +86,7 @@ class Claim:
         self._now = tx.now
         self._request = request
         self._turns = turns
+        self._plan = ClaimPlan(request, turns)
         self._gates = QueueGates(tx.cursor, tx.now)
         self._running: dict[str, int] = {}  # by limit key
         self._jobs: list[ClaimedJob] = []
@@ -90,30 +97,25 @@ class Claim:
     def run(self) -> ClaimResult:
         """Take what the worker can take, and see what is left."""
         self._cursor.execute(_SQL["promote"], (self._now, MOST_PROMOTED))
-        lanes = self._lanes()
-        for executor, slots in self._request.slots.items():
-            if slots > 0 and lanes[executor]:
-                self._share(executor, lanes[executor], slots)
+        plan, lanes = self._plan, list(self._lanes())
+        while plan.has_slots and (picks := plan.next_picks(lanes)):
+            for pick in picks:
+                taken = self._take(pick)
+                plan.record(pick.share, taken, is_spent=taken < pick.most)
         self._gates.save()
         is_more = self._request.wants_more and self._is_more()
         return ClaimResult(self._jobs, self._when_next(), is_more, self._outdated)
 
     # ---- lanes ----------------------------------------------------------------------------------
 
-    def _lanes(self) -> dict[str, Lanes]:
-        """By executor and queue: under which names its due jobs stand."""
-        request = self._request
-        found: dict[str, Lanes] = {}
-        for executor in (name for name, slots in request.slots.items() if slots > 0):
-            lanes = found[executor] = self._named(executor)
+    def _lanes(self) -> Iterator[Lane]:
+        """Where due jobs stand that an executor with free slots can run."""
+        for executor in (name for name, slots in self._request.slots.items() if slots > 0):
             for queue in self._unnamed(executor):
-                lanes[queue] = ("", *lanes.get(queue, ()))
-        return found
-
-    def _named(self, executor: str) -> Lanes:
-        if not executor:
-            return {}
-        return dict.fromkeys(self._queues(executor, executor), (executor,))
+                yield Lane("", queue)
+            if executor:
+                for queue in self._queues(executor, executor):
+                    yield Lane(executor, queue)
 
     def _unnamed(self, executor: str) -> Iterator[str]:
         """The queues whose jobs go to this executor when they name none."""
@@ -166,23 +168,11 @@ class Claim:
     def _is_asked(self, queue: str) -> bool:
         return self._request.queues is None or queue in self._request.queues
 
-    # ---- shares ---------------------------------------------------------------------------------
+    # ---- one pick -------------------------------------------------------------------------------
 
-    def _share(self, executor: str, lanes: Lanes, slots: int) -> None:
-        """Equal shares first, then whatever is left to whoever has more."""
-        first = self._turns.get(executor, "")
-        queues = sorted(lanes, key=lambda queue: (queue <= first, queue))
-        share = max(1, slots // len(queues))
-        left = slots
-        for queue in queues:
-            left -= self._take(queue, lanes[queue], min(share, left))
-        for queue in queues:
-            left -= self._take(queue, lanes[queue], left)
-        # With fewer slots than queues, those that got nothing come first the next time.
-        self._turns[executor] = queues[min(slots, len(queues)) - 1 if slots < len(queues) else 0]
-
-    def _take(self, queue: str, names: tuple[str, ...], most: int) -> int:
-        """Claim up to so many jobs of a queue; how many it were."""
+    def _take(self, pick: Pick) -> int:
+        """Claim jobs of one queue for one executor; how many it were."""
+        queue, names, most = pick.queue, pick.names, pick.most
         gate = self._gates[queue]
         taken = 0
         while taken < most:
@@ -195,7 +185,7 @@ class Claim:
             wanted = room if self._refused == 0 else max(room, GLANCE)
             rows = self._candidates(names, queue, wanted)
             sound = self._sound(rows)
-            started = self._lease(self._admitted(sound, room), queue)
+            started = self._lease(self._admitted(sound, queue, room), queue)
             gate.enter(started, self._now)
             taken += started
             if len(rows) < wanted:
@@ -233,33 +223,32 @@ class Claim:
         self._refused += 1
         self._tx.set_aside(row[0], problem_of(error))
 
-    def _admitted(self, rows: list[CandidateRow], room: int) -> list[CandidateRow]:
+    def _admitted(self, rows: list[CandidateRow], queue: str, room: int) -> list[CandidateRow]:
         """The first that may start; those before them that may not stop being due."""
-        admitted: list[CandidateRow] = []
-        blocked = []
-        for row in rows:
-            if len(admitted) == room:
-                break
-            if row[_EXPIRES_AT] is not None and row[_EXPIRES_AT] <= self._now:
-                self._outdated += 1
-                self._refused += 1
-                seq, fence, job_id = row[:3]
-                self._tx.end_outdated((seq, job_id, row[_STATUS], fence, *row[7:10]))
-            elif row[_KEY] is not None and not self._has_room(row[_KEY], row[_KEY_LIMIT]):
-                blocked.append(row[0])
-            else:
-                admitted.append(row)
-        if blocked:
-            self._refused += len(blocked)
-            self._tx.block(blocked)
+        if all(row[_EXPIRES_AT] is None and row[_KEY] is None for row in rows):
+            return rows[:room]  # what ``admit`` would say, without asking it for each plain job
+        by_seq = {row[0]: row for row in rows}
+        keys = {row[_KEY] for row in rows} - {None}
+        running = {key: self._running_of(key) for key in keys}
+        admission = admit(_candidates(rows, queue), [room], {queue: room}, running, self._now)
+        for seq in admission.outdated:
+            _, fence, job_id, *_ = row = by_seq[seq]
+            self._tx.end_outdated((seq, job_id, row[_STATUS], fence, *row[7:10]))
+        if admission.blocked:
+            self._tx.block(admission.blocked)
+        self._outdated += len(admission.outdated)
+        self._refused += len(admission.outdated) + len(admission.blocked)
+        admitted = [by_seq[seq] for seq in admission.admitted]
+        for row in admitted:
+            if row[_KEY] is not None:
+                self._running[row[_KEY]] += 1
         return admitted
 
-    def _has_room(self, key: str, limit: int) -> bool:
-        running = self._running.get(key)
-        if running is None:
-            running = self._tx.running_of_key(key)
-        self._running[key] = running + (running < limit)
-        return running < limit
+    def _running_of(self, key: str) -> int:
+        """How many jobs of a limit key run, those of this claim included."""
+        if key not in self._running:
+            self._running[key] = self._tx.running_of_key(key)
+        return self._running[key]
 
     def _lease(self, rows: list[CandidateRow], queue: str) -> int:
         """Lease what can be read; how many it were."""
@@ -303,7 +292,7 @@ class Claim:
         if any(next(queues, None) is not None for queues in lanes):
             return True
         return any(
-            self._is_served(queue) and self._is_for_us(queue, named)
+            self._plan.is_left(Lane(named, queue, self._gates[queue].is_paused))
             for _, queue, named in self._blocked()
         )
 
@@ -317,11 +306,11 @@ class Claim:
             lane = found
             yield lane
 
-    def _is_for_us(self, queue: str, named: str) -> bool:
-        request = self._request
-        return (
-            not request.own or (named or request.routes.get(queue, request.default)) in request.own
-        )
-
     def _is_served(self, queue: str) -> bool:
         return self._is_asked(queue) and not self._gates[queue].is_paused
+
+
+def _candidates(rows: list[CandidateRow], queue: str) -> Iterator[Candidate]:
+    for row in rows:
+        place = -row[_PRIORITY], row[_RUN_AT], row[0]
+        yield Candidate(place, 0, queue, row[_EXPIRES_AT], row[_KEY], row[_KEY_LIMIT])

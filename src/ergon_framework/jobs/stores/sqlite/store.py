@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.claim import ClaimRequest, Turns
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
 from ergon_framework.jobs.stores.sqlite import admin, transitions
-from ergon_framework.jobs.stores.sqlite.claim import Claim, Turns, limits_of
+from ergon_framework.jobs.stores.sqlite.claim import Claim, limits_of
 from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
 from ergon_framework.jobs.stores.sqlite.transactions import Transactions

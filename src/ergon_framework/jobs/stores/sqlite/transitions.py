@@ -26,11 +26,11 @@ from ergon_framework.jobs.stores.transitions import (
     expire,
     id_taken,
     is_plain_completion,
-    key_held,
     latest,
+    on_duplicate,
 )
 from ergon_framework.jobs.stores.unreadable import Note, tell_set_aside
-from ergon_framework.ports.jobstore import EnqueueResult, NewJob, OnDuplicate, Settlement
+from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Settlement
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_barred
 
@@ -247,10 +247,9 @@ def _add(tx: Tx, job: NewJob) -> EnqueueResult:
     if job.unique_key is None or (holder := _holder(tx, job.unique_key)) is None:
         _insert(tx, job)
         return EnqueueResult(job.id, True)
-    if job.on_duplicate is OnDuplicate.EXISTING:
-        return EnqueueResult(holder[1], False)
-    if job.on_duplicate is OnDuplicate.REJECT or holder[2] == JobStatus.ACTIVE:
-        raise key_held(job, holder[1])
+    is_running = holder[2] == JobStatus.ACTIVE
+    if (existing := on_duplicate(job, holder[1], is_running=is_running)) is not None:
+        return existing
     tx.replace(holder)
     _insert(tx, job)
     return EnqueueResult(job.id, True, holder[1])
