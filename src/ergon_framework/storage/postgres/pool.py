@@ -321,12 +321,14 @@ class ConnectionPool:
 
 
 def _is_alive(connection: Connection) -> bool:
-    """Whether the server has not hung up: an idle connection has nothing to read but its end."""
+    """Whether the server has said nothing: an idle connection has nothing to read but its end.
+
+    What it says may be why it hangs up, with the end still on its way. So nothing is read: to
+    connect again costs less than to find out with somebody's statement.
+    """
     try:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
-        if poll.poll(0):
-            connection.pgconn.consume_input()
-        return not connection.closed
+        return not poll.poll(0)
     except (psycopg.Error, OSError, ValueError):
         return False
