@@ -9,6 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.store_urls import open_fact_store
@@ -122,6 +124,25 @@ def test_a_seed_is_what_its_checksum_says(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="damaged") as caught:
             signer_of(None, str(file))
         assert wrong not in f"{caught.value}"
+
+
+@given(place=st.integers(0, 57), letter=st.sampled_from("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"))
+@settings(max_examples=200, deadline=None)
+def test_no_seed_with_another_letter_is_taken(
+    place: int, letter: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whichever letter is wrong, nobody signs with a key that is not the user's."""
+    key = new_key("U")
+    wrong = key.seed[:place] + letter + key.seed[place + 1 :]
+    file = tmp_path_factory.getbasetemp() / "fuzzed-seed"
+    file.write_text(wrong)
+    if wrong == key.seed:
+        signer = signer_of(None, str(file))
+        assert signer is not None
+        assert signer.public() == key.public
+        return
+    with pytest.raises(ConfigurationError):
+        signer_of(None, str(file))
 
 
 def test_files_that_do_not_help(tmp_path: Path) -> None:
