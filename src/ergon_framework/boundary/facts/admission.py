@@ -153,6 +153,12 @@ class _Fact(Fact, frozen=True, kw_only=True, forbid_unknown_fields=True):
     object_json: Raw
 
 
+class _GivenFact(Fact, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As a producer in this process gives it: without an object it is no fact."""
+
+    object_json: Any
+
+
 class _Stored(msgspec.Struct, gc=False):
     """As it is given out: what a fact has, in the same order."""
 
@@ -245,10 +251,8 @@ def admitted(
     when the event is told again, which otherwise is a warning. What takes longer to find out about
     an id is only looked for when ``is_thorough``.
     """
-    if not (
-        isinstance(envelope, Envelope) and isinstance(fact, Fact) and _is_sound(envelope, fact)
-    ):
-        envelope, fact = composed(envelope, fact)
+    typed = _typed(envelope, fact)
+    envelope, fact = typed if typed and _is_sound(*typed) else composed(envelope, fact)
     if known_zones is not None and envelope.to_zone not in known_zones:
         text = "is not a zone that is known here"
         raise refusal(
@@ -274,6 +278,20 @@ def admitted(
         value = decode(raw or form) if isinstance(given, Raw) else given
         found = hash_of_python(message_id, value)
     return Admission(new_fact, _warnings(envelope, found, strict_ids, clock))
+
+
+def _typed(
+    envelope: Envelope | Mapping[str, Any], fact: Fact | Mapping[str, Any]
+) -> Message | None:
+    """Both as records, if the words are those of the fields and the values of their types."""
+    try:
+        if not isinstance(envelope, Envelope):
+            envelope = msgspec.convert(envelope, _Envelope)
+        if not isinstance(fact, Fact):
+            fact = msgspec.convert(fact, _GivenFact)
+    except msgspec.ValidationError:
+        return None  # other spellings may do, and what is wrong is told in one place
+    return envelope, fact
 
 
 def unreadable(error: Exception) -> FactInvalidError:
