@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from opentelemetry import baggage, context
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import (
@@ -27,6 +31,7 @@ from opentelemetry.trace import (
     NonRecordingSpan,
     SpanContext,
     SpanKind,
+    StatusCode,
     TraceFlags,
     get_current_span,
 )
@@ -84,6 +89,58 @@ def test_both_ways_export_the_same_spans() -> None:
     lean = tell_a_long_story(Recorder("lean"))
     assert lean == tell_a_long_story(Recorder("api"))
     assert len(lean) == 15
+
+
+_values = st.one_of(st.text(max_size=5), st.integers(-9, 9), st.booleans(), st.floats(0, 9))
+_named = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), _values, max_size=3)
+_calls = st.one_of(
+    st.tuples(st.just("set_attribute"), st.sampled_from(["a", "b", "e"]), _values),
+    st.tuples(st.just("set_attributes"), _named),
+    st.tuples(st.just("add_event"), st.text(max_size=4), _named, st.integers(1, 9)),
+    st.tuples(st.just("update_name"), st.text(max_size=4)),
+    st.tuples(st.just("set_status"), st.sampled_from(StatusCode), st.just("because")),
+    st.tuples(st.just("add_link"), st.just(SpanContext(1, 2, is_remote=True)), _named),
+    st.tuples(st.just("end"), st.integers(1, 9)),
+)
+
+
+@given(_named, st.lists(_calls, max_size=6), _named, st.none() | st.text(max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_both_ways_agree_whatever_user_code_does_to_a_span(
+    early: dict[str, Any], calls: list[tuple[Any, ...]], late: dict[str, Any], error: str | None
+) -> None:
+    """Attributes, events, links, names and ends in any order: both exports are the same."""
+    tracer, kept = kept_tracer()
+    kept.spans.clear()
+    below = Below(tracer.start_span("parent", Context()), Context())
+    for writer in (ApiWriter(tracer), SdkWriter(tracer)):
+        span = writer.start("child", below, 1, dict(early))
+        for name, *words in calls:
+            getattr(span, name)(*words)
+        writer.finish(span, 10, late, error)
+    lean, plain = (shape(span, 0, {}) for span in kept.spans)
+    assert lean == plain
+
+
+class Kept(SpanProcessor):
+    """Keeps what has ended."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+@cache
+def kept_tracer() -> tuple[Tracer, Kept]:
+    """A tracer whose spans are kept, made once: finding out about its resource takes long."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    kept = Kept()
+    provider.add_span_processor(kept)
+    tracer = provider.get_tracer("ergon")
+    assert isinstance(tracer, Tracer)
+    return tracer, kept
 
 
 def writer_for(**options: object) -> SpanWriter:

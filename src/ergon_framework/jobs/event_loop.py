@@ -1,6 +1,6 @@
 """The worker's event loop: descriptors, one timer per host, and calls from other threads.
 
-asyncio would do, at five times the cost of a round trip with a child process.
+asyncio would do, at twice the processor time (`make benchlibraries`).
 """
 
 from __future__ import annotations
