@@ -11,7 +11,7 @@ ARGS =
 BASE = HEAD
 
 .PHONY: help demo test fast campaign check format bench benchjobs benchboundary benchproviders \
-		benchscale bench-check docs pins clean
+		benchscale benchlibraries bench-check docs pins clean
 
 help: ## this list
 	@echo "Each command first sets up what it needs in .venv; all it takes is Python 3.11 or newer."
@@ -69,6 +69,9 @@ benchproviders: $(VENV)/.ready-benchproviders ## measure provider calls beside r
 benchscale: $(VENV)/.ready-benchscale ## measure jobs and facts on PostgreSQL, Redis and NATS beside their peers
 	$(PY) benchmarks/scale.py $(ARGS)
 
+benchlibraries: $(VENV)/.ready-benchlibraries ## measure what is written by hand beside libraries that do the same
+	$(PY) benchmarks/libraries.py $(ARGS)
+
 bench-check: $(VENV)/.ready-dev ## compare every race with another commit, turn by turn: make bench-check BASE=main~1
 	$(PY) benchmarks/check.py $(BASE) $(ARGS)
 
@@ -90,6 +93,7 @@ clean: ## remove everything these commands made
 
 # One stamp per set of dependencies: a second run is instant, a changed pin installs again.
 $(VENV)/.ready-core $(VENV)/.ready-dev $(VENV)/.ready-bench $(VENV)/.ready-benchjobs $(VENV)/.ready-docs \
-		$(VENV)/.ready-benchboundary $(VENV)/.ready-benchproviders $(VENV)/.ready-benchscale: \
+		$(VENV)/.ready-benchboundary $(VENV)/.ready-benchproviders $(VENV)/.ready-benchscale \
+		$(VENV)/.ready-benchlibraries: \
 		pyproject.toml constraints.txt tools/setup.sh tools/requirements.py
 	@VENV=$(VENV) sh tools/setup.sh $(patsubst $(VENV)/.ready-%,%,$@)

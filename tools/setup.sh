@@ -2,7 +2,8 @@
 # Sets up .venv, or the folder that VENV names, for one set of make targets, with uv when it is there and with venv and pip otherwise.
 #
 #   sh tools/setup.sh SET       create .venv if need be and install that set: core, dev, bench,
-#                               benchjobs, benchboundary, benchproviders, benchscale or docs
+#                               benchjobs, benchboundary, benchproviders, benchscale,
+#                               benchlibraries or docs
 #   sh tools/setup.sh python    print the Python that would be used
 #
 # PYTHON=...  takes this interpreter.     UV=  does without uv although it is installed.
@@ -115,8 +116,9 @@ case ${1:-} in
     benchboundary) wanted="build bench-boundary --extras" ;;
     benchproviders) wanted="build bench-providers --extras" ;;
     benchscale) wanted="build bench-scale --extras" ;;
+    benchlibraries) wanted="build bench-libraries --extras" ;;
     docs) wanted="build docs" ;;
-    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|benchproviders|benchscale|docs|python" >&2; exit 2 ;;
+    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|benchproviders|benchscale|benchlibraries|docs|python" >&2; exit 2 ;;
 esac
 
 steps=2
