@@ -42,6 +42,10 @@ class Unreachable(ConsumerTask):
     def process_transaction(self, transaction):
         return None
 
+class Inbox(ConsumerTask):
+    def process_transaction(self, transaction):
+        return None
+
 class Leaving(Orders):
     def process_transaction(self, transaction):
         raise SystemExit(5)
@@ -116,6 +120,30 @@ def test_run_json(ergon: Ergon) -> None:
     assert answer.json["report"]["processed"] == 2
     assert answer.json["error"] is None
     assert "chatter" in answer.err
+
+
+def test_run_says_which_lines_were_set_aside(
+    ergon: Ergon, workplace: Workplace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Malformed lines are in the report, with the file that keeps them, and logged at once."""
+    workplace.settings(
+        '[tasks.inbox]\ntask = "shop:Inbox"\nconnectors = ["files"]\n'
+        '[connectors.files]\ntype = "jsonl"\ninbox = "incoming"\n'
+    )
+    inbox = workplace.directory / "incoming"
+    inbox.mkdir()
+    kept_in = "incoming/.ergon/dead_letters.jsonl"
+    (inbox / "monday.jsonl").write_text('{"order": 1}\n' * 5)
+    answer = ergon("run", "inbox")
+    assert answer.code == 0
+    assert re.search(r"^malformed +5$", answer.out, re.MULTILINE)
+    assert kept_in in answer.out
+    assert "monday.jsonl, line 1: not a transaction" in caplog.text
+    assert f"5 malformed lines, kept in {kept_in}" in caplog.text
+    (inbox / "tuesday.jsonl").write_text('{"order": 1}\n' * 3)
+    report = ergon("run", "inbox", "--json").json["report"]
+    assert (report["processed"], report["malformed"]) == (0, 3)
+    assert report["dead_letters"] == [kept_in]
 
 
 def test_a_failed_run(ergon: Ergon) -> None:

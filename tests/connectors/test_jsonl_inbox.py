@@ -50,6 +50,13 @@ def open_inbox(tmp_path: Path) -> Iterator[Open]:
         each.close()
 
 
+class Ignoring(ConsumerTask):
+    """A task that does nothing."""
+
+    def process_transaction(self, transaction: Transaction) -> None:
+        """Succeed."""
+
+
 def line(name: str, payload: Any = None) -> str:
     """One transaction as a line."""
     return json.dumps({"transaction_id": name, "payload": payload}) + "\n"
@@ -255,6 +262,37 @@ def test_more_malformed_lines_than_one_batch_holds(tmp_path: Path, open_inbox: O
     assert ack_all(connector) == ["good"]
     assert connector.malformed == 700
     assert [each["line"] for each in connector.read_dead_letters()] == list(range(1, 701))
+
+
+def test_malformed_lines_are_logged_but_not_each_of_them(
+    tmp_path: Path, open_inbox: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one with its place, its reason and where it is kept; of the others the number."""
+    connector = open_inbox()
+    for number in range(100):
+        (tmp_path / f"{number:03}.jsonl").write_text("rubbish\n")
+        assert connector.fetch_transactions(9) == []
+    connector.close()
+    first, *sums = caplog.messages
+    assert "000.jsonl, line 1: not JSON" in first
+    assert all(str(connector.dead_letter_file) in told for told in caplog.messages)
+    assert len(sums) < 10
+    assert sums[-1].startswith("set aside 100 malformed lines")
+
+
+def test_a_report_counts_the_malformed_lines_of_its_own_call(
+    tmp_path: Path, open_inbox: Open
+) -> None:
+    """What an earlier call over the same connector set aside was told by that call."""
+    connector = open_inbox()
+    task = Ignoring(connectors={"inbox": connector})
+    reports = []
+    for name, count in (("a", 2), ("b", 1), ("c", 0)):
+        (tmp_path / f"{name}.jsonl").write_text("rubbish\n" * count + line(name))
+        reports.append(task.consume_transactions())
+    assert [(int(each), each.malformed) for each in reports] == [(1, 2), (1, 1), (1, 0)]
+    kept_in = (str(connector.dead_letter_file),)
+    assert [each.dead_letters for each in reports] == [kept_in, kept_in, ()]
 
 
 def test_strict_raises_and_goes_no_further(tmp_path: Path, open_inbox: Open) -> None:

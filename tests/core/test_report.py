@@ -28,6 +28,8 @@ NAMES = (
     "batches",
     "stranded",
     "duplicates",
+    "malformed",
+    "dead_letters",
     "elapsed",
     "stop_reason",
 )
@@ -44,6 +46,8 @@ FULL = Report(
     batches=9,
     stranded=("a", "b"),
     duplicates=("c",),
+    malformed=11,
+    dead_letters=("d.jsonl",),
     elapsed=1.5,
     stop_reason=StopReason.LIMIT,
 )
@@ -86,7 +90,7 @@ def test_it_works_wherever_a_number_does() -> None:
 
 def test_an_empty_report_has_every_field() -> None:
     """Counts are zero, tuples are empty, and the source was empty."""
-    expected = [*[0] * 10, (), (), 0, StopReason.EMPTY]
+    expected = [*[0] * 10, (), (), 0, (), 0, StopReason.EMPTY]
     assert values(Report()) == expected
 
 

@@ -314,7 +314,8 @@ def total(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any] | Non
         if name == "elapsed":
             shape[name] = max(values)
         elif isinstance(value, list):
-            shape[name] = [each for some in values for each in some]
+            joined = [each for some in values for each in some]
+            shape[name] = list(dict.fromkeys(joined)) if name == "dead_letters" else joined
         elif isinstance(value, int):
             shape[name] = sum(values)
         else:

@@ -140,6 +140,7 @@ class EngineCall:
         self.is_waking = False
         self.start_again_at: float | None = None  # no worker could be started before
         self.is_accounted = False
+        self.malformed_before = self.plan.malformed()[0]
         self.released = 0
         self.stranded: list[str] = []
         self.settlement_failures = 0
@@ -218,6 +219,8 @@ class EngineCall:
     def report(self) -> Report:
         """What the call answers."""
         total = self.tally()
+        malformed, kept_in = self.plan.malformed()
+        malformed -= self.malformed_before
         return Report(
             succeeded=total.succeeded,
             failed=total.failed,
@@ -231,6 +234,8 @@ class EngineCall:
             batches=self.loop.batches,
             stranded=(*self.stranded, *self.plan.leftovers()),
             duplicates=tuple(self.plan.duplicates()),
+            malformed=malformed,
+            dead_letters=(kept_in,) if malformed and kept_in else (),
             elapsed=self.instant() - self.began_at,
             stop_reason=self.loop.reason or StopReason.STOPPED,
         )

@@ -78,6 +78,7 @@ class EnginePlan:
     settlement: Settlement | None = None
     duplicates: Callable[[], Iterable[str]] = tuple
     leftovers: Callable[[], Iterable[str]] = tuple
+    malformed: Callable[[], tuple[int, str]] = lambda: (0, "")  # set aside so far, and where
     ended: Callable[[Run], None] | None = None  # told about every ending
     wake: Callable[[], object] | None = None  # lets a fetch return that waits for work
     stop_reading: Callable[[], object] | None = None  # nothing more is taken from the input

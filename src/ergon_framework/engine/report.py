@@ -32,9 +32,13 @@ _FIELDS = (
     "batches",
     "stranded",
     "duplicates",
+    "malformed",
+    "dead_letters",
     "elapsed",
     "stop_reason",
 )
+
+_LISTS = ("stranded", "duplicates", "dead_letters")
 
 SHOWN_IDS = 5
 """Ids of a list that the text of a report names."""
@@ -48,7 +52,8 @@ class Report(int):
     those that a closed gate kept from beginning, and that their source brings again later;
     ``released`` those handed back to their source, unstarted or aborted; ``abandoned`` the calls
     that did not come back in time. ``stranded`` are ids that got no outcome and could not be handed
-    back, ``duplicates`` ids a producer was given more than once.
+    back, ``duplicates`` ids a producer was given more than once. ``malformed`` counts what the
+    source set aside because it was no transaction, into the files named in ``dead_letters``.
     """
 
     succeeded: int
@@ -63,6 +68,8 @@ class Report(int):
     batches: int
     stranded: tuple[str, ...]
     duplicates: tuple[str, ...]
+    malformed: int
+    dead_letters: tuple[str, ...]
     elapsed: float
     stop_reason: StopReason
 
@@ -88,7 +95,7 @@ class Report(int):
         if unknown:
             raise TypeError(f"Report has no field {min(unknown)!r}")
         for name in _FIELDS:
-            empty: Any = () if name in ("stranded", "duplicates") else 0
+            empty: Any = () if name in _LISTS else 0
             self.__dict__[name] = values.get(name, empty)
         return self
 
@@ -104,8 +111,7 @@ class Report(int):
         """Plain values, as the command line prints them."""
         shape = {name: getattr(self, name) for name in _FIELDS}
         shape["stop_reason"] = self.stop_reason.value
-        shape["stranded"] = list(self.stranded)
-        shape["duplicates"] = list(self.duplicates)
+        shape.update({name: list(shape[name]) for name in _LISTS})
         return {"processed": int(self), **shape}
 
     def __reduce__(self) -> tuple[Any, ...]:

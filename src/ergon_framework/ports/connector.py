@@ -8,7 +8,9 @@ call ends. One that raises may be called again, unless it raises ``ChannelLostEr
 ``ConnectionError`` or ``EOFError``: then what came through that channel is told no more. A source
 that by itself delivers again what failed says so with ``redelivers = True``, one whose content ends
 with the process with ``volatile = True``. One whose fetch waits for work may offer
-``stop_waiting()``, which never blocks: a stop was asked, and the fetch under way returns.
+``stop_waiting()``, which never blocks: a stop was asked, and the fetch under way returns. One that
+sets aside what is no transaction may count it in ``malformed`` and name the file that keeps it in
+``dead_letter_file``: both are told in the report.
 """
 
 from __future__ import annotations

@@ -108,6 +108,11 @@ class JsonlConnector(ThreadedTwins):
         """How many malformed lines were set aside since this connector was opened."""
         return 0 if self._inbox is None else self._inbox.malformed
 
+    @property
+    def dead_letter_file(self) -> Path | None:
+        """The file that keeps what was set aside; None without an inbox."""
+        return None if self._inbox is None else self._inbox.dead_path
+
     def fetch_transactions(self, batch_size: int, **extra: Any) -> list[Transaction]:
         """Up to ``batch_size`` transactions: by file name, then by line."""
         return self._fetch(batch_size, extra, _Handover())

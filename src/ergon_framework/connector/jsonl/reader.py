@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import logging
 import os
 import threading
 from collections import deque
@@ -34,6 +35,8 @@ from ergon_framework.connector.jsonl.offsets import (
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import describe
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder
+
+_log = logging.getLogger("ergon.connector")
 
 STATE = ".ergon"
 _MOST_LETTERS = 256  # malformed lines set aside with one fsync
@@ -77,6 +80,7 @@ class DirectoryReader(Generic[T]):
         self._released: list[tuple[str, int, int, InboxLine]] = []
         self._tie = itertools.count()
         self.malformed = 0
+        self._told = 0  # how many of them the log has told
         self.dead_path = dead_letters or directory / STATE / "dead_letters.jsonl"
         with contextlib.ExitStack() as opened:
             self._drop = opened.enter_context(DropFolder(directory))
@@ -166,6 +170,7 @@ class DirectoryReader(Generic[T]):
     def close(self) -> None:
         """Close the files and let the next connector in."""
         with self._lock:
+            self._tell_sum()
             self._opened.close()
 
     def _take_new(self, items: list[tuple[InboxLine, T]], count: int) -> None:
@@ -256,6 +261,21 @@ class DirectoryReader(Generic[T]):
         )
         self._progress.sync(self._progress.record([line for line, _ in malformed]))
         self.malformed += len(malformed)
+        if not self._told:
+            _log.warning(
+                "set aside a malformed line, kept in %s: %s",
+                self.dead_path,
+                malformed[0][1].message,
+            )
+            self._told = 1
+        elif self.malformed >= 2 * self._told:  # ever more seldom, however many there are
+            self._tell_sum()
+
+    def _tell_sum(self) -> None:
+        """Log how many malformed lines were set aside since this inbox was opened."""
+        if self.malformed > self._told:
+            self._told = self.malformed
+            _log.warning("set aside %d malformed lines, kept in %s", self._told, self.dead_path)
 
     def _letter(self, line: InboxLine, error: MalformedLineError) -> Iterable[bytes]:
         if line.data is not None:

@@ -20,6 +20,7 @@ from ergon_framework.task.mixins.plans import (
     consumer_plan,
     fetch_method,
     find_hook,
+    malformed_of,
     require_hook,
     settlement_of,
 )
@@ -138,7 +139,8 @@ def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePl
     fetch = partial(method, **extra) if extra else method
     plan = consumer_plan(type(task).__name__, policy, hooks, fetch, settlement)
     plan.settings["joins_trace"] = getattr(connector, "joins_trace", False) is True
-    return replace(plan, wake=getattr(connector, "stop_waiting", None))
+    malformed = partial(malformed_of, connector)
+    return replace(plan, wake=getattr(connector, "stop_waiting", None), malformed=malformed)
 
 
 def _single_plan(task: BaseTask, policy: object, *, is_async: bool) -> EnginePlan:

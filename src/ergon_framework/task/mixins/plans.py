@@ -190,6 +190,13 @@ def settlement_of(
     return Settlement(verbs, timeout, redelivers, is_volatile, retry) if verbs else None
 
 
+def malformed_of(connector: object) -> tuple[int, str]:
+    """How much the connector set aside unread since it was opened, and the file that keeps it."""
+    count = getattr(connector, "malformed", 0)
+    kept_in = getattr(connector, "dead_letter_file", None)
+    return (count if isinstance(count, int) else 0), ("" if kept_in is None else str(kept_in))
+
+
 def _settling_method(connector: object, verb: str, is_async: bool) -> Hook | None:
     names = (f"{verb}_async", verb) if is_async else (verb,)
     for name in names:
