@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from ergon_framework.app.script import App, AppHandler
 from ergon_framework.app.signals import REPEATED
-from ergon_framework.errors import JobError, SettingsError, WiringError
+from ergon_framework.errors import ConfigurationError, JobError, SettingsError, WiringError
 from ergon_framework.executor import InvalidArgumentsError, JobContext
 from ergon_framework.jobs.client import EnqueuedJob, JobClient
 from ergon_framework.ports.jobstore import Search
@@ -110,7 +110,7 @@ def test_names_and_options_of_a_handler(app: App) -> None:
     def resize(path: str) -> None: ...
 
     shape = app.client.show(resize.enqueue("a"))
-    assert (shape["handler"], shape["queue"]) == ("img.resize", "images")
+    assert (shape["handler"], shape["queue"]) == ("test_script#img.resize", "images")
     assert (shape["max_attempts"], shape["timeout"]) == (3, 10.0)
     later = app.client.show(resize.options(queue="other", id="mine").enqueue("a"))
     assert (later["id"], later["queue"], later["max_attempts"]) == ("mine", "other", 3)
@@ -215,9 +215,9 @@ def test_async_functions_and_hooks(app: App) -> None:
 # ---- which store --------------------------------------------------------------------------------
 
 
-def app_in(directory: Path, url: str | None = None) -> App:
+def app_in(directory: Path, url: str | None = None, file: str = "work.py") -> App:
     """An app as a script in that folder would make it."""
-    names: dict[str, Any] = {"__file__": str(directory / "work.py"), "App": App, "url": url}
+    names: dict[str, Any] = {"__file__": str(directory / file), "App": App, "url": url}
     exec("app = App(url)", names)  # noqa: S102 - the file of the caller is what is tested
     made: App = names["app"]
     return made
@@ -261,10 +261,11 @@ held = App("memory://")
 def test_an_app_of_a_module_is_found_by_its_name() -> None:
     """The executor's process imports it under that name."""
     setup = held._with_executor({"pool_size": 1, "max_in_flight": 4})
-    command = setup.executors["python"].command
+    own = setup.executors["test_script"]
+    command = own.command
     assert command[:3] == (sys.executable, "-m", "ergon_framework.executor")
     assert command[-1].endswith("test_script:held")
-    assert (setup.executors["python"].pool_size, setup.jobs.default_executor) == (1, "python")
+    assert (own.pool_size, setup.jobs.default_executor) == (1, "test_script")
 
 
 def test_a_closed_app_opens_its_store_again(tmp_path: Path) -> None:
@@ -277,6 +278,54 @@ def test_a_closed_app_opens_its_store_again(tmp_path: Path) -> None:
     assert app.client.status(job) == "pending"
     app.close()
     app.close()
+
+
+# ---- whose jobs they are ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("mail.py", "mail"),
+        ("my mail#2.py", "my_mail_2"),
+        ("\u90ae\u4ef6.py", "\u90ae\u4ef6"),
+        ("shop/__main__.py", "shop"),
+        ("shop/__init__.py", "shop"),
+        ("x" * 200 + ".py", "x" * 100),
+    ],
+)
+def test_a_script_is_called_like_its_file(tmp_path: Path, file: str, expected: str) -> None:
+    """Whether it is run or imported; its jobs name it as their executor."""
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    with app_in(path.parent, "memory://", path.name) as app:
+        shape = app.client.show(resizer(app).enqueue("a", 1))
+        assert app.executor == expected
+    assert (shape["handler"], shape["executor"]) == (f"{expected}#resize", expected)
+
+
+def test_what_has_no_file_has_no_name(tmp_path: Path) -> None:
+    """Typed at a prompt or read from a pipe: its jobs go to any worker of the store."""
+    with app_in(tmp_path, "memory://", "gone.py") as app:
+        assert app.client.show(resizer(app).enqueue("a", 1))["handler"] == "resize"
+
+
+def test_a_script_may_be_given_a_name(tmp_path: Path) -> None:
+    """One that stays when the file is renamed."""
+    with App("memory://", name="mail-v1") as app:
+        assert app.client.show(resizer(app).enqueue("a", 1))["handler"] == "mail-v1#resize"
+    for wrong in ("", "a#b", "a b", "x" * 101):
+        with pytest.raises(ConfigurationError, match="is no name for a script"):
+            App(name=wrong)
+
+
+def test_settings_with_executors_say_who_runs_the_jobs_of_a_script(tmp_path: Path) -> None:
+    """A worker made of these settings has no executor of the script's name."""
+    (tmp_path / "work.py").touch()
+    (tmp_path / "ergon.toml").write_text('[executors.python]\ncommand = ["mine"]\n')
+    with app_in(tmp_path, "memory://") as app:
+        assert app.client.show(resizer(app).enqueue("a", 1))["handler"] == "resize"
 
 
 # ---- whole scripts ------------------------------------------------------------------------------
@@ -345,10 +394,68 @@ def test_a_script_enqueues_and_runs_its_jobs(tmp_path: Path) -> None:
     assert process.returncode == 0, err
     assert out == "2 1 a.png@3 failed\n"
     with JobClient(f"sqlite:///{tmp_path / 'ergon.db'}") as client:
-        shapes = [client.show(job.id) for job in client.store.search(Search(handler="resize"))]
-        (bad,) = client.store.search(Search(handler="fail"))
+        shapes = [client.show(job.id) for job in client.store.search(Search(handler="work#resize"))]
+        (bad,) = client.store.search(Search(handler="work#fail"))
     assert sorted(shape["result"] for shape in shapes) == ["a.png@3", "from inside@100"]
     assert {shape["correlation_id"] for shape in shapes} == {None, bad.id}
+
+
+def ran(path: Path, *arguments: str) -> str:
+    """What a script printed."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ERGON_")}
+    done = subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+NEIGHBOUR = """
+import sys
+from ergon_framework import App
+
+app = App()
+
+@app.handler
+def send(to: str) -> str:
+    return f"{__file__} to {to}"
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        print(send.enqueue(sys.argv[1]))
+    else:
+        print(app.run(burst=True, processes=1).completed)
+"""
+
+
+@pytest.mark.slow
+def test_two_scripts_in_one_folder_run_only_their_own_jobs(tmp_path: Path) -> None:
+    """They share a store, and may have handlers of one name; a job waits for its own script."""
+    mail, sms = tmp_path / "mail.py", tmp_path / "sms.py"
+    for path in (mail, sms):
+        path.write_text(NEIGHBOUR)
+    jobs = [ran(mail, "ada"), ran(sms, "bob")]
+    assert ran(mail) == "1"
+    with JobClient(f"sqlite:///{tmp_path / 'ergon.db'}") as client:
+        assert [client.status(job) for job in jobs] == ["completed", "pending"]
+        assert ran(sms) == "1"
+        assert [client.result(job) for job in jobs] == [f"{mail} to ada", f"{sms} to bob"]
+
+
+@pytest.mark.slow
+def test_jobs_from_before_a_script_had_a_name_still_run(tmp_path: Path) -> None:
+    """Those that name no executor, and those that name the one which every script had."""
+    path = tmp_path / "mail.py"
+    path.write_text(NEIGHBOUR)
+    with JobClient(f"sqlite:///{tmp_path / 'ergon.db'}") as client:
+        jobs = [client.enqueue(name, ["ada"]) for name in ("send", "python#send")]
+        assert ran(path) == "2"
+        assert [job.result(0) for job in jobs] == [f"{path} to ada"] * 2
 
 
 @pytest.mark.slow

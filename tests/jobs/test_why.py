@@ -124,7 +124,7 @@ def test_no_worker_has_the_executor(desk: Desk) -> None:
     told = desk.why(worker())
     assert "has the executor 'js'." in told
     assert "is dead-lettered (unknown_executor) when none had for 24.0 hours" in told
-    assert "start a worker with [executors.js]." in told
+    assert "start a worker with [executors.js], or the script of this name." in told
 
 
 def test_an_executor_that_does_not_start(desk: Desk) -> None:

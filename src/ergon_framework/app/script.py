@@ -22,6 +22,7 @@ under ``if __name__ == "__main__":`` is not run there.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,13 +35,15 @@ import msgspec
 
 from ergon_framework.app.settings import FILE, load_settings
 from ergon_framework.app.settings.stores import SCRIPT_FILE, url_as_written
-from ergon_framework.errors import WiringError
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.executor import InvalidArgumentsError, Registry, current_job
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.newjob import JobOptions, check_options
 from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.ports.jobstore import Search
 
 if TYPE_CHECKING:
     from ergon_framework.app.jobs import JobSetup
@@ -96,13 +99,13 @@ class AppHandler(Generic[P, T]):
         """Have the function called with these arguments by a worker; returns the job's id."""
         call = self._call(args, kwargs)
         options = self._own_options()
-        return self.app.client.enqueue(self.name, call.args, call.kwargs, **options)
+        return self.app.client.enqueue(self._routed, call.args, call.kwargs, **options)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncEnqueuedJob:
         """The same for event loops."""
         call = self._call(args, kwargs)
         options = self._own_options()
-        return await self.app.async_client.enqueue(self.name, call.args, call.kwargs, **options)
+        return await self.app.async_client.enqueue(self._routed, call.args, call.kwargs, **options)
 
     def enqueue_many(
         self, calls: Iterable[Call | tuple[Any, ...] | Mapping[str, Any]]
@@ -112,8 +115,14 @@ class AppHandler(Generic[P, T]):
         A call is what :meth:`call` makes, a tuple of positional or a dict of named arguments.
         """
         made = (each if isinstance(each, Call) else self._of(each) for each in calls)
-        specs = ((self.name, call.args, call.kwargs) for call in made)
+        specs = ((self._routed, call.args, call.kwargs) for call in made)
         return self.app.client.enqueue_many(specs, **self._own_options())
+
+    @property
+    def _routed(self) -> str:
+        """The name in a job: with the script's executor, so that no other script runs it."""
+        own = "" if "#" in self.name else self.app.executor
+        return f"{own}#{self.name}" if own else self.name
 
     def _of(self, arguments: tuple[Any, ...] | Mapping[str, Any]) -> Call:
         if isinstance(arguments, Mapping):
@@ -154,6 +163,9 @@ def _dumped(value: Any) -> Any:
 
 
 EXECUTOR = "python"
+"""The executor of a script without a name, and of one whose settings define executors."""
+LONGEST_NAME = 100
+_UNFINISHED = tuple(status for status in JobStatus if not status.is_final)
 DEFAULT_URL = f"sqlite:///{SCRIPT_FILE}"
 
 
@@ -162,13 +174,26 @@ class App:
 
     The store is the one given here, or that of ``ergon.toml`` beside the script, or else
     ``ergon.db`` beside the script. It is opened at the first use.
+
+    Scripts may share a store: a job names the script as its executor, by ``name`` or else by the
+    file that makes the App, and waits for a worker of this script. Where the settings define
+    executors, jobs name none, and the settings say who runs them; unless ``name`` is given.
     """
 
-    def __init__(self, url: str | None = None, *, config: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        config: str | Path | None = None,
+        name: str | None = None,
+    ) -> None:
         self.registry = Registry()
         self._url = url
         self._config = config
-        self._home = _caller()
+        file = _caller()
+        self._home = Path.cwd() if file is None else file.parent
+        self._given_name = None if name is None else _checked_name(name)
+        self._name = self._given_name or _name_of(file)
         self._lock = threading.RLock()
         self._setup: JobSetup | None = None
         self._client: JobClient | None = None
@@ -216,6 +241,12 @@ class App:
             if self._setup is None:
                 self._setup = self._made_setup()
             return self._setup
+
+    @property
+    def executor(self) -> str:
+        """The executor that the jobs of this script name; empty where they name none."""
+        is_left_to_settings = bool(self.setup.executors) and self._given_name is None
+        return "" if is_left_to_settings else self._name
 
     @property
     def client(self) -> JobClient:
@@ -283,14 +314,30 @@ class App:
     def _with_executor(self, given: Mapping[str, int]) -> JobSetup:
         """The setup with this script as an executor, unless the settings define one like it."""
         setup = self.setup
-        if EXECUTOR in setup.executors:
+        own_name = self.executor or EXECUTOR
+        wanted = [own_name, *self._waited_for({EXECUTOR, self._name} - {own_name, ""})]
+        missing = [name for name in wanted if name not in setup.executors]
+        if not missing:
             return setup
         command = (sys.executable, "-m", "ergon_framework.executor", "--app", self._reference())
         # It runs this very script, which may open the store to enqueue more.
         own = ExecutorSettings.model_validate({"command": command, "pass_secrets": ["*"], **given})
-        default = setup.jobs.default_executor or EXECUTOR
+        few = own.model_copy(update={"pool_size": 1})
+        added = {name: own if name == own_name else few for name in missing}
+        default = setup.jobs.default_executor or own_name
         jobs = setup.jobs.model_copy(update={"default_executor": default})
-        return replace(setup, jobs=jobs, executors={**setup.executors, EXECUTOR: own})
+        return replace(setup, jobs=jobs, executors={**setup.executors, **added})
+
+    def _waited_for(self, names: set[str]) -> list[str]:
+        """Those under which jobs still know this script, from before it had its present one."""
+        store = self.client.store
+
+        def is_named(name: str) -> bool:
+            known = (f"{name}#{handler}" for handler in self.registry.names)
+            searches = (Search(statuses=_UNFINISHED, handler=each) for each in known)
+            return any(next(iter(store.search(each, 1)), None) for each in searches)
+
+        return sorted(name for name in names if is_named(name))
 
     def _reference(self) -> str:
         """How another process finds this object: ``script.py:app`` or ``package.module:app``."""
@@ -321,8 +368,25 @@ class App:
         return setup_of(settings, None if url is None else resolve_url(url, self._home))
 
 
-def _caller() -> Path:
-    """The folder of the file that makes the App, or the working directory."""
+def _caller() -> Path | None:
+    """The file that makes the App, if it is made in one."""
     frame = sys._getframe(2)  # noqa: SLF001 - inspect does the same, after reading source files
     file = frame.f_globals.get("__file__")
-    return Path(file).absolute().parent if file else Path.cwd()
+    return Path(file).absolute() if file else None
+
+
+def _name_of(file: Path | None) -> str:
+    """What a script is called, whether it is run or imported; empty for what has no file."""
+    if file is None or not file.is_file():  # typed at a prompt, or came from a pipe
+        return ""
+    is_package = file.stem in ("__init__", "__main__")
+    return re.sub(r"[^\w.-]", "_", file.parent.name if is_package else file.stem)[:LONGEST_NAME]
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(rf"[\w.-]{{1,{LONGEST_NAME}}}", name):
+        raise ConfigurationError(
+            f"{name!r} is no name for a script",
+            remedy=f"use up to {LONGEST_NAME} letters, digits, '_', '-' and '.'",
+        )
+    return name

@@ -141,7 +141,7 @@ def _held_by_workers(
 
 
 def _waits_for(job: Job, executor: str, settings: JobsSettings) -> str:
-    start = f"start a worker with [executors.{executor}]"
+    start = f"start a worker with [executors.{executor}], or the script of this name"
     if not job.executor or settings.executor_wait is None:
         return f"It waits until one has: {start}."
     return (
