@@ -16,11 +16,12 @@ from ergon_framework.app.move.transfer import reopen, shut
 from ergon_framework.boundary.factstore.hashchain import prepare
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.nats import NatsFactStore
-from ergon_framework.boundary.factstore.nats.append import Entering
+from ergon_framework.boundary.factstore.nats.append import StreamPlacement
 from ergon_framework.boundary.factstore.nats.archive import _ids as ids_in
 from ergon_framework.boundary.factstore.nats.consumers import MOST_SETTLED
 from ergon_framework.boundary.factstore.nats.schema import Note
 from ergon_framework.boundary.factstore.nats.session import MOST_YOUNG, StreamTransaction
+from ergon_framework.boundary.factstore.planning import AppendPlanner
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
@@ -317,7 +318,7 @@ def test_ids_that_are_there_before_the_log_knows_are_no_obstacle(open_store: Ope
     store = open_store()
     books = store.database.begin_read()
     facts = [prepare(OUTBOUND, new(f"id-{n}")) for n in range(40)]
-    Entering(books, 1.0, {}).append(OUTBOUND, facts, None)
+    AppendPlanner(StreamPlacement(books, 1.0, {})).append(OUTBOUND, facts, None)
     books.finish()
     store.database.stream.commit(books.messages()[:-1], books.memory.last)
     again = open_store()

@@ -19,7 +19,7 @@ from ergon_framework.boundary.factstore.archive import (
 )
 from ergon_framework.boundary.factstore.hashchain import new_of, prepare
 from ergon_framework.boundary.factstore.nats import pages, schema
-from ergon_framework.boundary.factstore.nats.append import Entering
+from ergon_framework.boundary.factstore.nats.append import StreamPlacement
 from ergon_framework.boundary.factstore.nats.consumers import items_of, quarantined, whole_mark
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.log import NatsLog
@@ -103,7 +103,7 @@ def _put_fact(books: StreamTransaction, copy: FactCopy) -> None:
     if copy.fact.offset > shelf.head:
         refuse_hole(copy, shelf.head)
         fact = prepare(copy.log, new_of(copy.fact))
-        Entering(books, copy.fact.recorded_at, {}).add(copy.log, fact)
+        StreamPlacement(books, copy.fact.recorded_at, {}).place(copy.log, fact)
         refuse_other_chain(copy, shelf.chain)
 
 

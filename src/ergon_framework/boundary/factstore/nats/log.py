@@ -23,11 +23,12 @@ from ergon_framework.boundary.factstore.group_commit import (
 )
 from ergon_framework.boundary.factstore.hashchain import Prepared, key_of, prepare
 from ergon_framework.boundary.factstore.nats import pages
-from ergon_framework.boundary.factstore.nats.append import MANY, Entering, refer
+from ergon_framework.boundary.factstore.nats.append import MANY, StreamPlacement, refer
 from ergon_framework.boundary.factstore.nats.consumers import keep_whole, open_items
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item, LogState, Place
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
+from ergon_framework.boundary.factstore.planning import AppendPlanner
 from ergon_framework.core.link import leads_to
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import (
@@ -171,8 +172,8 @@ class NatsLog:
 
         def work(books: StreamTransaction) -> list[list[Outcome]]:
             known = books.known(keys, {each.log for each in asked})
-            entering = Entering(books, self._database.clock(), known)
-            return [entering.append(each.log, each.facts, each.capacity) for each in asked]
+            planner = AppendPlanner(StreamPlacement(books, self._database.clock(), known))
+            return [planner.append(each.log, each.facts, each.capacity) for each in asked]
 
         return self._database.transaction(work, "append")
 
@@ -287,10 +288,10 @@ class NatsLog:
         def work(books: StreamTransaction) -> list[Outcome]:
             now, log = self._database.clock(), INBOUND + peer
             known = books.known([each.fact.key for each in arrived], [log])
-            entering = Entering(books, now, known)
+            planner = AppendPlanner(StreamPlacement(books, now, known))
+            found = planner.receive(log, [each.fact for each in arrived])
             outcomes: list[Outcome] = []
-            for each in arrived:
-                outcome = entering.receive(log, each.fact)
+            for each, outcome in zip(arrived, found, strict=True):
                 if isinstance(each.entry, Gap):
                     _record(books, log, each.entry, outcome)
                     continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ergon_framework.boundary.factstore import planning
 from ergon_framework.boundary.factstore.nats.schema import NO_CHAIN, Entry, LogState, Place
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.ports.factstore import Gap, Page
@@ -185,12 +186,4 @@ def unexplained(books: StreamTransaction, shelf: LogState, cursor: int) -> tuple
     """The first and the last offset above a cursor that are gone and that no gap explains."""
     if cursor + 1 >= shelf.first:
         return None
-    lost = [(cursor + 1, shelf.first - 1)]
-    for gap in gaps_of(books, shelf):
-        lost = [
-            part
-            for first, last in lost
-            for part in ((first, min(last, gap.first - 1)), (max(first, gap.last + 1), last))
-            if part[0] <= part[1]
-        ]
-    return (lost[0][0], lost[-1][1]) if lost else None
+    return planning.unexplained(cursor, shelf.first, gaps_of(books, shelf))

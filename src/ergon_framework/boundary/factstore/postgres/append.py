@@ -22,9 +22,10 @@ from psycopg.errors import error_from_result
 from psycopg.pq import DiagnosticField, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 
-from ergon_framework.boundary.factstore.hashchain import Prepared
+from ergon_framework.boundary.factstore.planning import AppendPlanner
 from ergon_framework.boundary.factstore.postgres.session import PostgresSession
-from ergon_framework.boundary.factstore.sql.append import AppendPlanner, Identity, View
+from ergon_framework.boundary.factstore.sql.append import Identity, RowPlacement, View
+from ergon_framework.boundary.factstore.sql.log import Append
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
     LogRow,
@@ -34,7 +35,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     view_of,
 )
 from ergon_framework.boundary.factstore.sql.session import Row
-from ergon_framework.ports.factstore import Meanwhile, Outcome, Reference
+from ergon_framework.ports.factstore import Full, Meanwhile, Outcome, Reference, Unfounded
 from ergon_framework.storage.postgres.pipeline import Bigints, Bytes, Floats, Integers, Packed
 from ergon_framework.storage.postgres.pool import Connection
 
@@ -210,40 +211,125 @@ class Lookup:
     names: Collection[Reference] = ()
 
 
-class PostgresEntry(AppendPlanner):
-    """Works on what is remembered of the logs."""
+class CachedTables:
+    """The tables of logs as far as they are remembered, for facts on their way in."""
 
-    def __init__(self, now: float, memory: LogCache) -> None:
-        super().__init__(now)
-        self._memory = memory
-        self._runs = memory.runs
-        self._ids: dict[bytes, Identity] = {}
-        self._names: dict[tuple[str, str], Reference] = {}
-        self._ended: list[tuple[int, int, int]] = []
-        self._referred: set[tuple[str, str]] = set()
+    def __init__(self, cache: LogCache) -> None:
+        self.cache = cache
+        self.ids: dict[bytes, Identity] = {}
+        self.names: dict[tuple[str, str], Reference] = {}
+        self.ended: list[tuple[int, int, int]] = []
+        """Runs that are written down and have ended: where, of which view, their beginning."""
+        self.referred: set[tuple[str, str]] = set()
+
+    def log(self, name: str) -> LogRow:
+        """A log as it is after what was placed so far."""
+        return self.cache.logs[name]
+
+    def known(self, _log: LogRow, key: bytes) -> Identity | None:
+        """What the ledger has to say about an id, if anything."""
+        return self.ids.get(key)
+
+    def object(self, wanted: Reference) -> Reference | None:
+        """What a name stands for."""
+        return self.names.get((wanted.bucket, wanted.key))
+
+    def refer(self, references: Sequence[Reference]) -> None:
+        """A fact refers to these from now on."""
+        self.referred.update((each.bucket, each.key) for each in references)
+
+    def write_end(self, view: View, run: ViewSegment) -> None:
+        """A run that is written down has ended."""
+        self.ended.append((run.last or 0, view.id, run.first))
+
+    def stored(self, number: int) -> Row | None:
+        """A row as it is in the database, which nobody looks into here."""
+        raise TooHopefulError
+
+    def zone_of(self, view: int) -> str | None:
+        """Where the facts of a view go, which is not remembered."""
+        raise TooHopefulError
+
+    def write_back(self, row: Row) -> None:
+        """Put a row in the place of the one with its number."""
+        raise TooHopefulError
+
+    def view(self, log: LogRow, to_zone: str) -> int:
+        """The number of a view that this log has not been asked for yet."""
+        raise TooHopefulError
+
+    def last_run(self, view: int) -> ViewSegment | None:
+        """The newest run of a view as it is written down."""
+        raise TooHopefulError
+
+
+class LockedTables(CachedTables):
+    """The tables of logs that are locked: what is not remembered is looked up."""
+
+    def __init__(self, books: PostgresSession, cache: LogCache) -> None:
+        super().__init__(cache)
+        self._books = books
+
+    def stored(self, number: int) -> Row | None:
+        """A row as it is in the database."""
+        return self._books.one("logs.fact", number)
+
+    def zone_of(self, view: int) -> str | None:
+        """Where the facts of a view go."""
+        row = self._books.one("logs.zone_of", view)
+        return None if row is None else row[0]
+
+    def write_back(self, row: Row) -> None:
+        """Put a row in the place of the one with its number."""
+        number, *columns = row
+        self._books.send("logs.write_back", *columns, number)
+
+    def view(self, log: LogRow, to_zone: str) -> int:
+        """The number of a view that this log has not been asked for yet."""
+        view = view_of(self._books, log, to_zone)
+        return self._books.add("logs.new_view", log.id, to_zone) if view is None else view
+
+    def last_run(self, view: int) -> ViewSegment | None:
+        """The newest run of a view as it is written down."""
+        return last_run(self._books, view)
+
+
+class PlacedRows:
+    """Facts that are appended by one transaction, and what is written about them."""
+
+    def __init__(self, now: float, tables: CachedTables) -> None:
+        self._tables = tables
+        self.placement = RowPlacement(now, tables, tables.cache.runs)
+        self.planner = AppendPlanner(self.placement)
+
+    def append(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+        """Append for several callers; the outcomes."""
+        append_to = self.planner.append
+        return [append_to(each.log, each.facts, each.capacity) for each in asked]
 
     @property
     def added(self) -> int:
         """How many facts are new."""
-        return len(self._rows)
+        return len(self.placement.rows)
 
     @property
     def heads(self) -> dict[str, int]:
         """Where the logs end that have new facts."""
-        return {log.name: log.head for log in self._touched()}
+        return {log.name: log.head for log in self.touched()}
 
-    def _columns(self) -> tuple[Packed, ...]:
-        number, view, total, at, proof, envelope, fact = zip(*self._rows, strict=True)
+    def columns(self) -> tuple[Packed, ...]:
+        """The new rows, column by column."""
+        number, view, total, at, proof, envelope, fact = zip(*self.placement.rows, strict=True)
         figures = Bigints(number), Integers(view), Bigints(total), Floats(at)
-        return *figures, *map(Bytes, (list(self._fresh), proof, envelope, fact))
+        return *figures, *map(Bytes, (list(self.placement.fresh), proof, envelope, fact))
 
-    def _changes_of_runs(self) -> list[Statement]:
+    def changes_of_runs(self) -> list[Statement]:
         """What has to be written about runs: in most groups nothing."""
         made: list[Statement] = []
-        if self._ended:
-            last, view, first = zip(*self._ended, strict=True)
+        if self._tables.ended:
+            last, view, first = zip(*self._tables.ended, strict=True)
             made.append(("logs.end_runs", (Bigints(last), Integers(view), Bigints(first))))
-        runs = self._runs_to_write()
+        runs = self.placement.runs_to_write()
         if runs:
             view, first, last, rank, previous = zip(*runs, strict=True)
             ends = Bigints([each or 0 for each in last])
@@ -251,71 +337,38 @@ class PostgresEntry(AppendPlanner):
             made.append(("logs.new_runs", values))
         return made
 
-    def _touched(self) -> list[LogRow]:
-        bases = {row[0] & ~LAST for row in self._rows}
-        return [log for log in self._memory.logs.values() if log.base in bases]
-
-    def _log(self, name: str) -> LogRow:
-        return self._memory.logs[name]
-
-    def _known(self, log: LogRow, key: bytes) -> Identity | None:
-        return self._ids.get(key)
-
-    def _object(self, wanted: Reference) -> Reference | None:
-        return self._names.get((wanted.bucket, wanted.key))
-
-    def _refer(self, references: Sequence[Reference]) -> None:
-        self._referred.update((each.bucket, each.key) for each in references)
-
-    def _write_end(self, view: View, run: ViewSegment) -> None:
-        self._ended.append((run.last or 0, view.id, run.first))
+    def touched(self) -> list[LogRow]:
+        """The logs that have new facts."""
+        bases = {row[0] & ~LAST for row in self.placement.rows}
+        return [log for log in self._tables.cache.logs.values() if log.base in bases]
 
 
-class LockedAppend(PostgresEntry):
+class LockedAppend:
     """Locks the logs, and looks everything up at once, before anything is decided."""
 
-    def __init__(
-        self, books: PostgresSession, now: float, memory: LogCache, wanted: Lookup
-    ) -> None:
-        super().__init__(now, memory)
+    def __init__(self, books: PostgresSession, now: float, cache: LogCache, wanted: Lookup) -> None:
         self._books = books
+        self._tables = LockedTables(books, cache)
+        self.placed = PlacedRows(now, self._tables)
         self.epoch = ""
         """Of the store that the logs are in."""
         self._look_up(wanted)
 
     def finish(self) -> None:
         """Send all that is to be written, without waiting for answers."""
-        if not self._rows:
+        placed, books = self.placed, self._books
+        if not placed.added:
             return
-        books = self._books
-        books.send("logs.enter", *self._columns(), is_prepared=True)
-        for log in self._touched():
+        books.send("logs.enter", *placed.columns(), is_prepared=True)
+        for log in placed.touched():
             state = (log.head, log.total, log.chain, log.last_at, log.view)
             books.send("logs.reach", log.id, *state, is_prepared=True)
-        for statement, values in self._changes_of_runs():
+        for statement, values in placed.changes_of_runs():
             books.send(statement, *values)
-        if self._referred:
-            names = [*map(list, zip(*sorted(self._referred), strict=True))]
+        if self._tables.referred:
+            names = [*map(list, zip(*sorted(self._tables.referred), strict=True))]
             books.send("objects.refer_all", *names)
             books.send("objects.await_all", *names)
-
-    def _view(self, log: LogRow, to_zone: str) -> int:
-        view = view_of(self._books, log, to_zone)
-        return self._books.add("logs.new_view", log.id, to_zone) if view is None else view
-
-    def _last_run(self, view: int) -> ViewSegment | None:
-        return last_run(self._books, view)
-
-    def _stored(self, number: int) -> Row | None:
-        return self._books.one("logs.fact", number)
-
-    def _zone_of(self, view: int) -> str | None:
-        row = self._books.one("logs.zone_of", view)
-        return None if row is None else row[0]
-
-    def _write_back(self, row: Row) -> None:
-        number, *columns = row
-        self._books.send("logs.write_back", *columns, number)
 
     def _look_up(self, wanted: Lookup) -> None:
         books, names = self._books, sorted(wanted.logs)
@@ -331,30 +384,30 @@ class LockedAppend(PostgresEntry):
         for name, head, chain, cuts, epoch, _ in rows:
             self.epoch = epoch
             self._meet(name, (head, chain, cuts))
-        self._ids = {
+        self._tables.ids = {
             key: (number & LAST, digest, None if columns[0] is None else (number, *columns))
             for key, number, digest, *columns in known.fetchall()
         }
         found = [] if named is None else named.fetchall()
-        self._names = {(row[0], row[1]): Reference(*row) for row in found}
+        self._tables.names = {(row[0], row[1]): Reference(*row) for row in found}
 
     def _meet(self, name: str, state: tuple[int, bytes, int]) -> None:
         """Remember a log as it stands; when somebody else has touched it, read it anew."""
-        memory = self._memory
-        log = memory.logs.get(name)
-        if log is not None and (log.head, log.chain, memory.cuts[name]) == state:
+        cache = self._tables.cache
+        log = cache.logs.get(name)
+        if log is not None and (log.head, log.chain, cache.cuts[name]) == state:
             return
         if log is not None:
-            memory.runs.clear()
-        memory.logs[name] = log_or_new(self._books, name)
-        memory.cuts[name] = state[2]
+            cache.runs.clear()
+        cache.logs[name] = log_or_new(self._books, name)
+        cache.cuts[name] = state[2]
 
 
 class TooHopefulError(Exception):
     """What is to be done cannot be decided without looking ids up."""
 
 
-class OptimisticAppend(PostgresEntry):
+class OptimisticAppend:
     """Believes that nobody else has touched the log, and that no id was there before.
 
     Nothing is looked up, so one statement is enough. Where it was wrong the server refuses, and all
@@ -368,51 +421,38 @@ class OptimisticAppend(PostgresEntry):
         psycopg.errors.InvalidSqlStatementName,  # a pooler gave us another server connection
     )
 
-    def __init__(self, now: float, memory: LogCache, log: str) -> None:
-        super().__init__(now, memory)
-        self._one = memory.logs[log]
-        self._before = self._one.head, self._one.chain, memory.cuts[log]
+    def __init__(self, now: float, cache: LogCache, log: str) -> None:
+        self.placed = PlacedRows(now, CachedTables(cache))
+        self._log = cache.logs[log]
+        self._before = self._log.head, self._log.chain, cache.cuts[log]
 
     @staticmethod
-    def may(memory: LogCache, wanted: Lookup) -> bool:
+    def may(cache: LogCache, wanted: Lookup) -> bool:
         """Whether all is remembered that will be needed."""
         [name, *others] = wanted.logs
-        log = memory.logs.get(name)
+        log = cache.logs.get(name)
         if log is None or others or wanted.names:
             return False
         views = {log.views.get(zone) for zone in wanted.zones}
-        return views == {log.view} or (views | {log.view} <= memory.runs.keys())
+        return views == {log.view} or (views | {log.view} <= cache.runs.keys())
 
     @property
     def is_searched(self) -> bool:
         """Whether old ids have to be looked through."""
-        return self._one.first > 1
+        return self._log.first > 1
+
+    def append(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+        """Append for several callers; the outcomes, if nothing was refused."""
+        outcomes = self.placed.append(asked)
+        if any(isinstance(each, Full | Unfounded) for found in outcomes for each in found):
+            raise TooHopefulError  # were it a duplicate, it would not be refused
+        return outcomes
 
     def statements(self) -> list[Statement]:
         """What appends, and what else belongs to the same transaction."""
-        log = self._one
-        if not self._rows or log.last_at is None or log.view is None:
+        log = self._log
+        if not self.placed.added or log.last_at is None or log.view is None:
             raise TooHopefulError
         after: Values = (log.id, log.head, log.total, log.chain, log.last_at, log.view)
-        append: Statement = ("logs.append", (*after, *self._before, *self._columns()))
-        return [append, *self._changes_of_runs()]
-
-    def _refused(self, log: LogRow, fact: Prepared, capacity: int | None) -> Outcome | None:
-        if super()._refused(log, fact, capacity) is not None:
-            raise TooHopefulError  # were it a duplicate, it would not be refused
-        return None
-
-    def _stored(self, number: int) -> Row | None:
-        raise TooHopefulError
-
-    def _zone_of(self, view: int) -> str | None:
-        raise TooHopefulError
-
-    def _write_back(self, row: Row) -> None:
-        raise TooHopefulError
-
-    def _view(self, log: LogRow, to_zone: str) -> int:
-        raise TooHopefulError
-
-    def _last_run(self, view: int) -> ViewSegment | None:
-        raise TooHopefulError
+        append: Statement = ("logs.append", (*after, *self._before, *self.placed.columns()))
+        return [append, *self.placed.changes_of_runs()]

@@ -15,7 +15,6 @@ from ergon_framework.boundary.factstore.postgres.append import (
     Lookup,
     OptimisticAppend,
     PipelineExecutor,
-    PostgresEntry,
 )
 from ergon_framework.boundary.factstore.postgres.database import FactNotifier, PostgresZoneDatabase
 from ergon_framework.boundary.factstore.postgres.session import PostgresSession
@@ -95,8 +94,8 @@ class PostgresAppender:
             before_wait()
 
             def work(books: PostgresSession) -> tuple[list[list[Outcome]], LockedAppend]:
-                planner = LockedAppend(books, self._database.clock(), self.cache, wanted)
-                return _appended(planner, asked), planner
+                entry = LockedAppend(books, self._database.clock(), self.cache, wanted)
+                return entry.placed.append(asked), entry
 
             return self.run_locked(connection, work, self.cache, "append")
 
@@ -120,15 +119,15 @@ class PostgresAppender:
         with joined(connection, database.place) as driver:
             books = PostgresSession(driver, database.wordings.writing)
             wanted = Lookup([log], [each.key for each in ready], names=names)
-            planner = LockedAppend(books, database.clock(), LogCache(), wanted)
-            if planner.epoch != epoch:
+            entry = LockedAppend(books, database.clock(), LogCache(), wanted)
+            if entry.epoch != epoch:
                 raise StoreError(
                     f"the connection leads to another store than {database.place}",
                     remedy="connect to the database of this store",
                 )
-            outcomes = planner.append(log, ready, capacity)
-            planner.finish()
-            if planner.added:
+            outcomes = entry.placed.planner.append(log, ready, capacity)
+            entry.finish()
+            if entry.placed.added:
                 books.send("logs.announce", database.channel, "")
         return outcomes
 
@@ -144,8 +143,8 @@ class PostgresAppender:
 
             def work(books: PostgresSession) -> tuple[list[Outcome], LockedAppend]:
                 now = self._database.clock()
-                planner = LockedAppend(books, now, cache, wanted)
-                return take_in(books, planner, peer, arrived, now), planner
+                entry = LockedAppend(books, now, cache, wanted)
+                return take_in(books, entry.placed.planner, peer, arrived, now), entry
 
             return self.run_locked(connection, work, cache, "receive")
 
@@ -195,11 +194,11 @@ class PostgresAppender:
         if self.caution or not OptimisticAppend.may(self.cache, wanted):
             return None
         try:
-            planner = OptimisticAppend(self._database.clock(), self.cache, asked[0].log)
-            outcomes, statements = _appended(planner, asked), planner.statements()
+            entry = OptimisticAppend(self._database.clock(), self.cache, asked[0].log)
+            outcomes, statements = entry.append(asked), entry.statements()
             failpoint(BEFORE["append"])
             self.pipeline.run(
-                connection, statements, is_planned=planner.is_searched, meanwhile=before_wait
+                connection, statements, is_planned=entry.is_searched, meanwhile=before_wait
             )
         except OptimisticAppend.REFUSALS:
             self.cache.forget()
@@ -208,7 +207,7 @@ class PostgresAppender:
         except BaseException:
             self.cache.forget()  # it may have names of what is now undone
             raise
-        return outcomes, planner.added, planner.heads
+        return outcomes, entry.placed.added, entry.placed.heads
 
     def _pour(
         self, whole: Callable[[Connection], Poured[T]], call: str, before_wait: Meanwhile
@@ -238,16 +237,16 @@ class PostgresAppender:
                 if call == "receive":
                     connection.execute(database.turn.encode())
                 books = PostgresSession(connection, database.wordings.writing)
-                result, planner = work(books)
-                planner.finish()
+                result, entry = work(books)
+                entry.finish()
                 failpoint(BEFORE[call])
                 connection.execute("COMMIT")
-                if planner.added:
+                if entry.placed.added:
                     books.send("logs.announce", database.channel, database.server.own_payload)
         except BaseException:
             cache.forget()  # it may have names of what is now undone
             raise
-        return result, planner.added, planner.heads
+        return result, entry.placed.added, entry.placed.heads
 
 
 def _insist(attempt: Callable[[], T]) -> T:
@@ -266,10 +265,6 @@ def _insist(attempt: Callable[[], T]) -> T:
         except StoreUnavailableError:
             continue
     raise unknown
-
-
-def _appended(planner: PostgresEntry, asked: Sequence[Append]) -> list[list[Outcome]]:
-    return [planner.append(each.log, each.facts, each.capacity) for each in asked]
 
 
 def _knows(books: PostgresSession) -> Knows:
@@ -306,10 +301,10 @@ class PostgresCopies:
         wanted = Lookup({copy.log for copy in facts}, [each.key for each in prepared])
 
         def work(books: PostgresSession) -> None:
-            planner = LockedAppend(books, self._database.clock(), LogCache(), wanted)
+            entry = LockedAppend(books, self._database.clock(), LogCache(), wanted)
             for copy, fact in zip(facts, prepared, strict=True):
-                planner.load(copy, fact)
-            planner.finish()
+                entry.placed.placement.load(copy, fact)
+            entry.finish()
             # A store that grows while it is moved gave them out before their facts.
             books.send("moving.drop_ids", Bytes(wanted.keys))
 

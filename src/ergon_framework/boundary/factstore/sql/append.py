@@ -1,14 +1,13 @@
-"""Facts on their way into logs: what becomes of each, decided within one transaction.
+"""Facts on their way into the tables of logs, within one transaction.
 
 Also here: what a peer sent, and what it lost, on the way into its inbound log.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from ergon_framework.boundary.factstore import hashchain
 from ergon_framework.boundary.factstore.archive import refuse_hole, refuse_other_chain
@@ -22,6 +21,7 @@ from ergon_framework.boundary.factstore.hashchain import (
     proof_chain,
     relinked,
 )
+from ergon_framework.boundary.factstore.planning import AppendPlanner, Condition, KnownFact
 from ergon_framework.boundary.factstore.sql import consumers
 from ergon_framework.boundary.factstore.sql.registry import link_to
 from ergon_framework.boundary.factstore.sql.rows import (
@@ -38,18 +38,14 @@ from ergon_framework.ports.factstore import (
     INBOUND,
     Appended,
     Conflict,
-    Full,
     Gap,
     Link,
     NewFact,
     Outcome,
     Quarantined,
     Reference,
-    Unfounded,
 )
 
-HALF = 16
-"""Bytes of a digest that are kept of a fact whose payload is gone."""
 Identity: TypeAlias = tuple[int, bytes, Row | None]
 """Where a fact lies, its digest or the half that is known, and its row when it is kept."""
 
@@ -64,107 +60,109 @@ class View:
     """The run is not in the database yet."""
 
 
-class AppendPlanner(ABC):
-    """Decides fact by fact, and remembers what is to be written. A store looks up and writes."""
+class LogTables(Protocol):
+    """What placing facts asks of the tables of an engine, within one transaction."""
 
-    def __init__(self, now: float) -> None:
+    def log(self, name: str) -> LogRow:
+        """A log as it is after what was placed so far."""
+
+    def known(self, log: LogRow, key: bytes) -> Identity | None:
+        """What the ledger has to say about an id, if anything."""
+
+    def stored(self, number: int) -> Row | None:
+        """A row as it is in the database."""
+
+    def zone_of(self, view: int) -> str | None:
+        """Where the facts of a view go."""
+
+    def write_back(self, row: Row) -> None:
+        """Put a row in the place of the one with its number."""
+
+    def object(self, wanted: Reference) -> Reference | None:
+        """What a name stands for."""
+
+    def refer(self, references: Sequence[Reference]) -> None:
+        """A fact refers to these from now on."""
+
+    def view(self, log: LogRow, to_zone: str) -> int:
+        """The number of a view that this log has not been asked for yet."""
+
+    def last_run(self, view: int) -> ViewSegment | None:
+        """The newest run of a view as it is written down."""
+
+    def write_end(self, view: View, run: ViewSegment) -> None:
+        """A run that is written down has ended."""
+
+
+class RowPlacement:
+    """Facts that become rows of tables: places them, and remembers what is to be written."""
+
+    __slots__ = ("_new_runs", "_tables", "_views", "fresh", "log", "now", "object", "rows")
+
+    def __init__(self, now: float, tables: LogTables, views: dict[int, View] | None = None) -> None:
         self.now = now
-        self._fresh: dict[bytes, tuple[int, NewFact]] = {}
-        """Of each row in ``_rows``, in the same order: its key, and what it is."""
-        self._runs: dict[int, View] = {}
+        self.rows: list[Row] = []
+        self.fresh: dict[bytes, tuple[int, NewFact]] = {}
+        """Of each of the rows, in the same order: its key, and what it is."""
+        self._tables = tables
+        self._views: dict[int, View] = {} if views is None else views
         self._new_runs: list[Row] = []
-        self._rows: list[Row] = []
+        self.log = tables.log
+        self.object = tables.object
 
-    def append(self, log: str, facts: Sequence[Prepared], capacity: int | None) -> list[Outcome]:
-        """Take in what is new, founded and fits."""
-        found = self._log(log)
-        outcomes: list[Outcome] = []
-        for fact in facts:
-            outcome = self._seen(found, fact)
-            if outcome is None and (capacity is not None or fact.new.references):
-                outcome = self._refused(found, fact, capacity)
-                if isinstance(outcome, Full):
-                    capacity = 0  # a smaller one behind it would change the order
-            outcomes.append(outcome or self._add(found, fact))
-        return outcomes
+    def size(self, log: LogRow) -> int:
+        """The bytes that a log keeps."""
+        return log.size
 
-    def receive(self, log: str, facts: Sequence[Prepared]) -> list[Outcome]:
-        """Take in what is new."""
-        found = self._log(log)
-        return [self._seen(found, fact) or self._add(found, fact) for fact in facts]
+    def known(self, log: LogRow, fact: Prepared) -> KnownFact | None:
+        """What lies under the id of a fact; what is damaged is repaired by it, if it can be."""
+        known = self._tables.known(log, fact.key)
+        if known is None:
+            return None
+        offset, digest, row = known
+        if row is None:
+            return KnownFact(offset, digest, Condition.GONE)
+        if self._is_sound(log, row, fact):
+            return KnownFact(offset, digest, Condition.SOUND, row[5])
+        repaired = self._repaired(log, row, fact)
+        if repaired is None:
+            return KnownFact(offset, digest, Condition.DAMAGED)
+        self._tables.write_back(repaired)
+        return KnownFact(offset, digest, Condition.REPAIRED, repaired[5])
+
+    def place(self, log: LogRow, fact: Prepared) -> int:
+        """Put a new fact at the end of a log; its offset."""
+        new = fact.new
+        if new.references:
+            self._tables.refer(new.references)
+        view = self._view_to(log, new.to_zone)
+        if view != log.view:
+            self._turn(log, view)
+        offset = log.head + 1
+        number, total = log.base + offset, log.total + fact.size
+        proof, log.chain = linked(number, total, self.now, fact, log.chain)
+        self.rows.append((number, view, total, self.now, proof, new.envelope, new.fact))
+        self.fresh[fact.key] = offset, new
+        log.head, log.total, log.last_at = offset, total, self.now
+        return offset
 
     def load(self, copy: FactCopy, fact: Prepared) -> None:
         """Take in a fact of another store where it lay there, unless it is here."""
-        log = self._log(copy.log)
+        log = self.log(copy.log)
         if copy.fact.offset <= log.head:
             return
         refuse_hole(copy, log.head)
         self.now = copy.fact.recorded_at
-        self._add(log, fact)
+        self.place(log, fact)
         refuse_other_chain(copy, log.chain)
 
-    @abstractmethod
-    def _log(self, name: str) -> LogRow:
-        """A log as it is after what was taken in so far."""
-
-    @abstractmethod
-    def _known(self, log: LogRow, key: bytes) -> Identity | None:
-        """What the ledger has to say about an id, if anything."""
-
-    @abstractmethod
-    def _stored(self, number: int) -> Row | None:
-        """A row as it is in the database."""
-
-    @abstractmethod
-    def _zone_of(self, view: int) -> str | None:
-        """Where the facts of a view go."""
-
-    @abstractmethod
-    def _write_back(self, row: Row) -> None:
-        """Put a row in the place of the one with its number."""
-
-    @abstractmethod
-    def _object(self, wanted: Reference) -> Reference | None:
-        """What a name stands for."""
-
-    @abstractmethod
-    def _refer(self, references: Sequence[Reference]) -> None:
-        """A fact refers to these from now on."""
-
-    @abstractmethod
-    def _view(self, log: LogRow, to_zone: str) -> int:
-        """The number of a view that this log has not been asked for yet."""
-
-    @abstractmethod
-    def _last_run(self, view: int) -> ViewSegment | None:
-        """The newest run of a view as it is written down."""
-
-    @abstractmethod
-    def _write_end(self, view: View, run: ViewSegment) -> None:
-        """A run that is written down has ended."""
-
-    def _seen(self, log: LogRow, fact: Prepared) -> Outcome | None:
-        fresh = self._fresh.get(fact.key)
-        if fresh is not None:
-            offset, first = fresh
-            if fact.new.digest != first.digest:
-                return Conflict(offset, first.digest)
-            return Appended(offset, True, first.envelope)
-        known = self._known(log, fact.key)
-        if known is None:
-            return None
-        offset, digest, row = known
-        is_damaged = row is not None and not self._is_sound(log, row, fact)
-        if row is not None and is_damaged:
-            repaired = self._repaired(log, row, fact)
-            if repaired is not None:
-                self._write_back(repaired)
-                return Appended(offset, True, repaired[5], is_repaired=True)
-        if len(digest) < HALF or fact.new.digest[: len(digest)] != digest:
-            return Conflict(offset, digest)  # also when the row no longer tells what it was
-        if row is None or is_damaged:
-            return Appended(offset, True, is_damaged=is_damaged)
-        return Appended(offset, True, row[5])
+    def runs_to_write(self) -> list[Row]:
+        """Every run that is not in the database yet."""
+        for view in self._views.values():
+            if view.is_new and view.run is not None:
+                self._new_runs.append(_run_row(view.id, view.run))
+                view.is_new = False
+        return self._new_runs
 
     def _is_sound(self, log: LogRow, row: Row, fact: Prepared) -> bool:
         """Whether a row is what was put there, if it is the fact that is told again."""
@@ -192,7 +190,7 @@ class AppendPlanner(ABC):
         """The hash chain and the log's bytes before a row; None when they are not known."""
         if number & LAST == log.first:
             return log.base_chain, log.base_total
-        row = self._stored(number - 1)
+        row = self._tables.stored(number - 1)
         if row is None or not isinstance(row[2], int):
             return None
         return proof_chain(row[4]), row[2]
@@ -202,8 +200,8 @@ class AppendPlanner(ABC):
         number = row[0]
         if chain == proof_chain(row[4]) or (number & LAST, chain) == (log.head, log.chain):
             return True
-        following = self._stored(number + 1)
-        zone = None if following is None else self._zone_of(following[1])
+        following = self._tables.stored(number + 1)
+        zone = None if following is None else self._tables.zone_of(following[1])
         seal = None if following is None or zone is None else seal_in(following, zone)
         if following is None or seal is None:
             return False
@@ -212,32 +210,8 @@ class AppendPlanner(ABC):
     def _view_to(self, log: LogRow, zone: str) -> int:
         view = log.views.get(zone)
         if view is None:
-            view = log.views[zone] = self._view(log, zone)
+            view = log.views[zone] = self._tables.view(log, zone)
         return view
-
-    def _refused(self, log: LogRow, fact: Prepared, capacity: int | None) -> Outcome | None:
-        for reference in fact.new.references if fact.new.needs_artifacts else ():
-            found = self._object(reference)
-            if found != reference:
-                return Unfounded(reference, found)
-        if capacity is not None and log.size + fact.size > capacity:
-            return Full(log.size)
-        return None
-
-    def _add(self, log: LogRow, fact: Prepared) -> Appended:
-        new = fact.new
-        if new.references:
-            self._refer(new.references)
-        view = self._view_to(log, new.to_zone)
-        if view != log.view:
-            self._turn(log, view)
-        offset = log.head + 1
-        number, total = log.base + offset, log.total + fact.size
-        proof, log.chain = linked(number, total, self.now, fact, log.chain)
-        self._rows.append((number, view, total, self.now, proof, new.envelope, new.fact))
-        self._fresh[fact.key] = offset, new
-        log.head, log.total, log.last_at = offset, total, self.now
-        return Appended(offset)
 
     def _turn(self, log: LogRow, number: int) -> None:
         """The facts to one zone end here, and those to another begin."""
@@ -258,21 +232,13 @@ class AppendPlanner(ABC):
             self._new_runs.append(_run_row(view.id, view.run))
             view.is_new = False
         else:
-            self._write_end(view, view.run)
+            self._tables.write_end(view, view.run)
 
     def _newest(self, number: int) -> View:
-        view = self._runs.get(number)
+        view = self._views.get(number)
         if view is None:
-            view = self._runs[number] = View(number, self._last_run(number))
+            view = self._views[number] = View(number, self._tables.last_run(number))
         return view
-
-    def _runs_to_write(self) -> list[Row]:
-        """Every run that is not in the database yet."""
-        for view in self._runs.values():
-            if view.is_new and view.run is not None:
-                self._new_runs.append(_run_row(view.id, view.run))
-                view.is_new = False
-        return self._new_runs
 
 
 def _run_row(view: int, run: ViewSegment) -> Row:
@@ -305,11 +271,11 @@ def arrival(
 
 
 def take_in(
-    books: Session, entry: AppendPlanner, peer: str, arrived: Arrival, now: float
+    books: Session, planner: AppendPlanner[LogRow], peer: str, arrived: Arrival, now: float
 ) -> list[Outcome]:
     """Insert what is absent, set the rest aside, move the link; the outcomes of the facts."""
     outcomes: list[Outcome] = []
-    found = entry.receive(arrived.log, arrived.prepared) if arrived.prepared else []
+    found = planner.receive(arrived.log, arrived.prepared) if arrived.prepared else []
     for each, outcome in zip(arrived.entries, found, strict=True):
         if isinstance(each, Gap):
             _record(books, arrived.log, each, outcome)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from ergon_framework.boundary.factstore.consumers import (
     ACTIONS,
     deleted,
+    give,
+    hold,
     not_next,
     not_there,
     refuse_held,
@@ -294,11 +296,9 @@ class SqlConsumers:
             if info.cursor != offer.info.cursor:
                 return None
             books.run_all("quarantine.mark_served", [(item,) for item in offer.released])
-            info.served = max(info.served, through)
-            if holder is not None:
-                is_next = holder != info.holder or not info.deliveries
-                info.deliveries += bool(offer.page.facts) and not offer.is_released and is_next
-                info.holder, info.lease, info.held_until = holder, lease, now + lease
+            if not offer.is_released:
+                give(info, offer.page, holder)
+            hold(info, holder, lease, now)
             held = (info.holder, info.held_until, info.lease)
             books.run("consumers.served", info.served, info.deliveries, *held, info.name)
             return info

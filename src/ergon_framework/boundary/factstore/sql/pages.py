@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ergon_framework.boundary.factstore import planning
 from ergon_framework.boundary.factstore.hashchain import NOBODY
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
@@ -16,7 +17,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     view_of,
 )
 from ergon_framework.boundary.factstore.sql.session import Row, Session
-from ergon_framework.ports.factstore import Gap, Page, StoredFact
+from ergon_framework.ports.factstore import Page, StoredFact
 
 ALL = -1
 """As many rows as there are."""
@@ -88,19 +89,7 @@ def unexplained(books: Session, log: LogRow, after: int) -> tuple[int, int] | No
     """The first and the last offset after a place that are gone and that no gap explains."""
     if after + 1 >= log.first:
         return None
-    lost = list(_uncovered(after + 1, log.first - 1, gaps_of(books, log, after)))
-    return (lost[0][0], lost[-1][1]) if lost else None
-
-
-def _uncovered(first: int, last: int, gaps: list[Gap]) -> Iterator[tuple[int, int]]:
-    """What gaps, ordered by their beginning, leave of a stretch."""
-    for gap in gaps:
-        if gap.first > first:
-            yield first, min(gap.first - 1, last)
-        first = max(first, gap.last + 1)
-        if first > last:
-            return
-    yield first, last
+    return planning.unexplained(after, log.first, gaps_of(books, log, after))
 
 
 def _steps(books: Session, log: LogRow, after: int, to_zone: str | None) -> Iterator[_Step]:

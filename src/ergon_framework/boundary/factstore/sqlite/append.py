@@ -11,10 +11,11 @@ from itertools import chain
 from typing import TypeVar
 
 from ergon_framework.boundary.factstore.hashchain import key_of, read_proof
+from ergon_framework.boundary.factstore.planning import AppendPlanner
 from ergon_framework.boundary.factstore.sql.append import (
-    AppendPlanner,
     Arrival,
     Identity,
+    RowPlacement,
     View,
     take_in,
 )
@@ -47,36 +48,25 @@ MOST_ROWS = 64
 """Rows of one statement: a power of two, with fewer values than any SQLite takes."""
 
 
-class SqliteAppendPlanner(AppendPlanner):
-    """Looks things up as they are needed, and writes all at the end."""
+class SqliteTables:
+    """The tables of logs in one transaction, for facts on their way in."""
 
-    def __init__(self, books: SqliteSession, now: float, ledger: Ledger) -> None:
-        super().__init__(now)
+    __slots__ = ("_books", "_ledger", "logs")
+
+    def __init__(self, books: SqliteSession, ledger: Ledger) -> None:
         self._books = books
         self._ledger = ledger
-        self._logs: dict[str, LogRow] = {}
+        self.logs: dict[str, LogRow] = {}
 
-    def finish(self) -> int:
-        """Write it all; how many facts that was."""
-        if not self._rows:
-            return 0
-        _insert(self._books, self._rows)
-        runs = self._runs_to_write()
-        if runs:
-            self._books.run_all("logs.new_run", runs)
-        # Only now: had one of these statements failed, nobody would notice what was remembered.
-        self._ledger.add_all(self._fresh)
-        for log in self._logs.values():
-            self._ledger.reach(log)
-        return len(self._rows)
-
-    def _log(self, name: str) -> LogRow:
-        log = self._logs.get(name)
+    def log(self, name: str) -> LogRow:
+        """A log as it is after what was placed so far."""
+        log = self.logs.get(name)
         if log is None:
-            log = self._logs[name] = self._ledger.log(self._books, name)
+            log = self.logs[name] = self._ledger.log(self._books, name)
         return log
 
-    def _known(self, log: LogRow, key: bytes) -> Identity | None:
+    def known(self, log: LogRow, key: bytes) -> Identity | None:
+        """What the ledger has to say about an id, if anything."""
         known = self._ledger.known(self._books, key)
         if known is None:
             return None
@@ -87,35 +77,71 @@ class SqliteAppendPlanner(AppendPlanner):
             digest = found.digest  # all of it, and not the half that the ledger keeps
         return offset, digest, row
 
-    def _stored(self, number: int) -> Row | None:
+    def stored(self, number: int) -> Row | None:
+        """A row as it is in the database."""
         return self._books.one("logs.fact", number)
 
-    def _zone_of(self, view: int) -> str | None:
+    def zone_of(self, view: int) -> str | None:
+        """Where the facts of a view go."""
         row = self._books.one("logs.zone_of", view)
         return None if row is None else row[0]
 
-    def _write_back(self, row: Row) -> None:
+    def write_back(self, row: Row) -> None:
+        """Put a row in the place of the one with its number."""
         number, *columns = row
         self._books.run("logs.write_back", *columns, number)
 
-    def _object(self, wanted: Reference) -> Reference | None:
+    def object(self, wanted: Reference) -> Reference | None:
+        """What a name stands for."""
         row = self._books.one("objects.object", wanted.bucket, wanted.key)
         return None if row is None else Reference(*row[:4])
 
-    def _refer(self, references: Sequence[Reference]) -> None:
+    def refer(self, references: Sequence[Reference]) -> None:
+        """A fact refers to these from now on."""
         for each in references:
             if not self._books.run("objects.refer", each.bucket, each.key):
                 self._books.run("objects.await", each.bucket, each.key)
 
-    def _view(self, log: LogRow, to_zone: str) -> int:
+    def view(self, log: LogRow, to_zone: str) -> int:
+        """The number of a view that this log has not been asked for yet."""
         view = view_of(self._books, log, to_zone)
         return self._books.add("logs.new_view", log.id, to_zone) if view is None else view
 
-    def _last_run(self, view: int) -> ViewSegment | None:
+    def last_run(self, view: int) -> ViewSegment | None:
+        """The newest run of a view as it is written down."""
         return last_run(self._books, view)
 
-    def _write_end(self, view: View, run: ViewSegment) -> None:
+    def write_end(self, view: View, run: ViewSegment) -> None:
+        """A run that is written down has ended."""
         self._books.run("logs.end_run", run.last, view.id, run.first)
+
+
+class SqliteAppend:
+    """Facts that are appended by one transaction: looked up as needed, written at the end."""
+
+    __slots__ = ("_books", "_ledger", "_tables", "placement", "planner")
+
+    def __init__(self, books: SqliteSession, now: float, ledger: Ledger) -> None:
+        self._books = books
+        self._ledger = ledger
+        self._tables = SqliteTables(books, ledger)
+        self.placement = RowPlacement(now, self._tables)
+        self.planner = AppendPlanner(self.placement)
+
+    def finish(self) -> int:
+        """Write it all; how many facts that was."""
+        rows = self.placement.rows
+        if not rows:
+            return 0
+        _insert(self._books, rows)
+        runs = self.placement.runs_to_write()
+        if runs:
+            self._books.run_all("logs.new_run", runs)
+        # Only now: had one of these statements failed, nobody would notice what was remembered.
+        self._ledger.add_all(self.placement.fresh)
+        for log in self._tables.logs.values():
+            self._ledger.reach(log)
+        return len(rows)
 
 
 def _insert(cursor: sqlite3.Cursor, rows: Sequence[Row]) -> None:
@@ -155,9 +181,10 @@ class SqliteAppender:
         """Append for several callers in one commit; the outcomes, and how many facts are new."""
 
         def work(books: SqliteSession) -> tuple[list[list[Outcome]], int]:
-            planner = self.planner(books)
-            outcomes = [planner.append(each.log, each.facts, each.capacity) for each in asked]
-            added = planner.finish()
+            entry = self.begin(books)
+            append_to = entry.planner.append
+            outcomes = [append_to(each.log, each.facts, each.capacity) for each in asked]
+            added = entry.finish()
             self.compactor.pay(books, added)
             before_wait()  # for the disk
             return outcomes, added
@@ -170,9 +197,9 @@ class SqliteAppender:
         """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
 
         def work(books: SqliteSession) -> tuple[list[Outcome], int]:
-            planner = self.planner(books)
-            outcomes = take_in(books, planner, peer, arrived, planner.now)
-            added = planner.finish()
+            entry = self.begin(books)
+            outcomes = take_in(books, entry.planner, peer, arrived, entry.placement.now)
+            added = entry.finish()
             self.compactor.pay(books, added)
             return outcomes, added
 
@@ -216,9 +243,9 @@ class SqliteAppender:
         """Run something on what was committed last, and on the ledger."""
         return self.look_up(lambda books, ledger: work(books, _knows(books, ledger)))
 
-    def planner(self, books: SqliteSession) -> SqliteAppendPlanner:
-        """What decides about the facts of one transaction."""
-        return SqliteAppendPlanner(books, self._database.clock(), self.ledger)
+    def begin(self, books: SqliteSession) -> SqliteAppend:
+        """Begin to append in a transaction."""
+        return SqliteAppend(books, self._database.clock(), self.ledger)
 
     def write(
         self,

@@ -78,10 +78,10 @@ class SqliteCopies:
         prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
 
         def work(books: SqliteSession) -> None:
-            planner = self._appender.planner(books)
+            entry = self._appender.begin(books)
             for copy, fact in zip(facts, prepared, strict=True):
-                planner.load(copy, fact)
-            self._appender.compactor.pay(books, planner.finish())
+                entry.placement.load(copy, fact)
+            self._appender.compactor.pay(books, entry.finish())
 
         self._appender.write(work, "move")
 

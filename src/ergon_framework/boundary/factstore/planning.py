@@ -1,0 +1,160 @@
+"""What an append is: new, a duplicate, a conflict, or refused. And which pages have holes.
+
+Decided here for every store that keeps facts outside its process. The memory store decides by
+itself: it is the model that the others are compared with. Nothing here waits or writes; the store
+looks things up and places facts, through an :class:`Placement`. A store whose transactions begin
+anew makes a new planner for each attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from ergon_framework.boundary.factstore.hashchain import Prepared
+from ergon_framework.ports.factstore import (
+    Appended,
+    Conflict,
+    Full,
+    Gap,
+    NewFact,
+    Outcome,
+    Reference,
+    Unfounded,
+)
+
+L = TypeVar("L")
+
+HALF = 16
+"""Bytes of a digest that are kept of a fact whose payload is gone."""
+
+
+class Condition(Enum):
+    """How the fact of a known id lies in the log."""
+
+    GONE = "gone"
+    """Its payload was dropped; the ledger knows its id for ever."""
+    SOUND = "sound"
+    REPAIRED = "repaired"
+    """It was damaged, and the same fact, told again, made it what it was."""
+    DAMAGED = "damaged"
+
+
+class KnownFact(NamedTuple):
+    """What a store has under the id of a fact that is to be appended."""
+
+    offset: int
+    digest: bytes
+    """All of it, or the half that the ledger keeps."""
+    condition: Condition
+    envelope: bytes | None = None
+
+
+class Placement(Protocol[L]):
+    """One transaction of a store, as the planner sees it."""
+
+    @property
+    def fresh(self) -> Mapping[bytes, tuple[int, NewFact]]:
+        """By their keys, the facts that this transaction has placed, and their offsets."""
+
+    def log(self, name: str) -> L:
+        """A log as it is after what was placed so far."""
+
+    def size(self, log: L) -> int:
+        """The bytes that a log keeps."""
+
+    def known(self, log: L, fact: Prepared) -> KnownFact | None:
+        """What lies under the id of a fact, if it was ever appended before this transaction."""
+
+    def object(self, wanted: Reference) -> Reference | None:
+        """What a name stands for."""
+
+    def place(self, log: L, fact: Prepared) -> int:
+        """Put a new fact at the end of a log; its offset. What it refers to is marked."""
+
+
+class AppendPlanner(Generic[L]):
+    """Decides fact by fact what becomes of it, within one transaction."""
+
+    __slots__ = ("_placement",)
+
+    def __init__(self, placement: Placement[L]) -> None:
+        self._placement = placement
+
+    def append(self, log: str, facts: Sequence[Prepared], capacity: int | None) -> list[Outcome]:
+        """Take in what is new, whose artifacts are there, and for which there is room."""
+        placement = self._placement
+        found, fresh, place = placement.log(log), placement.fresh, placement.place
+        outcomes: list[Outcome] = []
+        for fact in facts:
+            outcome = self._seen(found, fact) if fact.key not in fresh else _twin(fresh, fact)
+            if outcome is None and (capacity is not None or fact.new.references):
+                outcome = self._refused(found, fact, capacity)
+                if isinstance(outcome, Full):
+                    capacity = 0  # a smaller one behind it would change the order
+            outcomes.append(outcome or Appended(place(found, fact)))
+        return outcomes
+
+    def receive(self, log: str, facts: Iterable[Prepared]) -> list[Outcome]:
+        """Take in what is new, of what a peer sent: nothing else is asked of it."""
+        found = self._placement.log(log)
+        return [self._received(found, fact) for fact in facts]
+
+    def _received(self, log: L, fact: Prepared) -> Outcome:
+        fresh = self._placement.fresh
+        outcome = self._seen(log, fact) if fact.key not in fresh else _twin(fresh, fact)
+        return outcome or Appended(self._placement.place(log, fact))
+
+    def _seen(self, log: L, fact: Prepared) -> Outcome | None:
+        """What is said of a fact whose id the ledger knows; None when it does not."""
+        known = self._placement.known(log, fact)
+        return None if known is None else judge_known(fact.new, known)
+
+    def _refused(self, log: L, fact: Prepared, capacity: int | None) -> Outcome | None:
+        """What is wrong with a new fact; None when it may enter."""
+        for reference in fact.new.references if fact.new.needs_artifacts else ():
+            found = self._placement.object(reference)
+            if found != reference:
+                return Unfounded(reference, found)
+        if capacity is not None:
+            size = self._placement.size(log)
+            if size + fact.size > capacity:
+                return Full(size)
+        return None
+
+
+def judge_known(new: NewFact, known: KnownFact) -> Appended | Conflict:
+    """Whether a fact with a known id is a duplicate or a conflict."""
+    offset, digest, condition, envelope = known
+    if condition is Condition.REPAIRED:  # which only the same content can do
+        return Appended(offset, True, envelope, is_repaired=True)
+    if len(digest) < HALF or new.digest[: len(digest)] != digest:
+        return Conflict(offset, digest)  # also when the row no longer tells what it was
+    return Appended(offset, True, envelope, is_damaged=condition is Condition.DAMAGED)
+
+
+def _twin(fresh: Mapping[bytes, tuple[int, NewFact]], fact: Prepared) -> Appended | Conflict:
+    """A fact that was placed in this very transaction, told again."""
+    offset, first = fresh[fact.key]
+    if fact.new.digest != first.digest:
+        return Conflict(offset, first.digest)
+    return Appended(offset, True, first.envelope)
+
+
+def unexplained(after: int, first: int, gaps: Iterable[Gap]) -> tuple[int, int] | None:
+    """The first and the last offset between a cursor and what is kept that no gap explains.
+
+    ``first`` is the lowest offset that is kept; the gaps are in the order of their beginning.
+    """
+    start, last = after + 1, first - 1
+    lost: list[tuple[int, int]] = []
+    for gap in gaps:
+        if start > last:
+            break
+        if gap.first > start:
+            lost.append((start, min(gap.first - 1, last)))
+        start = max(start, gap.last + 1)
+    if start <= last:
+        lost.append((start, last))
+    return (lost[0][0], lost[-1][1]) if lost else None
