@@ -61,7 +61,8 @@ def test_one_way_to_list_things() -> None:
 def test_one_judge() -> None:
     """Whether something is tried again is decided in the core (``tools/source_rules.py``)."""
     assert users("ergon_framework.core.retry.judge") == {
-        f"core/{name}.py" for name in ("guard", "job", "lifecycle", "loop", "redelivery", "restart")
+        f"core/{name}.py"
+        for name in ("drain", "guard", "job", "lifecycle", "loop", "redelivery", "restart")
     }
 
 

@@ -40,7 +40,6 @@ from ergon_framework.boundary.arguments import (
 from ergon_framework.boundary.client import outbox_drain
 from ergon_framework.boundary.client.artifacts import Artifact, Blob, source_of
 from ergon_framework.boundary.client.outbox_drain import (
-    PATIENCE,
     Drain,
     DrainReport,
     DrainRule,
@@ -67,6 +66,7 @@ from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.boundary.telemetry import publishing
+from ergon_framework.core.drain import PATIENCE
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (

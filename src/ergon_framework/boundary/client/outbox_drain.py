@@ -12,7 +12,6 @@ for as long as it takes.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -29,8 +28,9 @@ from ergon_framework.boundary.client.outbox_store import OutboxStore, Spooled, S
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, spelled
 from ergon_framework.boundary.model import Envelope, Fact, Receipt
+from ergon_framework.core.drain import PATIENCE, DrainMachine
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Backoff, Call, RetryAfter, RetryRule
+from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
@@ -130,7 +130,6 @@ _ABOUT_THE_FACT = frozenset(
 _ABOUT_THE_CALLER = frozenset({"unknown_identity"})
 """Reasons that no fact can help: an operator will mend the policy."""
 _NO_SUCH_CALL = frozenset({"unimplemented", "not_found"})
-PATIENCE = Backoff(base=0.2, factor=2.0, cap=15.0, low=0.5, high=1.0)
 
 OnRefusal: TypeAlias = Literal["set_aside", "stop"]
 Recovery: TypeAlias = Literal["append", "lookup"]
@@ -149,16 +148,6 @@ class DrainRule:
     batch_bytes: int = 1 << 20
     poll: float = 1.0
     """Seconds after which one looks without having been woken."""
-
-    @property
-    def retry(self) -> RetryRule:
-        """As the core reads it: without end, and never longer than the cap at a time."""
-        return RetryRule(
-            attempts=sys.maxsize,
-            backoff=self.backoff,
-            on=frozenset(Kind),
-            max_retry_after=max(self.backoff.cap, 60.0),
-        )
 
 
 class Ended(StrEnum):
@@ -243,10 +232,10 @@ class Drain:
         self._dice = dice
         self._until_empty = until_empty
         self._witness = witness or Witness()
-        self._call = self._new_call()
         self._is_strict = rule.on_refusal == "stop"
-        self._singly = 0  # how many of the next facts are sent one by one
-        self._is_recovering = rule.recover == "lookup"
+        self._machine = DrainMachine(
+            rule.backoff, stops_at_refusal=self._is_strict, looks_up=rule.recover == "lookup"
+        )
 
     def script(self) -> Script[DrainReport]:
         """Send until there is nothing left, until stopped, or for ever."""
@@ -267,13 +256,13 @@ class Drain:
 
     def _forward(self, line: list[Spooled]) -> Script[int]:
         """One load from the front of the line: how many are done, or 0 to look at it anew."""
-        is_single = self._is_strict or self._is_recovering or self._singly > 0
-        load = packed(line, 1 if is_single else self._rule.batch_items)
+        load = packed(line, self._machine.batch_size(self._rule.batch_items))
         try:
             answers = yield from self._answers(load)
         except BoundaryError as error:
-            if len(load.items) > 1 and (_is_refusal(error) or error.code in _NO_SUCH_CALL):
-                self._singly = len(load.items)  # it may be about one of them, or about batches
+            is_whole = self._machine.is_refused(_failure(error)) or error.code in _NO_SUCH_CALL
+            if len(load.items) > 1 and is_whole:
+                self._machine.split(len(load.items))  # it may be about one, or about batches
                 return 0
             answers = [error] * len(load.items)
         except OSError as error:
@@ -286,7 +275,7 @@ class Drain:
         """What the node says to each of them; raises what it says to the whole."""
         if load.flaw is not None:
             return [load.flaw]
-        if self._is_recovering:
+        if self._machine.is_recovering:
             found = yield from self._look_up(load)
             if found is not None:
                 return [found]
@@ -318,12 +307,12 @@ class Drain:
         try:
             found: Receipt | None = yield Ask(lambda producer: producer.lookup_fact(*load.key))
         except BoundaryError as error:
-            if not _is_refusal(error) and error.code not in _NO_SUCH_CALL:
+            if not self._machine.is_refused(_failure(error)) and error.code not in _NO_SUCH_CALL:
                 raise
             found = None
         if found is not None and load.is_what_was_found(found):
             return structs.replace(found, duplicate=True)
-        self._is_recovering = False  # facts go in order: nothing behind it is there either
+        self._machine.recovered()
         return None
 
     def _settle(
@@ -333,49 +322,42 @@ class Drain:
         pairs = list(zip(items, answers, strict=True))
         sent = [(item, said) for item, said in pairs if isinstance(said, Receipt)]
         errors = [(item, said) for item, said in pairs if isinstance(said, BoundaryError)]
-        refused = [(item, said) for item, said in errors if _is_refusal(said)]
-        put_off = [said for _, said in errors if not _is_refusal(said)]
-        if sent or refused:
+        step = self._machine.answered(len(sent), [_failure(said) for _, said in errors])
+        refused = [errors[number] for number in step.refused]
+        if step.has_progress:
             yield Do(lambda: self._spool.settle([item for item, _ in sent], refused))
-            self._singly = max(0, self._singly - 1)
-            self._call = self._new_call()
             self._witness.answered()
         self.report.sent += len(sent)
         self.report.duplicates += sum(said.duplicate for _, said in sent)
         self.report.refused += len(refused)
         for item, said in refused:
             self._witness.refused(item, said)
-        if put_off:
-            yield self._wait(put_off[0])
-        return not put_off and not (refused and self._is_strict)
+        if step.put_off is not None:
+            yield self._wait(errors[step.put_off][1])
+        return step.goes_on
 
     def _wait(self, error: BoundaryError) -> Rest:
         self.report.failures += 1
         self._witness.failed(error)
-        asked = error.retry_after
-        kind = Kind.TRANSIENT if asked is None else Kind.THROTTLED
-        failure = Failure(kind, error.code, error.message, asked)
-        verdict = self._call.failed(failure, 0.0, self._dice())
-        delay = verdict.delay if isinstance(verdict, RetryAfter) else self._rule.backoff.cap
-        # New facts are a reason to look again, but not to knock at a dead node for each of them.
-        least = min(delay, self._rule.backoff.base) if asked is None else delay
-        return Rest(delay, least)
+        wait = self._machine.wait(_failure(error), self._dice())
+        return Rest(wait.delay, wait.least)
 
     def _look(self) -> list[Spooled]:
         rule = self._rule
         return self._spool.first(rule.batch_items, rule.batch_bytes, with_refused=self._is_strict)
-
-    def _new_call(self) -> Call:
-        return Call(self._rule.retry, began_at=0.0)
 
     def _ended(self, why: Ended) -> DrainReport:
         self.report.ended = why
         return self.report
 
 
-def _is_refusal(error: BoundaryError) -> bool:
+def _failure(error: BoundaryError) -> Failure:
+    """An answer of the node, as the core reads it: rejected is what it says about the fact."""
     is_about_caller = error.reason in _ABOUT_THE_CALLER or "operation" in error.details
-    return not (error.is_retryable or is_about_caller) and error.code in _ABOUT_THE_FACT
+    kind = Kind.TRANSIENT if error.retry_after is None else Kind.THROTTLED
+    if not (error.is_retryable or is_about_caller) and error.code in _ABOUT_THE_FACT:
+        kind = Kind.REJECTED
+    return Failure(kind, error.code, error.message, error.retry_after)
 
 
 MakeScript: TypeAlias = Callable[[Callable[[], bool]], Script[DrainReport]]

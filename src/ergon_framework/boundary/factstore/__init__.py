@@ -3,9 +3,12 @@
 Every store fulfils ``ergon_framework.ports.factstore``, and passes the same suite
 (``testing.suites.factstore``). Start with ``sql`` and ``sqlite``.
 
-- ``sql``: what stores on tables share: log, consumers, names of objects, links, archive.
-  ``sqlite`` and ``postgres`` bring a session, the ledger of ids, and the way in for appends.
-- ``nats``: the same in a stream, by optimistic transactions. ``memory``: the reference model.
+- A store has parts: a log, consumers, names of objects, links to peers, and records for a move.
+  ``parts`` hands each call of the port to its part.
+- ``sql``: the parts on tables. ``sqlite`` and ``postgres`` bring a database, the ledger of ids, and
+  the way in for appends. ``nats``: the parts in a stream, by optimistic transactions. ``memory``:
+  the reference model.
+- ``planning``: what an append is: new, a duplicate, a conflict, or refused.
 - ``hashchain``: keys, checksums and the chain of a log. ``consumers``: how cursors, leases and the
   quarantine may change, and every refusal in words. ``group_commit``: callers that come together
   share a commit. ``references``: what stored facts refer to. ``archive``: copies of a zone.

@@ -3,8 +3,8 @@
 A store brings its own statements, under the names that are used here, a way to run them
 (:class:`~ergon_framework.boundary.factstore.sql.session.Session`), and its own ledger of ids.
 
-- ``append``: what becomes of each fact, decided within one transaction; facts of a peer.
+- ``append``: facts that become rows within one transaction; facts of a peer.
 - ``log``: pages, retention, verification. ``pages``: reading. ``rows``: rows as records.
 - ``consumers``: cursors, leases, giving out pages, quarantine. ``registry``: objects and links.
-- ``archive``: copies of a zone. ``session``: transactions, the clock, subscribers.
+- ``archive``: copies of a zone. ``session``: statements, transactions, subscribers, whose store.
 """
