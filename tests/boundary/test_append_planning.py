@@ -17,13 +17,13 @@ from ergon_framework.boundary.factstore.planning import (
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
+    CapacityExceeded,
     Conflict,
-    Full,
     Gap,
+    MissingReference,
     NewFact,
     Outcome,
     Reference,
-    Unfounded,
 )
 
 pytestmark = pytest.mark.req("P1", "P7")
@@ -115,8 +115,8 @@ def test_an_artifact_that_is_missing_or_differs() -> None:
     """The fact is refused, unless it says that it needs none."""
     wanting = fact("1", references=(ARTIFACT,))
     other = Reference("b", "k", b"e" * 32, 3)
-    assert appended(Target(), wanting) == [Unfounded(ARTIFACT, None)]
-    assert appended(Target(objects=(other,)), wanting) == [Unfounded(ARTIFACT, other)]
+    assert appended(Target(), wanting) == [MissingReference(ARTIFACT, None)]
+    assert appended(Target(objects=(other,)), wanting) == [MissingReference(ARTIFACT, other)]
     assert appended(Target(objects=(ARTIFACT,)), wanting) == [Appended(1)]
     easy = fact("1", references=(ARTIFACT,), needs_artifacts=False)
     assert appended(Target(), easy) == [Appended(1)]
@@ -129,8 +129,8 @@ def test_nothing_new_enters_behind_a_fact_for_which_there_was_no_room() -> None:
     facts = fact("1"), fact("2", b"x" * 11), fact("3", b""), fact("old")
     assert appended(target, *facts, capacity=20) == [
         Appended(1),
-        Full(10),
-        Full(10),
+        CapacityExceeded(10),
+        CapacityExceeded(10),
         Appended(9, True),
     ]
     assert target.placed == ["1"]

@@ -14,8 +14,14 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.client import outbox_drain
-from ergon_framework.boundary.client.outbox import Ended, Outbox
-from ergon_framework.boundary.client.outbox_drain import Ask, Do, DrainReport, Effect, Rest
+from ergon_framework.boundary.client.outbox import DrainEnd, Outbox
+from ergon_framework.boundary.client.outbox_drain import (
+    DrainReport,
+    Effect,
+    ProducerCall,
+    Rest,
+    SpoolWork,
+)
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
@@ -72,9 +78,9 @@ def play(
     rests: list[Rest] = []
 
     def perform(effect: Effect) -> Any:
-        if isinstance(effect, Do):
+        if isinstance(effect, SpoolWork):
             return effect.work()
-        if isinstance(effect, Ask):
+        if isinstance(effect, ProducerCall):
             return effect.call(node)
         rests.append(effect)
         return None
@@ -95,7 +101,7 @@ def test_facts_are_sent_in_the_order_they_came(outbox: Outbox, node: Node) -> No
     report, rests = play(outbox, node)
     assert node.log == ids
     assert node.calls == ["append_facts"]
-    assert (report.sent, report.refused, report.ended) == (20, 0, Ended.EMPTY)
+    assert (report.sent, report.refused, report.ended) == (20, 0, DrainEnd.EMPTY)
     assert rests == []
     assert (outbox.pending(), outbox.size, outbox.oldest_at) == (0, 0, None)
 
@@ -325,7 +331,7 @@ def test_a_batch_that_is_partly_put_off_keeps_the_rest(outbox: Outbox, node: Nod
     fill(outbox, "e:1", "e:2", "e:3")
     node.refusals["e:2"] = BufferFullError("full", retry_after=1.0)
     report, _ = play(outbox, node, most=2)
-    assert report.ended is Ended.STOPPED
+    assert report.ended is DrainEnd.STOPPED
     assert node.log == ["e:1", "e:3"]
     assert outbox.pending() == 1
     node.refusals.clear()
@@ -411,12 +417,12 @@ def test_in_strict_order_nothing_passes_a_refused_fact(make: Make, node: Node) -
     node.refusals["e:2"] = FactInvalidError("no")
     for _ in range(2):
         report, _ = play(outbox, node)
-        assert report.ended is Ended.REFUSED
+        assert report.ended is DrainEnd.REFUSED
         assert node.log == ["e:1"]
     assert set(node.calls) == {"append_fact"}
     node.refusals.clear()
     outbox.retry(second)
-    assert play(outbox, node)[0].ended is Ended.EMPTY
+    assert play(outbox, node)[0].ended is DrainEnd.EMPTY
     assert node.log == ["e:1", "e:2", "e:3"]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.client.artifacts import Artifact
-from ergon_framework.boundary.client.outbox import DrainReport, Ended, Outbox
+from ergon_framework.boundary.client.outbox import DrainEnd, DrainReport, Outbox
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import (
     BufferFullError,
@@ -149,7 +149,7 @@ def test_a_drain_is_stopped_by_an_event_and_a_wake(outbox: Outbox, node: Node) -
     outbox.wake()
     thread.join(WAIT)
     assert not thread.is_alive()
-    assert (reports[0].sent, reports[0].ended) == (1, Ended.STOPPED)
+    assert (reports[0].sent, reports[0].ended) == (1, DrainEnd.STOPPED)
 
 
 @pytest.mark.req("BOUNDARY:producer")
@@ -175,7 +175,7 @@ def test_who_waits_until_it_is_empty_need_not_empty_it(
     outbox.add(envelope("e:1"), fact(1))
     node.wait_for(lambda: node.log == ["e:1"])
     with Outbox(tmp_path / "outbox.db", node, poll=0.01) as second:
-        nothing = DrainReport(ended=Ended.EMPTY)
+        nothing = DrainReport(ended=DrainEnd.EMPTY)
         assert second.drain(until_empty=True) == nothing
         assert asyncio.run(second.drain_async(AsyncNode(node), until_empty=True)) == nothing
     assert node.log == ["e:1"]
@@ -224,7 +224,7 @@ def test_a_forked_child_does_not_keep_the_lock(outbox: Outbox) -> None:
     try:
         assert os.read(ready, 1)
         lock.leave_to_parent()  # as if this process had died: nothing is unlocked on purpose
-        assert outbox.drain(until_empty=True, when_held="raise").ended is Ended.EMPTY
+        assert outbox.drain(until_empty=True, when_held="raise").ended is DrainEnd.EMPTY
     finally:
         for each in (ready, say_ready, end, say_end):
             os.close(each)
@@ -267,7 +267,7 @@ def test_the_event_loop_is_woken_and_stopped(outbox: Outbox, node: Node) -> None
         return await asyncio.wait_for(drain, WAIT)
 
     assert asyncio.run(main()).sent == 2
-    assert outbox.drain(until_empty=True, when_held="raise").ended is Ended.EMPTY
+    assert outbox.drain(until_empty=True, when_held="raise").ended is DrainEnd.EMPTY
 
 
 def test_a_cancelled_drain_lets_go(outbox: Outbox, node: Node) -> None:
@@ -282,7 +282,7 @@ def test_a_cancelled_drain_lets_go(outbox: Outbox, node: Node) -> None:
             await drain
 
     asyncio.run(main())
-    assert outbox.drain(until_empty=True, when_held="raise").ended is Ended.EMPTY
+    assert outbox.drain(until_empty=True, when_held="raise").ended is DrainEnd.EMPTY
 
 
 # ---- files ----

@@ -20,7 +20,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.factstore import Meanwhile, NewFact, Outcome
+from ergon_framework.ports.factstore import BeforeWait, NewFact, Outcome
 from tests.boundary.test_zone_concurrent_producers import WAIT, message
 
 pytestmark = pytest.mark.req("P1", "P7", "BOUNDARY:store")
@@ -51,7 +51,7 @@ class Slow(MemoryFactStore):
         self.acts: list[Callable[[], None]] = []
         self.sizes: list[int] = []
 
-    def watch_waits(self, seen: Meanwhile) -> None:
+    def watch_waits(self, seen: BeforeWait) -> None:
         """Remember whom to tell."""
         self.seen = seen
 

@@ -14,16 +14,16 @@ from ergon_framework.ports.factstore import (
     Conflict,
     ConsumerInfo,
     FactStore,
+    Fetched,
     Flaw,
-    Found,
     Gap,
+    LedgerEntry,
     Link,
     NewFact,
     Outcome,
     Page,
     Quarantined,
     Reference,
-    Serving,
     StoredObject,
 )
 from ergon_framework.testing.suites.factstore.subject import INBOX, PEER, PLENTY, Clock, new
@@ -176,7 +176,7 @@ class FactTwins(Twins):
         if self.dice.random() < 0.1:
             for item in self.model.quarantine(name)[:3]:
                 self.both(lambda store, item=item: store.settle(item.id, "released"))  # type: ignore[misc]
-        if isinstance(found, Serving):
+        if isinstance(found, Fetched):
             through = found.page.through
             self.both(lambda store: store.confirm(name, through, holder=holder))
 
@@ -314,11 +314,11 @@ def _seen(answer: Any) -> Any:
         case Page():
             is_known = bool(answer.chain and answer.head)  # one without facts may not be there yet
             return replace(answer, chain=bytes(is_known), end_chain=b"")
-        case Serving():
+        case Fetched():
             return replace(answer, consumer=_seen(answer.consumer), page=_seen(answer.page))
         case ConsumerInfo():
             return replace(answer, served=max(answer.served, answer.cursor))
-        case Found() | Conflict():
+        case LedgerEntry() | Conflict():
             return replace(answer, digest=answer.digest[:16])
         case Link() | StoredObject():
             return replace(answer, at=0.0)

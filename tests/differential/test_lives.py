@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.factstore import Found, NewFact, Outcome
+from ergon_framework.ports.factstore import LedgerEntry, NewFact, Outcome
 from ergon_framework.ports.jobstore import LeaseRenewal
 from tests.differential.engines import STORES, running
 from tests.differential.facts import ZONE, FactTwins
@@ -53,7 +53,7 @@ class ForgetsTheFirst(MemoryFactStore):
             self.forgotten = {*getattr(self, "forgotten", ()), facts[0].message_id}
         return super().append(log, facts, capacity=capacity)
 
-    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
         is_forgotten = message_id in getattr(self, "forgotten", ())
         return None if is_forgotten else super().find(from_zone, message_id, log)
 

@@ -33,12 +33,12 @@ from ergon_framework.errors import (
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
+    CapacityExceeded,
     Conflict,
     FactStore,
-    Full,
+    MissingReference,
     NewFact,
     Outcome,
-    Unfounded,
 )
 from ergon_framework.telemetry.notices import has_listeners
 from ergon_framework.telemetry.tracing import is_traced
@@ -57,9 +57,9 @@ def answer(fact: NewFact, outcome: Outcome, *, strict_envelope: bool) -> Receipt
     match outcome:
         case Conflict():
             return _conflict(fact, outcome)
-        case Unfounded():
+        case MissingReference():
             return _unfounded(outcome)
-        case Full(size=size):
+        case CapacityExceeded(size=size):
             return BufferFullError(
                 f"the outbound log holds {size} bytes and takes no more for now",
                 remedy="wait until the peers have confirmed and retention has made room, or raise"
@@ -129,7 +129,7 @@ def _other_envelope(fact: NewFact, offset: int) -> ConflictingDuplicateError:
     )
 
 
-def _unfounded(outcome: Unfounded) -> ArtifactError:
+def _unfounded(outcome: MissingReference) -> ArtifactError:
     wanted, found = outcome.reference, outcome.found
     name = f"{wanted.bucket}/{wanted.key}"
     details = {

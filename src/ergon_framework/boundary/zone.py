@@ -56,8 +56,8 @@ from ergon_framework.ports.factstore import (
     NEW_EPOCH,
     OUTBOUND,
     FactStore,
+    Fetched,
     NewFact,
-    Serving,
     StoredObject,
 )
 from ergon_framework.ports.objectstore import Blob, ObjectStore, Upload
@@ -451,7 +451,7 @@ class Zone:
 
     def serve(
         self, name: str, limit: int, max_bytes: int | None, holder: str | None, lease: float | None
-    ) -> Serving:
+    ) -> Fetched:
         """A page for a consumer, within the limits of this zone."""
         limits = self.settings.limits
         most = min(max_bytes or limits.page_bytes, limits.page_bytes)

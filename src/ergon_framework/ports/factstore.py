@@ -74,7 +74,7 @@ class Conflict:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfounded:
+class MissingReference:
     """An artifact is missing (``found`` is None) or differs. Nothing was stored."""
 
     reference: Reference
@@ -82,13 +82,13 @@ class Unfounded:
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
+class CapacityExceeded:
     """The log has reached its capacity. Nothing was stored."""
 
     size: int
 
 
-Outcome: TypeAlias = Appended | Conflict | Unfounded | Full
+Outcome: TypeAlias = Appended | Conflict | MissingReference | CapacityExceeded
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LedgerEntry:
     """What the ledger knows about an id, for ever."""
 
     log: str
@@ -208,7 +208,7 @@ class ConsumerInfo:
 
 
 @dataclass(slots=True)
-class Serving:
+class Fetched:
     """A page for a consumer."""
 
     consumer: ConsumerInfo
@@ -289,7 +289,7 @@ NEW_EPOCH = "new_epoch"
 """The attribute that says when and why a store began its epoch: instant, blank, text."""
 
 
-class FactLogs(Protocol):
+class FactLog(Protocol):
     """Logs and their ledger."""
 
     def append(
@@ -317,7 +317,7 @@ class FactLogs(Protocol):
         It gets the error instead when that failed. Calls that come together share a commit.
         """
 
-    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
     def page(
@@ -365,7 +365,7 @@ class FactLogs(Protocol):
         """
 
 
-class ConsumerDesk(Protocol):
+class ConsumerStore(Protocol):
     """Consumers, their cursors and what was set aside for them."""
 
     def create_consumer(
@@ -400,7 +400,7 @@ class ConsumerDesk(Protocol):
         *,
         holder: str | None = None,
         lease: float = 30.0,
-    ) -> Serving:
+    ) -> Fetched:
         """The page after the cursor; the same one until it is confirmed.
 
         With a ``holder`` the name is leased to it, and ``deliveries`` counts the holders to whom
@@ -499,7 +499,7 @@ class ObjectIndex(Protocol):
         """Whether any name stands for these bytes."""
 
 
-class LinkBook(Protocol):
+class LinkStore(Protocol):
     """The zone's own standing and that of its links."""
 
     def info(self) -> StoreInfo:
@@ -539,7 +539,7 @@ class LinkBook(Protocol):
         """What operators did, newest first: instant, action, details as text."""
 
 
-class Meanwhile(Protocol):
+class BeforeWait(Protocol):
     """What is called by a store that is about to wait."""
 
     def __call__(self, is_over: Callable[[], bool] | None = None, /) -> None:
@@ -549,7 +549,7 @@ class Meanwhile(Protocol):
         """
 
 
-class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
+class FactStore(FactLog, ConsumerStore, ObjectIndex, LinkStore, Protocol):
     """All of it, in one place, so that one commit can span it."""
 
     @property
@@ -573,7 +573,7 @@ class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
     def unsubscribe(self, wake: Callable[[], None]) -> None:
         """No longer; one who never subscribed is fine."""
 
-    def watch_waits(self, seen: Meanwhile) -> None:
+    def watch_waits(self, seen: BeforeWait) -> None:
         """Tell, in any thread, when an append is about to wait: for its commit, or for others.
 
         One listener at a time; the last one counts. What it raises is logged, and harms no append.

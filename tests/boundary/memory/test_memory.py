@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.errors import StoreError, StoreUnavailableError, WiringError
-from ergon_framework.ports.factstore import OUTBOUND, FactStore, Found, Page
+from ergon_framework.ports.factstore import OUTBOUND, FactStore, LedgerEntry, Page
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import (
     FACT_STORE_CHECKS,
@@ -121,7 +121,9 @@ def test_a_store_that_hangs_is_rejected() -> None:
     woken = threading.Event()
 
     class Hangs(MemoryFactStore):
-        def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+        def find(
+            self, from_zone: str, message_id: str, log: str | None = None
+        ) -> LedgerEntry | None:
             woken.wait(60.0)
             return super().find(from_zone, message_id, log)
 

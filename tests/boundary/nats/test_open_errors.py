@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.factstore.nats import NatsFactStore
-from ergon_framework.boundary.factstore.nats.setup import Opening
+from ergon_framework.boundary.factstore.nats.setup import StreamSetup
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,
@@ -35,7 +35,7 @@ PLENTY = 1 << 20
 @pytest.fixture
 def stream(nats_url: str) -> Iterator[NatsStream]:
     """The stream that the store at ``nats_url`` has, or will have."""
-    opening = Opening(nats_url, ZONE, read_only=True)
+    opening = StreamSetup(nats_url, ZONE, read_only=True)
     with closing(opening.stream.client):
         yield opening.stream
 

@@ -39,9 +39,9 @@ from ergon_framework.ports.factstore import (
     Conflict,
     Flaw,
     Link,
+    MissingReference,
     Quarantined,
     Reference,
-    Unfounded,
 )
 from ergon_framework.storage.nats import Message
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
@@ -336,7 +336,7 @@ def test_a_fact_with_more_references_than_a_commit_has_room_for(open_store: Open
     assert len(store.records.dump(AwaitedCopy, None, 2000)) == 1200
     store.bind("files", "key-7", bytes(32), 1)
     [outcome] = store.append(OUTBOUND, [new("b", references=tuple(names))])
-    assert isinstance(outcome, Unfounded)
+    assert isinstance(outcome, MissingReference)
     kept = store.object("files", "key-7")
     assert kept is not None
     assert kept.is_referenced

@@ -17,7 +17,7 @@ from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
-from ergon_framework.ports.factstore import OUTBOUND, Serving
+from ergon_framework.ports.factstore import OUTBOUND, Fetched
 from tests.cli.boundary_node import message
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:consumer")
@@ -29,7 +29,7 @@ class Counted(SqliteFactStore):
 
     serves: Counter[str]
 
-    def serve(self, name: str, limit: int, max_bytes: int, **more: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **more: Any) -> Fetched:
         self.serves[name] += 1
         return super().serve(name, limit, max_bytes, **more)
 

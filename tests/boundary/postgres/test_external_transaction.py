@@ -26,7 +26,14 @@ from ergon_framework.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, Full, Reference
+from ergon_framework.ports.factstore import (
+    OUTBOUND,
+    Appended,
+    CapacityExceeded,
+    Conflict,
+    Flaw,
+    Reference,
+)
 from ergon_framework.testing.suites.factstore.subject import new, other
 from tests.boundary.postgres.conftest import Open
 from tests.servers.postgres import PostgresServer
@@ -108,7 +115,7 @@ def test_capacity_and_references(store: PostgresFactStore, connection: Any) -> N
         store.append_in(connection, OUTBOUND, [new("b", references=(reference,))]),
     )
     connection.commit()
-    assert (full, added) == ([Full(0)], [Appended(1)])
+    assert (full, added) == ([CapacityExceeded(0)], [Appended(1)])
     kept = store.object("files", "k")
     assert kept is not None
     assert kept.is_referenced

@@ -29,9 +29,9 @@ from ergon_framework.ports.factstore import (
     Conflict,
     Flaw,
     Link,
+    MissingReference,
     Outcome,
     Reference,
-    Unfounded,
 )
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.sql_files import load
@@ -607,6 +607,6 @@ def test_an_unfounded_fact_leaves_nothing(store: SqliteFactStore) -> None:
     """It has no id and no offset."""
     reference = Reference("files", "k", bytes(32), 1)
     [answer] = put(store, "a", references=(reference,))
-    assert answer == Unfounded(reference, None)
+    assert answer == MissingReference(reference, None)
     assert store.find("plant-a", "a") is None
     assert put(store, "a") == [Appended(1)]

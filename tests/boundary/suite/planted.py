@@ -15,19 +15,19 @@ from ergon_framework.boundary.factstore.memory.state import MemoryLog
 from ergon_framework.errors import ObjectConflictError
 from ergon_framework.ports.factstore import (
     Appended,
+    CapacityExceeded,
     Conflict,
     Flaw,
-    Found,
-    Full,
     Gap,
+    LedgerEntry,
     Link,
     LogInfo,
+    MissingReference,
     NewFact,
     Outcome,
     Page,
     Quarantined,
     StoredObject,
-    Unfounded,
 )
 from tests.boundary.suite.stores import ZONE
 
@@ -348,7 +348,7 @@ class LedgerGoesWithThePayload(Honest):
 class SearchesByName(Honest):
     """Searches the logs in the order of their names."""
 
-    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
         names = sorted(self.database.state.logs) if log is None else [log]
         found = [super(SearchesByName, self).find(from_zone, message_id, each) for each in names]
         return next((each for each in found if each is not None), None)
@@ -365,7 +365,7 @@ class FullBeforeTheLedger(Honest):
     ) -> list[Outcome]:
         shelf = self.shelf(log)
         if capacity is not None and shelf.size >= capacity:
-            return [Full(shelf.size)] * len(facts)
+            return [CapacityExceeded(shelf.size)] * len(facts)
         return super().append(log, facts, capacity=capacity)
 
 
@@ -459,7 +459,7 @@ class HidesWhatIsThere(Honest):
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         found = super().append(log, facts, capacity=capacity)
-        return [replace(e, found=None) if isinstance(e, Unfounded) else e for e in found]
+        return [replace(e, found=None) if isinstance(e, MissingReference) else e for e in found]
 
 
 class OverwritesObjects(Honest):

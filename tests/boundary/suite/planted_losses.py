@@ -12,13 +12,13 @@ from ergon_framework.ports.factstore import (
     INBOUND,
     Appended,
     ConsumerInfo,
+    Fetched,
     Flaw,
     Gap,
     Link,
     NewFact,
     Outcome,
     Quarantined,
-    Serving,
 )
 from tests.boundary.suite.planted import Honest
 
@@ -91,7 +91,7 @@ class LossesDoNotMoveTheLink(Honest):
 class LossesAreForOperators(Honest):
     """Lists what peers lost, and tells no consumer."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         serving = super().serve(name, limit, max_bytes, **options)
         serving.page.gaps = [gap for gap in serving.page.gaps if gap.source_first is None]
         return serving
@@ -100,7 +100,7 @@ class LossesAreForOperators(Honest):
 class TellsAheadOfTime(Honest):
     """Tells of everything that lies above the cursor with each page."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         serving = super().serve(name, limit, max_bytes, **options)
         above = self.gaps(serving.consumer.log)
         serving.page.gaps = [gap for gap in above if gap.first > serving.consumer.cursor]
@@ -110,7 +110,7 @@ class TellsAheadOfTime(Honest):
 class TellsWithTheNextFact(Honest):
     """Has something to say only when there is a fact to give."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         serving = super().serve(name, limit, max_bytes, **options)
         if not serving.page.facts:
             serving.page.gaps = []
@@ -120,7 +120,7 @@ class TellsWithTheNextFact(Honest):
 class LossesAreInNoView(Honest):
     """Takes what no fact is for something that no view has."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         serving = super().serve(name, limit, max_bytes, **options)
         if serving.consumer.to_zone is not None:
             serving.page.gaps = []
@@ -238,7 +238,7 @@ class LossesAreFlaws(Honest):
 class DamageHidesLosses(Honest):
     """Passes a damaged fact, and with it what lies before it."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         shelf, one = self.shelf(self.consumer(name).log), self.database.state.consumer(name)
         for row in shelf.after(one.cursor, one.to_zone):
             if shelf.is_sound(row):

@@ -10,12 +10,12 @@ from ergon_framework.errors import BoundaryError, ConsumerHeldError
 from ergon_framework.ports.factstore import (
     INBOUND,
     ConsumerInfo,
+    Fetched,
     Gap,
     Link,
     NewFact,
     Outcome,
     Quarantined,
-    Serving,
 )
 from tests.boundary.suite.planted import Honest
 
@@ -91,7 +91,7 @@ class EverythingIsLoss(Honest):
 class GapsAreForOperators(Honest):
     """Records gaps and does not tell consumers."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         serving = super().serve(name, limit, max_bytes, **options)
         serving.page.gaps = []
         return serving
@@ -100,7 +100,7 @@ class GapsAreForOperators(Honest):
 class SkipsWhatIsGone(Honest):
     """Goes on silently behind what a consumer has missed."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
         one.cursor = max(one.cursor, self.shelf(one.log).first - 1)
         return super().serve(name, limit, max_bytes, **options)
@@ -142,7 +142,7 @@ class AgeOfTheNewest(Honest):
 class ConfirmsOnServing(Honest):
     """Moves the cursor when a page goes out."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         serving = super().serve(name, limit, max_bytes, **options)
         if not serving.is_released:
             self.database.state.consumer(name).cursor = serving.page.through
@@ -170,7 +170,7 @@ class ConfirmsTheUnserved(Honest):
 class ConfirmsTheLastFactAlone(Honest):
     """Counts as served what was a fact, and not the stretch of the page."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
         before = one.served
         serving = super().serve(name, limit, max_bytes, **options)
@@ -255,7 +255,7 @@ class SeeksAnywhere(Honest):
 class AnybodyMayServe(Honest):
     """Gives the name to whoever came last."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         self.database.state.consumer(name).held_until = 0.0
         return super().serve(name, limit, max_bytes, **options)
 
@@ -270,7 +270,7 @@ class AnybodyMayConfirm(Honest):
 class LeasesForEver(Honest):
     """Never lets a lease expire."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
         if one.holder not in {None, options.get("holder")}:
             raise ConsumerHeldError("it is held")
@@ -280,7 +280,7 @@ class LeasesForEver(Honest):
 class LeaseIsNotRenewed(Honest):
     """Counts a lease from the first page on."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
         before = one.holder, one.held_until
         serving = super().serve(name, limit, max_bytes, **options)
@@ -299,7 +299,7 @@ class AnybodyLetsGo(Honest):
 class CountsLookers(Honest):
     """Counts every page as a delivery."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         serving = super().serve(name, limit, max_bytes, **options)
         if options.get("holder") is None:
             self.database.state.consumer(name).deliveries += 1
@@ -362,7 +362,7 @@ class SettlesTheUnserved(Honest):
 class ReleasedOnce(Honest):
     """Gives a released fact out once, confirmed or not."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         serving = super().serve(name, limit, max_bytes, **options)
         if serving.is_released:
             for item in self.database.state.released_to(name):
@@ -373,7 +373,7 @@ class ReleasedOnce(Honest):
 class ReleasedSkips(Honest):
     """Serves a released fact on its own also when it lies above the cursor."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
         before = one.cursor
         released = [item.offset for item in self.database.state.released_to(name)]
@@ -387,7 +387,7 @@ class ReleasedSkips(Honest):
 class ReleasedLast(Honest):
     """Serves released facts when there is nothing else to do."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
         items = self.database.state.items
         if one.cursor < self.shelf(one.log).head:
@@ -551,7 +551,7 @@ class WakesTooEarly(Honest):
 class GivesOutDamage(Honest):
     """Trusts what it reads."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
         serving = super().serve(name, limit, max_bytes, **options)
         rows = self.shelf(one.log).after(one.cursor, one.to_zone)
@@ -562,7 +562,7 @@ class GivesOutDamage(Honest):
 class StopsAtDamage(Honest):
     """Refuses to go past a damaged fact."""
 
-    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Serving:
+    def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
         shelf = self.shelf(one.log)
         for row in shelf.after(one.cursor, one.to_zone):

@@ -25,15 +25,15 @@ from ergon_framework.ports.factstore import (
     Conflict,
     ConsumerInfo,
     FactStore,
+    Fetched,
     Flaw,
-    Found,
     Gap,
+    LedgerEntry,
     Link,
     NewFact,
     Page,
     Quarantined,
     Reference,
-    Serving,
     StoredObject,
 )
 from ergon_framework.testing.suites.drivers import HandClock
@@ -171,7 +171,7 @@ class Twins(RuleBasedStateMachine):
                 self.both(lambda store, item=item: store.settle(item.id, "released"))  # type: ignore[misc]
         elif meanwhile == "seek":
             self.both(lambda store: store.seek(name, 0, reason="why not"))
-        if isinstance(found, Serving):
+        if isinstance(found, Fetched):
             through = found.page.through
             self.both(lambda store: store.confirm(name, through, holder=holder))
 
@@ -280,12 +280,12 @@ def _seen(answer: Any, store: FactStore) -> Any:
             return [_seen(each, store) for each in answer]
         case Page():
             return replace(answer, chain=bytes(bool(answer.chain)), end_chain=b"")
-        case Serving():
+        case Fetched():
             one, page = _seen(answer.consumer, store), _seen(answer.page, store)
             return replace(answer, consumer=one, page=page)
         case ConsumerInfo():
             return replace(answer, served=max(answer.served, answer.cursor))
-        case Found() | Conflict():
+        case LedgerEntry() | Conflict():
             return replace(answer, digest=answer.digest[:16])
         case Link() | StoredObject():
             return replace(answer, at=0.0)

@@ -17,7 +17,7 @@ from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.copies import FactCopy, JobCopy
-from ergon_framework.ports.factstore import ConsumerDesk
+from ergon_framework.ports.factstore import ConsumerStore
 from ergon_framework.ports.jobstore import JobAdmin
 from ergon_framework.ports.moving import Mark, birth_of, mark_of, moved_away
 
@@ -170,7 +170,7 @@ def refuse_workers(desk: JobAdmin, now: float, where: str, *, is_target: bool = 
         )
 
 
-def refuse_readers(desk: ConsumerDesk, clock: Callable[[], float], where: str) -> None:
+def refuse_readers(desk: ConsumerStore, clock: Callable[[], float], where: str) -> None:
     """Refuse a zone that somebody reads from right now."""
     held = [each for each in desk.consumers() if each.is_held(clock())]
     if held:

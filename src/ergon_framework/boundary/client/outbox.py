@@ -41,23 +41,23 @@ from ergon_framework.boundary.client import outbox_drain
 from ergon_framework.boundary.client.artifacts import Artifact, Blob, source_of
 from ergon_framework.boundary.client.outbox_drain import (
     Drain,
+    DrainEnd,
+    DrainObserver,
     DrainReport,
     DrainRule,
-    Ended,
+    DrainSteps,
     OnRefusal,
     Recovery,
-    Script,
-    Witness,
 )
 from ergon_framework.boundary.client.outbox_store import (
     Entry,
     Figures,
     Kept,
+    OutboxFile,
     OutboxFiles,
+    OutboxItem,
     OutboxStore,
     Refused,
-    Spooled,
-    SpooledFile,
     Waiting,
 )
 from ergon_framework.boundary.client.publish_flow import Publication, check_object, fact_of, placed
@@ -79,7 +79,7 @@ from ergon_framework.errors import (
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.storage.sqlite.external_transaction import Joinable
 
-__all__ = ["DrainReport", "Ended", "Figures", "Outbox", "Refused"]
+__all__ = ["DrainEnd", "DrainReport", "Figures", "Outbox", "Refused"]
 
 
 Attached: TypeAlias = Artifact | Blob
@@ -91,14 +91,14 @@ def attached(
     files: Sequence[Attached],
     *,
     is_copied: bool,
-) -> tuple[Fact | Mapping[str, Any], tuple[SpooledFile, ...]]:
+) -> tuple[Fact | Mapping[str, Any], tuple[OutboxFile, ...]]:
     """Keep the files, and give the fact references to them; without any it stays as it is."""
     if not files:
         return fact, ()
     plain = fact_of(fact)
     artifacts = [each if isinstance(each, Artifact) else Artifact(each) for each in files]
     check_object(plain, artifacts)
-    kept: list[SpooledFile] = []
+    kept: list[OutboxFile] = []
     try:
         # What was kept before one of them failed is in the list.
         kept.extend(_kept(folder, each, plain.subject, is_copied=is_copied) for each in artifacts)
@@ -112,7 +112,7 @@ def attached(
     return Publication(plain, artifacts, receipts).ready(), tuple(kept)
 
 
-def _kept(folder: OutboxFiles, artifact: Artifact, subject: str, *, is_copied: bool) -> SpooledFile:
+def _kept(folder: OutboxFiles, artifact: Artifact, subject: str, *, is_copied: bool) -> OutboxFile:
     with closing(source_of(artifact.path)) as source:
         if is_copied:
             path, digest, size = folder.keep(source)
@@ -122,7 +122,7 @@ def _kept(folder: OutboxFiles, artifact: Artifact, subject: str, *, is_copied: b
         else:
             raise ConfigurationError("only a file can stay where it is", remedy="use copy=True")
     named = placed(artifact, subject, spelled(digest))
-    return SpooledFile(
+    return OutboxFile(
         bucket=named.bucket or "",
         key=named.key or "",
         digest=spelled(digest),
@@ -440,7 +440,7 @@ class Outbox:
         return admission.new_fact
 
     def _script(self, *, until_empty: bool) -> outbox_drain.MakeScript:
-        def make(is_stopped: Callable[[], bool]) -> Script[DrainReport]:
+        def make(is_stopped: Callable[[], bool]) -> DrainSteps[DrainReport]:
             return Drain(
                 self._spool,
                 self.rule,
@@ -466,7 +466,7 @@ class Outbox:
             self._ending.wait(pause)
 
 
-class _Reporter(Witness):
+class _Reporter(DrainObserver):
     """Says once that the node is away and once that it is back, and each refusal."""
 
     def __init__(self, outbox: Outbox) -> None:
@@ -482,7 +482,7 @@ class _Reporter(Witness):
             logger.info("the outbox is drained again")
         self._outbox.last_error = None
 
-    def refused(self, spooled: Spooled, error: BoundaryError) -> None:
+    def refused(self, spooled: OutboxItem, error: BoundaryError) -> None:
         logger.error("fact %d of the outbox was refused: %s", spooled.seq, describe(error))
 
 

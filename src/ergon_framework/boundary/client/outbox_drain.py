@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import msgspec
 from msgspec import structs
 
-from ergon_framework.boundary.client.outbox_store import OutboxStore, Spooled, SpooledFile
+from ergon_framework.boundary.client.outbox_store import OutboxFile, OutboxItem, OutboxStore
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, spelled
 from ergon_framework.boundary.model import Envelope, Fact, Receipt
@@ -49,7 +49,7 @@ _fact = msgspec.json.Decoder(Fact).decode
 class SendBatch:
     """Either several facts without artifacts, or one of any kind."""
 
-    items: Sequence[Spooled]
+    items: Sequence[OutboxItem]
     pairs: Sequence[tuple[Envelope, Fact]] = field(repr=False)
     flaw: BoundaryError | None = None
     """Why its only fact cannot be sent: what is in the spool is not what was put in."""
@@ -65,9 +65,9 @@ class SendBatch:
         return found.digest == spelled(self.items[0].digest)
 
 
-def packed(line: Sequence[Spooled], most: int) -> SendBatch:
+def packed(line: Sequence[OutboxItem], most: int) -> SendBatch:
     """The longest load from the front of the line."""
-    items: list[Spooled] = []
+    items: list[OutboxItem] = []
     pairs: list[tuple[Envelope, Fact]] = []
     for item in line[:most]:
         if items and item.files:
@@ -83,7 +83,7 @@ def packed(line: Sequence[Spooled], most: int) -> SendBatch:
     return SendBatch(items, pairs)
 
 
-def _unpacked(item: Spooled) -> tuple[Envelope, Fact]:
+def _unpacked(item: OutboxItem) -> tuple[Envelope, Fact]:
     try:
         envelope, fact = _envelope(item.envelope), _fact(item.fact)
         digest = identity_digest(envelope, fact, canonical(fact.object_json))
@@ -103,7 +103,7 @@ def _corrupted() -> DataLossError:
     )
 
 
-def changed(file: SpooledFile, place: object) -> ArtifactError:
+def changed(file: OutboxFile, place: object) -> ArtifactError:
     """The error of a fact whose file has other bytes than when it was added."""
     return ArtifactError(
         f"{place}, the file for {file.bucket}/{file.key}, has changed since it was added",
@@ -113,7 +113,7 @@ def changed(file: SpooledFile, place: object) -> ArtifactError:
     )
 
 
-def lost(file: SpooledFile) -> ArtifactError:
+def lost(file: OutboxFile) -> ArtifactError:
     """The error of a fact whose file is no longer there."""
     return ArtifactError(
         f"the file for {file.bucket}/{file.key} is gone, or has another size",
@@ -150,7 +150,7 @@ class DrainRule:
     """Seconds after which one looks without having been woken."""
 
 
-class Ended(StrEnum):
+class DrainEnd(StrEnum):
     """Why a drain came to its end."""
 
     EMPTY = "empty"
@@ -169,18 +169,18 @@ class DrainReport:
     refused: int = 0
     failures: int = 0
     """Attempts that the node did not answer, or put off."""
-    ended: Ended = Ended.STOPPED
+    ended: DrainEnd = DrainEnd.STOPPED
 
 
 @dataclass(frozen=True, slots=True)
-class Do:
+class SpoolWork:
     """Work on the spool, which takes a moment."""
 
     work: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ProducerCall:
     """A call of the producer, of either colour."""
 
     call: Callable[[Any], Any] = field(repr=False)
@@ -194,18 +194,18 @@ class Rest:
     least: float = 0.0
 
 
-Effect: TypeAlias = Do | Ask | Rest
+Effect: TypeAlias = SpoolWork | ProducerCall | Rest
 R = TypeVar("R")
-Script: TypeAlias = Generator[Effect, Any, R]
+DrainSteps: TypeAlias = Generator[Effect, Any, R]
 
 
-class Witness:
+class DrainObserver:
     """Hears what happens in a drain; this one does nothing about it."""
 
     def failed(self, error: Exception) -> None:
         """The node did not answer, or put us off."""
 
-    def refused(self, spooled: Spooled, error: BoundaryError) -> None:
+    def refused(self, spooled: OutboxItem, error: BoundaryError) -> None:
         """A fact was refused for good."""
 
     def answered(self) -> None:
@@ -223,7 +223,7 @@ class Drain:
         is_stopped: Callable[[], bool],
         dice: Callable[[], float],
         until_empty: bool = False,
-        witness: Witness | None = None,
+        witness: DrainObserver | None = None,
     ) -> None:
         self.report = DrainReport()
         self._spool = spool
@@ -231,30 +231,30 @@ class Drain:
         self._is_stopped = is_stopped
         self._dice = dice
         self._until_empty = until_empty
-        self._witness = witness or Witness()
+        self._witness = witness or DrainObserver()
         self._is_strict = rule.on_refusal == "stop"
         self._machine = DrainMachine(
             rule.backoff, stops_at_refusal=self._is_strict, looks_up=rule.recover == "lookup"
         )
 
-    def script(self) -> Script[DrainReport]:
+    def script(self) -> DrainSteps[DrainReport]:
         """Send until there is nothing left, until stopped, or for ever."""
-        yield Do(self._spool.sweep)
-        yield Do(self._spool.forget_outlived)
+        yield SpoolWork(self._spool.sweep)
+        yield SpoolWork(self._spool.forget_outlived)
         while not self._is_stopped():
-            line: list[Spooled] = yield Do(self._look)
+            line: list[OutboxItem] = yield SpoolWork(self._look)
             if line and line[0].is_refused:
-                return self._ended(Ended.REFUSED)
+                return self._ended(DrainEnd.REFUSED)
             if not line and self._until_empty:
-                return self._ended(Ended.EMPTY)
+                return self._ended(DrainEnd.EMPTY)
             if not line:
-                yield Do(self._spool.forget_outlived)
+                yield SpoolWork(self._spool.forget_outlived)
                 yield Rest(self._rule.poll)
             while line and not line[0].is_refused and not self._is_stopped():
                 line = line[(yield from self._forward(line)) or len(line) :]
-        return self._ended(Ended.STOPPED)
+        return self._ended(DrainEnd.STOPPED)
 
-    def _forward(self, line: list[Spooled]) -> Script[int]:
+    def _forward(self, line: list[OutboxItem]) -> DrainSteps[int]:
         """One load from the front of the line: how many are done, or 0 to look at it anew."""
         load = packed(line, self._machine.batch_size(self._rule.batch_items))
         try:
@@ -271,7 +271,7 @@ class Drain:
         is_done = yield from self._settle(load.items, answers)
         return len(load.items) if is_done else 0
 
-    def _answers(self, load: SendBatch) -> Script[Sequence[Receipt | BoundaryError]]:
+    def _answers(self, load: SendBatch) -> DrainSteps[Sequence[Receipt | BoundaryError]]:
         """What the node says to each of them; raises what it says to the whole."""
         if load.flaw is not None:
             return [load.flaw]
@@ -280,12 +280,12 @@ class Drain:
             if found is not None:
                 return [found]
         if len(load.items) > 1:
-            several: list[Receipt | BoundaryError] = yield Ask(
+            several: list[Receipt | BoundaryError] = yield ProducerCall(
                 lambda producer: producer.append_facts(load.pairs)
             )
             return several
         for file in load.items[0].files:
-            if not (yield Do(partial(self._spool.folder.is_there, file))):
+            if not (yield SpoolWork(partial(self._spool.folder.is_there, file))):
                 return [lost(file)]
             try:
                 yield self._put(file)
@@ -293,19 +293,21 @@ class Drain:
                 if error.reason != "digest_mismatch":
                     raise
                 return [changed(file, self._spool.folder.place(file))]
-        receipt: Receipt = yield Ask(lambda producer: producer.append_fact(*load.pairs[0]))
+        receipt: Receipt = yield ProducerCall(lambda producer: producer.append_fact(*load.pairs[0]))
         return [receipt]
 
-    def _put(self, file: SpooledFile) -> Ask:
+    def _put(self, file: OutboxFile) -> ProducerCall:
         place = self._spool.folder.place(file)
-        return Ask(
+        return ProducerCall(
             lambda producer: producer.put_object(file.bucket, file.key, place, digest=file.digest)
         )
 
-    def _look_up(self, load: SendBatch) -> Script[Receipt | None]:
+    def _look_up(self, load: SendBatch) -> DrainSteps[Receipt | None]:
         """What the node has of the first fact. Sending again tells the same, so no is no harm."""
         try:
-            found: Receipt | None = yield Ask(lambda producer: producer.lookup_fact(*load.key))
+            found: Receipt | None = yield ProducerCall(
+                lambda producer: producer.lookup_fact(*load.key)
+            )
         except BoundaryError as error:
             if not self._machine.is_refused(_failure(error)) and error.code not in _NO_SUCH_CALL:
                 raise
@@ -316,8 +318,8 @@ class Drain:
         return None
 
     def _settle(
-        self, items: Sequence[Spooled], answers: Sequence[Receipt | BoundaryError]
-    ) -> Script[bool]:
+        self, items: Sequence[OutboxItem], answers: Sequence[Receipt | BoundaryError]
+    ) -> DrainSteps[bool]:
         """Act upon the answers; whether the line goes on behind them."""
         pairs = list(zip(items, answers, strict=True))
         sent = [(item, said) for item, said in pairs if isinstance(said, Receipt)]
@@ -325,7 +327,7 @@ class Drain:
         step = self._machine.answered(len(sent), [_failure(said) for _, said in errors])
         refused = [errors[number] for number in step.refused]
         if step.has_progress:
-            yield Do(lambda: self._spool.settle([item for item, _ in sent], refused))
+            yield SpoolWork(lambda: self._spool.settle([item for item, _ in sent], refused))
             self._witness.answered()
         self.report.sent += len(sent)
         self.report.duplicates += sum(said.duplicate for _, said in sent)
@@ -342,11 +344,11 @@ class Drain:
         wait = self._machine.wait(_failure(error), self._dice())
         return Rest(wait.delay, wait.least)
 
-    def _look(self) -> list[Spooled]:
+    def _look(self) -> list[OutboxItem]:
         rule = self._rule
         return self._spool.first(rule.batch_items, rule.batch_bytes, with_refused=self._is_strict)
 
-    def _ended(self, why: Ended) -> DrainReport:
+    def _ended(self, why: DrainEnd) -> DrainReport:
         self.report.ended = why
         return self.report
 
@@ -360,7 +362,7 @@ def _failure(error: BoundaryError) -> Failure:
     return Failure(kind, error.code, error.message, error.retry_after)
 
 
-MakeScript: TypeAlias = Callable[[Callable[[], bool]], Script[DrainReport]]
+MakeScript: TypeAlias = Callable[[Callable[[], bool]], DrainSteps[DrainReport]]
 """Makes the script, given how to ask whether it is to stop."""
 IsOver: TypeAlias = Callable[[], bool]
 """Whether whoever drains just now has left nothing to do for those who wait."""
@@ -392,13 +394,13 @@ def drain(
             if stop.is_set():
                 return DrainReport()
             if is_over():
-                return DrainReport(ended=Ended.EMPTY)
+                return DrainReport(ended=DrainEnd.EMPTY)
             subscription.wait(poll)
 
         def perform(effect: Effect) -> Any:
-            if isinstance(effect, Do):
+            if isinstance(effect, SpoolWork):
                 return effect.work()
-            if isinstance(effect, Ask):
+            if isinstance(effect, ProducerCall):
                 return effect.call(producer)
             return _rest(subscription, effect, stop, poll)
 
@@ -409,7 +411,7 @@ def drain(
             spool.notify()  # somebody may be waiting for the lock
 
 
-def _drive(script: Script[DrainReport], perform: Callable[[Effect], Any]) -> DrainReport:
+def _drive(script: DrainSteps[DrainReport], perform: Callable[[Effect], Any]) -> DrainReport:
     try:
         effect = next(script)
         while True:
@@ -452,14 +454,14 @@ async def drain_async(
             if stop.is_set():
                 return DrainReport()
             if await asyncio.to_thread(is_over):
-                return DrainReport(ended=Ended.EMPTY)
+                return DrainReport(ended=DrainEnd.EMPTY)
             await _first_of(notified, stop, poll)
             notified.clear()
 
         async def perform(effect: Effect) -> Any:
-            if isinstance(effect, Do):
+            if isinstance(effect, SpoolWork):
                 return await asyncio.to_thread(effect.work)
-            if isinstance(effect, Ask):
+            if isinstance(effect, ProducerCall):
                 return await effect.call(producer)
             return await _rest_async(notified, effect, stop)
 
@@ -471,7 +473,7 @@ async def drain_async(
 
 
 async def _drive_async(
-    script: Script[DrainReport], perform: Callable[[Effect], Any]
+    script: DrainSteps[DrainReport], perform: Callable[[Effect], Any]
 ) -> DrainReport:
     try:
         effect = next(script)

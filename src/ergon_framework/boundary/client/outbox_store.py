@@ -45,7 +45,7 @@ from ergon_framework.storage.sqlite.migrations import Schema
 from ergon_framework.storage.sqlite.notifier import FifoNotifier, FifoSubscription
 
 
-class SpooledFile(msgspec.Struct, frozen=True, omit_defaults=True):
+class OutboxFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """An artifact that goes to the node before the fact that refers to it."""
 
     bucket: str
@@ -62,7 +62,7 @@ class Entry:
     """A checked fact on its way into the spool."""
 
     fact: NewFact
-    files: tuple[SpooledFile, ...] = ()
+    files: tuple[OutboxFile, ...] = ()
 
     @property
     def size(self) -> int:
@@ -72,7 +72,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Spooled:
+class OutboxItem:
     """A fact in the line."""
 
     seq: int
@@ -81,7 +81,7 @@ class Spooled:
     size: int
     envelope: bytes = field(repr=False)
     fact: bytes = field(repr=False)
-    files: tuple[SpooledFile, ...] = ()
+    files: tuple[OutboxFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +160,18 @@ class OutboxFiles:
         """The digest and the size of a file that stays where it is."""
         return _pour(source, None)
 
-    def place(self, file: SpooledFile) -> Path:
+    def place(self, file: OutboxFile) -> Path:
         """Where the bytes of a file lie."""
         return self.folder / file.path if file.is_copy else Path(file.path)
 
-    def is_there(self, file: SpooledFile) -> bool:
+    def is_there(self, file: OutboxFile) -> bool:
         """Whether a file of that size is where it should be."""
         try:
             return self.place(file).stat().st_size == file.size
         except OSError:
             return False
 
-    def drop(self, files: Collection[SpooledFile]) -> None:
+    def drop(self, files: Collection[OutboxFile]) -> None:
         """Remove copies whose fact has gone; one that cannot be is swept later."""
         for file in files:
             if file.is_copy:
@@ -351,11 +351,11 @@ class OutboxStore:
 
     # ---- sending ----
 
-    def first(self, limit: int, max_bytes: int, *, with_refused: bool = False) -> list[Spooled]:
+    def first(self, limit: int, max_bytes: int, *, with_refused: bool = False) -> list[OutboxItem]:
         """The front of the line: at least one fact, if there is one, and at most so many."""
 
-        def work(cursor: sqlite3.Cursor) -> list[Spooled]:
-            found: list[Spooled] = []
+        def work(cursor: sqlite3.Cursor) -> list[OutboxItem]:
+            found: list[OutboxItem] = []
             size = 0
             for row in cursor.execute(_SQL["all" if with_refused else "waiting"], (limit,)):
                 each = _spooled(row)
@@ -368,7 +368,7 @@ class OutboxStore:
         return self._read(work)
 
     def settle(
-        self, sent: Sequence[Spooled], refused: Sequence[tuple[Spooled, BoundaryError]]
+        self, sent: Sequence[OutboxItem], refused: Sequence[tuple[OutboxItem, BoundaryError]]
     ) -> None:
         """Forget or keep what the node has, and set aside what it refused, in one commit."""
         at = self._clock()
@@ -452,7 +452,7 @@ class OutboxStore:
     def discard(self, seq: int) -> None:
         """Forget a refused fact."""
 
-        def work(cursor: sqlite3.Cursor) -> tuple[SpooledFile, ...]:
+        def work(cursor: sqlite3.Cursor) -> tuple[OutboxFile, ...]:
             row = cursor.execute(_SQL["files_of"], (seq,)).fetchone()
             _found(cursor.execute(_SQL["discard"], (seq,)).rowcount, seq)
             return _files_of(row[0])
@@ -562,14 +562,14 @@ def _found(count: int, seq: int) -> None:
         )
 
 
-def _spooled(row: tuple[Any, ...]) -> Spooled:
+def _spooled(row: tuple[Any, ...]) -> OutboxItem:
     seq, is_refused, digest, size, envelope, fact, files = row
-    return Spooled(seq, bool(is_refused), digest, size, envelope, fact, _files_of(files))
+    return OutboxItem(seq, bool(is_refused), digest, size, envelope, fact, _files_of(files))
 
 
-def _files_of(text: str | None) -> tuple[SpooledFile, ...]:
+def _files_of(text: str | None) -> tuple[OutboxFile, ...]:
     """The files of a row; none when they cannot be read, and then the node misses them."""
-    return (_readable(text.encode(), tuple[SpooledFile, ...]) or ()) if text else ()
+    return (_readable(text.encode(), tuple[OutboxFile, ...]) or ()) if text else ()
 
 
 def _waiting(row: tuple[Any, ...]) -> Waiting:

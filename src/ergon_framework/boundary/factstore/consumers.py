@@ -12,7 +12,7 @@ from ergon_framework.errors import BoundaryError, BoundaryNotFoundError, Consume
 from ergon_framework.ports.factstore import ConsumerInfo, NewFact, Page, Quarantined
 
 
-class Reader(Protocol):
+class ConsumerView(Protocol):
     """What of a consumer is looked at."""
 
     @property
@@ -49,7 +49,7 @@ def unknown(name: str) -> BoundaryNotFoundError:
     )
 
 
-def refuse_other(one: Reader, log: str, to_zone: str | None) -> None:
+def refuse_other(one: ConsumerView, log: str, to_zone: str | None) -> None:
     """A name stands for one view of one log."""
     if (one.log, one.to_zone) != (log, to_zone):
         view = "" if one.to_zone is None else f" to the zone {one.to_zone!r}"
@@ -92,7 +92,7 @@ def refuse_late(info: ConsumerInfo, holder: str | None, now: float) -> None:
 # ---- where it may go ----------------------------------------------------------------------------
 
 
-def refuse_unserved(one: Reader, offset: int) -> None:
+def refuse_unserved(one: ConsumerView, offset: int) -> None:
     """Only what was given out can be confirmed."""
     if offset > max(one.served, one.cursor):
         raise BoundaryError(
@@ -105,7 +105,7 @@ def refuse_unserved(one: Reader, offset: int) -> None:
         )
 
 
-def refuse_truncated(one: Reader, lost: tuple[int, int] | None) -> None:
+def refuse_truncated(one: ConsumerView, lost: tuple[int, int] | None) -> None:
     """Nobody passes what was dropped unread without having said so."""
     if lost is not None:
         raise BoundaryError(
@@ -122,7 +122,7 @@ def refuse_truncated(one: Reader, lost: tuple[int, int] | None) -> None:
         )
 
 
-def refuse_outside(one: Reader, offset: int, first: int, head: int) -> None:
+def refuse_outside(one: ConsumerView, offset: int, first: int, head: int) -> None:
     """A cursor stays within its log, of which ``first`` to ``head`` are kept."""
     if offset > head:
         raise BoundaryError(
@@ -135,7 +135,7 @@ def refuse_outside(one: Reader, offset: int, first: int, head: int) -> None:
     refuse_truncated(one, (offset + 1, first - 1) if offset + 1 < first else None)
 
 
-def not_next(one: Reader, offset: int, following: int | None) -> BoundaryError:
+def not_next(one: ConsumerView, offset: int, following: int | None) -> BoundaryError:
     """Only the next fact of a view, or a released one, can be set aside."""
     return BoundaryError(
         f"{offset} is not the next fact of the consumer {one.name!r}, nor a released one",
@@ -188,7 +188,7 @@ def conflicting(peer: str, log: str, fact: NewFact, now: float) -> Quarantined:
     )
 
 
-class Cursor(Protocol):
+class ConsumerCursor(Protocol):
     """What of a consumer's record these functions read and change."""
 
     name: str
@@ -202,47 +202,47 @@ class Cursor(Protocol):
     lease: float
 
 
-def move(one: Cursor, cursor: int) -> None:
+def move(one: ConsumerCursor, cursor: int) -> None:
     """Set a cursor further; what comes next was delivered to nobody yet."""
     if cursor != one.cursor:
         one.cursor, one.deliveries = cursor, 0
 
 
-def pass_by(one: Cursor, offset: int) -> None:
+def pass_by(one: ConsumerCursor, offset: int) -> None:
     """Set a cursor behind a fact that was set aside."""
     one.cursor, one.deliveries = offset, 0
     one.served = max(one.served, offset)
 
 
-def give(one: Cursor, page: Page, holder: str | None) -> None:
+def give(one: ConsumerCursor, page: Page, holder: str | None) -> None:
     """Note that a page after the cursor goes out to a holder."""
     one.served = max(one.served, page.through)
     is_next = holder != one.holder or not one.deliveries
     one.deliveries += bool(page.facts and holder and is_next)
 
 
-def hold(one: Cursor, holder: str | None, lease: float, now: float) -> None:
+def hold(one: ConsumerCursor, holder: str | None, lease: float, now: float) -> None:
     """Lease the name to whoever asks for it under a name of its own."""
     if holder is not None:
         one.holder, one.lease, one.held_until = holder, lease, now + lease
 
 
-def let_go(one: Cursor) -> None:
+def let_go(one: ConsumerCursor) -> None:
     """Nobody holds the name."""
     one.holder, one.held_until, one.deliveries = None, 0.0, 0
 
 
-def sought(one: Reader, offset: int, reason: str) -> str:
+def sought(one: ConsumerView, offset: int, reason: str) -> str:
     """What is written down when an operator sets a cursor."""
     return f"{one.name} from {one.cursor} to {offset} of {one.log}: {reason}"
 
 
-def deleted(one: Reader) -> str:
+def deleted(one: ConsumerView) -> str:
     """What is written down when a consumer is deleted."""
     return f"{one.name}, which had confirmed {one.log} up to {one.cursor}"
 
 
-def seek(one: Cursor, offset: int, first: int, head: int) -> None:
+def seek(one: ConsumerCursor, offset: int, first: int, head: int) -> None:
     """Set a cursor anywhere within its log, of which ``first`` to ``head`` are kept."""
     refuse_outside(one, offset, first, head)
     one.cursor = offset
@@ -266,7 +266,7 @@ _FROM = {
 }
 
 
-class Aside(Protocol):
+class QuarantinedItem(Protocol):
     """What of an item is told."""
 
     @property
@@ -286,7 +286,7 @@ class Aside(Protocol):
         """… and at which place."""
 
 
-def said_of(item: Aside, reason: str) -> str:
+def said_of(item: QuarantinedItem, reason: str) -> str:
     """What is written down when an operator deals with it."""
     text = f"item {item.id}, {item.log} {item.offset} of {item.consumer}"
     return f"{text}: {reason}" if reason else text

@@ -36,7 +36,7 @@ def tell_head(seen: Callable[[str, int], None], log: str, outcomes: Sequence[Out
         seen(log, new[-1])
 
 
-class Watching:
+class GuardedCallback:
     """Somebody who is told. What is raised there is logged, once: it would be raised each time."""
 
     def __init__(self, seen: Callable[..., object], what: str) -> None:

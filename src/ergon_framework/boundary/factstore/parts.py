@@ -11,31 +11,31 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ergon_framework.ports.factstore import (
-    ConsumerDesk,
+    BeforeWait,
     ConsumerInfo,
-    FactLogs,
+    ConsumerStore,
+    FactLog,
+    Fetched,
     Flaw,
-    Found,
     Gap,
+    LedgerEntry,
     Link,
-    LinkBook,
+    LinkStore,
     LogInfo,
-    Meanwhile,
     NewFact,
     ObjectIndex,
     Outcome,
     Page,
     Quarantined,
-    Serving,
     StoredObject,
     StoreInfo,
 )
 
 
-class WatchedLog(FactLogs, Protocol):
+class WatchedLog(FactLog, Protocol):
     """Logs and their ledger, of which others can be told what happens to them."""
 
-    def watch_waits(self, seen: Meanwhile) -> None:
+    def watch_waits(self, seen: BeforeWait) -> None:
         """Tell when an append is about to wait."""
 
     def watch_heads(self, seen: Callable[[str, int], None]) -> None:
@@ -60,9 +60,9 @@ class StoreParts:
     """The parts that every fact store has."""
 
     log: WatchedLog
-    consumers: ConsumerDesk
+    consumers: ConsumerStore
     objects: ObjectIndex
-    links: LinkBook
+    links: LinkStore
 
 
 class FactStoreOfParts:
@@ -86,7 +86,7 @@ class FactStoreOfParts:
         """Call it no longer. Does nothing if it was never subscribed."""
         self._subscriptions.remove(wake)
 
-    def watch_waits(self, seen: Meanwhile) -> None:
+    def watch_waits(self, seen: BeforeWait) -> None:
         """Tell when an append is about to wait."""
         self.log.watch_waits(seen)
 
@@ -117,7 +117,7 @@ class FactStoreOfParts:
         """The same without waiting: ``done`` is called, in any thread, when all is on disk."""
         self.log.append_soon(log, facts, done, capacity=capacity)
 
-    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
         return self.log.find(from_zone, message_id, log)
 
@@ -194,7 +194,7 @@ class FactStoreOfParts:
         *,
         holder: str | None = None,
         lease: float = 30.0,
-    ) -> Serving:
+    ) -> Fetched:
         """The page after the cursor; the same one until it is confirmed."""
         return self._consumers.serve(name, limit, max_bytes, holder=holder, lease=lease)
 

@@ -15,13 +15,13 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from ergon_framework.boundary.factstore.hashchain import Prepared
 from ergon_framework.ports.factstore import (
     Appended,
+    CapacityExceeded,
     Conflict,
-    Full,
     Gap,
+    MissingReference,
     NewFact,
     Outcome,
     Reference,
-    Unfounded,
 )
 
 L = TypeVar("L")
@@ -91,7 +91,7 @@ class AppendPlanner(Generic[L]):
             outcome = self._seen(found, fact) if fact.key not in fresh else _twin(fresh, fact)
             if outcome is None and (capacity is not None or fact.new.references):
                 outcome = self._refused(found, fact, capacity)
-                if isinstance(outcome, Full):
+                if isinstance(outcome, CapacityExceeded):
                     capacity = 0  # a smaller one behind it would change the order
             outcomes.append(outcome or Appended(place(found, fact)))
         return outcomes
@@ -116,11 +116,11 @@ class AppendPlanner(Generic[L]):
         for reference in fact.new.references if fact.new.needs_artifacts else ():
             found = self._placement.object(reference)
             if found != reference:
-                return Unfounded(reference, found)
+                return MissingReference(reference, found)
         if capacity is not None:
             size = self._placement.size(log)
             if size + fact.size > capacity:
-                return Full(size)
+                return CapacityExceeded(size)
         return None
 
 

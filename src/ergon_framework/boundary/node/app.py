@@ -49,7 +49,7 @@ from ergon_framework.errors import (
     NotPermittedError,
     StoreError,
 )
-from ergon_framework.ports.factstore import OUTBOUND, FactStore, Outcome, Serving
+from ergon_framework.ports.factstore import OUTBOUND, FactStore, Fetched, Outcome
 
 LIVES = ("/healthz", "/livez")
 READY = "/readyz"
@@ -103,7 +103,7 @@ class Fetch:
         self.to_zone: str | None = None
         self.seen = 0
 
-    def has_seen(self, serving: Serving) -> None:
+    def has_seen(self, serving: Fetched) -> None:
         """There was nothing for it up to here."""
         self.log, self.to_zone = serving.consumer.log, serving.consumer.to_zone
         self.seen = serving.page.through
@@ -528,8 +528,8 @@ class NodeApplication:
         exchange.reply(200, page_json(serving, epoch, self.zone.name))
 
     async def _serve(
-        self, exchange: Exchange, serve: Callable[[], Serving], wait: float, renewal: float
-    ) -> Serving:
+        self, exchange: Exchange, serve: Callable[[], Fetched], wait: float, renewal: float
+    ) -> Fetched:
         """A page, waited for if there is none yet.
 
         Each look renews the lease of the holder that waits: it would lose its name otherwise to

@@ -16,7 +16,7 @@ from ergon_framework.boundary.node.operations import (
     CORE,
     OPERATIONS,
     FetchFacts,
-    Request,
+    OperationRequest,
 )
 
 OPENAPI, PROTO = "/openapi.json", "/bsfg/v1/boundary.proto"
@@ -24,14 +24,14 @@ DOCUMENTS = frozenset({OPENAPI, PROTO})
 _REF = "#/components/schemas/{name}"
 
 
-class AppendFact(Request):
+class AppendFact(OperationRequest):
     """One fact in its envelope."""
 
     envelope: EnvelopeFields
     fact: FactFields
 
 
-class EnvelopeFields(Request):
+class EnvelopeFields(OperationRequest):
     """The system's part of a message."""
 
     message_id: str
@@ -45,7 +45,7 @@ class EnvelopeFields(Request):
     object_schema: str | None = None
 
 
-class FactFields(Request):
+class FactFields(OperationRequest):
     """The domain's part: what happened."""
 
     subject: str
@@ -53,7 +53,7 @@ class FactFields(Request):
     object_json: Any
 
 
-class AppendFacts(Request):
+class AppendFacts(OperationRequest):
     """Facts in order, appended in one commit."""
 
     items: list[AppendFact]

@@ -28,7 +28,7 @@ from ergon_framework.boundary.node.operations import (
     ADMIN,
     CORE,
     Offload,
-    Request,
+    OperationRequest,
     demand,
     operation,
 )
@@ -213,7 +213,7 @@ def too_large(most: int) -> FactInvalidError:
     )
 
 
-class PutObject(Request):
+class PutObject(OperationRequest):
     """A small blob in one call; larger ones are streamed to /v1/objects."""
 
     bucket: str
@@ -223,7 +223,7 @@ class PutObject(Request):
     expected_digest: str | None = None
 
 
-class ObjectName(Request):
+class ObjectName(OperationRequest):
     """HeadObject and GetObject."""
 
     bucket: str

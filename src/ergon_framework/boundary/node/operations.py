@@ -35,7 +35,7 @@ class Offload(Protocol):
         """Run it."""
 
 
-RequestT = TypeVar("RequestT", bound="Request")
+RequestT = TypeVar("RequestT", bound="OperationRequest")
 
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -44,11 +44,11 @@ LONGEST_LEASE = 86_400_000
 _NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")
 
 
-class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class OperationRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request with named fields."""
 
 
-class FetchFacts(Request):
+class FetchFacts(OperationRequest):
     """A page for a consumer; with ``wait_ms`` it waits for facts when there are none."""
 
     consumer_name: str
@@ -59,7 +59,7 @@ class FetchFacts(Request):
     lease_ms: int | None = None
 
 
-class ConfirmReceipt(Request):
+class ConfirmReceipt(OperationRequest):
     """Everything at or below ``offset`` is handled."""
 
     consumer_name: str
@@ -67,7 +67,7 @@ class ConfirmReceipt(Request):
     holder: str | None = None
 
 
-class LookupFact(Request):
+class LookupFact(OperationRequest):
     """Whether an id was appended."""
 
     from_zone: str
@@ -75,7 +75,7 @@ class LookupFact(Request):
     log: str | None = None
 
 
-class CreateConsumer(Request):
+class CreateConsumer(OperationRequest):
     """A durable reader of one log."""
 
     consumer_name: str
@@ -85,13 +85,13 @@ class CreateConsumer(Request):
     required: bool = True
 
 
-class ConsumerOnly(Request):
+class ConsumerOnly(OperationRequest):
     """DeleteConsumer."""
 
     consumer_name: str
 
 
-class SeekConsumer(Request):
+class SeekConsumer(OperationRequest):
     """Set a cursor, also backwards; the reason goes into the journal."""
 
     consumer_name: str
@@ -99,14 +99,14 @@ class SeekConsumer(Request):
     reason: str = ""
 
 
-class ReleaseLease(Request):
+class ReleaseLease(OperationRequest):
     """A holder lets go of a consumer's name."""
 
     consumer_name: str
     holder: str
 
 
-class QuarantineFact(Request):
+class QuarantineFact(OperationRequest):
     """Set the next fact of a consumer aside."""
 
     consumer_name: str
@@ -117,34 +117,34 @@ class QuarantineFact(Request):
     holder: str | None = None
 
 
-class ListQuarantine(Request):
+class ListQuarantine(OperationRequest):
     """What was set aside; ``state`` ``all`` for everything."""
 
     consumer_name: str | None = None
     state: Literal["quarantined", "released", "discarded", "settled", "all"] = "quarantined"
 
 
-class QuarantineItem(Request):
+class QuarantineItem(OperationRequest):
     """ReleaseQuarantine and DiscardQuarantine."""
 
     id: int
     reason: str = ""
 
 
-class Seal(Request):
+class Seal(OperationRequest):
     """Seal or open the link to one peer, or all of them."""
 
     peer: str | None = None
     reason: str = ""
 
 
-class AcceptEpoch(Request):
+class AcceptEpoch(OperationRequest):
     """Trust a peer's store although it has changed."""
 
     peer: str
 
 
-class Nothing(Request):
+class Nothing(OperationRequest):
     """A request without fields."""
 
 
@@ -243,7 +243,7 @@ REASON = 500
 """Characters of a reason that are kept."""
 CORE, ADMIN = "bsfg.v1.Boundary", "bsfg.v1.BoundaryAdmin"
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=OperationRequest)
 
 
 class Operation(NamedTuple):
@@ -251,7 +251,7 @@ class Operation(NamedTuple):
 
     name: str
     service: str
-    shape: type[Request]
+    shape: type[OperationRequest]
     run: Callable[[Zone, Permit, Any], dict[str, Any]]
 
 

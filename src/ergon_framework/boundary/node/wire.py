@@ -8,10 +8,10 @@ from typing import Any
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.ports.factstore import (
     ConsumerInfo,
+    Fetched,
     Gap,
     Link,
     Quarantined,
-    Serving,
     StoredFact,
     StoredObject,
 )
@@ -27,7 +27,7 @@ def milliseconds(at: float | None) -> int | None:
     return None if at is None else round(at * 1000)
 
 
-def page_json(serving: Serving, epoch: str, zone: str) -> bytes:
+def page_json(serving: Fetched, epoch: str, zone: str) -> bytes:
     """A page, spliced together from the JSON that lies in the log."""
     page, consumer = serving.page, serving.consumer
     rest: dict[str, Any] = {

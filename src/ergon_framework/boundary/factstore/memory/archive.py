@@ -15,7 +15,7 @@ from ergon_framework.boundary.factstore.archive import (
     refuse_other_log,
 )
 from ergon_framework.boundary.factstore.hashchain import NOBODY, new_of
-from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, State
+from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, ZoneState
 from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.ports.copies import (
     AwaitedCopy,
@@ -77,7 +77,7 @@ class MemoryArchive:
 # ---- out ----------------------------------------------------------------------------------------
 
 
-def _logs(state: State) -> Iterator[LogCopy]:
+def _logs(state: ZoneState) -> Iterator[LogCopy]:
     for shelf in sorted(state.logs.values(), key=lambda each: each.number):
         yield LogCopy(
             shelf.number,
@@ -98,7 +98,7 @@ def _latest_below(shelf: MemoryLog) -> dict[str, int]:
     return {zone: offset for zone, offset in latest.items() if offset and zone != NOBODY}
 
 
-def _facts(state: State) -> Iterator[FactCopy]:
+def _facts(state: ZoneState) -> Iterator[FactCopy]:
     for shelf in sorted(state.logs.values(), key=lambda each: each.number):
         for row in shelf.rows:
             if not shelf.is_sound(row):
@@ -106,28 +106,28 @@ def _facts(state: State) -> Iterator[FactCopy]:
             yield FactCopy(shelf.number, shelf.name, row.seen(None), row.chain)
 
 
-def _ids(state: State) -> Iterator[IdCopy]:
+def _ids(state: ZoneState) -> Iterator[IdCopy]:
     for key in sorted(state.ledger):
         offset, digest = state.ledger[key]
         yield IdCopy(key, digest[:16], offset)
 
 
-def _items(state: State) -> Iterator[ItemCopy]:
+def _items(state: ZoneState) -> Iterator[ItemCopy]:
     for number in sorted(state.items):
         yield ItemCopy(state.items[number], number in state.served)
 
 
-def _awaited(state: State) -> Iterator[AwaitedCopy]:
+def _awaited(state: ZoneState) -> Iterator[AwaitedCopy]:
     for name in sorted(state.referenced - set(state.objects)):
         yield AwaitedCopy(*name)
 
 
-def _notes(state: State) -> Iterator[NoteCopy]:
+def _notes(state: ZoneState) -> Iterator[NoteCopy]:
     for position, note in enumerate(state.journal, 1):
         yield NoteCopy(position, *note)
 
 
-_DUMPS: dict[type[Copy], Callable[[State], Iterator[Any]]] = {
+_DUMPS: dict[type[Copy], Callable[[ZoneState], Iterator[Any]]] = {
     LogCopy: _logs,
     FactCopy: _facts,
     IdCopy: _ids,
@@ -140,7 +140,7 @@ _DUMPS: dict[type[Copy], Callable[[State], Iterator[Any]]] = {
 # ---- in -----------------------------------------------------------------------------------------
 
 
-def _put_log(state: State, copy: LogCopy) -> None:
+def _put_log(state: ZoneState, copy: LogCopy) -> None:
     shelf = state.logs.get(copy.log)
     if shelf is None:
         shelf = state.logs[copy.log] = MemoryLog(copy.log, copy.number, ledger=state.ledger)
@@ -151,7 +151,7 @@ def _put_log(state: State, copy: LogCopy) -> None:
         shelf.last_at, shelf.latest = copy.last_at, dict(copy.latest)
 
 
-def _put_fact(state: State, copy: FactCopy) -> None:
+def _put_fact(state: ZoneState, copy: FactCopy) -> None:
     shelf = state.logs[copy.log]
     if copy.fact.offset > shelf.head:
         refuse_hole(copy, shelf.head)
@@ -159,50 +159,50 @@ def _put_fact(state: State, copy: FactCopy) -> None:
         shelf.add(new_of(copy.fact), copy.fact.recorded_at)
 
 
-def _put_id(state: State, copy: IdCopy) -> None:
+def _put_id(state: ZoneState, copy: IdCopy) -> None:
     state.ledger.setdefault(copy.key, (copy.offset, copy.digest))
 
 
-def _put_gap(state: State, copy: GapCopy) -> None:
+def _put_gap(state: ZoneState, copy: GapCopy) -> None:
     gaps = state.shelf(copy.gap.log).gaps
     if copy.gap not in gaps:
         gaps.append(copy.gap)
         gaps.sort(key=lambda gap: gap.first)
 
 
-def _put_consumer(state: State, copy: ConsumerCopy) -> None:
+def _put_consumer(state: ZoneState, copy: ConsumerCopy) -> None:
     state.consumers[copy.consumer.name] = replace(copy.consumer)
 
 
-def _put_item(state: State, copy: ItemCopy) -> None:
+def _put_item(state: ZoneState, copy: ItemCopy) -> None:
     state.items[copy.item.id] = copy.item
     state.items_made = max(state.items_made, copy.item.id)
     (state.served.add if copy.is_served else state.served.discard)(copy.item.id)
 
 
-def _put_name(state: State, copy: NameCopy) -> None:
+def _put_name(state: ZoneState, copy: NameCopy) -> None:
     state.objects[copy.place] = replace(copy.object, is_referenced=False)
     (state.referenced.add if copy.object.is_referenced else state.referenced.discard)(copy.place)
 
 
-def _put_awaited(state: State, copy: AwaitedCopy) -> None:
+def _put_awaited(state: ZoneState, copy: AwaitedCopy) -> None:
     state.referenced.add(copy.place)
 
 
-def _put_link(state: State, copy: LinkCopy) -> None:
+def _put_link(state: ZoneState, copy: LinkCopy) -> None:
     state.links[copy.link.peer] = copy.link
 
 
-def _put_note(state: State, copy: NoteCopy) -> None:
+def _put_note(state: ZoneState, copy: NoteCopy) -> None:
     if copy.position > len(state.journal):
         state.journal.append((copy.at, copy.action, copy.details))
 
 
-def _put_zone(state: State, copy: ZoneCopy) -> None:
+def _put_zone(state: ZoneState, copy: ZoneCopy) -> None:
     state.info = copy.info
 
 
-_LOADS: dict[type[Copy], Callable[[State, Any], None]] = {
+_LOADS: dict[type[Copy], Callable[[ZoneState, Any], None]] = {
     LogCopy: _put_log,
     FactCopy: _put_fact,
     IdCopy: _put_id,
@@ -220,35 +220,35 @@ _LOADS: dict[type[Copy], Callable[[State, Any], None]] = {
 # ---- away ---------------------------------------------------------------------------------------
 
 
-def _drop_gap(state: State, copy: GapCopy) -> None:
+def _drop_gap(state: ZoneState, copy: GapCopy) -> None:
     shelf = state.shelf(copy.gap.log)
     shelf.gaps = [gap for gap in shelf.gaps if gap != copy.gap]
 
 
-def _drop_consumer(state: State, copy: ConsumerCopy) -> None:
+def _drop_consumer(state: ZoneState, copy: ConsumerCopy) -> None:
     state.consumers.pop(copy.consumer.name, None)
 
 
-def _drop_item(state: State, copy: ItemCopy) -> None:
+def _drop_item(state: ZoneState, copy: ItemCopy) -> None:
     state.items.pop(copy.item.id, None)
     state.served.discard(copy.item.id)
 
 
-def _drop_name(state: State, copy: NameCopy) -> None:
+def _drop_name(state: ZoneState, copy: NameCopy) -> None:
     state.objects.pop(copy.place, None)
     state.referenced.discard(copy.place)
 
 
-def _drop_awaited(state: State, copy: AwaitedCopy) -> None:
+def _drop_awaited(state: ZoneState, copy: AwaitedCopy) -> None:
     if copy.place not in state.objects:
         state.referenced.discard(copy.place)
 
 
-def _drop_link(state: State, copy: LinkCopy) -> None:
+def _drop_link(state: ZoneState, copy: LinkCopy) -> None:
     state.links.pop(copy.link.peer, None)
 
 
-_DISCARDS: dict[type[Copy], Callable[[State, Any], None]] = {
+_DISCARDS: dict[type[Copy], Callable[[ZoneState, Any], None]] = {
     GapCopy: _drop_gap,
     ConsumerCopy: _drop_consumer,
     ItemCopy: _drop_item,

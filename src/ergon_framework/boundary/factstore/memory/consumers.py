@@ -21,10 +21,10 @@ from ergon_framework.boundary.factstore.consumers import (
 from ergon_framework.boundary.factstore.memory.state import (
     MemoryDatabase,
     MemoryLog,
-    State,
+    ZoneState,
     fitting,
 )
-from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
+from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, Page, Quarantined
 
 
 class MemoryConsumers:
@@ -82,7 +82,7 @@ class MemoryConsumers:
         *,
         holder: str | None = None,
         lease: float = 30.0,
-    ) -> Serving:
+    ) -> Fetched:
         """The page after the cursor, or before it one of released facts."""
         with self._database.step() as state:
             now = self._database.clock()
@@ -98,7 +98,7 @@ class MemoryConsumers:
             cursors.hold(one, holder, lease, now)
             given = {fact.offset for fact in page.facts}
             state.served.update(item.id for item in state.released_to(name) if item.offset in given)
-            return Serving(_given(state, one), page, is_released)
+            return Fetched(_given(state, one), page, is_released)
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
         """Move the cursor up to ``offset``, never down; the cursor then."""
@@ -186,14 +186,14 @@ class MemoryConsumers:
             return books.items[quarantine_id]
 
 
-def _given(state: State, one: ConsumerInfo) -> ConsumerInfo:
+def _given(state: ZoneState, one: ConsumerInfo) -> ConsumerInfo:
     """A copy, with what is worked out."""
     waiting = list(state.shelf(one.log).after(one.cursor, one.to_zone))
     since = waiting[0].fact.recorded_at if waiting else None
     return replace(one, lag=len(waiting), waiting_since=since)
 
 
-def _released(state: State, one: ConsumerInfo, limit: int, max_bytes: int) -> Page | None:
+def _released(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int) -> Page | None:
     """The page of what an operator released, if anything; all of it lies below the cursor.
 
     What lies above it, after a seek, comes along with its neighbours: confirmed on its own, it
@@ -212,7 +212,7 @@ def _released(state: State, one: ConsumerInfo, limit: int, max_bytes: int) -> Pa
     return Page(facts, facts[-1].offset, shelf.head) if facts else None
 
 
-def _next(state: State, one: ConsumerInfo, limit: int, max_bytes: int, now: float) -> Page:
+def _next(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int, now: float) -> Page:
     """The page after the cursor, which passes corrupted rows on its way."""
     shelf = state.shelf(one.log)
     refuse_truncated(one, shelf.unexplained(one.cursor))
@@ -228,7 +228,7 @@ def _next(state: State, one: ConsumerInfo, limit: int, max_bytes: int, now: floa
     return page
 
 
-def _pass(state: State, one: ConsumerInfo, shelf: MemoryLog, offset: int, now: float) -> None:
+def _pass(state: ZoneState, one: ConsumerInfo, shelf: MemoryLog, offset: int, now: float) -> None:
     message = f"the fact at {offset} of {shelf.name} is not what was stored there"
     item = Quarantined(0, one.name, shelf.name, offset, "corrupted", message, 0, now)
     state.set_aside(item)

@@ -8,30 +8,30 @@ from dataclasses import replace
 from ergon_framework.boundary.factstore.archive import corrupted
 from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.hashchain import in_order
-from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, State
+from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, ZoneState
 from ergon_framework.core.link import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,
     OUTBOUND,
     Appended,
+    BeforeWait,
+    CapacityExceeded,
     Conflict,
     Flaw,
-    Found,
-    Full,
     Gap,
+    LedgerEntry,
     Link,
     LogInfo,
-    Meanwhile,
+    MissingReference,
     NewFact,
     Outcome,
     Page,
     Quarantined,
     Reference,
-    Unfounded,
 )
 
 
-class MemoryLogs:
+class MemoryFactLog:
     """The part of the store that keeps facts."""
 
     def __init__(self, database: MemoryDatabase) -> None:
@@ -46,7 +46,7 @@ class MemoryLogs:
             outcomes: list[Outcome] = []
             for fact in facts:
                 outcomes.append(_append(state, log, fact, capacity, now))
-                if isinstance(outcomes[-1], Full):
+                if isinstance(outcomes[-1], CapacityExceeded):
                     capacity = 0  # a smaller one behind it would change the order
             return outcomes
 
@@ -66,7 +66,7 @@ class MemoryLogs:
             answer = error
         done(answer)
 
-    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
         with self._database.step() as state:
             for shelf in _in_order(state):
@@ -163,7 +163,7 @@ class MemoryLogs:
                 )
             return outcomes
 
-    def watch_waits(self, seen: Meanwhile) -> None:
+    def watch_waits(self, seen: BeforeWait) -> None:
         """Nothing is waited for here."""
 
     def watch_heads(self, seen: Callable[[str, int], None]) -> None:
@@ -173,11 +173,11 @@ class MemoryLogs:
         """There is nothing to wait for, and nothing to tell."""
 
 
-def _in_order(state: State) -> list[MemoryLog]:
+def _in_order(state: ZoneState) -> list[MemoryLog]:
     return sorted(state.logs.values(), key=lambda shelf: (shelf.name != OUTBOUND, shelf.name))
 
 
-def _append(state: State, log: str, new: NewFact, capacity: int | None, now: float) -> Outcome:
+def _append(state: ZoneState, log: str, new: NewFact, capacity: int | None, now: float) -> Outcome:
     shelf = state.logs.get(log) or MemoryLog(log)
     known = _known(shelf, new)
     if known is not None:
@@ -185,17 +185,17 @@ def _append(state: State, log: str, new: NewFact, capacity: int | None, now: flo
     for reference in new.references if new.needs_artifacts else ():
         there = _bound(state, reference)
         if there != reference:
-            return Unfounded(reference, there)
+            return MissingReference(reference, there)
     if capacity is not None and shelf.size + len(new.envelope) + len(new.fact) > capacity:
-        return Full(shelf.size)
+        return CapacityExceeded(shelf.size)
     return _add(state, log, new, now)
 
 
-def _receive(state: State, log: str, new: NewFact, now: float) -> Outcome:
+def _receive(state: ZoneState, log: str, new: NewFact, now: float) -> Outcome:
     return _known(state.shelf(log), new) or _add(state, log, new, now)
 
 
-def _add(state: State, log: str, new: NewFact, now: float) -> Appended:
+def _add(state: ZoneState, log: str, new: NewFact, now: float) -> Appended:
     state.referenced.update((each.bucket, each.key) for each in new.references)
     state.is_longer = True
     return Appended(state.shelf(log).add(new, now))
@@ -217,19 +217,19 @@ def _known(shelf: MemoryLog, new: NewFact) -> Appended | Conflict | None:
     return Appended(found.offset, True, is_damaged=True)
 
 
-def _bound(state: State, reference: Reference) -> Reference | None:
+def _bound(state: ZoneState, reference: Reference) -> Reference | None:
     """What the name that a fact mentions stands for."""
     kept = state.objects.get((reference.bucket, reference.key))
     return None if kept is None else Reference(kept.bucket, kept.key, kept.digest, kept.size)
 
 
-def _settled_by_all(state: State, log: str) -> int:
+def _settled_by_all(state: ZoneState, log: str) -> int:
     """Up to where no required consumer needs anything, nor anybody what was set aside for it."""
     required = [one for one in state.consumers.values() if one.log == log and one.is_required]
     aside = [item.offset - 1 for one in required for item in state.open_items(one.name)]
     return min([*(one.cursor for one in required), *aside], default=0)
 
 
-def _confirmed_by_all(state: State, log: str) -> int:
+def _confirmed_by_all(state: ZoneState, log: str) -> int:
     """Up to where every consumer has confirmed; where there is none, nobody has anything."""
     return min((one.cursor for one in state.consumers.values() if one.log == log), default=0)

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, State
+from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, ZoneState
 from ergon_framework.errors import BoundaryError, ObjectConflictError
 from ergon_framework.ports.factstore import NEW_EPOCH, Link, StoredObject, StoreInfo
 
@@ -91,11 +91,11 @@ class MemoryObjects:
             return _is_bound(state, digest)
 
 
-def _given(state: State, kept: StoredObject) -> StoredObject:
+def _given(state: ZoneState, kept: StoredObject) -> StoredObject:
     return replace(kept, is_referenced=(kept.bucket, kept.key) in state.referenced)
 
 
-def _is_bound(state: State, digest: bytes) -> bool:
+def _is_bound(state: ZoneState, digest: bytes) -> bool:
     return any(kept.digest == digest for kept in state.objects.values())
 
 
@@ -174,5 +174,5 @@ class MemoryLinks:
         with self._database.step() as state:
             return state.journal[::-1][:limit]
 
-    def _note(self, state: State, action: str, details: str) -> None:
+    def _note(self, state: ZoneState, action: str, details: str) -> None:
         state.journal.append((self._database.clock(), action, details))

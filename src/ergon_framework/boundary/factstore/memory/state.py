@@ -29,8 +29,8 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     ConsumerInfo,
-    Found,
     Gap,
+    LedgerEntry,
     Link,
     LogInfo,
     NewFact,
@@ -46,7 +46,7 @@ NO_CHAIN = bytes(32)
 
 
 @dataclass(slots=True)
-class Row:
+class MemoryRow:
     """A fact, what the chain is after it, and which fact before it went to the same zone."""
 
     fact: StoredFact
@@ -78,7 +78,7 @@ class MemoryLog:
     name: str
     number: int = 0
     """Which log it is; part of the chain, as in every store."""
-    rows: list[Row] = field(default_factory=list)
+    rows: list[MemoryRow] = field(default_factory=list)
     first: int = 1
     """The offset of the first row."""
     chain: bytes = NO_CHAIN
@@ -112,19 +112,19 @@ class MemoryLog:
         """The log in figures."""
         return LogInfo(self.name, self.head, self.first, self.size, self.last_at)
 
-    def find(self, from_zone: str, message_id: str) -> Found | None:
+    def find(self, from_zone: str, message_id: str) -> LedgerEntry | None:
         """What the ledger knows about an id."""
         known = self.ledger.get(key_of(self.name, from_zone, message_id))
         if known is None:
             return None
         offset, digest = known
-        return Found(self.name, offset, digest, is_retained=offset >= self.first)
+        return LedgerEntry(self.name, offset, digest, is_retained=offset >= self.first)
 
-    def row(self, offset: int) -> Row | None:
+    def row(self, offset: int) -> MemoryRow | None:
         """The row at an offset, if it is kept."""
         return self.rows[offset - self.first] if self.first <= offset <= self.head else None
 
-    def after(self, offset: int, to_zone: str | None = None) -> Iterator[Row]:
+    def after(self, offset: int, to_zone: str | None = None) -> Iterator[MemoryRow]:
         """The facts above an offset that lie in a view."""
         for row in self.rows[max(0, offset + 1 - self.first) :]:
             if not row.is_marker and to_zone in {None, row.fact.to_zone}:
@@ -146,7 +146,7 @@ class MemoryLog:
             new.source_offset,
         )
         total = self.total + size_of(fact)
-        self.rows.append(Row(fact, self.link(fact), total, self.latest.get(new.to_zone, 0)))
+        self.rows.append(MemoryRow(fact, self.link(fact), total, self.latest.get(new.to_zone, 0)))
         self.last_at = now
         self.ledger[key_of(self.name, new.from_zone, new.message_id)] = offset, new.digest
         self.latest[new.to_zone] = offset
@@ -193,11 +193,11 @@ class MemoryLog:
         row = self.row(offset)
         return b"" if row is None else row.chain
 
-    def is_sound(self, row: Row) -> bool:
+    def is_sound(self, row: MemoryRow) -> bool:
         """Whether a row is still what was put there."""
         return row.chain == self._link(self.chain_at(row.fact.offset - 1), row.total, row.fact)
 
-    def is_repaired(self, row: Row, told: NewFact) -> bool:
+    def is_repaired(self, row: MemoryRow, told: NewFact) -> bool:
         """Make a damaged row what it was by a duplicate of its fact; whether that could be."""
         stored = row.fact.envelope, row.fact.fact
         for envelope, fact in contents(stored, prepare(self.name, told)):
@@ -243,9 +243,9 @@ class MemoryLog:
         return (lost[0], lost[-1]) if lost else None
 
 
-def fitting(rows: Iterable[Row], limit: int, max_bytes: int) -> list[Row]:
+def fitting(rows: Iterable[MemoryRow], limit: int, max_bytes: int) -> list[MemoryRow]:
     """The first rows that fit into a page: always one, if there is one."""
-    given: list[Row] = []
+    given: list[MemoryRow] = []
     size = 0
     for row in rows:
         size += row.size
@@ -261,7 +261,7 @@ def size_of(fact: StoredFact) -> int:
 
 
 @dataclass(slots=True)
-class State:
+class ZoneState:
     """The books of one zone."""
 
     info: StoreInfo
@@ -339,13 +339,13 @@ class MemoryDatabase:
 
     def __init__(self, zone: str, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.state = State(StoreInfo(zone, secrets.token_hex(8), clock()))
+        self.state = ZoneState(StoreInfo(zone, secrets.token_hex(8), clock()))
         self._lock = threading.Lock()
         self._is_closed = False
         self.wakes: list[Callable[[], None]] = []
 
     @contextmanager
-    def step(self) -> Iterator[State]:
+    def step(self) -> Iterator[ZoneState]:
         """The state for one step of one caller; who waits for facts is woken afterwards."""
         with self._lock:
             if self._is_closed:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ergon_framework.boundary.factstore.memory.archive import MemoryArchive
 from ergon_framework.boundary.factstore.memory.consumers import MemoryConsumers
-from ergon_framework.boundary.factstore.memory.log import MemoryLogs
+from ergon_framework.boundary.factstore.memory.log import MemoryFactLog
 from ergon_framework.boundary.factstore.memory.registry import MemoryLinks, MemoryObjects
 from ergon_framework.boundary.factstore.memory.state import MemoryDatabase
 from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
@@ -30,7 +30,7 @@ class MemoryFactStore(FactStoreOfParts):
     def __init__(self, zone: str, *, clock: Callable[[], float] = time.time) -> None:
         self.database = MemoryDatabase(zone, clock)
         parts = StoreParts(
-            MemoryLogs(self.database),
+            MemoryFactLog(self.database),
             MemoryConsumers(self.database),
             MemoryObjects(self.database),
             MemoryLinks(self.database),

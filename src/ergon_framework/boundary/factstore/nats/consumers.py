@@ -26,7 +26,7 @@ from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.errors import ConsumerHeldError
-from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
+from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, Page, Quarantined
 
 _SHARED = {each.name for each in fields(ConsumerInfo)} & {
     each.name for each in fields(ConsumerRecord)
@@ -164,10 +164,10 @@ class NatsConsumers:
         *,
         holder: str | None = None,
         lease: float = 30.0,
-    ) -> Serving:
+    ) -> Fetched:
         """The page after the cursor, or before it one of released facts."""
 
-        def work(books: StreamTransaction) -> Serving | ConsumerHeldError | None:
+        def work(books: StreamTransaction) -> Fetched | ConsumerHeldError | None:
             now, one = self._database.clock(), reader_named(books, name)
             before = copy(one)
             if info_of(one).is_overlong(now):
@@ -191,7 +191,7 @@ class NatsConsumers:
             _note_released(books, one, page)
             if one != before:
                 books.put(books.subjects.consumer(name), one)
-            return Serving(described(books, one), page, is_released)
+            return Fetched(described(books, one), page, is_released)
 
         served = None
         while served is None:

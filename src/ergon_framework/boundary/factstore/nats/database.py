@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ergon_framework.boundary.factstore.nats.session import Record, RecordCache, StreamTransaction
-from ergon_framework.boundary.factstore.nats.setup import Opening
+from ergon_framework.boundary.factstore.nats.setup import StreamSetup
 from ergon_framework.errors import (
     BoundaryError,
     StoreError,
@@ -112,7 +112,7 @@ class NatsDatabase:
         self._is_read_only = read_only
         self._turn = threading.RLock()
         self._memory = RecordCache()
-        self.opening = Opening(url, zone, read_only=read_only)
+        self.opening = StreamSetup(url, zone, read_only=read_only)
         self.stream, self.subjects = self.opening.stream, self.opening.subjects
         self.notifier = Notifier(self.stream.client, self.subjects.bell)
         try:

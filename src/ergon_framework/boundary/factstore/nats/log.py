@@ -17,7 +17,7 @@ from ergon_framework.boundary.factstore.archive import corrupted
 from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.group_commit import (
     GroupCommit,
-    Watching,
+    GuardedCallback,
     nothing,
     tell_head,
 )
@@ -34,14 +34,14 @@ from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import (
     INBOUND,
     Appended,
+    BeforeWait,
+    CapacityExceeded,
     Conflict,
     Flaw,
-    Found,
-    Full,
     Gap,
+    LedgerEntry,
     Link,
     LogInfo,
-    Meanwhile,
     NewFact,
     Outcome,
     Page,
@@ -90,7 +90,7 @@ class NatsLog:
         self._database = database
         self._watch: Callable[[int, float], None] | None = None
         self._heads_seen: Callable[[str, int], None] | None = None
-        self._before_waiting: Meanwhile = nothing
+        self._before_waiting: BeforeWait = nothing
         self._appends: GroupCommit[Append, list[Outcome]] = GroupCommit(
             self.append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
         )
@@ -134,17 +134,17 @@ class NatsLog:
             raise too_large(self._database.url)
         return Append(log, prepared, capacity)
 
-    def watch_waits(self, seen: Meanwhile) -> None:
+    def watch_waits(self, seen: BeforeWait) -> None:
         """Tell when an append is about to wait."""
-        self._before_waiting = Watching(seen, "waits")
+        self._before_waiting = GuardedCallback(seen, "waits")
 
     def watch_heads(self, seen: Callable[[str, int], None]) -> None:
         """Tell up to which offset a log has grown."""
-        self._heads_seen = Watching(seen, "heads")
+        self._heads_seen = GuardedCallback(seen, "heads")
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends: how many facts, and the seconds it took."""
-        self._watch = Watching(seen, "commits")
+        self._watch = GuardedCallback(seen, "commits")
 
     def close(self) -> None:
         """Wait for the appends that were left to be done, and take no more."""
@@ -158,7 +158,7 @@ class NatsLog:
         for part in _parts(asked):
             for index, found in zip(part, self._enter(list(part.values())), strict=True):
                 outcomes[index] += found
-                if any(isinstance(each, Full) for each in found):
+                if any(isinstance(each, CapacityExceeded) for each in found):
                     asked[index].capacity = 0  # nothing enters behind it in a later commit either
         if self._heads_seen is not None:
             for each, found in zip(asked, outcomes, strict=True):
@@ -179,10 +179,10 @@ class NatsLog:
 
     # ---- reading --------------------------------------------------------------------------------
 
-    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
-        def work(books: StreamTransaction) -> Found | None:
+        def work(books: StreamTransaction) -> LedgerEntry | None:
             found = [each for each in books.shelves() if log in {None, each.name}]
             keys = {each.name: key_of(each.name, from_zone, message_id) for each in found}
             known = books.known(keys.values(), keys)
@@ -190,7 +190,7 @@ class NatsLog:
                 one = known.get(keys[shelf.name])
                 if one is not None:
                     is_kept = one.offset >= shelf.first
-                    return Found(shelf.name, one.offset, one.digest, is_retained=is_kept)
+                    return LedgerEntry(shelf.name, one.offset, one.digest, is_retained=is_kept)
             return None
 
         return self._database.read(work)

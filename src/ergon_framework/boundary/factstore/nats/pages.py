@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ergon_framework.boundary.factstore import planning
-from ergon_framework.boundary.factstore.nats.schema import NO_CHAIN, Entry, LogState, Place
+from ergon_framework.boundary.factstore.nats.schema import NO_CHAIN, LogEntry, LogState, Place
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.ports.factstore import Gap, Page
 
@@ -15,7 +15,7 @@ CHUNK = 256
 
 
 @dataclass(slots=True)
-class Stretch:
+class StreamPage:
     """A page and, when a corrupted fact ended it, which one."""
 
     page: Page
@@ -30,8 +30,8 @@ class Hole:
 
 
 def search(
-    books: StreamTransaction, shelf: LogState, is_low: Callable[[Entry], bool]
-) -> Entry | None:
+    books: StreamTransaction, shelf: LogState, is_low: Callable[[LogEntry], bool]
+) -> LogEntry | None:
     """The last kept entry of those that are low, which all lie before those that are not."""
     subject, found = books.subjects.entries(shelf.name), None
     low, high = max(1, shelf.first_seq), shelf.head_seq + 1
@@ -63,7 +63,7 @@ def place_of(books: StreamTransaction, shelf: LogState, offset: int) -> Place:
     return Place(entry.seq, entry.chain if entry.offset == offset else b"")
 
 
-def entry_at(books: StreamTransaction, shelf: LogState, offset: int) -> Entry | None:
+def entry_at(books: StreamTransaction, shelf: LogState, offset: int) -> LogEntry | None:
     """The entry of an offset, if it is kept and sound."""
     if not shelf.first <= offset <= shelf.head:
         return None
@@ -83,7 +83,7 @@ def entries_after(
     chunk: int = CHUNK,
     max_bytes: int = 1 << 22,
     with_markers: bool = False,
-) -> Iterator[Entry | Hole]:
+) -> Iterator[LogEntry | Hole]:
     """The facts above an offset in a view, and what should be there but is not."""
     seen = max(after, shelf.first - 1)
     everything = books.subjects.entries(shelf.name)
@@ -113,7 +113,7 @@ def entries_after(
             return
 
 
-def all_after(books: StreamTransaction, shelf: LogState, after: int) -> Iterator[Entry | Hole]:
+def all_after(books: StreamTransaction, shelf: LogState, after: int) -> Iterator[LogEntry | Hole]:
     """Everything above an offset, markers included."""
     return entries_after(books, shelf, after, with_markers=True)
 
@@ -130,9 +130,9 @@ def read(
     limit: int,
     max_bytes: int,
     to_zone: str | None,
-) -> Stretch:
+) -> StreamPage:
     """A stretch that ends at a limit, before a corrupted fact, or at the head."""
-    given: list[Entry] = []
+    given: list[LogEntry] = []
     size, through, corrupted = 0, shelf.head, None
     # One more than is asked for tells whether there are any behind.
     wanted = min(CHUNK, limit + 1)
@@ -152,7 +152,7 @@ def read(
     end = place_of(books, shelf, through).chain
     facts = [each.seen(to_zone) for each in given]
     gaps = gaps_within(books, shelf, after, through)
-    return Stretch(Page(facts, through, shelf.head, chain, end, gaps), corrupted)
+    return StreamPage(Page(facts, through, shelf.head, chain, end, gaps), corrupted)
 
 
 def waiting(

@@ -37,7 +37,7 @@ Order: TypeAlias = Callable[[ObjectRecord], Place | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class NameScan:
     """A part of the order, without any gap."""
 
     names: list[ObjectRecord]
@@ -47,7 +47,7 @@ class Stretch:
 
 def stretch(
     read: Callable[[], Iterable[Stored]], order: Order, after: Place, limit: int
-) -> Stretch:
+) -> NameScan:
     """At least so many names after a place, if there are so many.
 
     ``read`` goes through all messages of the names, in the order of the stream: once, unless very
@@ -61,7 +61,7 @@ def stretch(
             sieve.take(message)
         names += sieve.names()
         if sieve.end is None or len(names) >= limit:
-            return Stretch(names, sieve.end is None)
+            return NameScan(names, sieve.end is None)
         start, is_after = sieve.end, False
 
 
@@ -118,7 +118,7 @@ class _Seen:
     bucket: str | None
     version: tuple[int, ...]
     start: tuple[str, str]
-    stretch: Stretch
+    stretch: NameScan
 
     def is_of(self, bucket: str | None, version: tuple[int, ...]) -> bool:
         """Whether these are names of that bucket, and still what they were."""

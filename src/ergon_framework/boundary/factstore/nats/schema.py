@@ -42,7 +42,7 @@ NO_CHAIN = bytes(32)
 
 
 @dataclass(slots=True)
-class Entry:
+class LogEntry:
     """A fact or a marker, as it was found."""
 
     seq: int
@@ -176,7 +176,7 @@ def repaired(log: int, data: bytes, told: Prepared) -> bytes | None:
     return b"".join((head, zone, parts.proof, *pair))
 
 
-def read(log: int, seq: int, data: bytes) -> Entry | None:
+def read(log: int, seq: int, data: bytes) -> LogEntry | None:
     """An entry out of its message; None when nothing of it can be read."""
     parts = _parts(data)
     proof = None if parts is None else read_proof(parts.proof)
@@ -190,7 +190,7 @@ def read(log: int, seq: int, data: bytes) -> Entry | None:
     raw, envelope, fact = parts.proof, parts.envelope, parts.fact
     number = (log << OFFSET_BITS) + offset
     seal = checked_seal(number, total, now, raw, to_zone, envelope, fact)
-    return Entry(
+    return LogEntry(
         seq, offset, alike, total, now, risen, to_zone, proof, proof.chain, envelope, fact, seal
     )
 
@@ -381,7 +381,7 @@ class LogState:
         """Bytes that are kept."""
         return self.total - self.cut_total
 
-    def grow(self, entry: Entry) -> None:
+    def grow(self, entry: LogEntry) -> None:
         """Take in an entry behind those that the record tells of."""
         proof = entry.proof
         self.head, self.head_seq, self.chain = entry.offset, entry.seq, entry.chain

@@ -16,8 +16,8 @@ from ergon_framework.boundary.factstore.hashchain import Prepared
 from ergon_framework.boundary.factstore.nats import schema
 from ergon_framework.boundary.factstore.nats.schema import (
     Counters,
-    Entry,
     Known,
+    LogEntry,
     LogState,
     Note,
     Place,
@@ -287,7 +287,7 @@ class StreamTransaction:
         data = schema.id_record(known)
         self._others.append(Message(self.subjects.id(key), data, {EXPECTED: "0"}))
 
-    def entry(self, shelf: LogState, found: Stored) -> Entry | None:
+    def entry(self, shelf: LogState, found: Stored) -> LogEntry | None:
         """An entry out of its message."""
         entry = schema.read(shelf.number, found.seq, found.data)
         if entry is None or entry.seal is None:
@@ -296,17 +296,17 @@ class StreamTransaction:
             self.remember(shelf, entry)
         return entry
 
-    def _repaired(self, shelf: LogState, seq: int) -> Entry | None:
+    def _repaired(self, shelf: LogState, seq: int) -> LogEntry | None:
         """What was written down in the place of a damaged entry."""
         found = self.stream.last(self.subjects.repair(shelf.name, seq))
         return None if found is None else schema.read(shelf.number, seq, found.data)
 
-    def known_entry(self, shelf: LogState, known: Known) -> Entry | None:
+    def known_entry(self, shelf: LogState, known: Known) -> LogEntry | None:
         """The entry of an id that was asked for in this step, as far as it can be read."""
         stored = self._asked.get(known.seq)
         return None if stored is None else self.entry(shelf, stored)
 
-    def repair(self, shelf: LogState, known: Known, told: Prepared) -> Entry | None:
+    def repair(self, shelf: LogState, known: Known, told: Prepared) -> LogEntry | None:
         """Write down what a damaged entry was, by a duplicate of its fact; None if not known."""
         stored = self._asked.get(known.seq)
         data = None if stored is None else schema.repaired(shelf.number, stored.data, told)
@@ -315,7 +315,7 @@ class StreamTransaction:
         self._others.append(Message(self.subjects.repair(shelf.name, known.seq), data))
         return schema.read(shelf.number, known.seq, data)
 
-    def remember(self, shelf: LogState, entry: Entry) -> None:
+    def remember(self, shelf: LogState, entry: LogEntry) -> None:
         """Keep in mind where an entry is."""
         self.memory.places[shelf.name, entry.offset] = Place(entry.seq, entry.chain)
 

@@ -50,7 +50,7 @@ def zones_in_space(url: str) -> list[str]:
     return sorted(each[_ZONE] for each in said if _ZONE in each)
 
 
-class Opening:
+class StreamSetup:
     """Whose stream it is, and how it stands."""
 
     def __init__(self, url: str, zone: str, *, read_only: bool) -> None:

@@ -35,7 +35,13 @@ from ergon_framework.boundary.factstore.sql.rows import (
     view_of,
 )
 from ergon_framework.boundary.factstore.sql.session import Row
-from ergon_framework.ports.factstore import Full, Meanwhile, Outcome, Reference, Unfounded
+from ergon_framework.ports.factstore import (
+    BeforeWait,
+    CapacityExceeded,
+    MissingReference,
+    Outcome,
+    Reference,
+)
 from ergon_framework.storage.postgres.pipeline import Bigints, Bytes, Floats, Integers, Packed
 from ergon_framework.storage.postgres.pool import Connection
 
@@ -64,7 +70,7 @@ class PipelineExecutor:
         statements: Sequence[Statement],
         *,
         is_planned: bool,
-        meanwhile: Meanwhile,
+        meanwhile: BeforeWait,
     ) -> None:
         """Execute these as one transaction, commit and announce, in one round trip.
 
@@ -82,7 +88,7 @@ class PipelineExecutor:
         self,
         connection: Connection,
         statements: Sequence[Statement],
-        meanwhile: Meanwhile,
+        meanwhile: BeforeWait,
         *,
         is_planned: bool,
     ) -> list[PGresult]:
@@ -114,7 +120,7 @@ class PipelineExecutor:
         self,
         connection: Connection,
         statements: Sequence[Statement],
-        meanwhile: Meanwhile,
+        meanwhile: BeforeWait,
     ) -> None:
         known = self._prepared.setdefault(connection, set())
         for name, values in (*statements, (_ANNOUNCE, ())):
@@ -133,7 +139,7 @@ def _called(name: str) -> bytes:
     return f"ergon.{name}".encode()
 
 
-def _answers(line: PGconn, meanwhile: Meanwhile) -> tuple[list[PGresult], list[PGresult]]:
+def _answers(line: PGconn, meanwhile: BeforeWait) -> tuple[list[PGresult], list[PGresult]]:
     """What came before the first sync, and what came before the second.
 
     An error at the commit itself comes behind the answers to all statements.
@@ -244,23 +250,23 @@ class CachedTables:
 
     def stored(self, number: int) -> Row | None:
         """A row as it is in the database, which nobody looks into here."""
-        raise TooHopefulError
+        raise LookupNeededError
 
     def zone_of(self, view: int) -> str | None:
         """Where the facts of a view go, which is not remembered."""
-        raise TooHopefulError
+        raise LookupNeededError
 
     def write_back(self, row: Row) -> None:
         """Put a row in the place of the one with its number."""
-        raise TooHopefulError
+        raise LookupNeededError
 
     def view(self, log: LogRow, to_zone: str) -> int:
         """The number of a view that this log has not been asked for yet."""
-        raise TooHopefulError
+        raise LookupNeededError
 
     def last_run(self, view: int) -> ViewSegment | None:
         """The newest run of a view as it is written down."""
-        raise TooHopefulError
+        raise LookupNeededError
 
 
 class LockedTables(CachedTables):
@@ -403,7 +409,7 @@ class LockedAppend:
         cache.cuts[name] = state[2]
 
 
-class TooHopefulError(Exception):
+class LookupNeededError(Exception):
     """What is to be done cannot be decided without looking ids up."""
 
 
@@ -415,7 +421,7 @@ class OptimisticAppend:
     """
 
     REFUSALS = (
-        TooHopefulError,
+        LookupNeededError,
         psycopg.errors.DivisionByZero,  # the log stands elsewhere, or an id is an old one
         psycopg.errors.UniqueViolation,
         psycopg.errors.InvalidSqlStatementName,  # a pooler gave us another server connection
@@ -444,15 +450,19 @@ class OptimisticAppend:
     def append(self, asked: Sequence[Append]) -> list[list[Outcome]]:
         """Append for several callers; the outcomes, if nothing was refused."""
         outcomes = self.placed.append(asked)
-        if any(isinstance(each, Full | Unfounded) for found in outcomes for each in found):
-            raise TooHopefulError  # were it a duplicate, it would not be refused
+        if any(
+            isinstance(each, CapacityExceeded | MissingReference)
+            for found in outcomes
+            for each in found
+        ):
+            raise LookupNeededError  # were it a duplicate, it would not be refused
         return outcomes
 
     def statements(self) -> list[Statement]:
         """What appends, and what else belongs to the same transaction."""
         log = self._log
         if not self.placed.added or log.last_at is None or log.view is None:
-            raise TooHopefulError
+            raise LookupNeededError
         after: Values = (log.id, log.head, log.total, log.chain, log.last_at, log.view)
         append: Statement = ("logs.append", (*after, *self._before, *self.placed.columns()))
         return [append, *self.placed.changes_of_runs()]

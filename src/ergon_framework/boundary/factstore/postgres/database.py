@@ -11,7 +11,7 @@ from typing import TypeVar
 import psycopg
 from psycopg import sql
 
-from ergon_framework.boundary.factstore.postgres.session import SQL, PostgresSession, wordings
+from ergon_framework.boundary.factstore.postgres.session import SQL, PostgresSession, statements_for
 from ergon_framework.boundary.factstore.sql.session import AFTER, BEFORE, Subscribers, logger
 from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
@@ -91,7 +91,7 @@ class PostgresZoneDatabase:
         self.turn = f"SELECT pg_advisory_xact_lock({lock_of(zone)})"
         """The statement after which changes to the zone's books take turns."""
         try:
-            self.wordings = wordings(self.namespace, self.server.read(self._find_place))
+            self.wordings = statements_for(self.namespace, self.server.read(self._find_place))
         except BaseException:
             self.server.close()
             raise

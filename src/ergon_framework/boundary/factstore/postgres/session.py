@@ -24,7 +24,7 @@ _names = count()
 
 
 @dataclass(frozen=True, slots=True)
-class Wordings:
+class ZoneStatements:
     """The statements for one zone's tables, to look at them and to change them."""
 
     reading: Mapping[str, bytes]
@@ -32,7 +32,7 @@ class Wordings:
     """Rows that are looked at are locked where what happens next depends on them."""
 
 
-def wordings(namespace: str, place: str) -> Wordings:
+def statements_for(namespace: str, place: str) -> ZoneStatements:
     """The statements for the tables in one schema; ``place`` is what sets it apart from copies."""
     texts = {f"{file}.{name}": text for file in _FILES for name, text in _load(file)}
     fixed = {"{zone}": f'"{namespace}"', "{place}": f"'{place}'"}
@@ -41,7 +41,7 @@ def wordings(namespace: str, place: str) -> Wordings:
         words = fixed | {"{locked}": locked}
         return {name: _filled(text, words).encode() for name, text in texts.items()}
 
-    return Wordings(worded(""), worded("FOR UPDATE"))
+    return ZoneStatements(worded(""), worded("FOR UPDATE"))
 
 
 def _load(file: str) -> Iterable[tuple[str, str]]:

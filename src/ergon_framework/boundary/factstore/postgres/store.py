@@ -42,7 +42,7 @@ from ergon_framework.boundary.factstore.sql.session import (
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.copies import FactCopy, IdCopy
-from ergon_framework.ports.factstore import Found, Meanwhile, NewFact, Outcome
+from ergon_framework.ports.factstore import BeforeWait, LedgerEntry, NewFact, Outcome
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined
@@ -79,7 +79,7 @@ class PostgresAppender:
         self.pipeline = PipelineExecutor(database.wordings.writing, announced)
 
     def append(
-        self, asked: Sequence[Append], before_wait: Meanwhile
+        self, asked: Sequence[Append], before_wait: BeforeWait
     ) -> tuple[list[list[Outcome]], int]:
         """Append for several callers in one commit; the outcomes, and how many facts are new."""
         facts = [fact for each in asked for fact in each.facts]
@@ -132,7 +132,7 @@ class PostgresAppender:
         return outcomes
 
     def receive(
-        self, peer: str, arrived: Arrival, before_wait: Meanwhile
+        self, peer: str, arrived: Arrival, before_wait: BeforeWait
     ) -> tuple[list[Outcome], int]:
         """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
         keys = [fact.key for fact in arrived.prepared]
@@ -150,10 +150,10 @@ class PostgresAppender:
 
         return self._pour(whole, "receive", before_wait)
 
-    def find(self, from_zone: str, message_id: str, log: str | None) -> Found | None:
+    def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
-        def work(books: PostgresSession) -> Found | None:
+        def work(books: PostgresSession) -> LedgerEntry | None:
             names = [row[0] for row in books.all("logs.logs")]
             wanted = [name for name in names if log in {None, name}]
             keys = {key_of(name, from_zone, message_id): name for name in wanted}
@@ -161,7 +161,9 @@ class PostgresAppender:
             for key, name in keys.items():
                 if key in known:
                     number, digest, envelope = known[key]
-                    return Found(name, number & LAST, digest, is_retained=envelope is not None)
+                    return LedgerEntry(
+                        name, number & LAST, digest, is_retained=envelope is not None
+                    )
             return None
 
         return self._database.read(work)
@@ -187,7 +189,7 @@ class PostgresAppender:
         connection: Connection,
         asked: Sequence[Append],
         wanted: Lookup,
-        before_wait: Meanwhile,
+        before_wait: BeforeWait,
     ) -> Poured[list[list[Outcome]]] | None:
         """Append without a look at what is there, where that is enough."""
         self.caution = max(0, self.caution - 1)
@@ -210,7 +212,7 @@ class PostgresAppender:
         return outcomes, entry.placed.added, entry.placed.heads
 
     def _pour(
-        self, whole: Callable[[Connection], Poured[T]], call: str, before_wait: Meanwhile
+        self, whole: Callable[[Connection], Poured[T]], call: str, before_wait: BeforeWait
     ) -> tuple[T, int]:
         """Run a transaction that adds facts; its result, and how many it were."""
         self._database.refuse_reading_only()

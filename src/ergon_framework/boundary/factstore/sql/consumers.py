@@ -39,7 +39,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     with_lag,
 )
 from ergon_framework.boundary.factstore.sql.session import Row, Session, SqlDatabase, note
-from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
+from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, Page, Quarantined
 
 ROUNDS = 100
 """Corrupted facts that one call passes at most."""
@@ -218,7 +218,7 @@ class SqlConsumers:
         *,
         holder: str | None = None,
         lease: float = 30.0,
-    ) -> Serving:
+    ) -> Fetched:
         """The page after the cursor; the same one until it is confirmed."""
         offer = self._offer(name, limit, max_bytes, holder)
         passed: list[int] = []
@@ -228,11 +228,11 @@ class SqlConsumers:
                 passed += [offer.corrupted] if offer.corrupted and not offer.spoilt else []
             elif self._note(offer, holder, lease):
                 offer.page.gaps[:0] = self._told(offer, passed)
-                return Serving(offer.info, offer.page, offer.is_released)
+                return Fetched(offer.info, offer.page, offer.is_released)
             offer = self._offer(name, limit, max_bytes, holder)
         at, head = offer.info.cursor, offer.page.head
         gaps = self._told(offer, passed)
-        return Serving(offer.info, Page([], at, head, gaps=gaps))  # the rest is for the next call
+        return Fetched(offer.info, Page([], at, head, gaps=gaps))  # the rest is for the next call
 
     def _told(self, offer: _Offer, passed: Sequence[int]) -> list[Gap]:
         """What a consumer hears of the corrupted facts that were passed."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from ergon_framework.boundary.factstore.archive import corrupted
 from ergon_framework.boundary.factstore.group_commit import (
     GroupCommit,
-    Watching,
+    GuardedCallback,
     nothing,
     tell_head,
 )
@@ -46,12 +46,12 @@ from ergon_framework.boundary.factstore.sql.session import (
     note,
 )
 from ergon_framework.ports.factstore import (
+    BeforeWait,
     Flaw,
-    Found,
     Gap,
+    LedgerEntry,
     Link,
     LogInfo,
-    Meanwhile,
     NewFact,
     Outcome,
     Page,
@@ -260,16 +260,16 @@ class Appender(Protocol):
     """What an engine does its own way: it writes facts, and keeps the ledger of their ids."""
 
     def append(
-        self, asked: Sequence[Append], before_wait: Meanwhile
+        self, asked: Sequence[Append], before_wait: BeforeWait
     ) -> tuple[list[list[Outcome]], int]:
         """Append for several callers in one commit; the outcomes, and how many facts are new."""
 
     def receive(
-        self, peer: str, arrived: Arrival, before_wait: Meanwhile
+        self, peer: str, arrived: Arrival, before_wait: BeforeWait
     ) -> tuple[list[Outcome], int]:
         """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
 
-    def find(self, from_zone: str, message_id: str, log: str | None) -> Found | None:
+    def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
     def drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> Cut:
@@ -288,7 +288,7 @@ class SqlLog:
         self._subscribers = subscribers
         self._watch: Callable[[int, float], None] | None = None
         self._heads_seen: Callable[[str, int], None] | None = None
-        self._before_waiting: Meanwhile = nothing
+        self._before_waiting: BeforeWait = nothing
         self._aged: dict[str, tuple[float, int]] = {}
         self._appends: GroupCommit[Append, list[Outcome]] = GroupCommit(
             self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
@@ -324,7 +324,7 @@ class SqlLog:
         asked = Append(log, [prepare(log, each) for each in facts], capacity)
         self._appends.call_soon(asked, done, group_done)
 
-    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
         return self._appender.find(from_zone, message_id, log)
 
@@ -333,10 +333,10 @@ class SqlLog:
     ) -> Page:
         """Read what is kept, without a consumer; a log that is not there is empty."""
 
-        def work(books: Session) -> pages.Stretch:
+        def work(books: Session) -> pages.PageRead:
             found = log_named(books, log)
             if found is None:
-                return pages.Stretch(Page([], 0, 0))
+                return pages.PageRead(Page([], 0, 0))
             return pages.read(books, found, after, limit, max_bytes, to_zone)
 
         stretch = self._database.read(work)
@@ -415,17 +415,17 @@ class SqlLog:
             self._subscribers.wake()
         return outcomes
 
-    def watch_waits(self, seen: Meanwhile) -> None:
+    def watch_waits(self, seen: BeforeWait) -> None:
         """Tell when an append is about to wait."""
-        self._before_waiting = Watching(seen, "waits")
+        self._before_waiting = GuardedCallback(seen, "waits")
 
     def watch_heads(self, seen: Callable[[str, int], None]) -> None:
         """Tell up to which offset a log has grown."""
-        self._heads_seen = Watching(seen, "heads")
+        self._heads_seen = GuardedCallback(seen, "heads")
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends: how many facts, and the seconds it took."""
-        self._watch = Watching(seen, "commits")
+        self._watch = GuardedCallback(seen, "commits")
 
     def _append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
         began = perf_counter()

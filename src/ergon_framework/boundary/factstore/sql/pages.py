@@ -24,7 +24,7 @@ ALL = -1
 
 
 @dataclass(slots=True)
-class Stretch:
+class PageRead:
     """A page, and the offset of the corrupted fact that ended it, if one did."""
 
     page: Page
@@ -46,7 +46,7 @@ def read(
     limit: int,
     max_bytes: int,
     to_zone: str | None = None,
-) -> Stretch:
+) -> PageRead:
     """The facts after an offset, up to a limit, the head or a corrupted one."""
     facts: list[StoredFact] = []
     through, size, corrupted = log.head, 0, None
@@ -70,7 +70,7 @@ def read(
         end_chain=chain_at(books, log, through),
         gaps=gaps,
     )
-    return Stretch(page, corrupted)
+    return PageRead(page, corrupted)
 
 
 def chain_at(books: Session, log: LogRow, offset: int) -> bytes:

@@ -39,7 +39,7 @@ from ergon_framework.boundary.factstore.sql.session import Row
 from ergon_framework.boundary.factstore.sqlite.ledger import Compactor, Known, Ledger
 from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteDatabase, SqliteSession
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.factstore import Found, Meanwhile, Outcome, Reference
+from ergon_framework.ports.factstore import BeforeWait, LedgerEntry, Outcome, Reference
 from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "logs.sql")
@@ -176,7 +176,7 @@ class SqliteAppender:
         self._looking = threading.Lock()
 
     def append(
-        self, asked: Sequence[Append], before_wait: Meanwhile
+        self, asked: Sequence[Append], before_wait: BeforeWait
     ) -> tuple[list[list[Outcome]], int]:
         """Append for several callers in one commit; the outcomes, and how many facts are new."""
 
@@ -192,7 +192,7 @@ class SqliteAppender:
         return self.write(work, "append", before_waiting=before_wait)
 
     def receive(
-        self, peer: str, arrived: Arrival, before_wait: Meanwhile
+        self, peer: str, arrived: Arrival, before_wait: BeforeWait
     ) -> tuple[list[Outcome], int]:
         """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
 
@@ -205,10 +205,10 @@ class SqliteAppender:
 
         return self.write(work, "receive")
 
-    def find(self, from_zone: str, message_id: str, log: str | None) -> Found | None:
+    def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
-        def work(books: SqliteSession, ledger: Ledger) -> Found | None:
+        def work(books: SqliteSession, ledger: Ledger) -> LedgerEntry | None:
             for each in all_logs(books):
                 if log in {None, each.name}:
                     ledger.follow(books, each)
@@ -292,7 +292,7 @@ def _knows(books: SqliteSession, ledger: Ledger) -> Knows:
     return knows
 
 
-def _found(books: SqliteSession, log: LogRow, known: Known) -> Found:
+def _found(books: SqliteSession, log: LogRow, known: Known) -> LedgerEntry:
     digest, offset = known
     row = books.one("logs.identity", log.base + offset)
-    return Found(log.name, offset, row[0] if row else digest, is_retained=row is not None)
+    return LedgerEntry(log.name, offset, row[0] if row else digest, is_retained=row is not None)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
+    CapacityExceeded,
     Conflict,
-    Found,
-    Full,
+    LedgerEntry,
+    MissingReference,
     Outcome,
     Reference,
     StoredObject,
-    Unfounded,
 )
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
@@ -76,7 +76,7 @@ def batch_answers_item_by_item(s: FactStoreSubject) -> None:
     s.put("a", "b")
     missing = new("e", references=(MISSING,))
     found = s.append(new("c"), new("a"), other("b"), missing, new("d"), new("c"))
-    kinds = [Appended, Appended, Conflict, Unfounded, Appended, Appended]
+    kinds = [Appended, Appended, Conflict, MissingReference, Appended, Appended]
     same([type(each) for each in found], kinds, "kinds of outcomes")
     told = [(e.offset, e.is_duplicate) for e in found if isinstance(e, Appended)]
     same(told, [(3, False), (1, True), (4, False), (3, True)], "offset and is_duplicate")
@@ -156,7 +156,7 @@ def _conflict(answer: Outcome) -> Conflict:
     return answer if isinstance(answer, Conflict) else fail(f"no conflict, but {answer!r:.200}")
 
 
-def _found(s: FactStoreSubject, message_id: str, log: str | None = None) -> Found:
+def _found(s: FactStoreSubject, message_id: str, log: str | None = None) -> LedgerEntry:
     found = s.store.find("plant-a", message_id, log)
     return found if found is not None else fail(f"{message_id!r} is not known")
 
@@ -264,7 +264,7 @@ def ids_may_be_long(s: FactStoreSubject) -> None:
 def look_up_tells_what_is_known(s: FactStoreSubject) -> None:
     """An id is found with its log, offset and digest, and that the payload is there."""
     s.put("a", "b")
-    wanted = Found(OUTBOUND, 2, new("b").digest, is_retained=True)
+    wanted = LedgerEntry(OUTBOUND, 2, new("b").digest, is_retained=True)
     same(_found(s, "b"), wanted, "found in all logs")
     same(_found(s, "b", OUTBOUND), wanted, "found in its log")
 
@@ -327,7 +327,7 @@ SIZE = len(new("a").envelope) + len(new("a").fact)
 def full_log_refuses(s: FactStoreSubject) -> None:
     """A fact that would take the log above its capacity is refused, and not stored."""
     s.put("a", "b")
-    same(s.one(new("c"), capacity=3 * SIZE - 1), Full(2 * SIZE), "the answer")
+    same(s.one(new("c"), capacity=3 * SIZE - 1), CapacityExceeded(2 * SIZE), "the answer")
     same((s.ids(), s.store.find("plant-a", "c")), (["a", "b"], None), "what is there")
 
 
@@ -343,14 +343,20 @@ def full_log_answers_duplicates(s: FactStoreSubject) -> None:
     """What is there already is answered even when the log is full; so is a conflict."""
     s.put("a", "b")
     found = s.append(new("b"), other("a"), new("c"), capacity=1)
-    same([type(each) for each in found], [Appended, Conflict, Full], "kinds of outcomes")
+    same(
+        [type(each) for each in found], [Appended, Conflict, CapacityExceeded], "kinds of outcomes"
+    )
 
 
 @check()
 def batch_fills_item_by_item(s: FactStoreSubject) -> None:
     """In one call facts are taken as long as they fit."""
     found = s.append(*(new(each) for each in "abcd"), capacity=2 * SIZE)
-    same([type(each) for each in found], [Appended, Appended, Full, Full], "kinds of outcomes")
+    same(
+        [type(each) for each in found],
+        [Appended, Appended, CapacityExceeded, CapacityExceeded],
+        "kinds of outcomes",
+    )
     same(s.ids(), ["a", "b"], "what the log holds")
 
 
@@ -360,7 +366,11 @@ def nothing_overtakes_in_a_full_log(s: FactStoreSubject) -> None:
     large = new("b")
     large.fact = large.fact + b" " * SIZE
     found = s.append(new("a"), large, new("c"), capacity=2 * SIZE)
-    same([type(each) for each in found], [Appended, Full, Full], "kinds of outcomes")
+    same(
+        [type(each) for each in found],
+        [Appended, CapacityExceeded, CapacityExceeded],
+        "kinds of outcomes",
+    )
 
 
 @check()
@@ -403,7 +413,7 @@ def _object(s: FactStoreSubject, key: str) -> StoredObject:
 @check()
 def missing_object_is_unfounded(s: FactStoreSubject) -> None:
     """A fact that refers to an object that is not there is refused, and not stored."""
-    same(s.one(new("a", references=(MISSING,))), Unfounded(MISSING, None), "the answer")
+    same(s.one(new("a", references=(MISSING,))), MissingReference(MISSING, None), "the answer")
     same((s.head(), s.store.find("plant-a", "a")), (0, None), "what is there")
 
 
@@ -412,7 +422,7 @@ def other_digest_is_unfounded(s: FactStoreSubject) -> None:
     """A fact whose object has another digest is refused, and told which."""
     there = s.bind("k")
     asked = replace(there, digest=bytes(32))
-    same(s.one(new("a", references=(asked,))), Unfounded(asked, there), "the answer")
+    same(s.one(new("a", references=(asked,))), MissingReference(asked, there), "the answer")
     same(s.head(), 0, "the head")
 
 
@@ -421,7 +431,7 @@ def other_size_is_unfounded(s: FactStoreSubject) -> None:
     """A fact whose object has another size is refused, and told which."""
     there = s.bind("k")
     asked = replace(there, size=there.size + 1)
-    same(s.one(new("a", references=(asked,))), Unfounded(asked, there), "the answer")
+    same(s.one(new("a", references=(asked,))), MissingReference(asked, there), "the answer")
 
 
 @check()
@@ -429,7 +439,7 @@ def same_bytes_under_another_name(s: FactStoreSubject) -> None:
     """It is the name that must be there, not just the bytes."""
     there = s.bind("k")
     for asked in (replace(there, key="K"), replace(there, bucket="other")):
-        same(s.one(new("a", references=(asked,))), Unfounded(asked, None), "the answer")
+        same(s.one(new("a", references=(asked,))), MissingReference(asked, None), "the answer")
 
 
 @check()
@@ -446,7 +456,7 @@ def every_reference_counts(s: FactStoreSubject) -> None:
     """One missing object among several refuses the fact, and marks none of the others."""
     there = s.bind("k")
     answer = s.one(new("a", references=(there, MISSING)))
-    same(answer, Unfounded(MISSING, None), "the answer")
+    same(answer, MissingReference(MISSING, None), "the answer")
     same(is_marked(s, "k"), False, "the object that is there is marked")
 
 
@@ -466,7 +476,7 @@ def unfounded_fact_may_come_again(s: FactStoreSubject) -> None:
     there = s.bind("k")
     s.store.unbind("files", "k")
     fact = new("a", references=(there,))
-    same(s.one(fact), Unfounded(there, None), "before")
+    same(s.one(fact), MissingReference(there, None), "before")
     s.bind("k")
     same(added(s.one(fact)), 1, "its offset")
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 
 from ergon_framework.errors import ConsumerHeldError, ObjectConflictError, StoreError
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Full, Outcome
+from ergon_framework.ports.factstore import OUTBOUND, Appended, CapacityExceeded, Conflict, Outcome
 from ergon_framework.testing.suites.factstore.subject import (
     PLENTY,
     FactStoreSubject,
@@ -173,7 +173,7 @@ def appending_soon(s: FactStoreSubject) -> None:
     s.store.append_soon(OUTBOUND, [new("c")], done, capacity=1)
     expect(all(answered.acquire(timeout=s.patience) for _ in range(2)), "no answer came")
     kinds = [[type(e) for e in each] for each in answers if isinstance(each, list)]
-    same(kinds, [[Appended, Appended, Conflict], [Full]], "kinds of outcomes")
+    same(kinds, [[Appended, Appended, Conflict], [CapacityExceeded]], "kinds of outcomes")
     same(s.ids(), ["a", "b"], "the log")
 
 

@@ -13,6 +13,7 @@ from ergon_framework.ports.factstore import (
     Appended,
     ConsumerInfo,
     FactStore,
+    Fetched,
     Gap,
     Link,
     NewFact,
@@ -20,7 +21,6 @@ from ergon_framework.ports.factstore import (
     Page,
     Quarantined,
     Reference,
-    Serving,
     StoredFact,
 )
 from ergon_framework.ports.moving import Archive, records_of
@@ -146,7 +146,7 @@ class FactStoreSubject(StoreSubject[FactStore]):
 
     def serve(
         self, name: str = "c", limit: int = 1000, max_bytes: int = PLENTY, **options: Any
-    ) -> Serving:
+    ) -> Fetched:
         """What a consumer is given."""
         return self.store.serve(name, limit, max_bytes, **options)
 
