@@ -275,20 +275,20 @@ class FactTwins(Twins):
 
     def _offset(self, log: str) -> int:
         """One that the log has, mostly, and mostly a late one."""
-        shelf = self.model.database.state.logs.get(log)
-        first, head = (shelf.first, shelf.head) if shelf else (1, 0)
+        memory_log = self.model.database.state.logs.get(log)
+        first, head = (memory_log.first, memory_log.head) if memory_log else (1, 0)
         return max(0, self.dice.choice((self.dice.randint(first - 2, head + 2), head - 5)))
 
     def _size(self, log: str) -> int:
-        shelf = self.model.database.state.logs.get(log)
-        return shelf.size if shelf else 0
+        memory_log = self.model.database.state.logs.get(log)
+        return memory_log.size if memory_log else 0
 
     def _place(self, name: str) -> tuple[int, int, str | None]:
         """Where a consumer stands, which fact it is given next, and mostly who may say so."""
         one = self.model.database.state.consumers.get(name)
         if one is None:  # it could not be created: the other calls are refused alike
             return 0, 1, None
-        rows = self.model.database.state.shelf(one.log).after(one.cursor, one.to_zone)
+        rows = self.model.database.state.memory_log(one.log).after(one.cursor, one.to_zone)
         following = next((row.fact.offset for row in rows), one.cursor + 1)
         return one.cursor, following, one.holder if self.dice.random() < 0.8 else "nobody"
 

@@ -19,8 +19,8 @@ def seq_of(store: FactStore, log: str, offset: int) -> int:
     """Where in the stream a fact lies."""
     assert isinstance(store, NatsFactStore)
 
-    def work(books: Any) -> int:
-        entry = entry_at(books, books.shelf(log), offset)
+    def work(transaction: Any) -> int:
+        entry = entry_at(transaction, transaction.log_state(log), offset)
         assert entry is not None
         return entry.seq
 

@@ -316,11 +316,11 @@ def test_who_dies_between_two_commits_of_a_move_is_followed_by_another(
 def test_ids_that_are_there_before_the_log_knows_are_no_obstacle(open_store: Open) -> None:
     """Entries and ids without the record of their log, as half a commit leaves them, go on."""
     store = open_store()
-    books = store.database.begin_read()
+    transaction = store.database.begin_read()
     facts = [prepare(OUTBOUND, new(f"id-{n}")) for n in range(40)]
-    AppendPlanner(StreamPlacement(books, 1.0, {})).append(OUTBOUND, facts, None)
-    books.finish()
-    store.database.stream.commit(books.messages()[:-1], books.memory.last)
+    AppendPlanner(StreamPlacement(transaction, 1.0, {})).append(OUTBOUND, facts, None)
+    transaction.finish()
+    store.database.stream.commit(transaction.messages()[:-1], transaction.memory.last)
     again = open_store()
     outcomes = again.append(OUTBOUND, [new(f"id-{n}") for n in range(38, 42)])
     assert [each.offset for each in outcomes if isinstance(each, Appended)] == [39, 40, 41, 42]
@@ -363,7 +363,7 @@ def test_old_messages_of_records_are_removed(open_store: Open) -> None:
         store.serve("c", 9, PLENTY, holder="h")
         store.confirm("c", number + 1, holder="h")
     stream, subjects = store.database.stream, store.database.subjects
-    for subject in (subjects.consumer("c"), subjects.shelf(OUTBOUND)):
+    for subject in (subjects.consumer("c"), subjects.log_state(OUTBOUND)):
         assert len(list(stream.walk(subject))) <= 60
     assert store.consumer("c").cursor == 120
 
@@ -396,10 +396,10 @@ def test_an_id_comes_once_though_it_is_sealed_meanwhile(open_store: Open) -> Non
     one, two = open_store(), open_store()
     one.append(OUTBOUND, [new("a")])
 
-    def read(books: StreamTransaction) -> list[bytes]:
-        assert [len(shelf.young) for shelf in books.shelves()] == [1]
+    def read(transaction: StreamTransaction) -> list[bytes]:
+        assert [len(log_state.young) for log_state in transaction.log_states()] == [1]
         two.append(OUTBOUND, [new("b"), new("c")])
-        return [copy.key for copy in ids_in(books, b"")]
+        return [copy.key for copy in ids_in(transaction, b"")]
 
     keys = one.database.read(read)
     assert keys == sorted(set(keys))
@@ -489,9 +489,9 @@ def test_a_step_that_is_too_large_is_refused(open_store: Open) -> None:
     """Nothing is ever written in halves: what does not fit into one commit is not written."""
     store = open_store()
 
-    def work(books: StreamTransaction) -> None:
+    def work(transaction: StreamTransaction) -> None:
         for n in range(1001):
-            books.put(books.subjects.note(n), Note(1.0, "test", ""))
+            transaction.put(transaction.subjects.note(n), Note(1.0, "test", ""))
 
     with pytest.raises(StoreError, match="at once"):
         store.database.transaction(work, "desk")

@@ -38,8 +38,8 @@ class Honest(MemoryFactStore):
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(ZONE, clock=clock)
 
-    def shelf(self, log: str) -> MemoryLog:
-        return self.database.state.shelf(log)
+    def memory_log(self, log: str) -> MemoryLog:
+        return self.database.state.memory_log(log)
 
 
 # ---- appending ----------------------------------------------------------------------------------
@@ -68,7 +68,9 @@ class UsesOffsetsUp(Honest):
         for fact in facts:
             answer = super().append(log, [fact], capacity=capacity)[0]
             if not isinstance(answer, Appended):
-                hole = altered(fact, message_id=f"hole-{len(self.shelf(log).rows)}", references=())
+                hole = altered(
+                    fact, message_id=f"hole-{len(self.memory_log(log).rows)}", references=()
+                )
                 super().append(log, [hole])
             found.append(answer)
         return found
@@ -80,9 +82,9 @@ class OneCounter(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        shelf = self.shelf(log)
-        if not shelf.rows:
-            shelf.first = max(each.head for each in self.database.state.logs.values()) + 1
+        memory_log = self.memory_log(log)
+        if not memory_log.rows:
+            memory_log.first = max(each.head for each in self.database.state.logs.values()) + 1
         return super().append(log, facts, capacity=capacity)
 
 
@@ -105,7 +107,7 @@ class AllOrNothing(Honest):
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         for fact in facts:
-            known = self.shelf(log).find(fact.from_zone, fact.message_id)
+            known = self.memory_log(log).find(fact.from_zone, fact.message_id)
             if known is not None and known.digest != fact.digest:
                 return [Conflict(known.offset, known.digest)] * len(facts)
         return super().append(log, facts, capacity=capacity)
@@ -149,12 +151,12 @@ class AppendsWithoutALock(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        known = [self.shelf(log).find(fact.from_zone, fact.message_id) for fact in facts]
+        known = [self.memory_log(log).find(fact.from_zone, fact.message_id) for fact in facts]
         hashlib.sha256(b"x" * 10_000_000)  # other threads have their turn meanwhile
         for fact, found in zip(facts, known, strict=True):
             if found is None:
                 key = key_of(log, fact.from_zone, fact.message_id)
-                self.shelf(log).ledger.pop(key, None)
+                self.memory_log(log).ledger.pop(key, None)
         return super().append(log, facts, capacity=capacity)
 
 
@@ -167,7 +169,7 @@ class StoresDuplicates(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        self.shelf(log).ledger.clear()
+        self.memory_log(log).ledger.clear()
         return super().append(log, facts, capacity=capacity)
 
 
@@ -192,7 +194,7 @@ class OverwritesOnConflict(Honest):
         found = super().append(log, facts, capacity=capacity)
         for fact, answer in zip(facts, found, strict=True):
             if isinstance(answer, Conflict):
-                row = self.shelf(log).row(answer.offset)
+                row = self.memory_log(log).row(answer.offset)
                 if row is not None:
                     row.fact.fact = fact.fact
         return found
@@ -219,9 +221,9 @@ class LeavesDamage(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        kept = {row.fact.offset: row.fact.fact for row in self.shelf(log).rows}
+        kept = {row.fact.offset: row.fact.fact for row in self.memory_log(log).rows}
         found = super().append(log, facts, capacity=capacity)
-        for row in self.shelf(log).rows:
+        for row in self.memory_log(log).rows:
             row.fact.fact = kept.get(row.fact.offset, row.fact.fact)
         return found
 
@@ -234,7 +236,7 @@ class RepairsWithAnyEnvelope(Honest):
     ) -> list[Outcome]:
         found = super().append(log, facts, capacity=capacity)
         for fact, answer in zip(facts, found, strict=True):
-            row = self.shelf(log).row(answer.offset) if isinstance(answer, Appended) else None
+            row = self.memory_log(log).row(answer.offset) if isinstance(answer, Appended) else None
             if row is not None and isinstance(answer, Appended) and answer.is_repaired:
                 row.fact.envelope = fact.envelope
         return found
@@ -246,14 +248,14 @@ class RepairsByConflicts(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        shelf = self.shelf(log)
+        memory_log = self.memory_log(log)
         for fact in facts:
-            known = shelf.find(fact.from_zone, fact.message_id)
-            row = None if known is None else shelf.row(known.offset)
-            if row is not None and not shelf.is_sound(row):
+            known = memory_log.find(fact.from_zone, fact.message_id)
+            row = None if known is None else memory_log.row(known.offset)
+            if row is not None and not memory_log.is_sound(row):
                 row.fact.fact = fact.fact
                 key = key_of(log, fact.from_zone, fact.message_id)
-                shelf.ledger[key] = row.fact.offset, fact.digest
+                memory_log.ledger[key] = row.fact.offset, fact.digest
         return super().append(log, facts, capacity=capacity)
 
 
@@ -268,7 +270,7 @@ class ReceivesWithoutRepair(Honest):
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        rows = self.shelf(f"inbound:{peer}").rows
+        rows = self.memory_log(f"inbound:{peer}").rows
         kept = {row.fact.offset: row.fact.fact for row in rows}
         found = super().receive(peer, facts, link, refused, gaps)
         for row in rows:
@@ -317,11 +319,11 @@ class OneLedger(Honest):
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         for fact in facts:
-            for shelf in self.database.state.logs.values():
-                known = shelf.find(fact.from_zone, fact.message_id)
+            for memory_log in self.database.state.logs.values():
+                known = memory_log.find(fact.from_zone, fact.message_id)
                 if known is not None:
                     key = key_of(log, fact.from_zone, fact.message_id)
-                    shelf.ledger.setdefault(key, (known.offset, known.digest))
+                    memory_log.ledger.setdefault(key, (known.offset, known.digest))
         return super().append(log, facts, capacity=capacity)
 
 
@@ -340,8 +342,10 @@ class LedgerGoesWithThePayload(Honest):
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
         dropped = super().truncate(log, through, loss_reason=loss_reason)
-        shelf = self.shelf(log)
-        shelf.ledger = {key: e for key, e in shelf.ledger.items() if e[0] >= shelf.first}
+        memory_log = self.memory_log(log)
+        memory_log.ledger = {
+            key: e for key, e in memory_log.ledger.items() if e[0] >= memory_log.first
+        }
         return dropped
 
 
@@ -363,9 +367,9 @@ class FullBeforeTheLedger(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        shelf = self.shelf(log)
-        if capacity is not None and shelf.size >= capacity:
-            return [CapacityExceeded(shelf.size)] * len(facts)
+        memory_log = self.memory_log(log)
+        if capacity is not None and memory_log.size >= capacity:
+            return [CapacityExceeded(memory_log.size)] * len(facts)
         return super().append(log, facts, capacity=capacity)
 
 
@@ -590,7 +594,7 @@ class NoChain(Honest):
         self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
     ) -> Page:
         page = super().page(log, after, limit, max_bytes, to_zone)
-        row = self.shelf(log).row(after)
+        row = self.memory_log(log).row(after)
         page.chain = b"" if row is None else hashlib.sha256(row.fact.fact).digest()
         return page
 
@@ -616,7 +620,7 @@ class AllFlawed(Honest):
     """Begins its walk with an empty chain, whatever was truncated."""
 
     def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
-        first = self.shelf(log).first
+        first = self.memory_log(log).first
         if first > 1:
             yield Flaw(log, first, "the chain is broken")
         yield from super().verify(log, after)
@@ -628,7 +632,7 @@ class AnswersTooSoon(Honest):
     def append_soon(
         self, log: str, facts: Sequence[NewFact], done: Callable[[Any], None], **options: Any
     ) -> None:
-        done([Appended(self.shelf(log).head + n) for n in range(1, len(facts) + 1)])
+        done([Appended(self.memory_log(log).head + n) for n in range(1, len(facts) + 1)])
         super().append_soon(log, facts, lambda answer: None, **options)
 
 

@@ -132,7 +132,7 @@ class CountsLossesAsFacts(Honest):
 
     def consumer(self, name: str) -> ConsumerInfo:
         one = super().consumer(name)
-        return replace(one, lag=self.shelf(one.log).head - one.cursor)
+        return replace(one, lag=self.memory_log(one.log).head - one.cursor)
 
 
 class LossIsNext(Honest):
@@ -155,10 +155,10 @@ class TellsTwice(Honest):
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        shelf = self.shelf(INBOUND + peer)
-        for row in shelf.rows:
+        memory_log = self.memory_log(INBOUND + peer)
+        for row in memory_log.rows:
             if row.is_marker:
-                shelf.ledger.pop(key_of(shelf.name, "", row.fact.message_id), None)
+                memory_log.ledger.pop(key_of(memory_log.name, "", row.fact.message_id), None)
         return super().receive(peer, facts, link, refused, gaps)
 
 
@@ -183,7 +183,7 @@ class WidensWhatAPeerLost(Honest):
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
         dropped = super().truncate(log, through, loss_reason=loss_reason)
-        gaps = self.shelf(log).gaps
+        gaps = self.memory_log(log).gaps
         for before, after in zip(of_peers(gaps), gaps[1:], strict=False):
             if (before.last + 1, before.reason) == (after.first, after.reason):
                 gaps[:] = [replace(before, last=after.last)]
@@ -195,8 +195,10 @@ class LossesGoWithThePayload(Honest):
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
         dropped = super().truncate(log, through, loss_reason=loss_reason)
-        shelf = self.shelf(log)
-        shelf.gaps = [gap for gap in shelf.gaps if not of_peers([gap]) or gap.first >= shelf.first]
+        memory_log = self.memory_log(log)
+        memory_log.gaps = [
+            gap for gap in memory_log.gaps if not of_peers([gap]) or gap.first >= memory_log.first
+        ]
         return dropped
 
 
@@ -239,9 +241,12 @@ class DamageHidesLosses(Honest):
     """Passes a damaged fact, and with it what lies before it."""
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
-        shelf, one = self.shelf(self.consumer(name).log), self.database.state.consumer(name)
-        for row in shelf.after(one.cursor, one.to_zone):
-            if shelf.is_sound(row):
+        memory_log, one = (
+            self.memory_log(self.consumer(name).log),
+            self.database.state.consumer(name),
+        )
+        for row in memory_log.after(one.cursor, one.to_zone):
+            if memory_log.is_sound(row):
                 break
             one.cursor = max(one.cursor, row.fact.offset - 1)
         return super().serve(name, limit, max_bytes, **options)

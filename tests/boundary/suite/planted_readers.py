@@ -26,7 +26,7 @@ class TruncatesTheUnread(Honest):
     """Drops what was asked for, whoever still needs it."""
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
-        return self.shelf(log).drop(through)
+        return self.memory_log(log).drop(through)
 
 
 class WaitsForTheFastest(Honest):
@@ -36,7 +36,7 @@ class WaitsForTheFastest(Honest):
         if loss_reason is not None:
             return super().truncate(log, through, loss_reason=loss_reason)
         cursors = [one.cursor for one in self.consumers() if one.log == log and one.is_required]
-        return self.shelf(log).drop(min(through, max(cursors, default=0)))
+        return self.memory_log(log).drop(min(through, max(cursors, default=0)))
 
 
 class WaitsForEverybody(Honest):
@@ -52,7 +52,7 @@ class NobodyIsPermission(Honest):
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
         required = [one for one in self.consumers() if one.log == log and one.is_required]
         if not required and loss_reason is None:
-            return self.shelf(log).drop(through)
+            return self.memory_log(log).drop(through)
         return super().truncate(log, through, loss_reason=loss_reason)
 
 
@@ -72,7 +72,7 @@ class SilentLoss(Honest):
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
         dropped = super().truncate(log, through, loss_reason=loss_reason)
-        self.shelf(log).gaps.clear()
+        self.memory_log(log).gaps.clear()
         return dropped
 
 
@@ -80,11 +80,13 @@ class EverythingIsLoss(Honest):
     """Records as lost what everybody had."""
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
-        shelf = self.shelf(log)
-        first = shelf.first
+        memory_log = self.memory_log(log)
+        first = memory_log.first
         dropped = super().truncate(log, through, loss_reason=loss_reason)
         if loss_reason is not None and dropped:
-            shelf.gaps[:] = [Gap(log, first, shelf.first - 1, loss_reason, self.database.clock())]
+            memory_log.gaps[:] = [
+                Gap(log, first, memory_log.first - 1, loss_reason, self.database.clock())
+            ]
         return dropped
 
 
@@ -102,7 +104,7 @@ class SkipsWhatIsGone(Honest):
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
-        one.cursor = max(one.cursor, self.shelf(one.log).first - 1)
+        one.cursor = max(one.cursor, self.memory_log(one.log).first - 1)
         return super().serve(name, limit, max_bytes, **options)
 
 
@@ -111,10 +113,12 @@ class ForgetsThePrevious(Honest):
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
         dropped = super().truncate(log, through, loss_reason=loss_reason)
-        shelf = self.shelf(log)
-        for row in shelf.rows:
-            row.previous_alike *= row.previous_alike >= shelf.first
-        shelf.latest = {zone: n for zone, n in shelf.latest.items() if n >= shelf.first}
+        memory_log = self.memory_log(log)
+        for row in memory_log.rows:
+            row.previous_alike *= row.previous_alike >= memory_log.first
+        memory_log.latest = {
+            zone: n for zone, n in memory_log.latest.items() if n >= memory_log.first
+        }
         return dropped
 
 
@@ -123,8 +127,8 @@ class ReusesOffsets(Honest):
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
         dropped = super().truncate(log, through, loss_reason=loss_reason)
-        if not self.shelf(log).rows:
-            self.shelf(log).first = 1
+        if not self.memory_log(log).rows:
+            self.memory_log(log).first = 1
         return dropped
 
 
@@ -132,7 +136,7 @@ class AgeOfTheNewest(Honest):
     """Takes the newest fact that is old enough, whatever precedes it."""
 
     def aged(self, log: str, before: float) -> int:
-        old = [r.fact.offset for r in self.shelf(log).rows if r.fact.recorded_at < before]
+        old = [r.fact.offset for r in self.memory_log(log).rows if r.fact.recorded_at < before]
         return max(old, default=0)
 
 
@@ -215,7 +219,7 @@ class LagOfTheLog(Honest):
 
     def consumer(self, name: str) -> ConsumerInfo:
         one = super().consumer(name)
-        return replace(one, lag=self.shelf(one.log).head - one.cursor)
+        return replace(one, lag=self.memory_log(one.log).head - one.cursor)
 
 
 class SeeksSilently(Honest):
@@ -243,7 +247,7 @@ class SeeksAnywhere(Honest):
 
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         one = self.database.state.consumer(name)
-        head = self.shelf(one.log).head
+        head = self.memory_log(one.log).head
         super().seek(name, min(offset, head), reason=reason)
         one.cursor = max(offset, one.cursor)
         return self.consumer(name)
@@ -325,7 +329,7 @@ class SetsAnythingAside(Honest):
 
     def set_aside(self, name: str, offset: int, **options: Any) -> Quarantined:
         one = self.database.state.consumer(name)
-        if one.cursor < offset <= self.shelf(one.log).head:
+        if one.cursor < offset <= self.memory_log(one.log).head:
             one.cursor = offset - 1
         return super().set_aside(name, offset, **options)
 
@@ -390,7 +394,7 @@ class ReleasedLast(Honest):
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
         items = self.database.state.items
-        if one.cursor < self.shelf(one.log).head:
+        if one.cursor < self.memory_log(one.log).head:
             self.database.state.items = {}
         try:
             return super().serve(name, limit, max_bytes, **options)
@@ -421,7 +425,7 @@ class ReceivesTwice(Honest):
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        self.shelf(INBOUND + peer).ledger.clear()
+        self.memory_log(INBOUND + peer).ledger.clear()
         return super().receive(peer, facts, link, refused, gaps)
 
 
@@ -554,7 +558,7 @@ class GivesOutDamage(Honest):
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
         serving = super().serve(name, limit, max_bytes, **options)
-        rows = self.shelf(one.log).after(one.cursor, one.to_zone)
+        rows = self.memory_log(one.log).after(one.cursor, one.to_zone)
         serving.page.facts = [row.seen(one.to_zone) for row in rows][:limit]
         return serving
 
@@ -564,9 +568,9 @@ class StopsAtDamage(Honest):
 
     def serve(self, name: str, limit: int, max_bytes: int, **options: Any) -> Fetched:
         one = self.database.state.consumer(name)
-        shelf = self.shelf(one.log)
-        for row in shelf.after(one.cursor, one.to_zone):
-            if not shelf.is_sound(row):
+        memory_log = self.memory_log(one.log)
+        for row in memory_log.after(one.cursor, one.to_zone):
+            if not memory_log.is_sound(row):
                 raise BoundaryError("it is damaged", code="data_loss")
             break
         return super().serve(name, limit, max_bytes, **options)

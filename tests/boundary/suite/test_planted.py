@@ -166,8 +166,8 @@ def test_a_store_that_forgets_losses_at_its_end_is_rejected() -> None:
 
     def reopen(store: FactStore) -> FactStore:
         assert isinstance(store, planted.Honest)
-        shelf = store.shelf(INBOX)
-        shelf.gaps = [gap for gap in shelf.gaps if gap.source_first is None]
+        memory_log = store.memory_log(INBOX)
+        memory_log.gaps = [gap for gap in memory_log.gaps if gap.source_first is None]
         return store
 
     for way, failed in ((lambda store: store, ()), (reopen, ("peer_losses_survive",))):

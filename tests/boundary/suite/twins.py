@@ -234,7 +234,7 @@ class Twins(RuleBasedStateMachine):
     def damage(self, log: str, offset: int) -> None:
         model = self.stores[0]
         assert isinstance(model, MemoryFactStore)
-        row = model.database.state.shelf(log).row(offset)
+        row = model.database.state.memory_log(log).row(offset)
         if row is not None and not row.is_marker:
             self.damaged.add((log, offset))
             for kind, store in zip(self.kinds, self.stores, strict=True):
@@ -261,7 +261,7 @@ class Twins(RuleBasedStateMachine):
         model = self.stores[0]
         assert isinstance(model, MemoryFactStore)
         one = model.consumer(name)
-        rows = model.database.state.shelf(one.log).after(one.cursor, one.to_zone)
+        rows = model.database.state.memory_log(one.log).after(one.cursor, one.to_zone)
         following = next((row.fact.offset for row in rows), one.cursor + 1)
         return one.cursor, following, one.holder if is_right else "nobody"
 

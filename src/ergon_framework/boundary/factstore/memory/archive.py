@@ -78,32 +78,32 @@ class MemoryArchive:
 
 
 def _logs(state: ZoneState) -> Iterator[LogCopy]:
-    for shelf in sorted(state.logs.values(), key=lambda each: each.number):
+    for memory_log in sorted(state.logs.values(), key=lambda each: each.number):
         yield LogCopy(
-            shelf.number,
-            shelf.name,
-            shelf.first,
-            shelf.chain,
-            shelf.base,
-            None if shelf.rows else shelf.last_at,
-            _latest_below(shelf),
+            memory_log.number,
+            memory_log.name,
+            memory_log.first,
+            memory_log.chain,
+            memory_log.base,
+            None if memory_log.rows else memory_log.last_at,
+            _latest_below(memory_log),
         )
 
 
-def _latest_below(shelf: MemoryLog) -> dict[str, int]:
+def _latest_below(memory_log: MemoryLog) -> dict[str, int]:
     """The last fact to each zone below the first row."""
-    latest = dict(shelf.latest)
-    for row in reversed(shelf.rows):
+    latest = dict(memory_log.latest)
+    for row in reversed(memory_log.rows):
         latest[row.fact.to_zone] = row.previous_alike
     return {zone: offset for zone, offset in latest.items() if offset and zone != NOBODY}
 
 
 def _facts(state: ZoneState) -> Iterator[FactCopy]:
-    for shelf in sorted(state.logs.values(), key=lambda each: each.number):
-        for row in shelf.rows:
-            if not shelf.is_sound(row):
-                raise corrupted(shelf.name, row.fact.offset, "memory")
-            yield FactCopy(shelf.number, shelf.name, row.seen(None), row.chain)
+    for memory_log in sorted(state.logs.values(), key=lambda each: each.number):
+        for row in memory_log.rows:
+            if not memory_log.is_sound(row):
+                raise corrupted(memory_log.name, row.fact.offset, "memory")
+            yield FactCopy(memory_log.number, memory_log.name, row.seen(None), row.chain)
 
 
 def _ids(state: ZoneState) -> Iterator[IdCopy]:
@@ -141,22 +141,22 @@ _DUMPS: dict[type[Copy], Callable[[ZoneState], Iterator[Any]]] = {
 
 
 def _put_log(state: ZoneState, copy: LogCopy) -> None:
-    shelf = state.logs.get(copy.log)
-    if shelf is None:
-        shelf = state.logs[copy.log] = MemoryLog(copy.log, copy.number, ledger=state.ledger)
-    refuse_other_log(copy, shelf.number, shelf.first)
-    shelf.drop(copy.first - 1)
-    if not shelf.rows:
-        shelf.first, shelf.chain, shelf.base = copy.first, copy.chain, copy.total
-        shelf.last_at, shelf.latest = copy.last_at, dict(copy.latest)
+    memory_log = state.logs.get(copy.log)
+    if memory_log is None:
+        memory_log = state.logs[copy.log] = MemoryLog(copy.log, copy.number, ledger=state.ledger)
+    refuse_other_log(copy, memory_log.number, memory_log.first)
+    memory_log.drop(copy.first - 1)
+    if not memory_log.rows:
+        memory_log.first, memory_log.chain, memory_log.base = copy.first, copy.chain, copy.total
+        memory_log.last_at, memory_log.latest = copy.last_at, dict(copy.latest)
 
 
 def _put_fact(state: ZoneState, copy: FactCopy) -> None:
-    shelf = state.logs[copy.log]
-    if copy.fact.offset > shelf.head:
-        refuse_hole(copy, shelf.head)
-        refuse_other_chain(copy, shelf.link(copy.fact))
-        shelf.add(new_of(copy.fact), copy.fact.recorded_at)
+    memory_log = state.logs[copy.log]
+    if copy.fact.offset > memory_log.head:
+        refuse_hole(copy, memory_log.head)
+        refuse_other_chain(copy, memory_log.link(copy.fact))
+        memory_log.add(new_of(copy.fact), copy.fact.recorded_at)
 
 
 def _put_id(state: ZoneState, copy: IdCopy) -> None:
@@ -164,7 +164,7 @@ def _put_id(state: ZoneState, copy: IdCopy) -> None:
 
 
 def _put_gap(state: ZoneState, copy: GapCopy) -> None:
-    gaps = state.shelf(copy.gap.log).gaps
+    gaps = state.memory_log(copy.gap.log).gaps
     if copy.gap not in gaps:
         gaps.append(copy.gap)
         gaps.sort(key=lambda gap: gap.first)
@@ -221,8 +221,8 @@ _LOADS: dict[type[Copy], Callable[[ZoneState, Any], None]] = {
 
 
 def _drop_gap(state: ZoneState, copy: GapCopy) -> None:
-    shelf = state.shelf(copy.gap.log)
-    shelf.gaps = [gap for gap in shelf.gaps if gap != copy.gap]
+    memory_log = state.memory_log(copy.gap.log)
+    memory_log.gaps = [gap for gap in memory_log.gaps if gap != copy.gap]
 
 
 def _drop_consumer(state: ZoneState, copy: ConsumerCopy) -> None:

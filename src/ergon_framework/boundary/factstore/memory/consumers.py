@@ -46,8 +46,8 @@ class MemoryConsumers:
         with self._database.step() as state:
             one = state.consumers.get(name)
             if one is None:
-                shelf = state.shelf(log)
-                cursor = shelf.head if from_end else shelf.first - 1
+                memory_log = state.memory_log(log)
+                cursor = memory_log.head if from_end else memory_log.first - 1
                 one = ConsumerInfo(name, log, cursor, to_zone, is_required)
                 one.created_at = self._database.clock()
                 state.consumers[name] = one
@@ -125,9 +125,9 @@ class MemoryConsumers:
         """Set the cursor, also backwards, and write down that it was done and why."""
         with self._database.step() as state:
             one = state.consumer(name)
-            shelf = state.shelf(one.log)
+            memory_log = state.memory_log(one.log)
             text = cursors.sought(one, offset, reason)
-            cursors.seek(one, offset, shelf.first, shelf.head)
+            cursors.seek(one, offset, memory_log.first, memory_log.head)
             state.journal.append((self._database.clock(), "seek", text))
             return _given(state, one)
 
@@ -149,7 +149,7 @@ class MemoryConsumers:
             one = state.consumer(name)
             refuse_late(one, holder, now)
             is_released = any(item.offset == offset for item in state.released_to(name))
-            ahead = next(state.shelf(one.log).after(one.cursor, one.to_zone), None)
+            ahead = next(state.memory_log(one.log).after(one.cursor, one.to_zone), None)
             following = None if ahead is None else ahead.fact.offset
             is_next = offset == following
             if not is_released and not is_next:
@@ -163,32 +163,34 @@ class MemoryConsumers:
         self, consumer: str | None = None, state: str | None = "quarantined"
     ) -> list[Quarantined]:
         """What was set aside, oldest first; ``state=None`` for all."""
-        with self._database.step() as books:
+        with self._database.step() as zone_state:
             return [
-                books.items[number]
-                for number in sorted(books.items)
-                if consumer in {None, books.items[number].consumer}
-                and state in {None, books.items[number].state}
+                zone_state.items[number]
+                for number in sorted(zone_state.items)
+                if consumer in {None, zone_state.items[number].consumer}
+                and state in {None, zone_state.items[number].state}
             ]
 
     def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
         """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
-        with self._database.step() as books:
-            item = books.items.get(quarantine_id)
+        with self._database.step() as zone_state:
+            item = zone_state.items.get(quarantine_id)
             if item is None:
                 raise not_there(quarantine_id)
             if item.state == state:
                 return item
             refuse_wrong_state(quarantine_id, item.state, state)
-            books.journal.append((self._database.clock(), ACTIONS[state], said_of(item, reason)))
-            books.items[quarantine_id] = replace(item, state=state)
-            books.served.discard(quarantine_id)
-            return books.items[quarantine_id]
+            zone_state.journal.append(
+                (self._database.clock(), ACTIONS[state], said_of(item, reason))
+            )
+            zone_state.items[quarantine_id] = replace(item, state=state)
+            zone_state.served.discard(quarantine_id)
+            return zone_state.items[quarantine_id]
 
 
 def _given(state: ZoneState, one: ConsumerInfo) -> ConsumerInfo:
     """A copy, with what is worked out."""
-    waiting = list(state.shelf(one.log).after(one.cursor, one.to_zone))
+    waiting = list(state.memory_log(one.log).after(one.cursor, one.to_zone))
     since = waiting[0].fact.recorded_at if waiting else None
     return replace(one, lag=len(waiting), waiting_since=since)
 
@@ -199,37 +201,39 @@ def _released(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int) -
     What lies above it, after a seek, comes along with its neighbours: confirmed on its own, it
     would take the cursor past them.
     """
-    shelf = state.shelf(one.log)
+    memory_log = state.memory_log(one.log)
     rows = []
     below = [item for item in state.released_to(one.name) if item.offset <= one.cursor]
     for item in sorted(below, key=lambda item: item.offset):
-        row = shelf.row(item.offset)
-        if row is not None and shelf.is_sound(row):
+        row = memory_log.row(item.offset)
+        if row is not None and memory_log.is_sound(row):
             rows.append(row)
         else:
             state.items[item.id] = replace(item, state="quarantined", reason="corrupted")
     facts = [row.seen(one.to_zone) for row in fitting(rows, limit, max_bytes)]
-    return Page(facts, facts[-1].offset, shelf.head) if facts else None
+    return Page(facts, facts[-1].offset, memory_log.head) if facts else None
 
 
 def _next(state: ZoneState, one: ConsumerInfo, limit: int, max_bytes: int, now: float) -> Page:
     """The page after the cursor, which passes corrupted rows on its way."""
-    shelf = state.shelf(one.log)
-    refuse_truncated(one, shelf.unexplained(one.cursor))
+    memory_log = state.memory_log(one.log)
+    refuse_truncated(one, memory_log.unexplained(one.cursor))
     passed: list[Gap] = []
-    for row in shelf.after(one.cursor, one.to_zone):
+    for row in memory_log.after(one.cursor, one.to_zone):
         at = row.fact.offset
-        if shelf.is_sound(row) or shelf.gaps_within(one.cursor, at - 1):
+        if memory_log.is_sound(row) or memory_log.gaps_within(one.cursor, at - 1):
             break  # a gap is told, and confirmed, before what lies behind it is passed
-        _pass(state, one, shelf, at, now)
+        _pass(state, one, memory_log, at, now)
         passed.append(Gap(one.log, at, at, "corrupted", now))
-    page = shelf.page(one.cursor, limit, max_bytes, one.to_zone)
+    page = memory_log.page(one.cursor, limit, max_bytes, one.to_zone)
     page.gaps[:0] = passed
     return page
 
 
-def _pass(state: ZoneState, one: ConsumerInfo, shelf: MemoryLog, offset: int, now: float) -> None:
-    message = f"the fact at {offset} of {shelf.name} is not what was stored there"
-    item = Quarantined(0, one.name, shelf.name, offset, "corrupted", message, 0, now)
+def _pass(
+    state: ZoneState, one: ConsumerInfo, memory_log: MemoryLog, offset: int, now: float
+) -> None:
+    message = f"the fact at {offset} of {memory_log.name} is not what was stored there"
+    item = Quarantined(0, one.name, memory_log.name, offset, "corrupted", message, 0, now)
     state.set_aside(item)
     cursors.move(one, offset)

@@ -69,9 +69,9 @@ class MemoryFactLog:
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
         with self._database.step() as state:
-            for shelf in _in_order(state):
-                found = shelf.find(from_zone, message_id)
-                if found is not None and log in {None, shelf.name}:
+            for memory_log in _in_order(state):
+                found = memory_log.find(from_zone, message_id)
+                if found is not None and log in {None, memory_log.name}:
                     return found
         return None
 
@@ -80,8 +80,8 @@ class MemoryFactLog:
     ) -> Page:
         """Read what is kept, without a consumer; a log that is not there is empty."""
         with self._database.step() as state:
-            shelf = state.logs.get(log) or MemoryLog(log)
-            page = shelf.page(after, limit, max_bytes, to_zone)
+            memory_log = state.logs.get(log) or MemoryLog(log)
+            page = memory_log.page(after, limit, max_bytes, to_zone)
             if not page.facts and page.through < page.head:
                 raise corrupted(log, page.through + 1, "memory")
             return page
@@ -89,23 +89,23 @@ class MemoryFactLog:
     def logs(self) -> list[LogInfo]:
         """Every log, ``outbound`` first and always."""
         with self._database.step() as state:
-            return [shelf.info() for shelf in _in_order(state)]
+            return [memory_log.info() for memory_log in _in_order(state)]
 
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
         """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids."""
         with self._database.step() as state:
-            shelf = state.logs.get(log)
-            if shelf is None:
+            memory_log = state.logs.get(log)
+            if memory_log is None:
                 return 0
             if loss_reason is None:
-                return shelf.drop(min(through, _settled_by_all(state, log)))
-            first = shelf.first
-            dropped = shelf.drop(through)
+                return memory_log.drop(min(through, _settled_by_all(state, log)))
+            first = memory_log.first
+            dropped = memory_log.drop(through)
             lost = max(first, _confirmed_by_all(state, log) + 1)
-            if lost < shelf.first:
+            if lost < memory_log.first:
                 now = self._database.clock()
-                shelf.lose(lost, loss_reason, now)
-                text = f"{log} lost {lost} to {shelf.first - 1}: {loss_reason}"
+                memory_log.lose(lost, loss_reason, now)
+                text = f"{log} lost {lost} to {memory_log.first - 1}: {loss_reason}"
                 state.journal.append((now, "truncate", text))
             return dropped
 
@@ -117,15 +117,15 @@ class MemoryFactLog:
     def gaps(self, log: str | None = None) -> list[Gap]:
         """Every recorded loss."""
         with self._database.step() as state:
-            shelves = [each for each in _in_order(state) if log in {None, each.name}]
-            return [gap for shelf in shelves for gap in shelf.gaps]
+            memory_logs = [each for each in _in_order(state) if log in {None, each.name}]
+            return [gap for memory_log in memory_logs for gap in memory_log.gaps]
 
     def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
         """Walk the hash chain as it was when the walk began."""
         with self._database.step() as state:
-            shelf = state.logs.get(log) or MemoryLog(log)
-            rows = shelf.rows[max(0, after + 1 - shelf.first) :]
-            flaws = {row.fact.offset for row in rows if not shelf.is_sound(row)}
+            memory_log = state.logs.get(log) or MemoryLog(log)
+            rows = memory_log.rows[max(0, after + 1 - memory_log.first) :]
+            flaws = {row.fact.offset for row in rows if not memory_log.is_sound(row)}
         for row in rows:
             if row.fact.offset in flaws:
                 yield Flaw(log, row.fact.offset, "it is not what was stored there")
@@ -147,7 +147,7 @@ class MemoryFactLog:
             for entry in in_order(facts, gaps):
                 if isinstance(entry, NewFact):
                     outcomes.append(_receive(state, log, entry, now))
-                elif state.shelf(log).lose_at_peer(entry, now):
+                elif state.memory_log(log).lose_at_peer(entry, now):
                     state.is_longer = True
             conflicts = [
                 conflicting(peer, log, fact, now)
@@ -174,45 +174,47 @@ class MemoryFactLog:
 
 
 def _in_order(state: ZoneState) -> list[MemoryLog]:
-    return sorted(state.logs.values(), key=lambda shelf: (shelf.name != OUTBOUND, shelf.name))
+    return sorted(
+        state.logs.values(), key=lambda memory_log: (memory_log.name != OUTBOUND, memory_log.name)
+    )
 
 
 def _append(state: ZoneState, log: str, new: NewFact, capacity: int | None, now: float) -> Outcome:
-    shelf = state.logs.get(log) or MemoryLog(log)
-    known = _known(shelf, new)
+    memory_log = state.logs.get(log) or MemoryLog(log)
+    known = _known(memory_log, new)
     if known is not None:
         return known
     for reference in new.references if new.needs_artifacts else ():
         there = _bound(state, reference)
         if there != reference:
             return MissingReference(reference, there)
-    if capacity is not None and shelf.size + len(new.envelope) + len(new.fact) > capacity:
-        return CapacityExceeded(shelf.size)
+    if capacity is not None and memory_log.size + len(new.envelope) + len(new.fact) > capacity:
+        return CapacityExceeded(memory_log.size)
     return _add(state, log, new, now)
 
 
 def _receive(state: ZoneState, log: str, new: NewFact, now: float) -> Outcome:
-    return _known(state.shelf(log), new) or _add(state, log, new, now)
+    return _known(state.memory_log(log), new) or _add(state, log, new, now)
 
 
 def _add(state: ZoneState, log: str, new: NewFact, now: float) -> Appended:
     state.referenced.update((each.bucket, each.key) for each in new.references)
     state.is_longer = True
-    return Appended(state.shelf(log).add(new, now))
+    return Appended(state.memory_log(log).add(new, now))
 
 
-def _known(shelf: MemoryLog, new: NewFact) -> Appended | Conflict | None:
-    found = shelf.find(new.from_zone, new.message_id)
+def _known(memory_log: MemoryLog, new: NewFact) -> Appended | Conflict | None:
+    found = memory_log.find(new.from_zone, new.message_id)
     if found is None:
         return None
     if found.digest != new.digest[: len(found.digest)]:
         return Conflict(found.offset, found.digest)
-    row = shelf.row(found.offset)
+    row = memory_log.row(found.offset)
     if row is None:
         return Appended(found.offset, True)
-    if shelf.is_sound(row):
+    if memory_log.is_sound(row):
         return Appended(found.offset, True, row.fact.envelope)
-    if shelf.is_repaired(row, new):
+    if memory_log.is_repaired(row, new):
         return Appended(found.offset, True, row.fact.envelope, is_repaired=True)
     return Appended(found.offset, True, is_damaged=True)
 

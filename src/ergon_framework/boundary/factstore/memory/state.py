@@ -286,12 +286,12 @@ class ZoneState:
 
     def __post_init__(self) -> None:
         """There is always a log of facts that go out."""
-        self.shelf(OUTBOUND)
+        self.memory_log(OUTBOUND)
 
-    def shelf(self, log: str) -> MemoryLog:
+    def memory_log(self, log: str) -> MemoryLog:
         """A log, which comes into being when it is not there."""
         if log not in self.logs:
-            number = max((shelf.number for shelf in self.logs.values()), default=0) + 1
+            number = max((memory_log.number for memory_log in self.logs.values()), default=0) + 1
             self.logs[log] = MemoryLog(log, number, ledger=self.ledger)
         return self.logs[log]
 

@@ -19,9 +19,11 @@ MANY = 300
 class StreamPlacement:
     """Facts that become messages of the stream, within one transaction."""
 
-    def __init__(self, books: StreamTransaction, now: float, known: Mapping[bytes, Known]) -> None:
+    def __init__(
+        self, transaction: StreamTransaction, now: float, known: Mapping[bytes, Known]
+    ) -> None:
         self.fresh: dict[bytes, tuple[int, NewFact]] = {}
-        self._books = books
+        self._transaction = transaction
         self._now = now
         self._known = known
 
@@ -31,31 +33,31 @@ class StreamPlacement:
 
     def size(self, log: str) -> int:
         """The bytes that a log keeps."""
-        shelf = self._books.shelf(log)
-        return 0 if shelf is None else shelf.size
+        log_state = self._transaction.log_state(log)
+        return 0 if log_state is None else log_state.size
 
     def known(self, log: str, fact: Prepared) -> KnownFact | None:
         """What lies under the id of a fact; what is damaged is repaired by it, if it can be."""
         known = self._known.get(fact.key)
         if known is None:
             return None
-        shelf = self._books.shelf(log)
-        if shelf is None or known.offset < shelf.first:
+        log_state = self._transaction.log_state(log)
+        if log_state is None or known.offset < log_state.first:
             return KnownFact(known.offset, known.digest, Condition.GONE)
-        entry = self._books.known_entry(shelf, known)
+        entry = self._transaction.known_entry(log_state, known)
         if entry is None or entry.seal is not None:
             envelope = known.envelope if entry is None else entry.envelope
             return KnownFact(known.offset, known.digest, Condition.SOUND, envelope)
         is_same = fact.new.digest.startswith(known.digest)
-        repaired = self._books.repair(shelf, known, fact) if is_same else None
+        repaired = self._transaction.repair(log_state, known, fact) if is_same else None
         if repaired is None:
             return KnownFact(known.offset, known.digest, Condition.DAMAGED)
         return KnownFact(known.offset, known.digest, Condition.REPAIRED, repaired.envelope)
 
     def object(self, wanted: Reference) -> Reference | None:
         """What the name that a fact mentions stands for."""
-        found = self._books.get(
-            ObjectRecord, self._books.subjects.object(wanted.bucket, wanted.key)
+        found = self._transaction.get(
+            ObjectRecord, self._transaction.subjects.object(wanted.bucket, wanted.key)
         )
         if found is None or not found.digest:
             return None
@@ -63,35 +65,44 @@ class StreamPlacement:
 
     def place(self, log: str, fact: Prepared) -> int:
         """Put a new fact at the end of a log; its offset."""
-        books, new = self._books, fact.new
-        shelf = books.shelf_or_new(log)
+        transaction, new = self._transaction, fact.new
+        log_state = transaction.log_state_or_new(log)
         if new.references:
-            refer([(each.bucket, each.key) for each in new.references], books)
-        alike = shelf.latest.get(new.to_zone, 0)
-        offset, total = shelf.head + 1, shelf.total + fact.size
-        shelf.risen_at = max(shelf.risen_at, self._now)
-        data, shelf.chain = schema.written(
-            shelf.number, offset, alike, total, shelf.risen_at, self._now, fact, shelf.chain
+            refer([(each.bucket, each.key) for each in new.references], transaction)
+        alike = log_state.latest.get(new.to_zone, 0)
+        offset, total = log_state.head + 1, log_state.total + fact.size
+        log_state.risen_at = max(log_state.risen_at, self._now)
+        data, log_state.chain = schema.written(
+            log_state.number,
+            offset,
+            alike,
+            total,
+            log_state.risen_at,
+            self._now,
+            fact,
+            log_state.chain,
         )
-        shelf.head, shelf.total, shelf.last_at = offset, total, self._now
-        shelf.head_seq = books.next_seq
+        log_state.head, log_state.total, log_state.last_at = offset, total, self._now
+        log_state.head_seq = transaction.next_seq
         if new.to_zone != NOBODY:
-            shelf.latest[new.to_zone] = offset
-        known = Known(offset, new.digest, shelf.head_seq, new.envelope)
-        books.add(shelf, Message(books.subjects.entry(log, new.to_zone), data), fact.key, known)
+            log_state.latest[new.to_zone] = offset
+        known = Known(offset, new.digest, log_state.head_seq, new.envelope)
+        transaction.add(
+            log_state, Message(transaction.subjects.entry(log, new.to_zone), data), fact.key, known
+        )
         self.fresh[fact.key] = offset, new
         return offset
 
 
 def refer(
-    names: Sequence[tuple[str, str]], books: StreamTransaction, *, is_awaited: bool = True
+    names: Sequence[tuple[str, str]], transaction: StreamTransaction, *, is_awaited: bool = True
 ) -> None:
     """Mark names as referenced; those that stand for nothing yet only if they are awaited."""
     for bucket, key in names:
-        subject = books.subjects.object(bucket, key)
-        found = books.get(ObjectRecord, subject)
+        subject = transaction.subjects.object(bucket, key)
+        found = transaction.get(ObjectRecord, subject)
         if found is None and is_awaited:
             found = ObjectRecord(bucket, key)
         if found is not None and not found.is_referenced:
             found.is_referenced = True
-            books.put(subject, found)
+            transaction.put(subject, found)

@@ -55,130 +55,130 @@ from ergon_framework.ports.factstore import ConsumerInfo, Gap, Quarantined
 from ergon_framework.ports.moving import C
 
 
-def put(copies: Sequence[Copy], books: StreamTransaction) -> None:
+def put(copies: Sequence[Copy], transaction: StreamTransaction) -> None:
     """Put copies of one kind in, in order."""
     if isinstance(copies[0], IdCopy):
-        _put_ids(books, cast("Sequence[IdCopy]", copies))
+        _put_ids(transaction, cast("Sequence[IdCopy]", copies))
         return
-    books.is_moving = isinstance(copies[0], FactCopy)
+    transaction.is_moving = isinstance(copies[0], FactCopy)
     for copy in copies:
-        _LOADS[type(copy)](books, copy)
+        _LOADS[type(copy)](transaction, copy)
 
 
-def drop(copies: Sequence[Copy], books: StreamTransaction) -> None:
+def drop(copies: Sequence[Copy], transaction: StreamTransaction) -> None:
     """Take copies of one kind out; those that are not there are fine."""
     for copy in copies:
-        _DISCARDS[type(copy)](books, copy)
+        _DISCARDS[type(copy)](transaction, copy)
 
 
-def refuse_log(copy: LogCopy, books: StreamTransaction) -> None:
+def refuse_log(copy: LogCopy, transaction: StreamTransaction) -> None:
     """A log that is there must be an earlier state of the copy."""
-    shelf = books.shelf(copy.log)
-    if shelf is not None:
-        refuse_other_log(copy, shelf.number, shelf.first)
+    log_state = transaction.log_state(copy.log)
+    if log_state is not None:
+        refuse_other_log(copy, log_state.number, log_state.first)
 
 
 # ---- in -----------------------------------------------------------------------------------------
 
 
-def _put_log(books: StreamTransaction, copy: LogCopy) -> None:
-    refuse_log(copy, books)
-    shelf = books.shelf(copy.log)
-    if shelf is not None and shelf.head >= shelf.first:
+def _put_log(transaction: StreamTransaction, copy: LogCopy) -> None:
+    refuse_log(copy, transaction)
+    log_state = transaction.log_state(copy.log)
+    if log_state is not None and log_state.head >= log_state.first:
         return
     new = LogState(copy.log, copy.number, copy.first, 0, copy.chain, copy.total)
     new.cut_at, new.cut_latest = copy.last_at, dict(copy.latest)
     new.head, new.chain, new.total = copy.first - 1, copy.chain, copy.total
     new.last_at, new.latest = copy.last_at, dict(copy.latest)
-    if shelf is not None:
-        new.first_seq, new.gaps = shelf.first_seq, shelf.gaps
-    books.replace_shelf(new)
-    tally = books.tally
+    if log_state is not None:
+        new.first_seq, new.gaps = log_state.first_seq, log_state.gaps
+    transaction.replace_log_state(new)
+    tally = transaction.tally
     tally.logs = max(tally.logs, copy.number)
-    books.put(books.subjects.tally, tally)
+    transaction.put(transaction.subjects.tally, tally)
 
 
-def _put_fact(books: StreamTransaction, copy: FactCopy) -> None:
-    shelf = books.shelf_or_new(copy.log)
-    if copy.fact.offset > shelf.head:
-        refuse_hole(copy, shelf.head)
+def _put_fact(transaction: StreamTransaction, copy: FactCopy) -> None:
+    log_state = transaction.log_state_or_new(copy.log)
+    if copy.fact.offset > log_state.head:
+        refuse_hole(copy, log_state.head)
         fact = prepare(copy.log, new_of(copy.fact))
-        StreamPlacement(books, copy.fact.recorded_at, {}).place(copy.log, fact)
-        refuse_other_chain(copy, shelf.chain)
+        StreamPlacement(transaction, copy.fact.recorded_at, {}).place(copy.log, fact)
+        refuse_other_chain(copy, log_state.chain)
 
 
-def _put_ids(books: StreamTransaction, copies: Sequence[IdCopy]) -> None:
-    logs = [shelf.name for shelf in books.shelves()]
-    known = books.known([copy.key for copy in copies], logs)
+def _put_ids(transaction: StreamTransaction, copies: Sequence[IdCopy]) -> None:
+    logs = [log_state.name for log_state in transaction.log_states()]
+    known = transaction.known([copy.key for copy in copies], logs)
     for copy in copies:
         if copy.key not in known:
-            books.add_id(copy.key, Known(copy.offset, copy.digest))
+            transaction.add_id(copy.key, Known(copy.offset, copy.digest))
 
 
-def _put_gap(books: StreamTransaction, copy: GapCopy) -> None:
+def _put_gap(transaction: StreamTransaction, copy: GapCopy) -> None:
     gap = copy.gap
-    books.shelf_or_new(gap.log).gaps += 1
-    books.put(_gap_subject(books, gap), gap)
+    transaction.log_state_or_new(gap.log).gaps += 1
+    transaction.put(_gap_subject(transaction, gap), gap)
 
 
-def _put_consumer(books: StreamTransaction, copy: ConsumerCopy) -> None:
-    subject = books.subjects.consumer(copy.consumer.name)
-    kept = books.get(ConsumerRecord, subject)
+def _put_consumer(transaction: StreamTransaction, copy: ConsumerCopy) -> None:
+    subject = transaction.subjects.consumer(copy.consumer.name)
+    kept = transaction.get(ConsumerRecord, subject)
     names = {each.name for each in fields(ConsumerRecord)} & {
         each.name for each in fields(ConsumerInfo)
     }
     one = ConsumerRecord(**{name: getattr(copy.consumer, name) for name in names})
     one.items_above = 0 if kept is None else kept.items_above
-    books.put(subject, one)
+    transaction.put(subject, one)
 
 
-def _put_item(books: StreamTransaction, copy: ItemCopy) -> None:
+def _put_item(transaction: StreamTransaction, copy: ItemCopy) -> None:
     values = {each.name: getattr(copy.item, each.name) for each in fields(Quarantined)}
     item = Item(**values, is_served=copy.is_served)
-    books.put(books.subjects.item(item.consumer, item.id), item)
+    transaction.put(transaction.subjects.item(item.consumer, item.id), item)
     if item.envelope or item.fact:
-        books.put(whole_mark(books, item), Item(item.id, "", "", 0, "", "", 0, item.at))
-    one = books.get(ConsumerRecord, books.subjects.consumer(item.consumer))
+        transaction.put(whole_mark(transaction, item), Item(item.id, "", "", 0, "", "", 0, item.at))
+    one = transaction.get(ConsumerRecord, transaction.subjects.consumer(item.consumer))
     if one is not None:
         one.nothing_released, one.aside_through = -1, LAST
-        books.put(books.subjects.consumer(item.consumer), one)
-    tally = books.tally
+        transaction.put(transaction.subjects.consumer(item.consumer), one)
+    tally = transaction.tally
     tally.items = max(tally.items, item.id)
-    books.put(books.subjects.tally, tally)
+    transaction.put(transaction.subjects.tally, tally)
 
 
-def _put_name(books: StreamTransaction, copy: NameCopy) -> None:
-    new, kept = copy.object, books.get(ObjectRecord, books.subjects.object(*copy.place))
+def _put_name(transaction: StreamTransaction, copy: NameCopy) -> None:
+    new, kept = copy.object, transaction.get(ObjectRecord, transaction.subjects.object(*copy.place))
     if kept is not None and kept.digest and (kept.digest, kept.size) != (new.digest, new.size):
-        drop_name(books, kept)
+        drop_name(transaction, kept)
         kept = None
     name = ObjectRecord(new.bucket, new.key, new.digest, new.size, new.at, new.is_referenced)
-    put_name(books, name, is_new=kept is None or not kept.digest)
+    put_name(transaction, name, is_new=kept is None or not kept.digest)
 
 
-def _put_awaited(books: StreamTransaction, copy: AwaitedCopy) -> None:
-    subject = books.subjects.object(copy.bucket, copy.key)
-    name = books.get(ObjectRecord, subject) or ObjectRecord(copy.bucket, copy.key)
+def _put_awaited(transaction: StreamTransaction, copy: AwaitedCopy) -> None:
+    subject = transaction.subjects.object(copy.bucket, copy.key)
+    name = transaction.get(ObjectRecord, subject) or ObjectRecord(copy.bucket, copy.key)
     name.is_referenced = True
-    books.put(subject, name)
+    transaction.put(subject, name)
 
 
-def _put_link(books: StreamTransaction, copy: LinkCopy) -> None:
-    books.put(books.subjects.link(copy.link.peer), copy.link)
+def _put_link(transaction: StreamTransaction, copy: LinkCopy) -> None:
+    transaction.put(transaction.subjects.link(copy.link.peer), copy.link)
 
 
-def _put_note(books: StreamTransaction, copy: NoteCopy) -> None:
-    tally = books.tally
+def _put_note(transaction: StreamTransaction, copy: NoteCopy) -> None:
+    tally = transaction.tally
     if copy.position > tally.notes:
         tally.notes = copy.position
-        books.put(books.subjects.tally, tally)
+        transaction.put(transaction.subjects.tally, tally)
         note = Note(copy.at, copy.action, copy.details)
-        books.put(books.subjects.note(copy.position), note)
+        transaction.put(transaction.subjects.note(copy.position), note)
 
 
-def _put_zone(books: StreamTransaction, copy: ZoneCopy) -> None:
+def _put_zone(transaction: StreamTransaction, copy: ZoneCopy) -> None:
     info = copy.info
-    books.put(books.subjects.zone, ZoneRecord(info.zone, info.epoch, info.created_at))
+    transaction.put(transaction.subjects.zone, ZoneRecord(info.zone, info.epoch, info.created_at))
 
 
 _LOADS: dict[type[Copy], Callable[[StreamTransaction, Any], None]] = {
@@ -198,50 +198,50 @@ _LOADS: dict[type[Copy], Callable[[StreamTransaction, Any], None]] = {
 # ---- away ---------------------------------------------------------------------------------------
 
 
-def _gap_subject(books: StreamTransaction, gap: Gap) -> str:
-    return books.subjects.gap(gap.log, gap.first, is_ours=gap.source_first is None)
+def _gap_subject(transaction: StreamTransaction, gap: Gap) -> str:
+    return transaction.subjects.gap(gap.log, gap.first, is_ours=gap.source_first is None)
 
 
-def _drop_gap(books: StreamTransaction, copy: GapCopy) -> None:
-    subject = _gap_subject(books, copy.gap)
-    if books.get(Gap, subject) == copy.gap:
-        books.put(subject, None)
+def _drop_gap(transaction: StreamTransaction, copy: GapCopy) -> None:
+    subject = _gap_subject(transaction, copy.gap)
+    if transaction.get(Gap, subject) == copy.gap:
+        transaction.put(subject, None)
 
 
-def _drop_consumer(books: StreamTransaction, copy: ConsumerCopy) -> None:
-    subject = books.subjects.consumer(copy.consumer.name)
-    one = books.get(ConsumerRecord, subject)
+def _drop_consumer(transaction: StreamTransaction, copy: ConsumerCopy) -> None:
+    subject = transaction.subjects.consumer(copy.consumer.name)
+    one = transaction.get(ConsumerRecord, subject)
     if one is not None and not one.is_gone:
         one.is_gone = True
-        books.put(subject, one)
+        transaction.put(subject, one)
 
 
-def _drop_item(books: StreamTransaction, copy: ItemCopy) -> None:
-    subject = books.subjects.item(copy.item.consumer, copy.item.id)
-    item = books.get(Item, subject)
+def _drop_item(transaction: StreamTransaction, copy: ItemCopy) -> None:
+    subject = transaction.subjects.item(copy.item.consumer, copy.item.id)
+    item = transaction.get(Item, subject)
     if item is not None:
-        books.put(subject, None)
+        transaction.put(subject, None)
         if item.envelope or item.fact:
-            books.put(whole_mark(books, item), None)
+            transaction.put(whole_mark(transaction, item), None)
 
 
-def _drop_name(books: StreamTransaction, copy: NameCopy) -> None:
-    name = books.get(ObjectRecord, books.subjects.object(*copy.place))
+def _drop_name(transaction: StreamTransaction, copy: NameCopy) -> None:
+    name = transaction.get(ObjectRecord, transaction.subjects.object(*copy.place))
     if name is not None and name.digest:
-        drop_name(books, name)
+        drop_name(transaction, name)
 
 
-def _drop_awaited(books: StreamTransaction, copy: AwaitedCopy) -> None:
-    subject = books.subjects.object(*copy.place)
-    name = books.get(ObjectRecord, subject)
+def _drop_awaited(transaction: StreamTransaction, copy: AwaitedCopy) -> None:
+    subject = transaction.subjects.object(*copy.place)
+    name = transaction.get(ObjectRecord, subject)
     if name is not None and not name.digest:
-        books.put(subject, None)
+        transaction.put(subject, None)
 
 
-def _drop_link(books: StreamTransaction, copy: LinkCopy) -> None:
-    subject = books.subjects.link(copy.link.peer)
-    if books.get(type(copy.link), subject) is not None:
-        books.put(subject, None)
+def _drop_link(transaction: StreamTransaction, copy: LinkCopy) -> None:
+    subject = transaction.subjects.link(copy.link.peer)
+    if transaction.get(type(copy.link), subject) is not None:
+        transaction.put(subject, None)
 
 
 _DISCARDS: dict[type[Copy], Callable[[StreamTransaction, Any], None]] = {
@@ -271,13 +271,15 @@ class NatsArchive:
         """The copies of a kind after a place, in order."""
         if kind is IdCopy:
             found = self._database.read(
-                lambda books: list(islice(_ids(books, after or b""), limit))
+                lambda transaction: list(islice(_ids(transaction, after or b""), limit))
             )
             return cast("list[C]", found)
         read = partial(_facts, self._database.url) if kind is FactCopy else _DUMPS.get(kind)
         if read is None:
             return dump_books(self._parts, kind, after, limit)
-        return self._database.read(lambda books: list(bounded(read(books, after), limit)))
+        return self._database.read(
+            lambda transaction: list(bounded(read(transaction, after), limit))
+        )
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Put copies of one kind in, in order; many in several commits, if all of them fit."""
@@ -297,13 +299,17 @@ class NatsArchive:
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
-        found = self._database.read(lambda books: books.get(Mark, books.subjects.mark))
+        found = self._database.read(
+            lambda transaction: transaction.get(Mark, transaction.subjects.mark)
+        )
         return None if found is None else found.data
 
     def set_mark(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
         record = None if mark is None else Mark(mark)
-        self._database.transaction(lambda books: books.put(books.subjects.mark, record), "move")
+        self._database.transaction(
+            lambda transaction: transaction.put(transaction.subjects.mark, record), "move"
+        )
 
     def bar(self, place: str | None) -> None:
         """Refuse whatever is written, or let it in again.
@@ -314,7 +320,9 @@ class NatsArchive:
         self._database.refuse_reader()
         self._database.opening.bar(place)
         names = self._database.read(
-            lambda books: sorted(books.all(ConsumerRecord, books.subjects.consumers))
+            lambda transaction: sorted(
+                transaction.all(ConsumerRecord, transaction.subjects.consumers)
+            )
         )
         for start in range(0, len(names), MOST_COPIES):
             self._database.transaction(
@@ -322,24 +330,26 @@ class NatsArchive:
             )
 
 
-def _rewrite(consumers: Sequence[str], books: StreamTransaction) -> None:
+def _rewrite(consumers: Sequence[str], transaction: StreamTransaction) -> None:
     for subject in consumers:
-        books.put(subject, books.get(ConsumerRecord, subject))
+        transaction.put(subject, transaction.get(ConsumerRecord, subject))
 
 
 def _up_to(last: int, _: StreamTransaction) -> int:
     return last
 
 
-def _ids(books: StreamTransaction, after: bytes) -> Iterator[IdCopy]:
+def _ids(transaction: StreamTransaction, after: bytes) -> Iterator[IdCopy]:
     """Ids in the order of their keys.
 
     The ledger is read as it is now: what was young when the books were opened may be there, too.
     """
     young = [
-        _id_copy(key, known) for shelf in books.shelves() for key, known in shelf.young.items()
+        _id_copy(key, known)
+        for log_state in transaction.log_states()
+        for key, known in log_state.young.items()
     ]
-    for copy in heapq.merge(_sealed(books, after), sorted(young, key=_key), key=_key):
+    for copy in heapq.merge(_sealed(transaction, after), sorted(young, key=_key), key=_key):
         if copy.key > after:
             after = copy.key
             yield copy
@@ -349,13 +359,17 @@ def _key(copy: IdCopy) -> bytes:
     return copy.key
 
 
-def _sealed(books: StreamTransaction, after: bytes) -> Iterator[IdCopy]:
+def _sealed(transaction: StreamTransaction, after: bytes) -> Iterator[IdCopy]:
     """Ids of the ledger in the order of their keys, gathered a stretch at a time."""
     for first in range(after[0] if after else 0, 256):
         digits = f"{first:02x}"
-        parts = [(digits,)] if books.stream.has_few(books.subjects.ids(digits)) else _finer(digits)
+        parts = (
+            [(digits,)]
+            if transaction.stream.has_few(transaction.subjects.ids(digits))
+            else _finer(digits)
+        )
         for part in parts:
-            found = books.stream.latest([books.subjects.ids(*part)])
+            found = transaction.stream.latest([transaction.subjects.ids(*part)])
             keys = (bytes.fromhex("".join(each.subject.split(".")[-3:])) for each in found)
             copies = (
                 _id_copy(key, schema.read_id(each.data))
@@ -372,48 +386,50 @@ def _id_copy(key: bytes, known: Known) -> IdCopy:
     return IdCopy(key, known.digest[:_DIGEST], known.offset)
 
 
-def _logs(books: StreamTransaction, after: int | None) -> Iterator[LogCopy]:
-    for shelf in sorted(books.shelves(), key=lambda each: each.number):
-        if shelf.number > (after or 0):
+def _logs(transaction: StreamTransaction, after: int | None) -> Iterator[LogCopy]:
+    for log_state in sorted(transaction.log_states(), key=lambda each: each.number):
+        if log_state.number > (after or 0):
             yield LogCopy(
-                shelf.number,
-                shelf.name,
-                shelf.first,
-                shelf.cut_chain,
-                shelf.cut_total,
-                None if shelf.head >= shelf.first else shelf.last_at,
-                shelf.cut_latest,
+                log_state.number,
+                log_state.name,
+                log_state.first,
+                log_state.cut_chain,
+                log_state.cut_total,
+                None if log_state.head >= log_state.first else log_state.last_at,
+                log_state.cut_latest,
             )
 
 
 def _facts(
-    place: str, books: StreamTransaction, after: tuple[int, int] | None
+    place: str, transaction: StreamTransaction, after: tuple[int, int] | None
 ) -> Iterator[FactCopy]:
     number, offset = after or (0, 0)
-    for shelf in sorted(books.shelves(), key=lambda each: each.number):
-        if shelf.number < number:
+    for log_state in sorted(transaction.log_states(), key=lambda each: each.number):
+        if log_state.number < number:
             continue
-        start = offset if shelf.number == number else 0
-        for each in pages.all_after(books, shelf, start):
+        start = offset if log_state.number == number else 0
+        for each in pages.all_after(transaction, log_state, start):
             if isinstance(each, pages.Hole):
-                raise corrupted(shelf.name, each.offset, place)
-            yield FactCopy(shelf.number, shelf.name, each.seen(None), each.chain)
+                raise corrupted(log_state.name, each.offset, place)
+            yield FactCopy(log_state.number, log_state.name, each.seen(None), each.chain)
 
 
-def _items(books: StreamTransaction, after: int | None) -> Iterator[ItemCopy]:
-    found = items_of(books, None)
+def _items(transaction: StreamTransaction, after: int | None) -> Iterator[ItemCopy]:
+    found = items_of(transaction, None)
     return (ItemCopy(quarantined(each), each.is_served) for each in found if each.id > (after or 0))
 
 
-def _awaited(books: StreamTransaction, after: tuple[str, str] | None) -> Iterator[AwaitedCopy]:
-    found = books.all(ObjectRecord, books.subjects.objects).values()
+def _awaited(
+    transaction: StreamTransaction, after: tuple[str, str] | None
+) -> Iterator[AwaitedCopy]:
+    found = transaction.all(ObjectRecord, transaction.subjects.objects).values()
     names = sorted((each.bucket, each.key) for each in found if not each.digest)
     return (AwaitedCopy(*name) for name in names if after is None or name > after)
 
 
-def _notes(books: StreamTransaction, after: int | None) -> Iterator[NoteCopy]:
-    for number in range((after or 0) + 1, books.tally.notes + 1):
-        note = books.get(Note, books.subjects.note(number))
+def _notes(transaction: StreamTransaction, after: int | None) -> Iterator[NoteCopy]:
+    for number in range((after or 0) + 1, transaction.tally.notes + 1):
+        note = transaction.get(Note, transaction.subjects.note(number))
         if note is not None:
             yield NoteCopy(number, note.at, note.action, note.details)
 

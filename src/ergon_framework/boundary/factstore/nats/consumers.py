@@ -56,44 +56,46 @@ class NatsConsumers:
     ) -> ConsumerInfo:
         """Create one at the start or the end of its log; the same again answers it."""
 
-        def work(books: StreamTransaction) -> ConsumerInfo:
-            subject = books.subjects.consumer(name)
-            one = books.get(ConsumerRecord, subject)
+        def work(transaction: StreamTransaction) -> ConsumerInfo:
+            subject = transaction.subjects.consumer(name)
+            one = transaction.get(ConsumerRecord, subject)
             if one is None or one.is_gone:
-                shelf = books.shelf_or_new(log)
-                cursor = shelf.head if from_end else shelf.first - 1
+                log_state = transaction.log_state_or_new(log)
+                cursor = log_state.head if from_end else log_state.first - 1
                 above = 0 if one is None else one.items_above
                 one = ConsumerRecord(name, log, cursor, to_zone, is_required)
                 one.created_at, one.items_above = self._database.clock(), above
-                books.put(subject, one)
+                transaction.put(subject, one)
             refuse_other(one, log, to_zone)
-            return described(books, one)
+            return described(transaction, one)
 
         return self._database.transaction(work, "desk")
 
     def consumers(self) -> list[ConsumerInfo]:
         """Every consumer, by name."""
 
-        def work(books: StreamTransaction) -> list[ConsumerInfo]:
-            found = books.all(ConsumerRecord, books.subjects.consumers).values()
+        def work(transaction: StreamTransaction) -> list[ConsumerInfo]:
+            found = transaction.all(ConsumerRecord, transaction.subjects.consumers).values()
             kept = sorted((each for each in found if not each.is_gone), key=lambda one: one.name)
-            return [described(books, each) for each in kept]
+            return [described(transaction, each) for each in kept]
 
         return self._database.read(work)
 
     def consumer(self, name: str) -> ConsumerInfo:
         """One of them; ``BoundaryNotFoundError`` when there is none."""
-        return self._database.read(lambda books: described(books, reader_named(books, name)))
+        return self._database.read(
+            lambda transaction: described(transaction, reader_named(transaction, name))
+        )
 
     def delete_consumer(self, name: str) -> None:
         """Forget it and its quarantine; retention no longer waits for it."""
 
-        def work(books: StreamTransaction) -> None:
-            one = reader_named(books, name)
-            books.note(self._database.clock(), "delete_consumer", cursors.deleted(one))
-            one.is_gone, one.items_above = True, books.tally.items
+        def work(transaction: StreamTransaction) -> None:
+            one = reader_named(transaction, name)
+            transaction.note(self._database.clock(), "delete_consumer", cursors.deleted(one))
+            one.is_gone, one.items_above = True, transaction.tally.items
             one.holder = None
-            books.put(books.subjects.consumer(name), one)
+            transaction.put(transaction.subjects.consumer(name), one)
 
         _, below = self._database.transaction_and_end(work, "desk")
         self._database.clear(
@@ -104,22 +106,22 @@ class NatsConsumers:
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
         """Move the cursor up to ``offset``, never down; the cursor then."""
 
-        def work(books: StreamTransaction) -> int | None:
-            now, one = self._database.clock(), reader_named(books, name)
+        def work(transaction: StreamTransaction) -> int | None:
+            now, one = self._database.clock(), reader_named(transaction, name)
             before = copy(one)
             refuse_late(info_of(one), holder, now)
             refuse_unserved(one, offset)
-            settled = _delivered(books, one, offset)
+            settled = _delivered(transaction, one, offset)
             for item in settled[:MOST_SETTLED]:
                 item.state = "settled"
-                put(books, item)
+                put(transaction, item)
             if len(settled) > MOST_SETTLED:
                 return None  # the cursor moves when all of them are
             cursors.move(one, max(one.cursor, offset))
             if holder is not None:
                 one.held_until = now + one.lease
             if one != before:
-                books.put(books.subjects.consumer(name), one)
+                transaction.put(transaction.subjects.consumer(name), one)
             return one.cursor
 
         cursor = None
@@ -132,25 +134,25 @@ class NatsConsumers:
     def release_lease(self, name: str, holder: str) -> None:
         """The holder lets go of the name; nothing happens when it does not hold it."""
 
-        def work(books: StreamTransaction) -> None:
-            one = books.get(ConsumerRecord, books.subjects.consumer(name))
+        def work(transaction: StreamTransaction) -> None:
+            one = transaction.get(ConsumerRecord, transaction.subjects.consumer(name))
             if one is not None and not one.is_gone and one.holder == holder:
                 cursors.let_go(one)
-                books.put(books.subjects.consumer(name), one)
+                transaction.put(transaction.subjects.consumer(name), one)
 
         self._database.transaction(work, "desk")
 
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         """Set the cursor, also backwards, and write down that it was done and why."""
 
-        def work(books: StreamTransaction) -> ConsumerInfo:
-            one = reader_named(books, name)
-            shelf = books.shelf_or_new(one.log)
+        def work(transaction: StreamTransaction) -> ConsumerInfo:
+            one = reader_named(transaction, name)
+            log_state = transaction.log_state_or_new(one.log)
             text = cursors.sought(one, offset, reason)
-            cursors.seek(one, offset, shelf.first, shelf.head)
-            books.note(self._database.clock(), "seek", text)
-            books.put(books.subjects.consumer(name), one)
-            return described(books, one)
+            cursors.seek(one, offset, log_state.first, log_state.head)
+            transaction.note(self._database.clock(), "seek", text)
+            transaction.put(transaction.subjects.consumer(name), one)
+            return described(transaction, one)
 
         return self._database.transaction(work, "desk")
 
@@ -167,8 +169,8 @@ class NatsConsumers:
     ) -> Fetched:
         """The page after the cursor, or before it one of released facts."""
 
-        def work(books: StreamTransaction) -> Fetched | ConsumerHeldError | None:
-            now, one = self._database.clock(), reader_named(books, name)
+        def work(transaction: StreamTransaction) -> Fetched | ConsumerHeldError | None:
+            now, one = self._database.clock(), reader_named(transaction, name)
             before = copy(one)
             if info_of(one).is_overlong(now):
                 one.held_until = now + one.lease
@@ -176,22 +178,22 @@ class NatsConsumers:
                 refuse_held(info_of(one), holder, now)
             except ConsumerHeldError as error:
                 if one.held_until != before.held_until:  # that is written, though it is refused
-                    books.put(books.subjects.consumer(name), one)
+                    transaction.put(transaction.subjects.consumer(name), one)
                 return error
-            if _spoilt(books, one):
+            if _spoilt(transaction, one):
                 if one != before:
-                    books.put(books.subjects.consumer(name), one)
+                    transaction.put(transaction.subjects.consumer(name), one)
                 return None  # that is written, whatever is wrong with what comes next
-            page = _released(books, one, limit, max_bytes)
+            page = _released(transaction, one, limit, max_bytes)
             is_released = page is not None
             if page is None:
-                page = _next(books, one, limit, max_bytes, now)
+                page = _next(transaction, one, limit, max_bytes, now)
                 consumers.give(one, page, holder)
             consumers.hold(one, holder, lease, now)
-            _note_released(books, one, page)
+            _note_released(transaction, one, page)
             if one != before:
-                books.put(books.subjects.consumer(name), one)
-            return Fetched(described(books, one), page, is_released)
+                transaction.put(transaction.subjects.consumer(name), one)
+            return Fetched(described(transaction, one), page, is_released)
 
         served = None
         while served is None:
@@ -216,19 +218,19 @@ class NatsConsumers:
     ) -> Quarantined:
         """Quarantine the next fact of the view and move the cursor past it, in one commit."""
 
-        def work(books: StreamTransaction) -> Quarantined:
-            now, one = self._database.clock(), reader_named(books, name)
+        def work(transaction: StreamTransaction) -> Quarantined:
+            now, one = self._database.clock(), reader_named(transaction, name)
             refuse_late(info_of(one), holder, now)
-            is_released = any(item.offset == offset for item in released_to(books, one))
-            following = next_of(books, one)
+            is_released = any(item.offset == offset for item in released_to(transaction, one))
+            following = next_of(transaction, one)
             is_next = offset == following
             if not is_released and not is_next:
                 raise not_next(one, offset, following)
             item = Item(0, name, one.log, offset, reason, message, attempts, now)
-            kept = keep(books, one, item)
+            kept = keep(transaction, one, item)
             if is_next:
                 consumers.pass_by(one, offset)
-            books.put(books.subjects.consumer(name), one)
+            transaction.put(transaction.subjects.consumer(name), one)
             return quarantined(kept)
 
         return self._database.transaction(work, "quarantine")
@@ -238,10 +240,10 @@ class NatsConsumers:
     ) -> list[Quarantined]:
         """What was set aside, oldest first; ``state=None`` for all."""
 
-        def work(books: StreamTransaction) -> list[Quarantined]:
+        def work(transaction: StreamTransaction) -> list[Quarantined]:
             return [
                 quarantined(item)
-                for item in items_of(books, consumer)
+                for item in items_of(transaction, consumer)
                 if state in {None, item.state}
             ]
 
@@ -250,22 +252,22 @@ class NatsConsumers:
     def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
         """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
 
-        def work(books: StreamTransaction) -> Quarantined:
-            item = _numbered(books, quarantine_id)
+        def work(transaction: StreamTransaction) -> Quarantined:
+            item = _numbered(transaction, quarantine_id)
             if item.state == state:
                 return quarantined(item)
             refuse_wrong_state(quarantine_id, item.state, state)
-            books.note(self._database.clock(), ACTIONS[state], said_of(item, reason))
+            transaction.note(self._database.clock(), ACTIONS[state], said_of(item, reason))
             item.state, item.is_served = state, False
-            put(books, item)
+            put(transaction, item)
             return quarantined(item)
 
         return self._database.transaction(work, "quarantine")
 
 
-def reader_named(books: StreamTransaction, name: str) -> ConsumerRecord:
+def reader_named(transaction: StreamTransaction, name: str) -> ConsumerRecord:
     """A consumer that must be there."""
-    found = books.get(ConsumerRecord, books.subjects.consumer(name))
+    found = transaction.get(ConsumerRecord, transaction.subjects.consumer(name))
     if found is None or found.is_gone:
         raise unknown(name)
     return found
@@ -276,63 +278,65 @@ def info_of(one: ConsumerRecord) -> ConsumerInfo:
     return ConsumerInfo(**{name: getattr(one, name) for name in _SHARED})
 
 
-def described(books: StreamTransaction, one: ConsumerRecord) -> ConsumerInfo:
+def described(transaction: StreamTransaction, one: ConsumerRecord) -> ConsumerInfo:
     """A consumer with what is worked out."""
-    info, shelf = info_of(one), books.shelf(one.log)
-    if shelf is not None:
-        info.lag, info.waiting_since = pages.waiting(books, shelf, one.cursor, one.to_zone)
+    info, log_state = info_of(one), transaction.log_state(one.log)
+    if log_state is not None:
+        info.lag, info.waiting_since = pages.waiting(
+            transaction, log_state, one.cursor, one.to_zone
+        )
     return info
 
 
-def _delivered(books: StreamTransaction, one: ConsumerRecord, offset: int) -> list[Item]:
+def _delivered(transaction: StreamTransaction, one: ConsumerRecord, offset: int) -> list[Item]:
     """Released items that went out and are confirmed."""
-    released = released_to(books, one)
+    released = released_to(transaction, one)
     return [item for item in released if item.offset <= offset and item.is_served]
 
 
-def _note_released(books: StreamTransaction, one: ConsumerRecord, page: Page) -> None:
+def _note_released(transaction: StreamTransaction, one: ConsumerRecord, page: Page) -> None:
     offsets = {fact.offset for fact in page.facts}
-    for item in released_to(books, one):
+    for item in released_to(transaction, one):
         if item.offset in offsets and not item.is_served:
             item.is_served = True
-            put(books, item)
+            put(transaction, item)
 
 
-def _below(books: StreamTransaction, one: ConsumerRecord) -> list[Item]:
+def _below(transaction: StreamTransaction, one: ConsumerRecord) -> list[Item]:
     """What an operator released and lies below the cursor.
 
     What lies above it, after a seek, comes along with its neighbours: confirmed on its own, it
     would take the cursor past them.
     """
-    below = [item for item in released_to(books, one) if item.offset <= one.cursor]
+    below = [item for item in released_to(transaction, one) if item.offset <= one.cursor]
     return sorted(below, key=lambda item: item.offset)
 
 
-def _spoilt(books: StreamTransaction, one: ConsumerRecord) -> bool:
+def _spoilt(transaction: StreamTransaction, one: ConsumerRecord) -> bool:
     """Set aside again what was released and can no longer be delivered; whether there was any."""
-    shelf, is_any = books.shelf(one.log), False
-    if shelf is None:
+    log_state, is_any = transaction.log_state(one.log), False
+    if log_state is None:
         return False
-    for item in _below(books, one):
-        entry = pages.entry_at(books, shelf, item.offset)
+    for item in _below(transaction, one):
+        entry = pages.entry_at(transaction, log_state, item.offset)
         if entry is None or entry.is_marker:
             item.state, item.reason = "quarantined", "corrupted"
-            put(books, item)
+            put(transaction, item)
             is_any = True
     return is_any
 
 
 def _released(
-    books: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int
+    transaction: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int
 ) -> Page | None:
     """The page of what an operator released, if anything."""
-    below, shelf = _below(books, one), books.shelf(one.log)
-    if not below or shelf is None:
+    below, log_state = _below(transaction, one), transaction.log_state(one.log)
+    if not below or log_state is None:
         return None
-    page, size, is_full = Page([], 0, shelf.head), 0, False
+    page, size, is_full = Page([], 0, log_state.head), 0, False
     most = min(limit, MOST_SETTLED)  # each is marked
     for item in below:
-        entry = pages.entry_at(books, shelf, item.offset)
+        entry = pages.entry_at(transaction, log_state, item.offset)
         if entry is None:
             continue
         size += entry.size
@@ -344,25 +348,25 @@ def _released(
 
 
 def _next(
-    books: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int, now: float
+    transaction: StreamTransaction, one: ConsumerRecord, limit: int, max_bytes: int, now: float
 ) -> Page:
     """The page after the cursor, which passes corrupted facts on its way."""
-    shelf = books.shelf_or_new(one.log)
+    log_state = transaction.log_state_or_new(one.log)
     passed: list[Gap] = []
     for _ in range(ROUNDS):
-        lost = pages.unexplained(books, shelf, one.cursor)
+        lost = pages.unexplained(transaction, log_state, one.cursor)
         refuse_truncated(one, lost)
-        stretch = pages.read(books, shelf, one.cursor, limit, max_bytes, one.to_zone)
+        stretch = pages.read(transaction, log_state, one.cursor, limit, max_bytes, one.to_zone)
         page, at = stretch.page, stretch.corrupted
         if at is None or page.facts or page.gaps:
             # A gap is told, and confirmed, before what lies behind it is passed.
             page.gaps[:0] = passed
             return page
-        message = f"the fact at {at} of {shelf.name} is not what was stored there"
-        keep(books, one, Item(0, one.name, shelf.name, at, "corrupted", message, 0, now))
+        message = f"the fact at {at} of {log_state.name} is not what was stored there"
+        keep(transaction, one, Item(0, one.name, log_state.name, at, "corrupted", message, 0, now))
         consumers.move(one, at)
         passed.append(Gap(one.log, at, at, "corrupted", now))
-    return Page([], one.cursor, shelf.head, gaps=passed)  # the rest is for the next call
+    return Page([], one.cursor, log_state.head, gaps=passed)  # the rest is for the next call
 
 
 # ---- quarantine ---------------------------------------------------------------------------------
@@ -373,95 +377,97 @@ def quarantined(item: Item) -> Quarantined:
     return Quarantined(**{each.name: getattr(item, each.name) for each in fields(Quarantined)})
 
 
-def put(books: StreamTransaction, item: Item) -> None:
+def put(transaction: StreamTransaction, item: Item) -> None:
     """Write an item."""
-    books.put(books.subjects.item(item.consumer, item.id), item)
+    transaction.put(transaction.subjects.item(item.consumer, item.id), item)
 
 
-def keep(books: StreamTransaction, one: ConsumerRecord, item: Item) -> Item:
+def keep(transaction: StreamTransaction, one: ConsumerRecord, item: Item) -> Item:
     """Keep an item of a consumer; when its fact lies in quarantine already, it is the same item.
 
     The consumer changes with it, and is written by the caller: without what it knows, everything
     that was ever set aside would be read for each of its facts.
     """
-    known = items_of(books, one.name) if item.offset <= one.aside_through else []
+    known = items_of(transaction, one.name) if item.offset <= one.aside_through else []
     one.aside_through = max(item.offset, *(each.offset for each in known), 0)
     for each in known:
         if each.state in OPEN and (each.log, each.offset) == (item.log, item.offset):
             item.id, item.at = each.id, each.at
-            put(books, item)
+            put(transaction, item)
             return item
-    return _new(books, item)
+    return _new(transaction, item)
 
 
-def keep_whole(books: StreamTransaction, item: Item) -> None:
+def keep_whole(transaction: StreamTransaction, item: Item) -> None:
     """Keep an item with its payload, unless it is there, whatever became of it."""
-    mark = whole_mark(books, item)
-    if books.get(Item, mark) is None:
-        new = _new(books, item)
-        books.put(mark, Item(new.id, "", "", item.offset, "", "", 0, item.at))
+    mark = whole_mark(transaction, item)
+    if transaction.get(Item, mark) is None:
+        new = _new(transaction, item)
+        transaction.put(mark, Item(new.id, "", "", item.offset, "", "", 0, item.at))
 
 
-def whole_mark(books: StreamTransaction, item: Item) -> str:
+def whole_mark(transaction: StreamTransaction, item: Item) -> str:
     """Under what is written down that something was set aside with its payload."""
     parts = (item.log.encode(), str(item.offset).encode(), item.envelope, item.fact)
     content = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-    return books.subjects.whole(item.consumer, content)
+    return transaction.subjects.whole(item.consumer, content)
 
 
-def _new(books: StreamTransaction, item: Item) -> Item:
-    tally = books.tally
+def _new(transaction: StreamTransaction, item: Item) -> Item:
+    tally = transaction.tally
     tally.items += 1
-    books.put(books.subjects.tally, tally)
+    transaction.put(transaction.subjects.tally, tally)
     item.id = tally.items
-    put(books, item)
+    put(transaction, item)
     return item
 
 
-def items_of(books: StreamTransaction, consumer: str | None) -> list[Item]:
+def items_of(transaction: StreamTransaction, consumer: str | None) -> list[Item]:
     """What was set aside for a consumer, or for all; by number."""
-    if not books.tally.items:
+    if not transaction.tally.items:
         return []
     if consumer is not None:
-        found = books.all(Item, books.subjects.items_of(consumer))
-        one = books.get(ConsumerRecord, books.subjects.consumer(consumer))
+        found = transaction.all(Item, transaction.subjects.items_of(consumer))
+        one = transaction.get(ConsumerRecord, transaction.subjects.consumer(consumer))
         above = {consumer: one.items_above} if one is not None else {}
     else:
-        found = books.all(Item, books.subjects.items)
-        readers = books.all(ConsumerRecord, books.subjects.consumers).values()
+        found = transaction.all(Item, transaction.subjects.items)
+        readers = transaction.all(ConsumerRecord, transaction.subjects.consumers).values()
         above = {each.name: each.items_above for each in readers}
     kept = (item for item in found.values() if item.id > above.get(item.consumer, 0))
     return sorted(kept, key=lambda item: item.id)
 
 
-def open_items(books: StreamTransaction, consumer: str) -> list[Item]:
+def open_items(transaction: StreamTransaction, consumer: str) -> list[Item]:
     """What was set aside for a consumer and not dealt with."""
-    return [item for item in items_of(books, consumer) if item.state in OPEN]
+    return [item for item in items_of(transaction, consumer) if item.state in OPEN]
 
 
-def released_to(books: StreamTransaction, one: ConsumerRecord) -> list[Item]:
+def released_to(transaction: StreamTransaction, one: ConsumerRecord) -> list[Item]:
     """What is to be delivered to a consumer again, which remembers it when there is nothing."""
-    notes = books.tally.notes
+    notes = transaction.tally.notes
     if one.nothing_released == notes:
         return []
-    found = [item for item in open_items(books, one.name) if item.state == "released"]
+    found = [item for item in open_items(transaction, one.name) if item.state == "released"]
     one.nothing_released = -1 if found else notes
     return found
 
 
-def _numbered(books: StreamTransaction, number: int) -> Item:
-    found = books.all(Item, books.subjects.item_numbered(number)).values()
+def _numbered(transaction: StreamTransaction, number: int) -> Item:
+    found = transaction.all(Item, transaction.subjects.item_numbered(number)).values()
     for item in found:
-        one = books.get(ConsumerRecord, books.subjects.consumer(item.consumer))
+        one = transaction.get(ConsumerRecord, transaction.subjects.consumer(item.consumer))
         if one is None or item.id > one.items_above:
             return item
     raise not_there(number)
 
 
-def next_of(books: StreamTransaction, one: ConsumerRecord) -> int | None:
+def next_of(transaction: StreamTransaction, one: ConsumerRecord) -> int | None:
     """The next fact of a consumer's view."""
-    shelf = books.shelf(one.log)
-    if shelf is None:
+    log_state = transaction.log_state(one.log)
+    if log_state is None:
         return None
-    first = next(pages.entries_after(books, shelf, one.cursor, one.to_zone, chunk=1), None)
+    first = next(
+        pages.entries_after(transaction, log_state, one.cursor, one.to_zone, chunk=1), None
+    )
     return None if first is None else first.offset

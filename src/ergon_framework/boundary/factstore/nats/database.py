@@ -138,16 +138,16 @@ class NatsDatabase:
     def read(self, work: Callable[[StreamTransaction], T]) -> T:
         """Run a step that writes nothing, on what is there now, while others go on."""
         for _ in range(ROUNDS):
-            books = self.begin_read()
+            transaction = self.begin_read()
             try:
-                result = work(books)
+                result = work(transaction)
             except BoundaryError:
-                if self._is_unchanged(books):
+                if self._is_unchanged(transaction):
                     raise
             else:
-                if not books.is_doubtful or self._is_unchanged(books):
+                if not transaction.is_doubtful or self._is_unchanged(transaction):
                     with self._turn:
-                        self._memory.learn(books.memory)
+                        self._memory.learn(transaction.memory)
                     return result
         raise _too_busy(self.url)
 
@@ -165,11 +165,11 @@ class NatsDatabase:
         """
         self.refuse_reader()
         with self._turn:
-            books, result = self._try(work, call)
+            transaction, result = self._try(work, call)
             last = self._memory.last
         failpoint(_AFTER[call])
         self._trim()
-        if books.is_longer:
+        if transaction.is_longer:
             self.notifier.notify()
         return result, last
 
@@ -182,16 +182,16 @@ class NatsDatabase:
             if is_sure:
                 self._refresh()
                 self._refuse_moved(call)
-            books = self._books(self._memory, is_sure=is_sure)
+            transaction = self._begin(self._memory, is_sure=is_sure)
             try:
-                result = work(books)
+                result = work(transaction)
             except BoundaryError:
-                if is_sure and self._is_unchanged(books):
+                if is_sure and self._is_unchanged(transaction):
                     raise
             else:
-                has_news = books.finish()
-                if self._is_committed(books, call) if has_news else is_sure:
-                    return books, result
+                has_news = transaction.finish()
+                if self._is_committed(transaction, call) if has_news else is_sure:
+                    return transaction, result
             is_sure = True
         raise _too_busy(self.url)
 
@@ -203,17 +203,17 @@ class NatsDatabase:
         """
         self.refuse_reader()
         for _ in range(ROUNDS):
-            books = self.begin_read()
+            transaction = self.begin_read()
             self._refuse_moved(call)
             try:
-                result = work(books)
+                result = work(transaction)
             except BoundaryError:
-                if self._is_unchanged(books):
+                if self._is_unchanged(transaction):
                     raise
                 continue
-            if not books.finish():
+            if not transaction.finish():
                 return result
-            message = books.only(subject)
+            message = transaction.only(subject)
             if message is None:
                 return self.transaction(work, call)
             failpoint(_BEFORE[call])
@@ -225,9 +225,9 @@ class NatsDatabase:
                 return result
         raise _too_busy(self.url)
 
-    def _is_committed(self, books: StreamTransaction, call: str) -> bool:
+    def _is_committed(self, transaction: StreamTransaction, call: str) -> bool:
         """Write what a step wants; False when somebody else was faster."""
-        messages = books.messages()
+        messages = transaction.messages()
         if len(messages) > MOST_MESSAGES:
             raise StoreError(
                 f"{len(messages)} messages are more than {self.url} takes at once",
@@ -235,7 +235,7 @@ class NatsDatabase:
             )
         failpoint(_BEFORE[call])
         try:
-            books.was_written(self.stream.commit(messages, self._memory.last))
+            transaction.was_written(self.stream.commit(messages, self._memory.last))
         except OvertakenError:
             return False
         return True
@@ -256,7 +256,7 @@ class NatsDatabase:
 
     # ---- what is remembered ---------------------------------------------------------------------
 
-    def _books(self, memory: RecordCache, *, is_sure: bool) -> StreamTransaction:
+    def _begin(self, memory: RecordCache, *, is_sure: bool) -> StreamTransaction:
         return StreamTransaction(self.stream, self.subjects, memory, is_sure=is_sure)
 
     def begin_read(self) -> StreamTransaction:
@@ -265,7 +265,7 @@ class NatsDatabase:
         with self._turn:
             if last != self._memory.last or not self._is_current():
                 self._refresh()
-            return self._books(self._memory.view(), is_sure=True)
+            return self._begin(self._memory.view(), is_sure=True)
 
     def forget(self) -> None:
         """Read everything anew at the next use."""
@@ -276,10 +276,12 @@ class NatsDatabase:
         """Whether the memory is worth a try."""
         return self._memory.last >= 0 and self._connections == self.stream.client.connections
 
-    def _is_unchanged(self, books: StreamTransaction) -> bool:
+    def _is_unchanged(self, transaction: StreamTransaction) -> bool:
         """Whether nobody has written since a step began."""
         last = self.opening.standing().last
-        return last == books.memory.last and self._connections == self.stream.client.connections
+        return (
+            last == transaction.memory.last and self._connections == self.stream.client.connections
+        )
 
     def _refresh(self) -> None:
         """See where the stream ends; after a connection was lost, also whether it is whole."""

@@ -170,9 +170,9 @@ class NatsLog:
     def _enter(self, asked: Sequence[Append]) -> list[list[Outcome]]:
         keys = [fact.key for each in asked for fact in each.facts]
 
-        def work(books: StreamTransaction) -> list[list[Outcome]]:
-            known = books.known(keys, {each.log for each in asked})
-            planner = AppendPlanner(StreamPlacement(books, self._database.clock(), known))
+        def work(transaction: StreamTransaction) -> list[list[Outcome]]:
+            known = transaction.known(keys, {each.log for each in asked})
+            planner = AppendPlanner(StreamPlacement(transaction, self._database.clock(), known))
             return [planner.append(each.log, each.facts, each.capacity) for each in asked]
 
         return self._database.transaction(work, "append")
@@ -182,15 +182,15 @@ class NatsLog:
     def find(self, from_zone: str, message_id: str, log: str | None = None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
-        def work(books: StreamTransaction) -> LedgerEntry | None:
-            found = [each for each in books.shelves() if log in {None, each.name}]
+        def work(transaction: StreamTransaction) -> LedgerEntry | None:
+            found = [each for each in transaction.log_states() if log in {None, each.name}]
             keys = {each.name: key_of(each.name, from_zone, message_id) for each in found}
-            known = books.known(keys.values(), keys)
-            for shelf in found:
-                one = known.get(keys[shelf.name])
+            known = transaction.known(keys.values(), keys)
+            for log_state in found:
+                one = known.get(keys[log_state.name])
                 if one is not None:
-                    is_kept = one.offset >= shelf.first
-                    return LedgerEntry(shelf.name, one.offset, one.digest, is_retained=is_kept)
+                    is_kept = one.offset >= log_state.first
+                    return LedgerEntry(log_state.name, one.offset, one.digest, is_retained=is_kept)
             return None
 
         return self._database.read(work)
@@ -200,11 +200,11 @@ class NatsLog:
     ) -> Page:
         """Read what is kept, without a consumer; a log that is not there is empty."""
 
-        def work(books: StreamTransaction) -> Page:
-            shelf = books.shelf(log)
-            if shelf is None:
+        def work(transaction: StreamTransaction) -> Page:
+            log_state = transaction.log_state(log)
+            if log_state is None:
                 return pages.empty(after)
-            stretch = pages.read(books, shelf, after, limit, max_bytes, to_zone)
+            stretch = pages.read(transaction, log_state, after, limit, max_bytes, to_zone)
             if stretch.corrupted is not None and not stretch.page.facts:
                 raise corrupted(log, stretch.corrupted, self._database.url)
             return stretch.page
@@ -213,37 +213,39 @@ class NatsLog:
 
     def logs(self) -> list[LogInfo]:
         """Every log, ``outbound`` first and always."""
-        return self._database.read(lambda books: [each.info() for each in books.shelves()])
+        return self._database.read(
+            lambda transaction: [each.info() for each in transaction.log_states()]
+        )
 
     def gaps(self, log: str | None = None) -> list[Gap]:
         """Every recorded loss."""
 
-        def work(books: StreamTransaction) -> list[Gap]:
-            found = [each for each in books.shelves() if log in {None, each.name}]
-            return [gap for shelf in found for gap in pages.gaps_of(books, shelf)]
+        def work(transaction: StreamTransaction) -> list[Gap]:
+            found = [each for each in transaction.log_states() if log in {None, each.name}]
+            return [gap for log_state in found for gap in pages.gaps_of(transaction, log_state)]
 
         return self._database.read(work)
 
     def aged(self, log: str, before: float) -> int:
         """The highest offset such that it and all below it were recorded before an instant."""
 
-        def work(books: StreamTransaction) -> int:
-            shelf = books.shelf(log)
-            if shelf is None:
+        def work(transaction: StreamTransaction) -> int:
+            log_state = transaction.log_state(log)
+            if log_state is None:
                 return 0
-            if shelf.cut_risen_at >= before:  # the clock has gone back since: look at each
-                return _aged_one_by_one(books, shelf, before)
-            last = pages.search(books, shelf, lambda entry: entry.risen_at < before)
-            return shelf.first - 1 if last is None else last.offset
+            if log_state.cut_risen_at >= before:  # the clock has gone back since: look at each
+                return _aged_one_by_one(transaction, log_state, before)
+            last = pages.search(transaction, log_state, lambda entry: entry.risen_at < before)
+            return log_state.first - 1 if last is None else last.offset
 
         return self._database.read(work)
 
     def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
         """Walk the hash chain as it was when the walk began."""
-        shelf = self._database.read(lambda books: books.shelf(log))
-        at = after if shelf is None else max(after, shelf.first - 1)
-        while shelf is not None and at < shelf.head:
-            found, at = self._database.read(_leg(shelf, at))
+        log_state = self._database.read(lambda transaction: transaction.log_state(log))
+        at = after if log_state is None else max(after, log_state.first - 1)
+        while log_state is not None and at < log_state.head:
+            found, at = self._database.read(_leg(log_state, at))
             yield from found
 
     # ---- what peers have ------------------------------------------------------------------------
@@ -285,23 +287,23 @@ class NatsLog:
         link: Link | None,
         refused: Sequence[Quarantined],
     ) -> list[Outcome]:
-        def work(books: StreamTransaction) -> list[Outcome]:
+        def work(transaction: StreamTransaction) -> list[Outcome]:
             now, log = self._database.clock(), INBOUND + peer
-            known = books.known([each.fact.key for each in arrived], [log])
-            planner = AppendPlanner(StreamPlacement(books, now, known))
+            known = transaction.known([each.fact.key for each in arrived], [log])
+            planner = AppendPlanner(StreamPlacement(transaction, now, known))
             found = planner.receive(log, [each.fact for each in arrived])
             outcomes: list[Outcome] = []
             for each, outcome in zip(arrived, found, strict=True):
                 if isinstance(each.entry, Gap):
-                    _record(books, log, each.entry, outcome)
+                    _record(transaction, log, each.entry, outcome)
                     continue
                 outcomes.append(outcome)
                 if isinstance(outcome, Conflict):
-                    _keep(books, peer, conflicting(peer, log, each.entry, now))
+                    _keep(transaction, peer, conflicting(peer, log, each.entry, now))
             for item in refused:
-                _keep(books, peer, item)
+                _keep(transaction, peer, item)
             if link is not None:
-                _move(books, peer, link)
+                _move(transaction, peer, link)
             return outcomes
 
         return self._database.transaction(work, "receive")
@@ -311,7 +313,9 @@ class NatsLog:
     def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
         """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids."""
         if loss_reason is None:
-            return self.drop(log, lambda books: min(through, _settled_by_all(books, log)))
+            return self.drop(
+                log, lambda transaction: min(through, _settled_by_all(transaction, log))
+            )
         return self.drop(log, lambda _: through, loss_reason)
 
     def drop(self, log: str, bound: Bound, loss_reason: str | None = None) -> int:
@@ -361,109 +365,115 @@ def _arriving_parts(arrived: Sequence[_Arrival]) -> list[list[_Arrival]]:
     return parts
 
 
-def _record(books: StreamTransaction, log: str, gap: Gap, outcome: Outcome) -> None:
+def _record(transaction: StreamTransaction, log: str, gap: Gap, outcome: Outcome) -> None:
     """A loss of the peer that is new becomes a gap of the inbound log."""
     if not isinstance(outcome, Appended) or outcome.is_duplicate:
         return
-    books.shelf_or_new(log).gaps += 1
-    subject = books.subjects.gap(log, outcome.offset, is_ours=False)
-    books.put(subject, hashchain.recorded(gap, log, outcome.offset))
+    transaction.log_state_or_new(log).gaps += 1
+    subject = transaction.subjects.gap(log, outcome.offset, is_ours=False)
+    transaction.put(subject, hashchain.recorded(gap, log, outcome.offset))
 
 
-def _keep(books: StreamTransaction, peer: str, item: Quarantined) -> None:
+def _keep(transaction: StreamTransaction, peer: str, item: Quarantined) -> None:
     values = {each.name: getattr(item, each.name) for each in fields(Quarantined)}
-    keep_whole(books, Item(**{**values, "id": 0, "consumer": f"pull:{peer}"}))
+    keep_whole(transaction, Item(**{**values, "id": 0, "consumer": f"pull:{peer}"}))
 
 
-def _move(books: StreamTransaction, peer: str, link: Link) -> None:
-    subject = books.subjects.link(peer)
-    kept = books.get(Link, subject) or Link(peer)
+def _move(transaction: StreamTransaction, peer: str, link: Link) -> None:
+    subject = transaction.subjects.link(peer)
+    kept = transaction.get(Link, subject) or Link(peer)
     moved = replace(link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason)
-    if leads_to(kept, link) and moved != books.get(Link, subject):
-        books.put(subject, moved)
+    if leads_to(kept, link) and moved != transaction.get(Link, subject):
+        transaction.put(subject, moved)
 
 
 def _dropped(
-    log: str, bound: Bound, reason: str | None, now: float, books: StreamTransaction
+    log: str, bound: Bound, reason: str | None, now: float, transaction: StreamTransaction
 ) -> tuple[int, int]:
     """Let the log begin higher; how many are gone, and below which sequence."""
-    shelf = books.shelf(log)
-    last = 0 if shelf is None else min(bound(books), shelf.head)
-    if shelf is None or last < shelf.first:
+    log_state = transaction.log_state(log)
+    last = 0 if log_state is None else min(bound(transaction), log_state.head)
+    if log_state is None or last < log_state.first:
         return 0, 0
-    first, place = shelf.first, Place(max(0, shelf.first_seq - 1), b"")
+    first, place = log_state.first, Place(max(0, log_state.first_seq - 1), b"")
     # Looked for, and not remembered: what lies below this place will be gone.
-    edge = pages.search(books, shelf, lambda entry: entry.offset <= last)
+    edge = pages.search(transaction, log_state, lambda entry: entry.offset <= last)
     if edge is not None:
-        shelf.cut_total, shelf.cut_at = edge.total, edge.recorded_at
-        shelf.cut_risen_at = edge.risen_at
+        log_state.cut_total, log_state.cut_at = edge.total, edge.recorded_at
+        log_state.cut_risen_at = edge.risen_at
         place = Place(edge.seq, edge.chain if edge.offset == last else b"")
-    shelf.cut_latest = _latest_below(books, shelf, last, place)
-    shelf.first, shelf.first_seq, shelf.cut_chain = last + 1, place.seq + 1, place.chain
-    shelf.head_seq = 0 if shelf.head == last else shelf.head_seq
-    lost = max(first, _confirmed_by_all(books, log) + 1)
+    log_state.cut_latest = _latest_below(transaction, log_state, last, place)
+    log_state.first, log_state.first_seq, log_state.cut_chain = last + 1, place.seq + 1, place.chain
+    log_state.head_seq = 0 if log_state.head == last else log_state.head_seq
+    lost = max(first, _confirmed_by_all(transaction, log) + 1)
     if reason is not None and lost <= last:
-        _lose(books, shelf, lost, reason, now)
-        books.note(now, "truncate", f"{log} lost {lost} to {last}: {reason}")
-    return last - first + 1, shelf.first_seq
+        _lose(transaction, log_state, lost, reason, now)
+        transaction.note(now, "truncate", f"{log} lost {lost} to {last}: {reason}")
+    return last - first + 1, log_state.first_seq
 
 
 def _latest_below(
-    books: StreamTransaction, shelf: LogState, last: int, place: Place
+    transaction: StreamTransaction, log_state: LogState, last: int, place: Place
 ) -> dict[str, int]:
     """For each zone, the last offset up to one of a fact to it."""
     found: dict[str, int] = {}
-    for zone, offset in shelf.latest.items():
+    for zone, offset in log_state.latest.items():
         if offset > last:
-            subject = books.subjects.facts(shelf.name, zone)
-            following = books.stream.next(subject, place.seq + 1)
-            entry = None if following is None else books.entry(shelf, following)
-            offset = shelf.cut_latest.get(zone, 0) if entry is None else entry.alike  # noqa: PLW2901
+            subject = transaction.subjects.facts(log_state.name, zone)
+            following = transaction.stream.next(subject, place.seq + 1)
+            entry = None if following is None else transaction.entry(log_state, following)
+            offset = log_state.cut_latest.get(zone, 0) if entry is None else entry.alike  # noqa: PLW2901
         if offset:
             found[zone] = offset
     return found
 
 
-def _lose(books: StreamTransaction, shelf: LogState, first: int, reason: str, now: float) -> None:
+def _lose(
+    transaction: StreamTransaction, log_state: LogState, first: int, reason: str, now: float
+) -> None:
     """Record that what was dropped from an offset on is lost; a loss that goes on is one."""
-    for gap in pages.gaps_of(books, shelf):
+    for gap in pages.gaps_of(transaction, log_state):
         if gap.source_first is None and (gap.last + 1, gap.reason) == (first, reason):
             first = gap.first
             break
-    shelf.gaps += 1
-    gap = Gap(shelf.name, first, shelf.first - 1, reason, now)
-    books.put(books.subjects.gap(shelf.name, first, is_ours=True), gap)
+    log_state.gaps += 1
+    gap = Gap(log_state.name, first, log_state.first - 1, reason, now)
+    transaction.put(transaction.subjects.gap(log_state.name, first, is_ours=True), gap)
 
 
-def _settled_by_all(books: StreamTransaction, log: str) -> int:
+def _settled_by_all(transaction: StreamTransaction, log: str) -> int:
     """Up to where no required consumer needs anything, nor anybody what was set aside for it."""
-    required = [each for each in _readers(books, log) if each.is_required]
-    aside: list[Item] = [item for one in required for item in open_items(books, one.name)]
+    required = [each for each in _readers(transaction, log) if each.is_required]
+    aside: list[Item] = [item for one in required for item in open_items(transaction, one.name)]
     return min([*(one.cursor for one in required), *(item.offset - 1 for item in aside)], default=0)
 
 
-def _confirmed_by_all(books: StreamTransaction, log: str) -> int:
+def _confirmed_by_all(transaction: StreamTransaction, log: str) -> int:
     """Up to where every consumer has confirmed; where there is none, nobody has anything."""
-    return min((one.cursor for one in _readers(books, log)), default=0)
+    return min((one.cursor for one in _readers(transaction, log)), default=0)
 
 
-def _readers(books: StreamTransaction, log: str) -> list[ConsumerRecord]:
-    found = books.all(ConsumerRecord, books.subjects.consumers).values()
+def _readers(transaction: StreamTransaction, log: str) -> list[ConsumerRecord]:
+    found = transaction.all(ConsumerRecord, transaction.subjects.consumers).values()
     return [each for each in found if each.log == log and not each.is_gone]
 
 
-def _leg(shelf: LogState, at: int) -> Callable[[StreamTransaction], tuple[list[Flaw | int], int]]:
+def _leg(
+    log_state: LogState, at: int
+) -> Callable[[StreamTransaction], tuple[list[Flaw | int], int]]:
     """Some steps of the walk along a log, and where they ended."""
 
-    def work(books: StreamTransaction) -> tuple[list[Flaw | int], int]:
+    def work(transaction: StreamTransaction) -> tuple[list[Flaw | int], int]:
         found: list[Flaw | int] = []
-        chain, seen = pages.place_of(books, shelf, at).chain, at
-        for each in pages.all_after(books, shelf, at):
+        chain, seen = pages.place_of(transaction, log_state, at).chain, at
+        for each in pages.all_after(transaction, log_state, at):
             if isinstance(each, pages.Hole):
-                found.append(Flaw(shelf.name, each.offset, "it is not what was stored there"))
+                found.append(Flaw(log_state.name, each.offset, "it is not what was stored there"))
                 chain = b""
             elif chain and not each.follows(chain):
-                found.append(Flaw(shelf.name, each.offset, "it does not follow the one before it"))
+                found.append(
+                    Flaw(log_state.name, each.offset, "it does not follow the one before it")
+                )
                 chain = each.chain
             else:
                 chain = each.chain
@@ -471,14 +481,14 @@ def _leg(shelf: LogState, at: int) -> Callable[[StreamTransaction], tuple[list[F
             found.append(seen)
             if len(found) >= pages.CHUNK:
                 break
-        return found, seen if found else shelf.head
+        return found, seen if found else log_state.head
 
     return work
 
 
-def _aged_one_by_one(books: StreamTransaction, shelf: LogState, before: float) -> int:
-    last = shelf.first - 1
-    for each in pages.all_after(books, shelf, last):
+def _aged_one_by_one(transaction: StreamTransaction, log_state: LogState, before: float) -> int:
+    last = log_state.first - 1
+    for each in pages.all_after(transaction, log_state, last):
         if isinstance(each, pages.Hole) or each.recorded_at >= before:
             break
         last = each.offset

@@ -30,15 +30,15 @@ class Hole:
 
 
 def search(
-    books: StreamTransaction, shelf: LogState, is_low: Callable[[LogEntry], bool]
+    transaction: StreamTransaction, log_state: LogState, is_low: Callable[[LogEntry], bool]
 ) -> LogEntry | None:
     """The last kept entry of those that are low, which all lie before those that are not."""
-    subject, found = books.subjects.entries(shelf.name), None
-    low, high = max(1, shelf.first_seq), shelf.head_seq + 1
+    subject, found = transaction.subjects.entries(log_state.name), None
+    low, high = max(1, log_state.first_seq), log_state.head_seq + 1
     while low < high:
         middle = (low + high) // 2
-        there = books.stream.next(subject, middle)
-        entry = None if there is None else books.entry(shelf, there)
+        there = transaction.stream.next(subject, middle)
+        entry = None if there is None else transaction.entry(log_state, there)
         if entry is not None and entry.seq < high and is_low(entry):
             found, low = entry, entry.seq + 1
         elif there is not None and entry is None and there.seq < high:
@@ -48,35 +48,36 @@ def search(
     return found
 
 
-def place_of(books: StreamTransaction, shelf: LogState, offset: int) -> Place:
+def place_of(transaction: StreamTransaction, log_state: LogState, offset: int) -> Place:
     """Where an offset of the log is; without a chain when it is not there itself."""
-    if offset < shelf.first - 1:
-        return Place(max(0, shelf.first_seq - 1), b"")
-    if offset > shelf.head:
-        return Place(shelf.head_seq, b"")
-    found = shelf.edge(offset) or books.remembered(shelf, offset)
+    if offset < log_state.first - 1:
+        return Place(max(0, log_state.first_seq - 1), b"")
+    if offset > log_state.head:
+        return Place(log_state.head_seq, b"")
+    found = log_state.edge(offset) or transaction.remembered(log_state, offset)
     if found is not None:
         return found
-    entry = search(books, shelf, lambda each: each.offset <= offset)
+    entry = search(transaction, log_state, lambda each: each.offset <= offset)
     if entry is None:
-        return Place(max(0, shelf.first_seq - 1), b"")
+        return Place(max(0, log_state.first_seq - 1), b"")
     return Place(entry.seq, entry.chain if entry.offset == offset else b"")
 
 
-def entry_at(books: StreamTransaction, shelf: LogState, offset: int) -> LogEntry | None:
+def entry_at(transaction: StreamTransaction, log_state: LogState, offset: int) -> LogEntry | None:
     """The entry of an offset, if it is kept and sound."""
-    if not shelf.first <= offset <= shelf.head:
+    if not log_state.first <= offset <= log_state.head:
         return None
-    there = books.stream.next(
-        books.subjects.entries(shelf.name), place_of(books, shelf, offset - 1).seq + 1
+    there = transaction.stream.next(
+        transaction.subjects.entries(log_state.name),
+        place_of(transaction, log_state, offset - 1).seq + 1,
     )
-    entry = None if there is None else books.entry(shelf, there)
+    entry = None if there is None else transaction.entry(log_state, there)
     return entry if entry and entry.offset == offset and entry.seal is not None else None
 
 
 def entries_after(
-    books: StreamTransaction,
-    shelf: LogState,
+    transaction: StreamTransaction,
+    log_state: LogState,
     after: int,
     to_zone: str | None = None,
     *,
@@ -85,37 +86,39 @@ def entries_after(
     with_markers: bool = False,
 ) -> Iterator[LogEntry | Hole]:
     """The facts above an offset in a view, and what should be there but is not."""
-    seen = max(after, shelf.first - 1)
-    everything = books.subjects.entries(shelf.name)
-    subject = everything if to_zone is None else books.subjects.facts(shelf.name, to_zone)
-    seq = place_of(books, shelf, seen).seq + 1
-    while seen < shelf.head:
-        found = books.stream.following(subject, seq, chunk, max_bytes)
+    seen = max(after, log_state.first - 1)
+    everything = transaction.subjects.entries(log_state.name)
+    subject = everything if to_zone is None else transaction.subjects.facts(log_state.name, to_zone)
+    seq = place_of(transaction, log_state, seen).seq + 1
+    while seen < log_state.head:
+        found = transaction.stream.following(subject, seq, chunk, max_bytes)
         for each in found:
             seq = each.seq + 1
-            entry = books.entry(shelf, each)
+            entry = transaction.entry(log_state, each)
             if entry is None:
                 continue  # the next one shows what is missing
-            if entry.offset > shelf.head:
+            if entry.offset > log_state.head:
                 return
             before = entry.offset - 1 if to_zone is None else entry.alike
-            for missing in range(max(seen + 1, shelf.first), before + 1):
+            for missing in range(max(seen + 1, log_state.first), before + 1):
                 if to_zone is None or missing == before:
-                    books.is_doubtful = True
+                    transaction.is_doubtful = True
                     yield Hole(missing)
             seen = entry.offset
             if with_markers or not entry.is_marker:
                 yield Hole(entry.offset) if entry.seal is None else entry
         if not found:
             if to_zone is None:
-                books.is_doubtful = True
-                yield from (Hole(missing) for missing in range(seen + 1, shelf.head + 1))
+                transaction.is_doubtful = True
+                yield from (Hole(missing) for missing in range(seen + 1, log_state.head + 1))
             return
 
 
-def all_after(books: StreamTransaction, shelf: LogState, after: int) -> Iterator[LogEntry | Hole]:
+def all_after(
+    transaction: StreamTransaction, log_state: LogState, after: int
+) -> Iterator[LogEntry | Hole]:
     """Everything above an offset, markers included."""
-    return entries_after(books, shelf, after, with_markers=True)
+    return entries_after(transaction, log_state, after, with_markers=True)
 
 
 def empty(after: int) -> Page:
@@ -124,8 +127,8 @@ def empty(after: int) -> Page:
 
 
 def read(
-    books: StreamTransaction,
-    shelf: LogState,
+    transaction: StreamTransaction,
+    log_state: LogState,
     after: int,
     limit: int,
     max_bytes: int,
@@ -133,11 +136,11 @@ def read(
 ) -> StreamPage:
     """A stretch that ends at a limit, before a corrupted fact, or at the head."""
     given: list[LogEntry] = []
-    size, through, corrupted = 0, shelf.head, None
+    size, through, corrupted = 0, log_state.head, None
     # One more than is asked for tells whether there are any behind.
     wanted = min(CHUNK, limit + 1)
     for each in entries_after(
-        books, shelf, after, to_zone, chunk=wanted, max_bytes=max_bytes + (1 << 16)
+        transaction, log_state, after, to_zone, chunk=wanted, max_bytes=max_bytes + (1 << 16)
     ):
         if isinstance(each, Hole):
             corrupted = each.offset
@@ -148,42 +151,50 @@ def read(
             through = given[-1].offset
             break
         given.append(each)
-    chain = place_of(books, shelf, after).chain
-    end = place_of(books, shelf, through).chain
+    chain = place_of(transaction, log_state, after).chain
+    end = place_of(transaction, log_state, through).chain
     facts = [each.seen(to_zone) for each in given]
-    gaps = gaps_within(books, shelf, after, through)
-    return StreamPage(Page(facts, through, shelf.head, chain, end, gaps), corrupted)
+    gaps = gaps_within(transaction, log_state, after, through)
+    return StreamPage(Page(facts, through, log_state.head, chain, end, gaps), corrupted)
 
 
 def waiting(
-    books: StreamTransaction, shelf: LogState, cursor: int, to_zone: str | None
+    transaction: StreamTransaction, log_state: LogState, cursor: int, to_zone: str | None
 ) -> tuple[int, float | None]:
     """How many facts of a view lie above a cursor, and since when the first of them does."""
-    if cursor >= shelf.head:
+    if cursor >= log_state.head:
         return 0, None
-    seq = place_of(books, shelf, max(cursor, shelf.first - 1)).seq + 1
-    found = books.stream.following(books.subjects.facts(shelf.name, to_zone), seq, 1)
+    seq = place_of(transaction, log_state, max(cursor, log_state.first - 1)).seq + 1
+    found = transaction.stream.following(
+        transaction.subjects.facts(log_state.name, to_zone), seq, 1
+    )
     if not found:
         return 0, None
-    entry = books.entry(shelf, found[0])
+    entry = transaction.entry(log_state, found[0])
     return found[0].pending + 1, None if entry is None else entry.recorded_at
 
 
-def gaps_of(books: StreamTransaction, shelf: LogState) -> list[Gap]:
+def gaps_of(transaction: StreamTransaction, log_state: LogState) -> list[Gap]:
     """Recorded losses, in order of their beginning."""
-    if not shelf.gaps:
+    if not log_state.gaps:
         return []
-    found = books.all(Gap, books.subjects.gaps(shelf.name))
+    found = transaction.all(Gap, transaction.subjects.gaps(log_state.name))
     return sorted(found.values(), key=lambda gap: (gap.first, gap.source_first is None))
 
 
-def gaps_within(books: StreamTransaction, shelf: LogState, after: int, through: int) -> list[Gap]:
+def gaps_within(
+    transaction: StreamTransaction, log_state: LogState, after: int, through: int
+) -> list[Gap]:
     """Recorded losses that reach into a stretch."""
-    return [gap for gap in gaps_of(books, shelf) if gap.last > after and gap.first <= through]
+    return [
+        gap for gap in gaps_of(transaction, log_state) if gap.last > after and gap.first <= through
+    ]
 
 
-def unexplained(books: StreamTransaction, shelf: LogState, cursor: int) -> tuple[int, int] | None:
+def unexplained(
+    transaction: StreamTransaction, log_state: LogState, cursor: int
+) -> tuple[int, int] | None:
     """The first and the last offset above a cursor that are gone and that no gap explains."""
-    if cursor + 1 >= shelf.first:
+    if cursor + 1 >= log_state.first:
         return None
-    return planning.unexplained(cursor, shelf.first, gaps_of(books, shelf))
+    return planning.unexplained(cursor, log_state.first, gaps_of(transaction, log_state))

@@ -142,10 +142,10 @@ class NatsObjects:
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
         """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
 
-        def work(books: StreamTransaction) -> StoredObject:
-            kept = books.get(ObjectRecord, books.subjects.object(bucket, key)) or ObjectRecord(
-                bucket, key
-            )
+        def work(transaction: StreamTransaction) -> StoredObject:
+            kept = transaction.get(
+                ObjectRecord, transaction.subjects.object(bucket, key)
+            ) or ObjectRecord(bucket, key)
             if kept.digest and (kept.digest, kept.size) != (digest, size):
                 raise ObjectConflictError(
                     f"{bucket}/{key} stands for other bytes already",
@@ -155,7 +155,7 @@ class NatsObjects:
             is_new = not kept.digest
             if is_new or not kept.is_referenced:
                 kept.digest, kept.size, kept.at = digest, size, self._database.clock()
-                put_name(books, kept, is_new=is_new)
+                put_name(transaction, kept, is_new=is_new)
             return stored_object(kept)
 
         return self._database.transaction(work, "bind")
@@ -163,8 +163,8 @@ class NatsObjects:
     def object(self, bucket: str, key: str) -> StoredObject | None:
         """What a name stands for."""
 
-        def work(books: StreamTransaction) -> StoredObject | None:
-            kept = books.get(ObjectRecord, books.subjects.object(bucket, key))
+        def work(transaction: StreamTransaction) -> StoredObject | None:
+            kept = transaction.get(ObjectRecord, transaction.subjects.object(bucket, key))
             return None if kept is None or not kept.digest else stored_object(kept)
 
         return self._database.read(work)
@@ -178,7 +178,7 @@ class NatsObjects:
         found = seen.after(after, limit) if seen and seen.is_of(bucket, version) else None
         if found is None:
             read = self._database.read(
-                lambda books: stretch(_reader(books, bucket), _by_name, after, limit)
+                lambda transaction: stretch(_reader(transaction, bucket), _by_name, after, limit)
             )
             found = read.names[:limit]
             self._seen = _Seen(bucket, version, after, read)
@@ -202,14 +202,16 @@ class NatsObjects:
             is_orphan = name.digest and name.at < before and not name.is_referenced
             return (name.at, name.bucket, name.key) if is_orphan else None
 
-        found = self._database.read(lambda books: stretch(_reader(books), by_age, (), limit))
+        found = self._database.read(
+            lambda transaction: stretch(_reader(transaction), by_age, (), limit)
+        )
         return [stored_object(each) for each in found.names[:limit]]
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         """Take the name away; the object, when no other name stands for its bytes."""
 
-        def work(books: StreamTransaction) -> tuple[StoredObject, bool] | None:
-            kept = books.get(ObjectRecord, books.subjects.object(bucket, key))
+        def work(transaction: StreamTransaction) -> tuple[StoredObject, bool] | None:
+            kept = transaction.get(ObjectRecord, transaction.subjects.object(bucket, key))
             if kept is None or not kept.digest or (before is not None and kept.at >= before):
                 return None
             if kept.is_referenced:
@@ -220,8 +222,8 @@ class NatsObjects:
                     remedy="keep it: what a fact refers to is never deleted",
                     details={"bucket": bucket, "key": key},
                 )
-            drop_name(books, kept)
-            return stored_object(kept), _is_bound(books, kept.digest)
+            drop_name(transaction, kept)
+            return stored_object(kept), _is_bound(transaction, kept.digest)
 
         gone, below = self._database.transaction_and_end(work, "bind")
         if gone is None:
@@ -242,15 +244,15 @@ class NatsObjects:
     def object_totals(self) -> tuple[int, int]:
         """How many names there are, and how many bytes they stand for."""
 
-        def work(books: StreamTransaction) -> tuple[int, int]:
-            tally = books.tally
+        def work(transaction: StreamTransaction) -> tuple[int, int]:
+            tally = transaction.tally
             return tally.objects, tally.object_bytes
 
         return self._database.read(work)
 
     def is_bound(self, digest: bytes) -> bool:
         """Whether any name stands for these bytes."""
-        return self._database.read(lambda books: _is_bound(books, digest))
+        return self._database.read(lambda transaction: _is_bound(transaction, digest))
 
 
 def stored_object(kept: ObjectRecord) -> StoredObject:
@@ -258,37 +260,39 @@ def stored_object(kept: ObjectRecord) -> StoredObject:
     return StoredObject(kept.bucket, kept.key, kept.digest, kept.size, kept.at, kept.is_referenced)
 
 
-def put_name(books: StreamTransaction, name: ObjectRecord, *, is_new: bool) -> None:
+def put_name(transaction: StreamTransaction, name: ObjectRecord, *, is_new: bool) -> None:
     """Write a name; a new one is counted."""
-    books.put(books.subjects.object(name.bucket, name.key), name)
+    transaction.put(transaction.subjects.object(name.bucket, name.key), name)
     if is_new:
-        books.put(books.subjects.content(name.digest, name.bucket, name.key), name)
-        tally = books.tally
+        transaction.put(transaction.subjects.content(name.digest, name.bucket, name.key), name)
+        tally = transaction.tally
         tally.objects, tally.object_bytes = tally.objects + 1, tally.object_bytes + name.size
-        books.put(books.subjects.tally, tally)
+        transaction.put(transaction.subjects.tally, tally)
 
 
-def drop_name(books: StreamTransaction, name: ObjectRecord) -> None:
+def drop_name(transaction: StreamTransaction, name: ObjectRecord) -> None:
     """Take a name away."""
-    books.put(books.subjects.object(name.bucket, name.key), None)
-    books.put(books.subjects.content(name.digest, name.bucket, name.key), None)
-    tally = books.tally
+    transaction.put(transaction.subjects.object(name.bucket, name.key), None)
+    transaction.put(transaction.subjects.content(name.digest, name.bucket, name.key), None)
+    tally = transaction.tally
     tally.objects, tally.object_bytes = tally.objects - 1, tally.object_bytes - name.size
-    books.put(books.subjects.tally, tally)
+    transaction.put(transaction.subjects.tally, tally)
 
 
-def _reader(books: StreamTransaction, bucket: str | None = None) -> Callable[[], Iterable[Stored]]:
-    subjects = books.subjects
+def _reader(
+    transaction: StreamTransaction, bucket: str | None = None
+) -> Callable[[], Iterable[Stored]]:
+    subjects = transaction.subjects
     wanted = subjects.objects if bucket is None else subjects.objects_in(bucket)
-    return lambda: books.stream.walk(wanted)
+    return lambda: transaction.stream.walk(wanted)
 
 
 def _by_name(name: ObjectRecord) -> Place | None:
     return (name.bucket, name.key) if name.digest else None
 
 
-def _is_bound(books: StreamTransaction, digest: bytes) -> bool:
-    return bool(books.all(ObjectRecord, books.subjects.names_of(digest)))
+def _is_bound(transaction: StreamTransaction, digest: bytes) -> bool:
+    return bool(transaction.all(ObjectRecord, transaction.subjects.names_of(digest)))
 
 
 class NatsLinks:
@@ -304,15 +308,15 @@ class NatsLinks:
     def links(self) -> list[Link]:
         """Every link ever used or sealed, by peer; ``""`` is the seal of the whole zone."""
 
-        def work(books: StreamTransaction) -> list[Link]:
-            found = books.all(Link, books.subjects.links).values()
+        def work(transaction: StreamTransaction) -> list[Link]:
+            found = transaction.all(Link, transaction.subjects.links).values()
             return sorted(found, key=lambda link: link.peer)
 
         return self._database.read(work)
 
     def link(self, peer: str) -> Link:
         """One of them, or a fresh one."""
-        return self._database.read(lambda books: _link(books, peer))
+        return self._database.read(lambda transaction: _link(transaction, peer))
 
     def seal(self, peer: str, reason: str) -> Link:
         """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
@@ -345,10 +349,10 @@ class NatsLinks:
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
         """Begin a new epoch, unless the store has another one than ``epoch`` already."""
 
-        def work(books: StreamTransaction) -> None:
-            found = books.get(ZoneRecord, books.subjects.zone)
+        def work(transaction: StreamTransaction) -> None:
+            found = transaction.get(ZoneRecord, transaction.subjects.zone)
             if found is not None and found.epoch == epoch:
-                renew(books, found, self._database.clock(), why)
+                renew(transaction, found, self._database.clock(), why)
 
         self._database.transaction(work, "desk")
         return self.info()
@@ -356,24 +360,27 @@ class NatsLinks:
     def attribute(self, name: str) -> str | None:
         """A text that was written down about this store; None when there is none."""
         found = self._database.read(
-            lambda books: books.get(Attribute, books.subjects.attribute(name))
+            lambda transaction: transaction.get(Attribute, transaction.subjects.attribute(name))
         )
         return None if found is None else found.value
 
     def set_attribute(self, name: str, value: str) -> None:
         """Write a text down about this very store, for whoever opens it next."""
         self._database.transaction(
-            lambda books: books.put(books.subjects.attribute(name), Attribute(value)), "desk"
+            lambda transaction: transaction.put(
+                transaction.subjects.attribute(name), Attribute(value)
+            ),
+            "desk",
         )
 
     def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
         """What operators did, newest first: instant, action, details as text."""
 
-        def work(books: StreamTransaction) -> list[tuple[float, str, str]]:
-            last = books.tally.notes
+        def work(transaction: StreamTransaction) -> list[tuple[float, str, str]]:
+            last = transaction.tally.notes
             wanted = range(last, max(0, last - limit), -1)
-            books.fetch([books.subjects.note(number) for number in wanted])
-            found = (books.get(Note, books.subjects.note(number)) for number in wanted)
+            transaction.fetch([transaction.subjects.note(number) for number in wanted])
+            found = (transaction.get(Note, transaction.subjects.note(number)) for number in wanted)
             return [(each.at, each.action, each.details) for each in found if each is not None]
 
         return self._database.read(work)
@@ -381,16 +388,16 @@ class NatsLinks:
     def _change(
         self, peer: str, action: str, details: str, changed: Callable[[Link], Link]
     ) -> Link:
-        def work(books: StreamTransaction) -> Link:
-            books.note(self._database.clock(), action, details)
-            link = _link(books, peer)
+        def work(transaction: StreamTransaction) -> Link:
+            transaction.note(self._database.clock(), action, details)
+            link = _link(transaction, peer)
             new = changed(link)
             if new != link or action != "open":
-                books.put(books.subjects.link(peer), new)
+                transaction.put(transaction.subjects.link(peer), new)
             return new
 
         return self._database.transaction(work, "desk")
 
 
-def _link(books: StreamTransaction, peer: str) -> Link:
-    return books.get(Link, books.subjects.link(peer)) or Link(peer)
+def _link(transaction: StreamTransaction, peer: str) -> Link:
+    return transaction.get(Link, transaction.subjects.link(peer)) or Link(peer)

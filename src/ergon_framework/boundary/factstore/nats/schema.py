@@ -440,7 +440,7 @@ class Subjects:
         self.tally = f"{self.root}.tally"
         self.fence = f"{self.root}.fence"
         self.mark = f"{self.root}.mark"
-        self.shelves = f"{self.root}.shelf.*"
+        self.log_states = f"{self.root}.shelf.*"
         self.consumers = f"{self.root}.consumer.*"
         self.items = f"{self.root}.item.*.*"
         self.links = f"{self.root}.link.*"
@@ -450,7 +450,7 @@ class Subjects:
         """A text that was written down about the store."""
         return f"{self.root}.attribute.{token(name)}"
 
-    def shelf(self, log: str) -> str:
+    def log_state(self, log: str) -> str:
         """How a log stands."""
         return f"{self.root}.shelf.{token(log)}"
 

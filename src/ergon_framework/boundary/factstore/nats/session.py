@@ -53,7 +53,7 @@ class RecordCache:
         self._last = -1
         self.records: dict[str, Record] = {}
         self.lists: dict[str, set[str]] = {}
-        self.shelves: dict[str, LogState] = {}
+        self.log_states: dict[str, LogState] = {}
         """Logs with their young entries."""
         self.places: dict[tuple[str, int], Place] = {}
         """Of entries, which stay where they are whoever writes, unless the server loses some."""
@@ -75,7 +75,7 @@ class RecordCache:
         self.last = last
         self.records.clear()
         self.lists.clear()
-        self.shelves.clear()
+        self.log_states.clear()
 
     def begin_anew(self, last: int) -> None:
         """The server may have lost what it had: nothing that was known counts."""
@@ -115,7 +115,7 @@ class RecordCache:
         """The same, for somebody who reads while others go on."""
         seen = RecordCache()
         seen.last, seen.places = self.last, self.places
-        seen.records, seen.shelves = dict(self.records), dict(self.shelves)
+        seen.records, seen.log_states = dict(self.records), dict(self.log_states)
         seen.lists = {subjects: set(listed) for subjects, listed in self.lists.items()}
         return seen
 
@@ -124,7 +124,7 @@ class RecordCache:
         if seen.last == self.last:
             self.records |= seen.records
             self.lists |= seen.lists
-            self.shelves |= seen.shelves
+            self.log_states |= seen.log_states
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -164,7 +164,7 @@ class StreamTransaction:
         self._puts: dict[str, bytes] = {}
         self._entries: list[Message] = []
         self._others: list[Message] = []
-        self._shelves: dict[str, LogState] = {}
+        self._log_states: dict[str, LogState] = {}
         self._asked: dict[int, Stored] = {}
         """Entries of ids that were asked for, by their sequences."""
 
@@ -221,65 +221,65 @@ class StreamTransaction:
 
     # ---- logs -----------------------------------------------------------------------------------
 
-    def shelf(self, log: str) -> LogState | None:
+    def log_state(self, log: str) -> LogState | None:
         """A log, whose changes are written at the end of the step; None when there is none."""
-        found = self._shelves.get(log)
+        found = self._log_states.get(log)
         if found is None:
-            kept = self.memory.shelves.get(log) or self._load(log)
+            kept = self.memory.log_states.get(log) or self._load(log)
             if kept is None:
                 return None
-            self.memory.shelves[log] = kept
-            found = self._shelves[log] = kept.copy()
+            self.memory.log_states[log] = kept
+            found = self._log_states[log] = kept.copy()
         return found
 
     def _load(self, log: str) -> LogState | None:
         """A log by its record and the entries that were added since."""
-        shelf = self.get(LogState, self.subjects.shelf(log))
-        if shelf is None:
+        log_state = self.get(LogState, self.subjects.log_state(log))
+        if log_state is None:
             return None
-        start = max(shelf.head_seq + 1, shelf.first_seq)
+        start = max(log_state.head_seq + 1, log_state.first_seq)
         for found in self.stream.walk(self.subjects.entries(log), start):
-            entry = schema.read(shelf.number, found.seq, found.data)
+            entry = schema.read(log_state.number, found.seq, found.data)
             if entry is None:
                 raise StoreBrokenError(
                     f"one of the last facts of {log} cannot be read, so nobody knows its offset",
                     remedy="restore the stream from a backup",
                     details={"log": log, "sequence": found.seq},
                 )
-            if entry.offset > shelf.head:
-                shelf.grow(entry)
-        return shelf
+            if entry.offset > log_state.head:
+                log_state.grow(entry)
+        return log_state
 
-    def shelf_or_new(self, log: str) -> LogState:
+    def log_state_or_new(self, log: str) -> LogState:
         """A log, which comes into being when it is not there."""
-        found = self.shelf(log)
+        found = self.log_state(log)
         if found is None:
             tally = self.tally
             tally.logs += 1
             self.put(self.subjects.tally, tally)
-            found = self._shelves[log] = LogState(log, tally.logs)
+            found = self._log_states[log] = LogState(log, tally.logs)
         return found
 
-    def shelves(self) -> list[LogState]:
+    def log_states(self) -> list[LogState]:
         """Every log, ``outbound`` first."""
-        names = [each.name for each in self.all(LogState, self.subjects.shelves).values()]
-        found = (self.shelf(name) for name in {*names, *self._shelves})
+        names = [each.name for each in self.all(LogState, self.subjects.log_states).values()]
+        found = (self.log_state(name) for name in {*names, *self._log_states})
         logs = [each for each in found if each is not None]
-        return sorted(logs, key=lambda shelf: (shelf.name != OUTBOUND, shelf.name))
+        return sorted(logs, key=lambda log_state: (log_state.name != OUTBOUND, log_state.name))
 
-    def replace_shelf(self, shelf: LogState) -> None:
+    def replace_log_state(self, log_state: LogState) -> None:
         """Let a log stand elsewhere."""
-        self._shelves[shelf.name] = shelf
+        self._log_states[log_state.name] = log_state
 
     @property
     def next_seq(self) -> int:
         """Where the next entry will be: entries are the first that a step writes."""
         return self.memory.last + len(self._entries) + 1
 
-    def add(self, shelf: LogState, entry: Message, key: bytes, known: Known) -> None:
+    def add(self, log_state: LogState, entry: Message, key: bytes, known: Known) -> None:
         """Write an entry; its id is written with others, soon."""
         self._entries.append(entry)
-        shelf.young[key] = known
+        log_state.young[key] = known
         self.is_longer += 1
 
     def add_id(self, key: bytes, known: Known) -> None:
@@ -287,48 +287,48 @@ class StreamTransaction:
         data = schema.id_record(known)
         self._others.append(Message(self.subjects.id(key), data, {EXPECTED: "0"}))
 
-    def entry(self, shelf: LogState, found: Stored) -> LogEntry | None:
+    def entry(self, log_state: LogState, found: Stored) -> LogEntry | None:
         """An entry out of its message."""
-        entry = schema.read(shelf.number, found.seq, found.data)
+        entry = schema.read(log_state.number, found.seq, found.data)
         if entry is None or entry.seal is None:
-            entry = self._repaired(shelf, found.seq) or entry
+            entry = self._repaired(log_state, found.seq) or entry
         if entry is not None:
-            self.remember(shelf, entry)
+            self.remember(log_state, entry)
         return entry
 
-    def _repaired(self, shelf: LogState, seq: int) -> LogEntry | None:
+    def _repaired(self, log_state: LogState, seq: int) -> LogEntry | None:
         """What was written down in the place of a damaged entry."""
-        found = self.stream.last(self.subjects.repair(shelf.name, seq))
-        return None if found is None else schema.read(shelf.number, seq, found.data)
+        found = self.stream.last(self.subjects.repair(log_state.name, seq))
+        return None if found is None else schema.read(log_state.number, seq, found.data)
 
-    def known_entry(self, shelf: LogState, known: Known) -> LogEntry | None:
+    def known_entry(self, log_state: LogState, known: Known) -> LogEntry | None:
         """The entry of an id that was asked for in this step, as far as it can be read."""
         stored = self._asked.get(known.seq)
-        return None if stored is None else self.entry(shelf, stored)
+        return None if stored is None else self.entry(log_state, stored)
 
-    def repair(self, shelf: LogState, known: Known, told: Prepared) -> LogEntry | None:
+    def repair(self, log_state: LogState, known: Known, told: Prepared) -> LogEntry | None:
         """Write down what a damaged entry was, by a duplicate of its fact; None if not known."""
         stored = self._asked.get(known.seq)
-        data = None if stored is None else schema.repaired(shelf.number, stored.data, told)
+        data = None if stored is None else schema.repaired(log_state.number, stored.data, told)
         if data is None:
             return None
-        self._others.append(Message(self.subjects.repair(shelf.name, known.seq), data))
-        return schema.read(shelf.number, known.seq, data)
+        self._others.append(Message(self.subjects.repair(log_state.name, known.seq), data))
+        return schema.read(log_state.number, known.seq, data)
 
-    def remember(self, shelf: LogState, entry: LogEntry) -> None:
+    def remember(self, log_state: LogState, entry: LogEntry) -> None:
         """Keep in mind where an entry is."""
-        self.memory.places[shelf.name, entry.offset] = Place(entry.seq, entry.chain)
+        self.memory.places[log_state.name, entry.offset] = Place(entry.seq, entry.chain)
 
-    def remembered(self, shelf: LogState, offset: int) -> Place | None:
+    def remembered(self, log_state: LogState, offset: int) -> Place | None:
         """Where an entry is, if that is known."""
-        return self.memory.places.get((shelf.name, offset))
+        return self.memory.places.get((log_state.name, offset))
 
     # ---- the ledger -----------------------------------------------------------------------------
 
     def known(self, keys: Collection[bytes], logs: Iterable[str]) -> dict[bytes, Known]:
         """What these logs and the ledger say about ids; unknown ones are left out."""
-        shelves = [each for each in map(self.shelf, logs) if each is not None]
-        young = {key: known for shelf in shelves for key, known in shelf.young.items()}
+        log_states = [each for each in map(self.log_state, logs) if each is not None]
+        young = {key: known for log_state in log_states for key, known in log_state.young.items()}
         self._ask([young[key] for key in keys if key in young])
         return {**self._sealed([key for key in keys if key not in young]), **young}
 
@@ -358,29 +358,31 @@ class StreamTransaction:
         A step that adds one entry writes nothing else, as long as few are young. Any other writes
         down the ids of all young entries, and how the logs stand.
         """
-        for shelf in self._shelves.values():
-            kept = self.memory.shelves.get(shelf.name)
-            if kept is not None and encode(kept) == encode(shelf):
+        for log_state in self._log_states.values():
+            kept = self.memory.log_states.get(log_state.name)
+            if kept is not None and encode(kept) == encode(log_state):
                 continue
             if self._is_plain():
                 continue
             # Somebody who died between two batches may have left ids of entries that are there.
             is_sure = self.is_sure or self.is_moving
-            there = self._sealed(list(shelf.young)) if is_sure else {}
-            for key, known in shelf.young.items():
+            there = self._sealed(list(log_state.young)) if is_sure else {}
+            for key, known in log_state.young.items():
                 if key not in there:
                     self.add_id(key, known)
                 elif not there[key].seq:  # it came here before its fact
                     self._others.append(Message(self.subjects.id(key), schema.id_record(known)))
-            shelf.young.clear()
-            self._puts[self.subjects.shelf(shelf.name)] = encode(shelf)
+            log_state.young.clear()
+            self._puts[self.subjects.log_state(log_state.name)] = encode(log_state)
         return bool(self._entries or self._others or self._puts)
 
     def _is_plain(self) -> bool:
         """Whether this step adds one entry and need not change anything else."""
         if self.is_moving or self._puts or self._others:
             return False
-        is_young = all(len(shelf.young) <= MOST_YOUNG for shelf in self._shelves.values())
+        is_young = all(
+            len(log_state.young) <= MOST_YOUNG for log_state in self._log_states.values()
+        )
         return is_young and len(self._entries) == 1
 
     def messages(self) -> list[Message]:
@@ -399,6 +401,6 @@ class StreamTransaction:
         """Remember what is in the stream now, which ends there."""
         first = last - len(self.messages()) + 1
         seqs = {message.subject: first + n for n, message in enumerate(self.messages())}
-        self.memory.shelves |= self._shelves
+        self.memory.log_states |= self._log_states
         self.memory.add({each: Record(data, seqs[each]) for each, data in self._puts.items()})
         self.memory.last = last

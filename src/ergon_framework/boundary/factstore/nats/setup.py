@@ -161,24 +161,24 @@ class StreamSetup:
     def move_in(self, clock: Callable[[], float]) -> StoreInfo:
         """Found the store, or look whose it is."""
         if self._is_read_only:
-            return self.read_info(self._books(self.standing().last))
+            return self.read_info(self._begin(self.standing().last))
         for _ in range(_ROUNDS):
             self.mend(0, clock)
             last = self.standing().last
-            books = self._books(last)
-            found = books.get(ZoneRecord, self.subjects.zone)
+            transaction = self._begin(last)
+            found = transaction.get(ZoneRecord, self.subjects.zone)
             if found is not None:
                 return _info(found)
-            _found(books, self._zone, clock())
+            _found(transaction, self._zone, clock())
             with suppress(OvertakenError):
-                self.stream.commit(books.messages(), last)
+                self.stream.commit(transaction.messages(), last)
         raise StoreUnavailableError(
             f"others wrote to {self.name} all the time", remedy="try again when less is going on"
         )
 
-    def read_info(self, books: StreamTransaction) -> StoreInfo:
+    def read_info(self, transaction: StreamTransaction) -> StoreInfo:
         """Which store it is."""
-        found = books.get(ZoneRecord, self.subjects.zone)
+        found = transaction.get(ZoneRecord, self.subjects.zone)
         if found is None:
             raise StoreSchemaError(f"{self.name} has no zone yet", remedy="open it for writing")
         return _info(found)
@@ -195,14 +195,14 @@ class StreamSetup:
         self._undo()
         last = self.standing().last
         if last < last_known or has_lost_its_end:
-            books = self._books(last)
-            found = books.get(ZoneRecord, self.subjects.zone)
+            transaction = self._begin(last)
+            found = transaction.get(ZoneRecord, self.subjects.zone)
             if found is None:
-                _found(books, self._zone, clock())
+                _found(transaction, self._zone, clock())
             else:
-                renew(books, found, clock(), "the server has lost what it acknowledged last")
+                renew(transaction, found, clock(), "the server has lost what it acknowledged last")
             with suppress(OvertakenError):  # another process has noticed, too
-                self.stream.commit(books.messages(), last)
+                self.stream.commit(transaction.messages(), last)
 
     def _has_lost_its_end(self, last: int) -> bool:
         """Whether the newest message is gone: nobody ever removes that one."""
@@ -219,7 +219,7 @@ class StreamSetup:
                     )
                 return
 
-    def _books(self, last: int) -> StreamTransaction:
+    def _begin(self, last: int) -> StreamTransaction:
         memory = RecordCache()
         memory.last = last
         return StreamTransaction(self.stream, self.subjects, memory, is_sure=True)
@@ -229,15 +229,15 @@ def _info(found: ZoneRecord) -> StoreInfo:
     return StoreInfo(found.zone, found.epoch, found.created_at)
 
 
-def _found(books: StreamTransaction, zone: str, now: float) -> None:
-    books.put(books.subjects.tally, Counters(logs=1))
-    books.put(books.subjects.shelf(OUTBOUND), LogState(OUTBOUND, 1))
-    books.put(books.subjects.zone, ZoneRecord(zone, secrets.token_hex(8), now))
+def _found(transaction: StreamTransaction, zone: str, now: float) -> None:
+    transaction.put(transaction.subjects.tally, Counters(logs=1))
+    transaction.put(transaction.subjects.log_state(OUTBOUND), LogState(OUTBOUND, 1))
+    transaction.put(transaction.subjects.zone, ZoneRecord(zone, secrets.token_hex(8), now))
 
 
-def renew(books: StreamTransaction, found: ZoneRecord, now: float, why: str) -> None:
+def renew(transaction: StreamTransaction, found: ZoneRecord, now: float, why: str) -> None:
     """Begin a new epoch, and write down why."""
-    books.note(now, "new_epoch", f"{why}; its epoch was {found.epoch}")
+    transaction.note(now, "new_epoch", f"{why}; its epoch was {found.epoch}")
     record = ZoneRecord(found.zone, secrets.token_hex(8), found.created_at)
-    books.put(books.subjects.zone, record)
-    books.put(books.subjects.attribute(NEW_EPOCH), Attribute(f"{now} {why}"))
+    transaction.put(transaction.subjects.zone, record)
+    transaction.put(transaction.subjects.attribute(NEW_EPOCH), Attribute(f"{now} {why}"))

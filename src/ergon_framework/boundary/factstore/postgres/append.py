@@ -272,32 +272,32 @@ class CachedTables:
 class LockedTables(CachedTables):
     """The tables of logs that are locked: what is not remembered is looked up."""
 
-    def __init__(self, books: PostgresSession, cache: LogCache) -> None:
+    def __init__(self, session: PostgresSession, cache: LogCache) -> None:
         super().__init__(cache)
-        self._books = books
+        self._session = session
 
     def stored(self, number: int) -> Row | None:
         """A row as it is in the database."""
-        return self._books.one("logs.fact", number)
+        return self._session.one("logs.fact", number)
 
     def zone_of(self, view: int) -> str | None:
         """Where the facts of a view go."""
-        row = self._books.one("logs.zone_of", view)
+        row = self._session.one("logs.zone_of", view)
         return None if row is None else row[0]
 
     def write_back(self, row: Row) -> None:
         """Put a row in the place of the one with its number."""
         number, *columns = row
-        self._books.send("logs.write_back", *columns, number)
+        self._session.send("logs.write_back", *columns, number)
 
     def view(self, log: LogRow, to_zone: str) -> int:
         """The number of a view that this log has not been asked for yet."""
-        view = view_of(self._books, log, to_zone)
-        return self._books.add("logs.new_view", log.id, to_zone) if view is None else view
+        view = view_of(self._session, log, to_zone)
+        return self._session.add("logs.new_view", log.id, to_zone) if view is None else view
 
     def last_run(self, view: int) -> ViewSegment | None:
         """The newest run of a view as it is written down."""
-        return last_run(self._books, view)
+        return last_run(self._session, view)
 
 
 class PlacedRows:
@@ -352,9 +352,11 @@ class PlacedRows:
 class LockedAppend:
     """Locks the logs, and looks everything up at once, before anything is decided."""
 
-    def __init__(self, books: PostgresSession, now: float, cache: LogCache, wanted: Lookup) -> None:
-        self._books = books
-        self._tables = LockedTables(books, cache)
+    def __init__(
+        self, session: PostgresSession, now: float, cache: LogCache, wanted: Lookup
+    ) -> None:
+        self._session = session
+        self._tables = LockedTables(session, cache)
         self.placed = PlacedRows(now, self._tables)
         self.epoch = ""
         """Of the store that the logs are in."""
@@ -362,31 +364,33 @@ class LockedAppend:
 
     def finish(self) -> None:
         """Send all that is to be written, without waiting for answers."""
-        placed, books = self.placed, self._books
+        placed, session = self.placed, self._session
         if not placed.added:
             return
-        books.send("logs.enter", *placed.columns(), is_prepared=True)
+        session.send("logs.enter", *placed.columns(), is_prepared=True)
         for log in placed.touched():
             state = (log.head, log.total, log.chain, log.last_at, log.view)
-            books.send("logs.reach", log.id, *state, is_prepared=True)
+            session.send("logs.reach", log.id, *state, is_prepared=True)
         for statement, values in placed.changes_of_runs():
-            books.send(statement, *values)
+            session.send(statement, *values)
         if self._tables.referred:
             names = [*map(list, zip(*sorted(self._tables.referred), strict=True))]
-            books.send("objects.refer_all", *names)
-            books.send("objects.await_all", *names)
+            session.send("objects.refer_all", *names)
+            session.send("objects.await_all", *names)
 
     def _look_up(self, wanted: Lookup) -> None:
-        books, names = self._books, sorted(wanted.logs)
-        held = books.send("logs.hold", names, is_prepared=True)
-        known = books.send("logs.known_rows", Bytes(wanted.keys))
+        session, names = self._session, sorted(wanted.logs)
+        held = session.send("logs.hold", names, is_prepared=True)
+        known = session.send("logs.known_rows", Bytes(wanted.keys))
         pairs = sorted({(each.bucket, each.key) for each in wanted.names})
-        named = books.send("objects.named", *map(list, zip(*pairs, strict=True))) if pairs else None
+        named = (
+            session.send("objects.named", *map(list, zip(*pairs, strict=True))) if pairs else None
+        )
         rows = held.fetchall()
         if len(rows) < len(names):
             for name in names:
-                books.send("logs.new_log", name)
-            rows = books.all("logs.hold", names)
+                session.send("logs.new_log", name)
+            rows = session.all("logs.hold", names)
         for name, head, chain, cuts, epoch, _ in rows:
             self.epoch = epoch
             self._meet(name, (head, chain, cuts))
@@ -405,7 +409,7 @@ class LockedAppend:
             return
         if log is not None:
             cache.runs.clear()
-        cache.logs[name] = log_or_new(self._books, name)
+        cache.logs[name] = log_or_new(self._session, name)
         cache.cuts[name] = state[2]
 
 

@@ -236,7 +236,7 @@ class FactNotifier:
 
     def _has_news(self) -> bool:
         """Whether any log is longer than it was when last looked at."""
-        rows = self._database.read(lambda books: books.all("logs.heads"))
+        rows = self._database.read(lambda session: session.all("logs.heads"))
         return self.reached({log: head for log, head in rows})  # noqa: C416 - rows have a type
 
 

@@ -93,8 +93,8 @@ class PostgresAppender:
                 return poured
             before_wait()
 
-            def work(books: PostgresSession) -> tuple[list[list[Outcome]], LockedAppend]:
-                entry = LockedAppend(books, self._database.clock(), self.cache, wanted)
+            def work(session: PostgresSession) -> tuple[list[list[Outcome]], LockedAppend]:
+                entry = LockedAppend(session, self._database.clock(), self.cache, wanted)
                 return entry.placed.append(asked), entry
 
             return self.run_locked(connection, work, self.cache, "append")
@@ -117,9 +117,9 @@ class PostgresAppender:
         ready = [prepare(log, each) for each in facts]
         names = [reference for each in facts for reference in each.references]
         with joined(connection, database.place) as driver:
-            books = PostgresSession(driver, database.wordings.writing)
+            session = PostgresSession(driver, database.wordings.writing)
             wanted = Lookup([log], [each.key for each in ready], names=names)
-            entry = LockedAppend(books, database.clock(), LogCache(), wanted)
+            entry = LockedAppend(session, database.clock(), LogCache(), wanted)
             if entry.epoch != epoch:
                 raise StoreError(
                     f"the connection leads to another store than {database.place}",
@@ -128,7 +128,7 @@ class PostgresAppender:
             outcomes = entry.placed.planner.append(log, ready, capacity)
             entry.finish()
             if entry.placed.added:
-                books.send("logs.announce", database.channel, "")
+                session.send("logs.announce", database.channel, "")
         return outcomes
 
     def receive(
@@ -141,10 +141,10 @@ class PostgresAppender:
         def whole(connection: Connection) -> Poured[list[Outcome]]:
             cache = LogCache()
 
-            def work(books: PostgresSession) -> tuple[list[Outcome], LockedAppend]:
+            def work(session: PostgresSession) -> tuple[list[Outcome], LockedAppend]:
                 now = self._database.clock()
-                entry = LockedAppend(books, now, cache, wanted)
-                return take_in(books, entry.placed.planner, peer, arrived, now), entry
+                entry = LockedAppend(session, now, cache, wanted)
+                return take_in(session, entry.placed.planner, peer, arrived, now), entry
 
             return self.run_locked(connection, work, cache, "receive")
 
@@ -153,11 +153,11 @@ class PostgresAppender:
     def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
-        def work(books: PostgresSession) -> LedgerEntry | None:
-            names = [row[0] for row in books.all("logs.logs")]
+        def work(session: PostgresSession) -> LedgerEntry | None:
+            names = [row[0] for row in session.all("logs.logs")]
             wanted = [name for name in names if log in {None, name}]
             keys = {key_of(name, from_zone, message_id): name for name in wanted}
-            known = {row[0]: row[1:] for row in books.all("logs.known", list(keys))}
+            known = {row[0]: row[1:] for row in session.all("logs.known", list(keys))}
             for key, name in keys.items():
                 if key in known:
                     number, digest, envelope = known[key]
@@ -171,18 +171,18 @@ class PostgresAppender:
     def drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> Cut:
         """Drop some of the payloads up to where ``last_of`` says, in one commit."""
 
-        def work(books: PostgresSession) -> Cut:
-            found = log_named(books, log)
+        def work(session: PostgresSession) -> Cut:
+            found = log_named(session, log)
             if found is None:
                 return Cut(0, True)
-            last = last_of(books, found)
-            return cut(books, found, last, loss_reason, self._database.clock())
+            last = last_of(session, found)
+            return cut(session, found, last, loss_reason, self._database.clock())
 
         return self._database.write(work, "truncate")
 
     def look(self, work: Callable[[PostgresSession, Knows], Leg]) -> Leg:
         """Run something on what was committed last, and on the ledger."""
-        return self._database.read(lambda books: work(books, _knows(books)))
+        return self._database.read(lambda session: work(session, _knows(session)))
 
     def _hope(
         self,
@@ -238,13 +238,13 @@ class PostgresAppender:
                 connection.execute("BEGIN")
                 if call == "receive":
                     connection.execute(database.turn.encode())
-                books = PostgresSession(connection, database.wordings.writing)
-                result, entry = work(books)
+                session = PostgresSession(connection, database.wordings.writing)
+                result, entry = work(session)
                 entry.finish()
                 failpoint(BEFORE[call])
                 connection.execute("COMMIT")
                 if entry.placed.added:
-                    books.send("logs.announce", database.channel, database.server.own_payload)
+                    session.send("logs.announce", database.channel, database.server.own_payload)
         except BaseException:
             cache.forget()  # it may have names of what is now undone
             raise
@@ -269,9 +269,9 @@ def _insist(attempt: Callable[[], T]) -> T:
     raise unknown
 
 
-def _knows(books: PostgresSession) -> Knows:
+def _knows(session: PostgresSession) -> Knows:
     def knows(_: LogRow, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
-        rows = books.all("logs.ids", list(keys))
+        rows = session.all("logs.ids", list(keys))
         return {key: (digest, number & LAST) for key, digest, number in rows}
 
     return knows
@@ -285,7 +285,7 @@ class PostgresCopies:
 
     def dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
         """Ids after a key, in order, those of kept facts included."""
-        rows = self._database.read(lambda books: books.all("moving.ids", after, limit))
+        rows = self._database.read(lambda session: session.all("moving.ids", after, limit))
         return [IdCopy(key, digest, number & LAST) for key, digest, number in rows]
 
     def load_ids(self, ids: Sequence[IdCopy]) -> None:
@@ -295,33 +295,33 @@ class PostgresCopies:
             Bytes([each.digest for each in ids]),
             Bigints([each.offset for each in ids]),
         )
-        self._database.write(lambda books: books.run("moving.put_ids", *columns), "move")
+        self._database.write(lambda session: session.run("moving.put_ids", *columns), "move")
 
     def load_facts(self, facts: Sequence[FactCopy]) -> None:
         """Put facts at the ends of their logs, those left out that are there, in one commit."""
         prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
         wanted = Lookup({copy.log for copy in facts}, [each.key for each in prepared])
 
-        def work(books: PostgresSession) -> None:
-            entry = LockedAppend(books, self._database.clock(), LogCache(), wanted)
+        def work(session: PostgresSession) -> None:
+            entry = LockedAppend(session, self._database.clock(), LogCache(), wanted)
             for copy, fact in zip(facts, prepared, strict=True):
                 entry.placed.placement.load(copy, fact)
             entry.finish()
             # A store that grows while it is moved gave them out before their facts.
-            books.send("moving.drop_ids", Bytes(wanted.keys))
+            session.send("moving.drop_ids", Bytes(wanted.keys))
 
         self._database.write(work, "move")
 
-    def log_was_placed(self, books: PostgresSession) -> None:
+    def log_was_placed(self, session: PostgresSession) -> None:
         """The log's own row says so."""
 
     def bar(self, place: str | None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""
         schema = f'"{self._database.namespace}"'
 
-        def work(books: PostgresSession) -> None:
+        def work(session: PostgresSession) -> None:
             for statement in postgres_bars(BARRED, place, schema):
-                books.alter(statement)
+                session.alter(statement)
 
         self._database.write(work, "move")
 

@@ -271,31 +271,31 @@ def arrival(
 
 
 def take_in(
-    books: Session, planner: AppendPlanner[LogRow], peer: str, arrived: Arrival, now: float
+    session: Session, planner: AppendPlanner[LogRow], peer: str, arrived: Arrival, now: float
 ) -> list[Outcome]:
     """Insert what is absent, set the rest aside, move the link; the outcomes of the facts."""
     outcomes: list[Outcome] = []
     found = planner.receive(arrived.log, arrived.prepared) if arrived.prepared else []
     for each, outcome in zip(arrived.entries, found, strict=True):
         if isinstance(each, Gap):
-            _record(books, arrived.log, each, outcome)
+            _record(session, arrived.log, each, outcome)
             continue
         outcomes.append(outcome)
         if isinstance(outcome, Conflict):
-            consumers.keep(books, conflicting(peer, arrived.log, each, now))
+            consumers.keep(session, conflicting(peer, arrived.log, each, now))
     for item in arrived.refused:
-        consumers.keep(books, item, consumer=f"pull:{peer}")
+        consumers.keep(session, item, consumer=f"pull:{peer}")
     link = arrived.link
-    if leads_to(link_to(books, peer), link):
-        books.run("store.move", peer, link.epoch, link.offset, link.chain, link.at)
+    if leads_to(link_to(session, peer), link):
+        session.run("store.move", peer, link.epoch, link.offset, link.chain, link.at)
     return outcomes
 
 
-def _record(books: Session, log: str, gap: Gap, outcome: Outcome) -> None:
+def _record(session: Session, log: str, gap: Gap, outcome: Outcome) -> None:
     """Write a loss down where its marker lies, unless it is there already."""
     if not isinstance(outcome, Appended) or outcome.is_duplicate:
         return
     kept = hashchain.recorded(gap, log, outcome.offset)
-    place = (log_or_new(books, log).id, kept.first, kept.last)
+    place = (log_or_new(session, log).id, kept.first, kept.last)
     about = (kept.reason, kept.at, kept.source_first, kept.source_last)
-    books.run("logs.add_peer_gap", *place, *about)
+    session.run("logs.add_peer_gap", *place, *about)

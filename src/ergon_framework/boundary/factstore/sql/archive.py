@@ -46,7 +46,7 @@ from ergon_framework.ports.factstore import Quarantined
 from ergon_framework.ports.moving import C
 
 
-def copy_of(books: Session, log: LogRow) -> LogCopy:
+def copy_of(session: Session, log: LogRow) -> LogCopy:
     """All that the kept facts of a log do not tell."""
     return LogCopy(
         log.id,
@@ -55,54 +55,54 @@ def copy_of(books: Session, log: LogRow) -> LogCopy:
         log.base_chain,
         log.base_total,
         log.last_at if log.head < log.first else None,
-        _latest_below(books, log),
+        _latest_below(session, log),
     )
 
 
-def place(books: Session, copy: LogCopy) -> None:
+def place(session: Session, copy: LogCopy) -> None:
     """Let a log begin where the copy does; one that has facts from there on does so already."""
-    log = log_named(books, copy.log)
+    log = log_named(session, copy.log)
     if log is None:
-        books.run("moving.new_log", copy.number, copy.log)
-        log = log_named(books, copy.log)
+        session.run("moving.new_log", copy.number, copy.log)
+        log = log_named(session, copy.log)
         assert log is not None  # noqa: S101 - it was just made
     refuse_other_log(copy, log.id, log.first)
-    if log.head >= copy.first or copy_of(books, log) == copy:
+    if log.head >= copy.first or copy_of(session, log) == copy:
         return
-    for view, _ in books.all("moving.views", log.id):
-        newest = last_run(books, view)
+    for view, _ in session.all("moving.views", log.id):
+        newest = last_run(session, view)
         if newest is not None and newest.last is None:
-            books.run("logs.end_run", log.head, view, newest.first)
+            session.run("logs.end_run", log.head, view, newest.first)
     for to_zone, offset in sorted(copy.latest.items()):
-        _note_latest(books, log, to_zone, offset)
+        _note_latest(session, log, to_zone, offset)
     base = (copy.first, copy.chain, copy.total, max(log.sealed, copy.first - 1), copy.last_at)
-    books.run("moving.rebase", *base, log.id)
+    session.run("moving.rebase", *base, log.id)
 
 
-def _latest_below(books: Session, log: LogRow) -> dict[str, int]:
+def _latest_below(session: Session, log: LogRow) -> dict[str, int]:
     """The last fact to each zone below the first that is kept."""
     found: dict[str, int] = {}
-    for view, to_zone in books.all("moving.views", log.id):
-        row = books.one("moving.first_run", view, log.first)
-        run = last_run(books, view) if row is None else ViewSegment(*row)
+    for view, to_zone in session.all("moving.views", log.id):
+        row = session.one("moving.first_run", view, log.first)
+        run = last_run(session, view) if row is None else ViewSegment(*row)
         if run is not None and to_zone != NOBODY:
             end = log.head if run.last is None else run.last
             found[to_zone] = end if end < log.first else run.before(log.first)
     return {to_zone: offset for to_zone, offset in found.items() if offset}
 
 
-def _note_latest(books: Session, log: LogRow, to_zone: str, offset: int) -> None:
+def _note_latest(session: Session, log: LogRow, to_zone: str, offset: int) -> None:
     """The facts of a view that are gone count as a run of one: what follows hangs on it."""
-    view = view_of(books, log, to_zone)
+    view = view_of(session, log, to_zone)
     if view is None:
-        view = books.add("logs.new_view", log.id, to_zone)
-    newest = last_run(books, view)
+        view = session.add("logs.new_view", log.id, to_zone)
+    newest = last_run(session, view)
     last, count = 0, 0
     if newest is not None:
         last = log.head if newest.last is None else newest.last
         count = newest.rank + last - newest.first
     if last < offset:
-        books.run("logs.new_run", view, offset, offset, count + 1, last)
+        session.run("logs.new_run", view, offset, offset, count + 1, last)
 
 
 class ArchiveEngine(Protocol):
@@ -117,7 +117,7 @@ class ArchiveEngine(Protocol):
     def load_facts(self, facts: Sequence[FactCopy]) -> None:
         """Put facts at the ends of their logs, those left out that are there, in one commit."""
 
-    def log_was_placed(self, books: Any) -> None:
+    def log_was_placed(self, session: Any) -> None:
         """Note, in the transaction, that a log goes on elsewhere."""
 
     def bar(self, place: str | None) -> None:
@@ -148,7 +148,9 @@ class SqlArchive:
         read = partial(_facts, self._database.place) if kind is FactCopy else _DUMPS.get(kind)
         if read is None:
             return dump_books(self._parts, kind, after, limit)
-        return self._database.read(lambda books: list(bounded(read(books, after, limit), limit)))
+        return self._database.read(
+            lambda session: list(bounded(read(session, after, limit), limit))
+        )
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Put copies of one kind in, in order."""
@@ -162,25 +164,25 @@ class SqlArchive:
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
 
-        def work(books: Session) -> None:
+        def work(session: Session) -> None:
             for copy in copies:
-                _DISCARDS[type(copy)](books, copy)
+                _DISCARDS[type(copy)](session, copy)
 
         self._database.write(work, "move")
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
-        row = self._database.read(lambda books: books.one("moving.mark"))
+        row = self._database.read(lambda session: session.one("moving.mark"))
         return None if row is None else bytes(row[0])
 
     def set_mark(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
 
-        def work(books: Session) -> None:
+        def work(session: Session) -> None:
             if mark is None:
-                books.run("moving.unmark")
+                session.run("moving.unmark")
             else:
-                books.run("moving.set_mark", mark)
+                session.run("moving.set_mark", mark)
 
         self._database.write(work, "move")
 
@@ -193,11 +195,11 @@ class SqlArchive:
             if isinstance(copy, LogCopy):
                 self._log.cut(copy.log, copy.first - 1)
 
-        def work(books: Session) -> None:
+        def work(session: Session) -> None:
             for copy in copies:
-                _LOADS[type(copy)](books, copy)
+                _LOADS[type(copy)](session, copy)
             if isinstance(copies[0], LogCopy):
-                self._engine.log_was_placed(books)
+                self._engine.log_was_placed(session)
 
         self._database.write(work, "move")
         for copy in copies:
@@ -208,18 +210,18 @@ class SqlArchive:
 # ---- out ----------------------------------------------------------------------------------------
 
 
-def _logs(books: Session, after: int | None, _limit: int) -> Iterator[LogCopy]:
-    logs = sorted(all_logs(books), key=lambda log: log.id)
-    return (copy_of(books, log) for log in logs if log.id > (after or 0))
+def _logs(session: Session, after: int | None, _limit: int) -> Iterator[LogCopy]:
+    logs = sorted(all_logs(session), key=lambda log: log.id)
+    return (copy_of(session, log) for log in logs if log.id > (after or 0))
 
 
 def _facts(
-    place: str, books: Session, after: tuple[int, int] | None, limit: int
+    place: str, session: Session, after: tuple[int, int] | None, limit: int
 ) -> Iterator[FactCopy]:
     number, offset = after or (0, 0)
-    names = {log.id: log.name for log in all_logs(books)}
-    zones = Zones(books)
-    for row in books.each("moving.facts", (number << OFFSET_BITS) + offset, limit):
+    names = {log.id: log.name for log in all_logs(session)}
+    zones = Zones(session)
+    for row in session.each("moving.facts", (number << OFFSET_BITS) + offset, limit):
         number, offset = row[0] >> OFFSET_BITS, row[0] & LAST
         fact, proof = fact_of(row, zones[row[1]], offset - 1), read_proof(row[4])
         if fact is None or proof is None:
@@ -227,19 +229,19 @@ def _facts(
         yield FactCopy(number, names[number], fact, proof.chain)
 
 
-def _items(books: Session, after: int | None, limit: int) -> Iterator[ItemCopy]:
-    for row in books.each("moving.items", after or 0, limit):
+def _items(session: Session, after: int | None, limit: int) -> Iterator[ItemCopy]:
+    for row in session.each("moving.items", after or 0, limit):
         yield ItemCopy(Quarantined(*row[:-1]), bool(row[-1]))
 
 
-def _awaited(books: Session, after: tuple[str, str] | None, limit: int) -> Iterator[AwaitedCopy]:
-    for row in books.all("moving.awaited", *(after or ("", "")), limit):
+def _awaited(session: Session, after: tuple[str, str] | None, limit: int) -> Iterator[AwaitedCopy]:
+    for row in session.all("moving.awaited", *(after or ("", "")), limit):
         yield AwaitedCopy(*row)
 
 
-def _notes(books: Session, after: int | None, limit: int) -> Iterator[NoteCopy]:
+def _notes(session: Session, after: int | None, limit: int) -> Iterator[NoteCopy]:
     start = after or 0
-    for position, row in enumerate(books.all("moving.notes", limit, start), start + 1):
+    for position, row in enumerate(session.all("moving.notes", limit, start), start + 1):
         yield NoteCopy(position, *row)
 
 
@@ -254,54 +256,54 @@ _DUMPS: dict[type[Copy], Callable[[Session, Any, int], Iterator[Any]]] = {
 # ---- in -----------------------------------------------------------------------------------------
 
 
-def _put_gap(books: Session, copy: GapCopy) -> None:
+def _put_gap(session: Session, copy: GapCopy) -> None:
     gap = copy.gap
-    place = (log_or_new(books, gap.log).id, gap.first, gap.last, gap.reason, gap.at)
-    books.run("moving.put_gap", *place, gap.source_first, gap.source_last)
+    place = (log_or_new(session, gap.log).id, gap.first, gap.last, gap.reason, gap.at)
+    session.run("moving.put_gap", *place, gap.source_first, gap.source_last)
 
 
-def _put_consumer(books: Session, copy: ConsumerCopy) -> None:
+def _put_consumer(session: Session, copy: ConsumerCopy) -> None:
     one = copy.consumer
-    books.run(
+    session.run(
         "moving.put_consumer",
-        *(one.name, log_or_new(books, one.log).id, one.cursor, one.to_zone, one.is_required),
+        *(one.name, log_or_new(session, one.log).id, one.cursor, one.to_zone, one.is_required),
         *(one.served, one.deliveries, one.holder, one.held_until, one.lease, one.created_at),
     )
 
 
-def _put_item(books: Session, copy: ItemCopy) -> None:
+def _put_item(session: Session, copy: ItemCopy) -> None:
     item = copy.item
-    books.run(
+    session.run(
         "moving.put_item",
         *(item.id, item.consumer, item.log, item.offset, item.reason, item.message),
         *(item.attempts, item.at, item.state, item.envelope, item.fact, copy.is_served),
     )
 
 
-def _put_name(books: Session, copy: NameCopy) -> None:
+def _put_name(session: Session, copy: NameCopy) -> None:
     kept = copy.object
-    books.run("objects.arrived", kept.bucket, kept.key)
+    session.run("objects.arrived", kept.bucket, kept.key)
     about = (kept.digest, kept.size, kept.at, kept.is_referenced)
-    books.run("moving.put_name", kept.bucket, kept.key, *about)
+    session.run("moving.put_name", kept.bucket, kept.key, *about)
 
 
-def _put_awaited(books: Session, copy: AwaitedCopy) -> None:
-    books.run("objects.await", copy.bucket, copy.key)
+def _put_awaited(session: Session, copy: AwaitedCopy) -> None:
+    session.run("objects.await", copy.bucket, copy.key)
 
 
-def _put_link(books: Session, copy: LinkCopy) -> None:
+def _put_link(session: Session, copy: LinkCopy) -> None:
     link = copy.link
     about = (link.offset, link.chain, link.is_sealed, link.reason, link.at)
-    books.run("moving.put_link", link.peer, link.epoch, *about)
+    session.run("moving.put_link", link.peer, link.epoch, *about)
 
 
-def _put_note(books: Session, copy: NoteCopy) -> None:
-    if copy.position > books.only("moving.note_count")[0]:
-        books.run("store.note", copy.at, copy.action, copy.details)
+def _put_note(session: Session, copy: NoteCopy) -> None:
+    if copy.position > session.only("moving.note_count")[0]:
+        session.run("store.note", copy.at, copy.action, copy.details)
 
 
-def _put_zone(books: Session, copy: ZoneCopy) -> None:
-    books.run("moving.put_zone", copy.info.epoch, copy.info.created_at)
+def _put_zone(session: Session, copy: ZoneCopy) -> None:
+    session.run("moving.put_zone", copy.info.epoch, copy.info.created_at)
 
 
 _LOADS: dict[type[Copy], Callable[[Session, Any], None]] = {
@@ -320,17 +322,17 @@ _LOADS: dict[type[Copy], Callable[[Session, Any], None]] = {
 # ---- away ---------------------------------------------------------------------------------------
 
 
-def _drop_gap(books: Session, copy: GapCopy) -> None:
+def _drop_gap(session: Session, copy: GapCopy) -> None:
     gap = copy.gap
-    log = log_or_new(books, gap.log).id
-    books.run("moving.drop_gap", log, gap.first, gap.last, gap.reason, gap.at)
+    log = log_or_new(session, gap.log).id
+    session.run("moving.drop_gap", log, gap.first, gap.last, gap.reason, gap.at)
 
 
 _DISCARDS: dict[type[Copy], Callable[[Session, Any], Any]] = {
     GapCopy: _drop_gap,
-    ConsumerCopy: lambda books, copy: books.run("consumers.delete", copy.place),
-    ItemCopy: lambda books, copy: books.run("moving.drop_item", copy.place),
-    NameCopy: lambda books, copy: books.run("objects.unbind", *copy.place),
-    AwaitedCopy: lambda books, copy: books.run("objects.arrived", *copy.place),
-    LinkCopy: lambda books, copy: books.run("moving.drop_link", copy.place),
+    ConsumerCopy: lambda session, copy: session.run("consumers.delete", copy.place),
+    ItemCopy: lambda session, copy: session.run("moving.drop_item", copy.place),
+    NameCopy: lambda session, copy: session.run("objects.unbind", *copy.place),
+    AwaitedCopy: lambda session, copy: session.run("objects.arrived", *copy.place),
+    LinkCopy: lambda session, copy: session.run("moving.drop_link", copy.place),
 }

@@ -84,15 +84,15 @@ class SqlConsumers:
     ) -> ConsumerInfo:
         """Create one at the start (the first kept fact) or the end of its log."""
 
-        def work(books: Session) -> ConsumerInfo:
-            row = books.one("consumers.consumer", name)
+        def work(session: Session) -> ConsumerInfo:
+            row = session.one("consumers.consumer", name)
             if row is None:
-                found = log_or_new(books, log)
+                found = log_or_new(session, log)
                 start = found.head if from_end else found.first - 1
                 values = (name, found.id, start, to_zone, is_required, self._database.clock())
-                books.run("consumers.create", *values)
-                row = books.only("consumers.consumer", name)
-            info = with_lag(books, *reader_of(books, row))
+                session.run("consumers.create", *values)
+                row = session.only("consumers.consumer", name)
+            info = with_lag(session, *reader_of(session, row))
             refuse_other(info, log, to_zone)
             return info
 
@@ -101,40 +101,40 @@ class SqlConsumers:
     def consumers(self) -> list[ConsumerInfo]:
         """Every consumer, by name."""
 
-        def work(books: Session) -> list[ConsumerInfo]:
-            rows = books.all("consumers.consumers")
-            return [with_lag(books, *reader_of(books, row)) for row in rows]
+        def work(session: Session) -> list[ConsumerInfo]:
+            rows = session.all("consumers.consumers")
+            return [with_lag(session, *reader_of(session, row)) for row in rows]
 
         return self._database.read(work)
 
     def consumer(self, name: str) -> ConsumerInfo:
         """One of them; ``BoundaryNotFoundError`` when there is none."""
-        return self._database.read(lambda books: with_lag(books, *reader_named(books, name)))
+        return self._database.read(lambda session: with_lag(session, *reader_named(session, name)))
 
     def delete_consumer(self, name: str) -> None:
         """Forget it and its quarantine; retention no longer waits for it."""
 
-        def work(books: Session) -> None:
-            info, _ = reader_named(books, name)
-            books.run("consumers.delete", name)
-            books.run("quarantine.forget", name)
-            note(books, self._database.clock(), "delete_consumer", deleted(info))
+        def work(session: Session) -> None:
+            info, _ = reader_named(session, name)
+            session.run("consumers.delete", name)
+            session.run("quarantine.forget", name)
+            note(session, self._database.clock(), "delete_consumer", deleted(info))
 
         self._database.write(work, "desk")
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
         """Move the cursor up to ``offset``, never down; the cursor then."""
 
-        def work(books: Session) -> int:
-            info, _ = reader_named(books, name)
+        def work(session: Session) -> int:
+            info, _ = reader_named(session, name)
             now = self._database.clock()
             refuse_late(info, holder, now)
             refuse_unserved(info, offset)
-            books.run("quarantine.delivered", name, offset)
+            session.run("quarantine.delivered", name, offset)
             if offset > info.cursor:
-                books.run("consumers.move", name, offset)
+                session.run("consumers.move", name, offset)
             if holder is not None:
-                books.run("consumers.renew", now, name, holder)
+                session.run("consumers.renew", now, name, holder)
             return max(offset, info.cursor)
 
         return self._database.write(work, "confirm")
@@ -142,20 +142,20 @@ class SqlConsumers:
     def release_lease(self, name: str, holder: str) -> None:
         """The holder lets go of the name; nothing happens when it does not hold it."""
 
-        def work(books: Session) -> None:
-            books.run("consumers.drop_lease", name, holder)
+        def work(session: Session) -> None:
+            session.run("consumers.drop_lease", name, holder)
 
         self._database.write(work, "desk", is_synced=False)
 
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         """Set the cursor, also backwards, and write down that it was done and why."""
 
-        def work(books: Session) -> ConsumerInfo:
-            info, log = reader_named(books, name)
+        def work(session: Session) -> ConsumerInfo:
+            info, log = reader_named(session, name)
             refuse_outside(info, offset, log.first, log.head)
-            books.run("consumers.seek", offset, name)
-            note(books, self._database.clock(), "seek", sought(info, offset, reason))
-            return with_lag(books, *reader_named(books, name))
+            session.run("consumers.seek", offset, name)
+            note(session, self._database.clock(), "seek", sought(info, offset, reason))
+            return with_lag(session, *reader_named(session, name))
 
         return self._database.write(work, "desk")
 
@@ -171,17 +171,17 @@ class SqlConsumers:
     ) -> Quarantined:
         """Quarantine the next fact of the view and move the cursor past it, in one commit."""
 
-        def work(books: Session) -> Quarantined:
-            info, log = reader_named(books, name)
+        def work(session: Session) -> Quarantined:
+            info, log = reader_named(session, name)
             now = self._database.clock()
             refuse_late(info, holder, now)
-            ahead = next_after(books, log, info.cursor, info.to_zone)
+            ahead = next_after(session, log, info.cursor, info.to_zone)
             if ahead is not None and ahead.offset == offset:
-                books.run("consumers.move", name, offset)
-            elif state_at(books, name, offset) != "released":
+                session.run("consumers.move", name, offset)
+            elif state_at(session, name, offset) != "released":
                 raise not_next(info, offset, None if ahead is None else ahead.offset)
             item = Quarantined(0, name, log.name, offset, reason, message, attempts, now)
-            return set_aside(books, item)
+            return set_aside(session, item)
 
         return self._database.write(work, "quarantine")
 
@@ -191,20 +191,20 @@ class SqlConsumers:
         self, consumer: str | None = None, state: str | None = "quarantined"
     ) -> list[Quarantined]:
         """What was set aside, oldest first; ``state=None`` for all."""
-        rows = self._database.read(lambda books: books.all("quarantine.items", consumer, state))
+        rows = self._database.read(lambda session: session.all("quarantine.items", consumer, state))
         return [_item(row) for row in rows]
 
     def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
         """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none."""
 
-        def work(books: Session) -> Quarantined:
-            item = _numbered(books, quarantine_id)
+        def work(session: Session) -> Quarantined:
+            item = _numbered(session, quarantine_id)
             if item.state == state:
                 return item
             refuse_wrong_state(item.id, item.state, state)
-            books.run("quarantine.settle", state, item.id)
-            note(books, self._database.clock(), ACTIONS[state], said_of(item, reason))
-            return _numbered(books, item.id)
+            session.run("quarantine.settle", state, item.id)
+            note(session, self._database.clock(), ACTIONS[state], said_of(item, reason))
+            return _numbered(session, item.id)
 
         return self._database.write(work, "quarantine")
 
@@ -242,11 +242,11 @@ class SqlConsumers:
     def _offer(self, name: str, limit: int, max_bytes: int, holder: str | None) -> _Offer:
         now = self._database.clock()
 
-        def work(books: Session) -> _Offer | ConsumerInfo:
-            info, log = reader_named(books, name)
+        def work(session: Session) -> _Offer | ConsumerInfo:
+            info, log = reader_named(session, name)
             if info.is_held(now) and info.holder != holder:
                 return info  # refused before anything else can be wrong
-            return _offer(books, info, log, limit, max_bytes)
+            return _offer(session, info, log, limit, max_bytes)
 
         found = self._database.read(work)
         info = found.info if isinstance(found, _Offer) else found
@@ -261,25 +261,25 @@ class SqlConsumers:
     def _shorten(self, name: str, until: float) -> None:
         """End a lease that the clock made too long."""
 
-        def work(books: Session) -> None:
-            books.run("consumers.shorten", until, name, until)
+        def work(session: Session) -> None:
+            session.run("consumers.shorten", until, name, until)
 
         self._database.write(work, "desk", is_synced=False)
 
     def _pass(self, offer: _Offer, holder: str | None) -> None:
         """Set the corrupted fact after the cursor aside, unless somebody was faster."""
 
-        def work(books: Session) -> None:
+        def work(session: Session) -> None:
             now, at = self._database.clock(), offer.corrupted
-            info, _ = reader_named(books, offer.info.name)
+            info, _ = reader_named(session, offer.info.name)
             refuse_held(info, holder, now)
             if offer.spoilt:
-                books.run_all("quarantine.spoilt", [(item,) for item in offer.spoilt])
+                session.run_all("quarantine.spoilt", [(item,) for item in offer.spoilt])
             elif at is not None and info.cursor == offer.info.cursor:
                 message = f"the fact at {at} of {info.log} is not what was stored there"
                 item = Quarantined(0, info.name, info.log, at, "corrupted", message, 0, now)
-                set_aside(books, item)
-                books.run("consumers.move", info.name, at)
+                set_aside(session, item)
+                session.run("consumers.move", info.name, at)
 
         self._database.write(work, "quarantine")
 
@@ -289,18 +289,18 @@ class SqlConsumers:
         if holder is None and not offer.released and through <= offer.info.served:
             return True
 
-        def work(books: Session) -> ConsumerInfo | None:
-            info, _ = reader_named(books, offer.info.name)
+        def work(session: Session) -> ConsumerInfo | None:
+            info, _ = reader_named(session, offer.info.name)
             now = self._database.clock()
             refuse_held(info, holder, now)
             if info.cursor != offer.info.cursor:
                 return None
-            books.run_all("quarantine.mark_served", [(item,) for item in offer.released])
+            session.run_all("quarantine.mark_served", [(item,) for item in offer.released])
             if not offer.is_released:
                 give(info, offer.page, holder)
             hold(info, holder, lease, now)
             held = (info.holder, info.held_until, info.lease)
-            books.run("consumers.served", info.served, info.deliveries, *held, info.name)
+            session.run("consumers.served", info.served, info.deliveries, *held, info.name)
             return info
 
         # A promise to nobody: after a power cut the same page is given out again.
@@ -312,42 +312,42 @@ class SqlConsumers:
         return True
 
 
-def _offer(books: Session, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int) -> _Offer:
-    with_lag(books, info, log)
-    released = _released(books, info, log, limit, max_bytes)
+def _offer(session: Session, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int) -> _Offer:
+    with_lag(session, info, log)
+    released = _released(session, info, log, limit, max_bytes)
     if released is not None:
         return released
-    refuse_truncated(info, pages.unexplained(books, log, info.cursor))
-    stretch = pages.read(books, log, info.cursor, limit, max_bytes, info.to_zone)
+    refuse_truncated(info, pages.unexplained(session, log, info.cursor))
+    stretch = pages.read(session, log, info.cursor, limit, max_bytes, info.to_zone)
     # What was released and lies above the cursor, after a seek, comes along with its neighbours:
     # confirmed on its own, it would take the cursor past them.
     page = stretch.page
     bounds = (info.name, info.cursor, page.through, max(0, page.through - info.cursor))
     given = {fact.offset for fact in page.facts}
-    items = [item for item, at in books.all("quarantine.released", *bounds) if at in given]
+    items = [item for item, at in session.all("quarantine.released", *bounds) if at in given]
     return _Offer(info, page, stretch.corrupted, items)
 
 
-def _before(books: Session, info: ConsumerInfo, view: int, offset: int) -> int:
+def _before(session: Session, info: ConsumerInfo, view: int, offset: int) -> int:
     """The fact before one of the consumer's view."""
-    run = None if info.to_zone is None else run_at(books, view, offset)
+    run = None if info.to_zone is None else run_at(session, view, offset)
     return offset - 1 if run is None else run.before(offset)
 
 
 def _released(
-    books: Session, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int
+    session: Session, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int
 ) -> _Offer | None:
     """A page of facts out of quarantine, if there are any below the cursor."""
     bounds = (info.name, 0, info.cursor, limit)
     offer = _Offer(info, Page([], 0, log.head), is_released=True)
     given: list[int] = []
     spoilt: list[int] = []
-    size, zones = 0, Zones(books)
-    for item, offset in books.all("quarantine.released", *bounds):
-        row = books.one("logs.fact", log.base + offset)
+    size, zones = 0, Zones(session)
+    for item, offset in session.all("quarantine.released", *bounds):
+        row = session.one("logs.fact", log.base + offset)
         fact = None
         if row is not None:
-            fact = fact_of(row, zones[row[1]], _before(books, info, row[1], offset))
+            fact = fact_of(row, zones[row[1]], _before(session, info, row[1], offset))
         if fact is None:
             spoilt.append(item)
             continue
@@ -364,33 +364,33 @@ def _released(
 # ---- quarantine -------------------------------------------------------------------------------
 
 
-def keep(books: Session, item: Quarantined, consumer: str = "") -> Quarantined:
+def keep(session: Session, item: Quarantined, consumer: str = "") -> Quarantined:
     """Set something aside. A fact that could not enter a log is kept once, however often it is."""
     owner = consumer or item.consumer
     place = (owner, item.log, item.offset)
-    if item.fact and books.one("quarantine.same", *place, item.envelope, item.fact):
+    if item.fact and session.one("quarantine.same", *place, item.envelope, item.fact):
         return item
     values = (*place, item.reason, item.message, item.attempts, item.at, item.envelope, item.fact)
-    return _numbered(books, books.add("quarantine.add", *values))
+    return _numbered(session, session.add("quarantine.add", *values))
 
 
-def set_aside(books: Session, item: Quarantined) -> Quarantined:
+def set_aside(session: Session, item: Quarantined) -> Quarantined:
     """Set a fact of a log aside; one that is, or was released, is the same item still."""
-    found = books.one("quarantine.open_at", item.consumer, item.offset)
+    found = session.one("quarantine.open_at", item.consumer, item.offset)
     if found is None:
-        return keep(books, item)
-    books.run("quarantine.again", item.reason, item.message, item.attempts, found[0])
-    return _numbered(books, found[0])
+        return keep(session, item)
+    session.run("quarantine.again", item.reason, item.message, item.attempts, found[0])
+    return _numbered(session, found[0])
 
 
-def state_at(books: Session, consumer: str, offset: int) -> str | None:
+def state_at(session: Session, consumer: str, offset: int) -> str | None:
     """Whether a fact is set aside for a consumer, or released to it."""
-    found = books.one("quarantine.open_at", consumer, offset)
+    found = session.one("quarantine.open_at", consumer, offset)
     return None if found is None else str(found[1])
 
 
-def _numbered(books: Session, number: int) -> Quarantined:
-    row = books.one("quarantine.item", number)
+def _numbered(session: Session, number: int) -> Quarantined:
+    row = session.one("quarantine.item", number)
     if row is None:
         raise not_there(number)
     return _item(row)

@@ -72,30 +72,30 @@ class Cut:
     is_last: bool
 
 
-def last_to_drop(books: Session, log: LogRow, through: int, loss_reason: str | None) -> int:
+def last_to_drop(session: Session, log: LogRow, through: int, loss_reason: str | None) -> int:
     """Up to where payloads may go."""
     last = min(through, log.head)
-    return last if loss_reason is not None else min(last, _settled_by_all(books, log))
+    return last if loss_reason is not None else min(last, _settled_by_all(session, log))
 
 
-def cut(books: Session, log: LogRow, last: int, loss_reason: str | None, now: float) -> Cut:
+def cut(session: Session, log: LogRow, last: int, loss_reason: str | None, now: float) -> Cut:
     """Drop the oldest payloads, up to an offset and no more than a slice."""
     end = min(last, log.first - 1 + SLICE)
     if end < log.first:
         return Cut(0, True)
-    chain, total, at, view = books.one("logs.chain", log.base + end) or (
+    chain, total, at, view = session.one("logs.chain", log.base + end) or (
         *(log.base_chain, log.base_total, log.last_at, log.view),
     )
     stretch = (log.base + log.first, log.base + end)
-    dropped = books.run("logs.drop", *stretch)
-    books.run("logs.shortened", end + 1, chain, total, at, view, log.id)
-    books.run("logs.drop_runs", log.id, end + 1)
+    dropped = session.run("logs.drop", *stretch)
+    session.run("logs.shortened", end + 1, chain, total, at, view, log.id)
+    session.run("logs.drop_runs", log.id, end + 1)
     if loss_reason is not None:
-        _write_down(books, log, end, loss_reason, now)
+        _write_down(session, log, end, loss_reason, now)
     return Cut(dropped, end == last)
 
 
-def aged(books: Session, log: LogRow, start: int, before: float) -> tuple[int, bool]:
+def aged(session: Session, log: LogRow, start: int, before: float) -> tuple[int, bool]:
     """Up to where all after ``start`` were recorded before an instant, and whether that is all.
 
     Clocks go back: an older fact may bear a later instant, so each one is looked at.
@@ -103,27 +103,27 @@ def aged(books: Session, log: LogRow, start: int, before: float) -> tuple[int, b
     start = max(start, log.first - 1)
     end = min(log.head, start + STRETCH)
     bounds = (log.base + start, log.base + end, before)
-    row = books.one("logs.younger", *bounds)
+    row = session.one("logs.younger", *bounds)
     return (end, end == log.head) if row is None else ((row[0] & LAST) - 1, True)
 
 
-def _settled_by_all(books: Session, log: LogRow) -> int:
+def _settled_by_all(session: Session, log: LogRow) -> int:
     """Up to where no required consumer needs anything, nor what was set aside for it."""
-    confirmed, aside = books.only("logs.needed", log.id)
+    confirmed, aside = session.only("logs.needed", log.id)
     if aside is not None:
         return min(int(confirmed), int(aside) - 1)
     return 0 if confirmed is None else int(confirmed)
 
 
-def _write_down(books: Session, log: LogRow, end: int, reason: str, now: float) -> None:
+def _write_down(session: Session, log: LogRow, end: int, reason: str, now: float) -> None:
     """Record what somebody had not confirmed; where nobody reads, nobody has anything."""
-    [confirmed] = books.only("logs.slowest", log.id)
+    [confirmed] = session.only("logs.slowest", log.id)
     first = max(log.first, (confirmed or 0) + 1)
     if first > end:
         return
-    if not books.run("logs.widen_gap", end, now, log.id, first - 1, reason):
-        books.run("logs.add_gap", log.id, first, end, reason, now)
-    note(books, now, "truncate", f"{log.name} lost {first} to {end}: {reason}")
+    if not session.run("logs.widen_gap", end, now, log.id, first - 1, reason):
+        session.run("logs.add_gap", log.id, first, end, reason, now)
+    note(session, now, "truncate", f"{log.name} lost {first} to {end}: {reason}")
 
 
 STRIDE = 200
@@ -154,8 +154,8 @@ def walk(look: Look, log: str, after: int) -> Iterator[Flaw | int]:
     while not leg.is_end:
         start, chain = leg.reached, leg.chain
 
-        def work(books: Session, knows: Knows, start: int = start, chain: bytes = chain) -> Leg:
-            return _stride(books, knows, log, start, chain)
+        def work(session: Session, knows: Knows, start: int = start, chain: bytes = chain) -> Leg:
+            return _stride(session, knows, log, start, chain)
 
         leg = look(work)
         yield from leg.flaws
@@ -163,21 +163,21 @@ def walk(look: Look, log: str, after: int) -> Iterator[Flaw | int]:
             yield leg.reached
 
 
-def _stride(books: Session, knows: Knows, name: str, start: int, chain: bytes) -> Leg:
-    log = log_named(books, name)
+def _stride(session: Session, knows: Knows, name: str, start: int, chain: bytes) -> Leg:
+    log = log_named(session, name)
     if log is None:
         return Leg(start, chain, is_end=True)
     if not chain or start < log.first:  # the first stride, or payloads were dropped meanwhile
         start = max(start, log.first - 1)
-        chain = chain_at(books, log, start)
+        chain = chain_at(session, log, start)
     leg = Leg(start, chain)
     bounds = (log.base + start, log.base + log.head, STRIDE)
-    rows = books.all("logs.facts", *bounds)
-    zones = Zones(books)
+    rows = session.all("logs.facts", *bounds)
+    zones = Zones(session)
     for row in rows:
         _check(log, row, zones[row[1]], leg)
     _check_ledger(knows, log, rows, leg.flaws)
-    _check_views(books, log, rows, leg.flaws)
+    _check_views(session, log, rows, leg.flaws)
     if len(rows) < STRIDE:
         _check_end(log, leg)
         leg.is_end = True
@@ -214,14 +214,14 @@ def _check_ledger(knows: Knows, log: LogRow, rows: Sequence[Row], flaws: list[Fl
             flaws.append(Flaw(log.name, fact[1], "the ledger does not know it as it is"))
 
 
-def _check_views(books: Session, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
+def _check_views(session: Session, log: LogRow, rows: Sequence[Row], flaws: list[Flaw]) -> None:
     """A fact must be found in its view."""
     runs: dict[int, ViewSegment] = {}
     for row in rows:
         offset, view = row[0] & LAST, row[1]
         if read_proof(row[4]) is None or _reaches(runs.get(view), offset, log):
             continue
-        run = run_at(books, view, offset)
+        run = run_at(session, view, offset)
         if run is not None and _reaches(run, offset, log):
             runs[view] = run
         else:
@@ -333,11 +333,11 @@ class SqlLog:
     ) -> Page:
         """Read what is kept, without a consumer; a log that is not there is empty."""
 
-        def work(books: Session) -> pages.PageRead:
-            found = log_named(books, log)
+        def work(session: Session) -> pages.PageRead:
+            found = log_named(session, log)
             if found is None:
                 return pages.PageRead(Page([], 0, 0))
-            return pages.read(books, found, after, limit, max_bytes, to_zone)
+            return pages.read(session, found, after, limit, max_bytes, to_zone)
 
         stretch = self._database.read(work)
         if stretch.corrupted is not None and not stretch.page.facts:
@@ -354,8 +354,8 @@ class SqlLog:
         Many are dropped in several commits, so that appends pass in between.
         """
 
-        def last(books: Session, found: LogRow) -> int:
-            return last_to_drop(books, found, through, loss_reason)
+        def last(session: Session, found: LogRow) -> int:
+            return last_to_drop(session, found, through, loss_reason)
 
         return self._drop(log, last, loss_reason)
 
@@ -377,9 +377,9 @@ class SqlLog:
         reached, is_all = reached if since <= before else 0, False
         while not is_all:
 
-            def work(books: Session, start: int = reached) -> tuple[int, bool]:
-                found = log_named(books, log)
-                return (0, True) if found is None else aged(books, found, start, before)
+            def work(session: Session, start: int = reached) -> tuple[int, bool]:
+                found = log_named(session, log)
+                return (0, True) if found is None else aged(session, found, start, before)
 
             reached, is_all = self._database.read(work)
         self._aged[log] = before, reached  # what is old stays old: no fact is looked at twice
@@ -388,9 +388,9 @@ class SqlLog:
     def gaps(self, log: str | None = None) -> list[Gap]:
         """Every recorded loss."""
 
-        def work(books: Session) -> list[Gap]:
-            wanted = [each for each in all_logs(books) if log in {None, each.name}]
-            return [gap for each in wanted for gap in gaps_of(books, each)]
+        def work(session: Session) -> list[Gap]:
+            wanted = [each for each in all_logs(session) if log in {None, each.name}]
+            return [gap for each in wanted for gap in gaps_of(session, each)]
 
         return self._database.read(work)
 

@@ -40,7 +40,7 @@ class _Step:
 
 
 def read(
-    books: Session,
+    session: Session,
     log: LogRow,
     after: int,
     limit: int,
@@ -50,7 +50,7 @@ def read(
     """The facts after an offset, up to a limit, the head or a corrupted one."""
     facts: list[StoredFact] = []
     through, size, corrupted = log.head, 0, None
-    for step in _steps(books, log, after, to_zone):
+    for step in _steps(session, log, after, to_zone):
         if step.fact is None:
             corrupted = step.offset
             through = facts[-1].offset if facts else corrupted - 1
@@ -61,19 +61,19 @@ def read(
             break
         facts.append(step.fact)
     is_whole = after >= log.first and not log.has_markers
-    gaps = [] if is_whole else gaps_of(books, log, after, through)
+    gaps = [] if is_whole else gaps_of(session, log, after, through)
     page = Page(
         facts,
         through,
         log.head,
-        chain=chain_at(books, log, after),
-        end_chain=chain_at(books, log, through),
+        chain=chain_at(session, log, after),
+        end_chain=chain_at(session, log, through),
         gaps=gaps,
     )
     return PageRead(page, corrupted)
 
 
-def chain_at(books: Session, log: LogRow, offset: int) -> bytes:
+def chain_at(session: Session, log: LogRow, offset: int) -> bytes:
     """The hash chain after an offset; empty when it is no longer known, or not yet."""
     if offset == log.head:
         return log.chain
@@ -81,25 +81,25 @@ def chain_at(books: Session, log: LogRow, offset: int) -> bytes:
         return log.base_chain
     if not log.first <= offset < log.head:
         return b""
-    row = books.one("logs.chain", log.base + offset)
+    row = session.one("logs.chain", log.base + offset)
     return row[0] if row is not None and isinstance(row[0], bytes) else b""
 
 
-def unexplained(books: Session, log: LogRow, after: int) -> tuple[int, int] | None:
+def unexplained(session: Session, log: LogRow, after: int) -> tuple[int, int] | None:
     """The first and the last offset after a place that are gone and that no gap explains."""
     if after + 1 >= log.first:
         return None
-    return planning.unexplained(after, log.first, gaps_of(books, log, after))
+    return planning.unexplained(after, log.first, gaps_of(session, log, after))
 
 
-def _steps(books: Session, log: LogRow, after: int, to_zone: str | None) -> Iterator[_Step]:
+def _steps(session: Session, log: LogRow, after: int, to_zone: str | None) -> Iterator[_Step]:
     """The facts of a view in order; the first that is missing or has changed is the last step.
 
     Rows are read as steps are taken: who has enough just stops.
     """
     start = max(after, log.first - 1)
-    rows, end = _rows(books, log, start, to_zone)
-    zones, last, count = Zones(books), start, 0
+    rows, end = _rows(session, log, start, to_zone)
+    zones, last, count = Zones(session), start, 0
     for row in rows:
         offset, count = row[0] & LAST, count + 1
         first, before = (0, 0) if to_zone is None else row[7:]
@@ -119,15 +119,15 @@ def _steps(books: Session, log: LogRow, after: int, to_zone: str | None) -> Iter
 
 
 def _rows(
-    books: Session, log: LogRow, start: int, to_zone: str | None
+    session: Session, log: LogRow, start: int, to_zone: str | None
 ) -> tuple[Iterable[Row], int]:
     """Rows of a view after a place, and the offset that the last one there must have."""
     if to_zone is None:
         bounds = (log.base + start, log.base + log.head, ALL)
-        return books.each("logs.facts", *bounds), log.head
-    view = view_of(books, log, to_zone)
-    newest = None if view is None else last_run(books, view)
+        return session.each("logs.facts", *bounds), log.head
+    view = view_of(session, log, to_zone)
+    newest = None if view is None else last_run(session, view)
     if newest is None:
         return (), 0
     end = log.head if newest.last is None else newest.last
-    return books.each("logs.facts_of_view", view, log.base, start, log.head, ALL), end
+    return session.each("logs.facts_of_view", view, log.base, start, log.head, ALL), end

@@ -24,15 +24,15 @@ class SqlObjects:
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
         """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
 
-        def work(books: Session) -> StoredObject:
-            found = _named(books, bucket, key)
+        def work(session: Session) -> StoredObject:
+            found = _named(session, bucket, key)
             if found is not None:
                 if found.digest == digest and not found.is_referenced:
-                    books.run("objects.renew", self._database.clock(), bucket, key)
+                    session.run("objects.renew", self._database.clock(), bucket, key)
                 return found
-            is_awaited = bool(books.run("objects.arrived", bucket, key))
+            is_awaited = bool(session.run("objects.arrived", bucket, key))
             new = StoredObject(bucket, key, digest, size, self._database.clock(), is_awaited)
-            books.run("objects.bind", bucket, key, digest, size, new.at, is_awaited)
+            session.run("objects.bind", bucket, key, digest, size, new.at, is_awaited)
             return new
 
         found = self._database.write(work, "bind")
@@ -46,7 +46,7 @@ class SqlObjects:
 
     def object(self, bucket: str, key: str) -> StoredObject | None:
         """What a name stands for."""
-        return self._database.read(lambda books: _named(books, bucket, key))
+        return self._database.read(lambda session: _named(session, bucket, key))
 
     def objects(
         self, bucket: str | None = None, *, after: tuple[str, str] = ("", ""), limit: int = 1000
@@ -54,19 +54,19 @@ class SqlObjects:
         """Names in order of bucket and key."""
         statement = "objects.objects" if bucket is None else "objects.objects_in"
         values = (*(() if bucket is None else (bucket,)), *after, limit)
-        rows = self._database.read(lambda books: books.all(statement, *values))
+        rows = self._database.read(lambda session: session.all(statement, *values))
         return [_object(row) for row in rows]
 
     def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
         """Names given before an instant to which no fact has ever referred, the oldest first."""
-        rows = self._database.read(lambda books: books.all("objects.orphans", before, limit))
+        rows = self._database.read(lambda session: session.all("objects.orphans", before, limit))
         return [_object(row) for row in rows]
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         """Take the name away; the object, when no other name stands for its bytes."""
 
-        def work(books: Session) -> StoredObject | None:
-            found = _named(books, bucket, key)
+        def work(session: Session) -> StoredObject | None:
+            found = _named(session, bucket, key)
             if found is None or (before is not None and found.at >= before):
                 return None
             if found.is_referenced:
@@ -77,33 +77,33 @@ class SqlObjects:
                     remedy="keep it: what a fact refers to is never deleted",
                     details={"bucket": bucket, "key": key},
                 )
-            books.run("objects.unbind", bucket, key)
-            return None if _is_bound(books, found.digest) else found
+            session.run("objects.unbind", bucket, key)
+            return None if _is_bound(session, found.digest) else found
 
         return self._database.write(work, "bind")
 
     def refer(self, names: Sequence[tuple[str, str]]) -> None:
         """Mark names as referenced, also those that stand for nothing yet."""
 
-        def work(books: Session) -> None:
+        def work(session: Session) -> None:
             for bucket, key in names:
-                if not books.run("objects.refer", bucket, key):
-                    books.run("objects.await", bucket, key)
+                if not session.run("objects.refer", bucket, key):
+                    session.run("objects.await", bucket, key)
 
         self._database.write(work, "bind")
 
     def object_totals(self) -> tuple[int, int]:
         """How many names there are, and how many bytes they stand for."""
-        count, size = self._database.read(lambda books: books.only("objects.totals"))
+        count, size = self._database.read(lambda session: session.only("objects.totals"))
         return count, size
 
     def is_bound(self, digest: bytes) -> bool:
         """Whether any name stands for these bytes."""
-        return self._database.read(lambda books: _is_bound(books, digest))
+        return self._database.read(lambda session: _is_bound(session, digest))
 
 
-def _named(books: Session, bucket: str, key: str) -> StoredObject | None:
-    row = books.one("objects.object", bucket, key)
+def _named(session: Session, bucket: str, key: str) -> StoredObject | None:
+    row = session.one("objects.object", bucket, key)
     return None if row is None else _object(row)
 
 
@@ -112,8 +112,8 @@ def _object(row: Row) -> StoredObject:
     return StoredObject(bucket, key, digest, size, at, bool(is_referenced))
 
 
-def _is_bound(books: Session, digest: bytes) -> bool:
-    return books.one("objects.is_bound", digest) is not None
+def _is_bound(session: Session, digest: bytes) -> bool:
+    return session.one("objects.is_bound", digest) is not None
 
 
 class SqlLinks:
@@ -133,64 +133,66 @@ class SqlLinks:
 
     def links(self) -> list[Link]:
         """Every link ever used or sealed, by peer; ``""`` is the seal of the whole zone."""
-        rows = self._database.read(lambda books: books.all("store.links"))
+        rows = self._database.read(lambda session: session.all("store.links"))
         return [_link(row) for row in rows]
 
     def link(self, peer: str) -> Link:
         """One of them, or a fresh one."""
-        return self._database.read(lambda books: link_to(books, peer))
+        return self._database.read(lambda session: link_to(session, peer))
 
     def seal(self, peer: str, reason: str) -> Link:
         """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
 
-        def work(books: Session) -> Link:
+        def work(session: Session) -> Link:
             now = self._database.clock()
-            books.run("store.seal", peer, True, reason, now)
-            note(books, now, "seal", f"{peer or 'all links'}: {reason}")
-            return link_to(books, peer)
+            session.run("store.seal", peer, True, reason, now)
+            note(session, now, "seal", f"{peer or 'all links'}: {reason}")
+            return link_to(session, peer)
 
         return self._database.write(work, "desk")
 
     def open(self, peer: str) -> Link:
         """Open it again."""
 
-        def work(books: Session) -> Link:
+        def work(session: Session) -> Link:
             now = self._database.clock()
-            if link_to(books, peer).is_sealed:
-                books.run("store.seal", peer, False, "", now)
-            note(books, now, "open", peer or "all links")
-            return link_to(books, peer)
+            if link_to(session, peer).is_sealed:
+                session.run("store.seal", peer, False, "", now)
+            note(session, now, "open", peer or "all links")
+            return link_to(session, peer)
 
         return self._database.write(work, "desk")
 
     def accept_epoch(self, peer: str, epoch: str | None) -> Link:
         """Trust the peer's store from now on, although it changed: its frontier starts anew."""
 
-        def work(books: Session) -> Link:
+        def work(session: Session) -> Link:
             now = self._database.clock()
-            books.run("store.move", peer, epoch, 0, b"", now)
-            note(books, now, "accept_epoch", f"{peer}: {epoch}")
-            return link_to(books, peer)
+            session.run("store.move", peer, epoch, 0, b"", now)
+            note(session, now, "accept_epoch", f"{peer}: {epoch}")
+            return link_to(session, peer)
 
         return self._database.write(work, "desk")
 
     def attribute(self, name: str) -> str | None:
         """A text that was written down about this store; None when there is none."""
-        row = self._database.read(lambda books: books.one("store.attribute", name))
+        row = self._database.read(lambda session: session.one("store.attribute", name))
         return None if row is None else str(row[0])
 
     def set_attribute(self, name: str, value: str) -> None:
         """Write a text down about this very store, for whoever opens it next."""
-        self._database.write(lambda books: books.run("store.set_attribute", name, value), "desk")
+        self._database.write(
+            lambda session: session.run("store.set_attribute", name, value), "desk"
+        )
 
     def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
         """What operators did, newest first: instant, action, details as text."""
-        return self._database.read(lambda books: books.all("store.journal", limit))
+        return self._database.read(lambda session: session.all("store.journal", limit))
 
 
-def link_to(books: Session, peer: str) -> Link:
+def link_to(session: Session, peer: str) -> Link:
     """The link to a peer, or a fresh one."""
-    row = books.one("store.link", peer)
+    row = session.one("store.link", peer)
     return Link(peer) if row is None else _link(row)
 
 

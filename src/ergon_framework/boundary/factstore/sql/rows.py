@@ -53,30 +53,30 @@ class LogRow:
         return LogInfo(self.name, self.head, self.first, self.size, self.last_at)
 
 
-def log_named(books: Session, name: str) -> LogRow | None:
+def log_named(session: Session, name: str) -> LogRow | None:
     """A log, if it is there."""
-    row = books.one("logs.log", name)
+    row = session.one("logs.log", name)
     return None if row is None else _log(row)
 
 
-def log_or_new(books: Session, name: str) -> LogRow:
+def log_or_new(session: Session, name: str) -> LogRow:
     """A log, which comes into being when it is not there."""
-    row = books.one("logs.log", name)
+    row = session.one("logs.log", name)
     if row is None:
-        books.run("logs.new_log", name)
-        row = books.only("logs.log", name)
+        session.run("logs.new_log", name)
+        row = session.only("logs.log", name)
     return _log(row)
 
 
-def log_numbered(books: Session, number: int) -> LogRow:
+def log_numbered(session: Session, number: int) -> LogRow:
     """A log that is known to be there."""
-    return _log(books.only("logs.log_of", number))
+    return _log(session.only("logs.log_of", number))
 
 
-def all_logs(books: Session) -> list[LogRow]:
+def all_logs(session: Session) -> list[LogRow]:
     """Every log, ``outbound`` first."""
-    names = books.all("logs.logs")
-    return [log_or_new(books, name) for (name,) in names]
+    names = session.all("logs.logs")
+    return [log_or_new(session, name) for (name,) in names]
 
 
 def _log(row: Row) -> LogRow:
@@ -94,22 +94,22 @@ def _log(row: Row) -> LogRow:
     )
 
 
-def gaps_of(books: Session, log: LogRow, after: int = 0, through: int = LAST) -> list[Gap]:
+def gaps_of(session: Session, log: LogRow, after: int = 0, through: int = LAST) -> list[Gap]:
     """Recorded losses that reach into a stretch of a log."""
-    rows = books.all("logs.gaps", log.id, after, through)
+    rows = session.all("logs.gaps", log.id, after, through)
     return [Gap(log.name, *row) for row in rows]
 
 
 class Zones:
     """Where the facts of a view go, looked up once each."""
 
-    def __init__(self, books: Session) -> None:
-        self._books = books
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._known: dict[int, str | None] = {}
 
     def __getitem__(self, view: int) -> str | None:
         if view not in self._known:
-            row = self._books.one("logs.zone_of", view)
+            row = self._session.one("logs.zone_of", view)
             self._known[view] = None if row is None else row[0]
         return self._known[view]
 
@@ -165,42 +165,42 @@ class Ahead:
     recorded_at: float | None
 
 
-def view_of(books: Session, log: LogRow, to_zone: str) -> int | None:
+def view_of(session: Session, log: LogRow, to_zone: str) -> int | None:
     """The number of a view, if there has been a fact to that zone."""
-    row = books.one("logs.view", log.id, to_zone)
+    row = session.one("logs.view", log.id, to_zone)
     return None if row is None else int(row[0])
 
 
-def last_run(books: Session, view: int) -> ViewSegment | None:
+def last_run(session: Session, view: int) -> ViewSegment | None:
     """The newest run of a view."""
-    row = books.one("logs.last_run", view)
+    row = session.one("logs.last_run", view)
     return None if row is None else ViewSegment(*row)
 
 
-def run_at(books: Session, view: int, offset: int) -> ViewSegment | None:
+def run_at(session: Session, view: int, offset: int) -> ViewSegment | None:
     """The run that an offset of a view lies in."""
-    row = books.one("logs.run_at", view, offset)
+    row = session.one("logs.run_at", view, offset)
     return None if row is None else ViewSegment(*row)
 
 
-def next_after(books: Session, log: LogRow, after: int, to_zone: str | None) -> Ahead | None:
+def next_after(session: Session, log: LogRow, after: int, to_zone: str | None) -> Ahead | None:
     """The next fact of a view, as the log has it written down."""
     after = max(after, log.first - 1)
     if to_zone is None:
-        found = _next_of_all(books, log, after)
+        found = _next_of_all(session, log, after)
     else:
-        found = _next_of(books, log, after, to_zone)
+        found = _next_of(session, log, after, to_zone)
     if found is None:
         return None
     offset, lag = found
-    row = books.one("logs.recorded_at", log.base + offset)
+    row = session.one("logs.recorded_at", log.base + offset)
     return Ahead(offset, lag, None if row is None else row[0])
 
 
-def _next_of_all(books: Session, log: LogRow, after: int) -> tuple[int, int] | None:
+def _next_of_all(session: Session, log: LogRow, after: int) -> tuple[int, int] | None:
     markers: list[int] = []
     if log.has_markers:
-        rows = books.all("logs.markers", log.id, after)
+        rows = session.all("logs.markers", log.id, after)
         markers = [offset for (offset,) in rows]
     lag, offset = log.head - after - len(markers), after + 1
     for each in markers:
@@ -208,12 +208,12 @@ def _next_of_all(books: Session, log: LogRow, after: int) -> tuple[int, int] | N
     return (offset, lag) if lag > 0 else None
 
 
-def _next_of(books: Session, log: LogRow, after: int, to_zone: str) -> tuple[int, int] | None:
-    view = view_of(books, log, to_zone)
+def _next_of(session: Session, log: LogRow, after: int, to_zone: str) -> tuple[int, int] | None:
+    view = view_of(session, log, to_zone)
     if view is None:
         return None
-    row = books.one("logs.run_after", view, after, log.head)
-    newest = last_run(books, view)
+    row = session.one("logs.run_after", view, after, log.head)
+    newest = last_run(session, view)
     if row is None or newest is None:
         return None
     run = ViewSegment(*row)
@@ -222,19 +222,19 @@ def _next_of(books: Session, log: LogRow, after: int, to_zone: str) -> tuple[int
     return offset, newest.rank + end - newest.first - (run.rank + offset - run.first) + 1
 
 
-def reader_named(books: Session, name: str) -> tuple[ConsumerInfo, LogRow]:
+def reader_named(session: Session, name: str) -> tuple[ConsumerInfo, LogRow]:
     """A consumer that must be there, without its lag, and the log it reads."""
-    row = books.one("consumers.consumer", name)
+    row = session.one("consumers.consumer", name)
     if row is None:
         raise unknown(name)
-    return reader_of(books, row)
+    return reader_of(session, row)
 
 
-def reader_of(books: Session, row: Row) -> tuple[ConsumerInfo, LogRow]:
+def reader_of(session: Session, row: Row) -> tuple[ConsumerInfo, LogRow]:
     """The consumer in a row, without its lag, and the log it reads."""
     name, log_id, at, to_zone, is_required, served, deliveries, holder, held_until, *rest = row
     lease, created_at = rest
-    log = log_numbered(books, log_id)
+    log = log_numbered(session, log_id)
     info = ConsumerInfo(
         name=name,
         log=log.name,
@@ -251,9 +251,9 @@ def reader_of(books: Session, row: Row) -> tuple[ConsumerInfo, LogRow]:
     return info, log
 
 
-def with_lag(books: Session, info: ConsumerInfo, log: LogRow) -> ConsumerInfo:
+def with_lag(session: Session, info: ConsumerInfo, log: LogRow) -> ConsumerInfo:
     """The consumer, told how much of its view lies above its cursor, and since when."""
-    ahead = next_after(books, log, info.cursor, info.to_zone)
+    ahead = next_after(session, log, info.cursor, info.to_zone)
     if ahead is not None:
         info.lag, info.waiting_since = ahead.lag, ahead.recorded_at
     return info

@@ -114,7 +114,7 @@ class StoreIdentity:
 
     def _meet(self, zone: str) -> StoreInfo:
         """Look whose store it is, and change nothing."""
-        found = self._database.read(lambda books: books.one("store.store"))
+        found = self._database.read(lambda session: session.one("store.store"))
         if found is None:
             raise StoreSchemaError(
                 f"{self._database.place} has no zone yet", remedy="open it once for writing"
@@ -124,17 +124,17 @@ class StoreIdentity:
     def _move_in(self, zone: str) -> StoreInfo:
         """Found the store, or look whose it is and write down that it was opened."""
 
-        def work(books: Session) -> StoreInfo:
-            now, found = self._database.clock(), books.one("store.store")
+        def work(session: Session) -> StoreInfo:
+            now, found = self._database.clock(), session.one("store.store")
             if found is None:
                 info = StoreInfo(zone, secrets.token_hex(8), now)
-                books.run("store.found", zone, info.epoch, now)
+                session.run("store.found", zone, info.epoch, now)
                 return info
             info = self._check(found, zone)
             if found[3]:
                 # It may have gone back in time: who read from it before must notice.
-                return self._renewed(books, info, "a copy was opened")
-            books.run("store.opened", info.epoch, now)
+                return self._renewed(session, info, "a copy was opened")
+            session.run("store.opened", info.epoch, now)
             return info
 
         return self._database.write(work, "desk")
@@ -142,19 +142,19 @@ class StoreIdentity:
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
         """Begin a new epoch, unless the store has another one than ``epoch`` already."""
 
-        def work(books: Session) -> StoreInfo:
-            info = StoreInfo(*books.only("store.store")[:3])
-            return info if info.epoch != epoch else self._renewed(books, info, why)
+        def work(session: Session) -> StoreInfo:
+            info = StoreInfo(*session.only("store.store")[:3])
+            return info if info.epoch != epoch else self._renewed(session, info, why)
 
         self.info = self._database.write(work, "desk")
         return self.info
 
-    def _renewed(self, books: Session, info: StoreInfo, why: str) -> StoreInfo:
+    def _renewed(self, session: Session, info: StoreInfo, why: str) -> StoreInfo:
         now = self._database.clock()
-        note(books, now, "new_epoch", f"{why}; its epoch was {info.epoch}")
-        books.run("store.set_attribute", NEW_EPOCH, f"{now} {why}")
+        note(session, now, "new_epoch", f"{why}; its epoch was {info.epoch}")
+        session.run("store.set_attribute", NEW_EPOCH, f"{now} {why}")
         renewed = StoreInfo(info.zone, secrets.token_hex(8), info.created_at)
-        books.run("store.opened", renewed.epoch, now)
+        session.run("store.opened", renewed.epoch, now)
         return renewed
 
     def _check(self, found: Row, zone: str) -> StoreInfo:
@@ -166,6 +166,6 @@ class StoreIdentity:
         return StoreInfo(found[0], found[1], found[2])
 
 
-def note(books: Session, now: float, action: str, details: str) -> None:
+def note(session: Session, now: float, action: str, details: str) -> None:
     """Write down what an operator did."""
-    books.run("store.note", now, action, details)
+    session.run("store.note", now, action, details)

@@ -51,10 +51,10 @@ MOST_ROWS = 64
 class SqliteTables:
     """The tables of logs in one transaction, for facts on their way in."""
 
-    __slots__ = ("_books", "_ledger", "logs")
+    __slots__ = ("_ledger", "_session", "logs")
 
-    def __init__(self, books: SqliteSession, ledger: Ledger) -> None:
-        self._books = books
+    def __init__(self, session: SqliteSession, ledger: Ledger) -> None:
+        self._session = session
         self._ledger = ledger
         self.logs: dict[str, LogRow] = {}
 
@@ -62,16 +62,16 @@ class SqliteTables:
         """A log as it is after what was placed so far."""
         log = self.logs.get(name)
         if log is None:
-            log = self.logs[name] = self._ledger.log(self._books, name)
+            log = self.logs[name] = self._ledger.log(self._session, name)
         return log
 
     def known(self, log: LogRow, key: bytes) -> Identity | None:
         """What the ledger has to say about an id, if anything."""
-        known = self._ledger.known(self._books, key)
+        known = self._ledger.known(self._session, key)
         if known is None:
             return None
         digest, offset = known
-        row = self._books.one("logs.fact", log.base + offset)
+        row = self._session.one("logs.fact", log.base + offset)
         found = None if row is None else read_proof(row[4])
         if found is not None and found.digest.startswith(digest):
             digest = found.digest  # all of it, and not the half that the ledger keeps
@@ -79,52 +79,52 @@ class SqliteTables:
 
     def stored(self, number: int) -> Row | None:
         """A row as it is in the database."""
-        return self._books.one("logs.fact", number)
+        return self._session.one("logs.fact", number)
 
     def zone_of(self, view: int) -> str | None:
         """Where the facts of a view go."""
-        row = self._books.one("logs.zone_of", view)
+        row = self._session.one("logs.zone_of", view)
         return None if row is None else row[0]
 
     def write_back(self, row: Row) -> None:
         """Put a row in the place of the one with its number."""
         number, *columns = row
-        self._books.run("logs.write_back", *columns, number)
+        self._session.run("logs.write_back", *columns, number)
 
     def object(self, wanted: Reference) -> Reference | None:
         """What a name stands for."""
-        row = self._books.one("objects.object", wanted.bucket, wanted.key)
+        row = self._session.one("objects.object", wanted.bucket, wanted.key)
         return None if row is None else Reference(*row[:4])
 
     def refer(self, references: Sequence[Reference]) -> None:
         """A fact refers to these from now on."""
         for each in references:
-            if not self._books.run("objects.refer", each.bucket, each.key):
-                self._books.run("objects.await", each.bucket, each.key)
+            if not self._session.run("objects.refer", each.bucket, each.key):
+                self._session.run("objects.await", each.bucket, each.key)
 
     def view(self, log: LogRow, to_zone: str) -> int:
         """The number of a view that this log has not been asked for yet."""
-        view = view_of(self._books, log, to_zone)
-        return self._books.add("logs.new_view", log.id, to_zone) if view is None else view
+        view = view_of(self._session, log, to_zone)
+        return self._session.add("logs.new_view", log.id, to_zone) if view is None else view
 
     def last_run(self, view: int) -> ViewSegment | None:
         """The newest run of a view as it is written down."""
-        return last_run(self._books, view)
+        return last_run(self._session, view)
 
     def write_end(self, view: View, run: ViewSegment) -> None:
         """A run that is written down has ended."""
-        self._books.run("logs.end_run", run.last, view.id, run.first)
+        self._session.run("logs.end_run", run.last, view.id, run.first)
 
 
 class SqliteAppend:
     """Facts that are appended by one transaction: looked up as needed, written at the end."""
 
-    __slots__ = ("_books", "_ledger", "_tables", "placement", "planner")
+    __slots__ = ("_ledger", "_session", "_tables", "placement", "planner")
 
-    def __init__(self, books: SqliteSession, now: float, ledger: Ledger) -> None:
-        self._books = books
+    def __init__(self, session: SqliteSession, now: float, ledger: Ledger) -> None:
+        self._session = session
         self._ledger = ledger
-        self._tables = SqliteTables(books, ledger)
+        self._tables = SqliteTables(session, ledger)
         self.placement = RowPlacement(now, self._tables)
         self.planner = AppendPlanner(self.placement)
 
@@ -133,10 +133,10 @@ class SqliteAppend:
         rows = self.placement.rows
         if not rows:
             return 0
-        _insert(self._books, rows)
+        _insert(self._session, rows)
         runs = self.placement.runs_to_write()
         if runs:
-            self._books.run_all("logs.new_run", runs)
+            self._session.run_all("logs.new_run", runs)
         # Only now: had one of these statements failed, nobody would notice what was remembered.
         self._ledger.add_all(self.placement.fresh)
         for log in self._tables.logs.values():
@@ -180,12 +180,12 @@ class SqliteAppender:
     ) -> tuple[list[list[Outcome]], int]:
         """Append for several callers in one commit; the outcomes, and how many facts are new."""
 
-        def work(books: SqliteSession) -> tuple[list[list[Outcome]], int]:
-            entry = self.begin(books)
+        def work(session: SqliteSession) -> tuple[list[list[Outcome]], int]:
+            entry = self.begin(session)
             append_to = entry.planner.append
             outcomes = [append_to(each.log, each.facts, each.capacity) for each in asked]
             added = entry.finish()
-            self.compactor.pay(books, added)
+            self.compactor.pay(session, added)
             before_wait()  # for the disk
             return outcomes, added
 
@@ -196,11 +196,11 @@ class SqliteAppender:
     ) -> tuple[list[Outcome], int]:
         """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
 
-        def work(books: SqliteSession) -> tuple[list[Outcome], int]:
-            entry = self.begin(books)
-            outcomes = take_in(books, entry.planner, peer, arrived, entry.placement.now)
+        def work(session: SqliteSession) -> tuple[list[Outcome], int]:
+            entry = self.begin(session)
+            outcomes = take_in(session, entry.planner, peer, arrived, entry.placement.now)
             added = entry.finish()
-            self.compactor.pay(books, added)
+            self.compactor.pay(session, added)
             return outcomes, added
 
         return self.write(work, "receive")
@@ -208,13 +208,13 @@ class SqliteAppender:
     def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
-        def work(books: SqliteSession, ledger: Ledger) -> LedgerEntry | None:
-            for each in all_logs(books):
+        def work(session: SqliteSession, ledger: Ledger) -> LedgerEntry | None:
+            for each in all_logs(session):
                 if log in {None, each.name}:
-                    ledger.follow(books, each)
-                    known = ledger.known(books, key_of(each.name, from_zone, message_id))
+                    ledger.follow(session, each)
+                    known = ledger.known(session, key_of(each.name, from_zone, message_id))
                     if known is not None:
-                        return _found(books, each, known)
+                        return _found(session, each, known)
             return None
 
         return self.look_up(work)
@@ -222,30 +222,30 @@ class SqliteAppender:
     def drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> Cut:
         """Drop some of the payloads up to where ``last_of`` says, in one commit."""
 
-        def work(books: SqliteSession) -> Cut:
-            self.ledger.refresh(books)
-            found = log_named(books, log)
+        def work(session: SqliteSession) -> Cut:
+            self.ledger.refresh(session)
+            found = log_named(session, log)
             if found is None:
                 return Cut(0, True)
-            last = last_of(books, found)
+            last = last_of(session, found)
             if found.first <= last and found.sealed < last:
                 # The ids are in the rows that are to go: first they are written down elsewhere.
-                self.ledger.follow(books, found)
-                self.compactor.press(books)
+                self.ledger.follow(session, found)
+                self.compactor.press(session)
                 return Cut(0, False)
-            done = cut(books, found, last, loss_reason, self._database.clock())
-            books.run("logs.was_shortened")
+            done = cut(session, found, last, loss_reason, self._database.clock())
+            session.run("logs.was_shortened")
             return done
 
         return self._database.write(work, "truncate")
 
     def look(self, work: Callable[[SqliteSession, Knows], Leg]) -> Leg:
         """Run something on what was committed last, and on the ledger."""
-        return self.look_up(lambda books, ledger: work(books, _knows(books, ledger)))
+        return self.look_up(lambda session, ledger: work(session, _knows(session, ledger)))
 
-    def begin(self, books: SqliteSession) -> SqliteAppend:
+    def begin(self, session: SqliteSession) -> SqliteAppend:
         """Begin to append in a transaction."""
-        return SqliteAppend(books, self._database.clock(), self.ledger)
+        return SqliteAppend(session, self._database.clock(), self.ledger)
 
     def write(
         self,
@@ -256,9 +256,9 @@ class SqliteAppender:
     ) -> T:
         """Run a transaction that changes logs in memory as well."""
 
-        def careful(books: SqliteSession) -> T:
+        def careful(session: SqliteSession) -> T:
             try:
-                return work(books)
+                return work(session)
             except BaseException:
                 self.ledger.logs.clear()  # they may have names of what is now undone
                 raise
@@ -269,9 +269,9 @@ class SqliteAppender:
         """Look into the ledger in the writer's turn or, where nothing can be written, beside it."""
 
         def with_ledger(connection: sqlite3.Connection, ledger: Ledger) -> T:
-            def refreshed(books: SqliteSession) -> T:
-                ledger.refresh(books)
-                return work(books, ledger)
+            def refreshed(session: SqliteSession) -> T:
+                ledger.refresh(session)
+                return work(session, ledger)
 
             return self._database.within(connection, refreshed)
 
@@ -283,16 +283,16 @@ class SqliteAppender:
             return file.read(lambda connection: with_ledger(connection, self._spare))
 
 
-def _knows(books: SqliteSession, ledger: Ledger) -> Knows:
+def _knows(session: SqliteSession, ledger: Ledger) -> Knows:
     def knows(log: LogRow, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
-        ledger.follow(books, log)
-        found = ((key, ledger.known(books, key)) for key in keys)
+        ledger.follow(session, log)
+        found = ((key, ledger.known(session, key)) for key in keys)
         return {key: known for key, known in found if known is not None}
 
     return knows
 
 
-def _found(books: SqliteSession, log: LogRow, known: Known) -> LedgerEntry:
+def _found(session: SqliteSession, log: LogRow, known: Known) -> LedgerEntry:
     digest, offset = known
-    row = books.one("logs.identity", log.base + offset)
+    row = session.one("logs.identity", log.base + offset)
     return LedgerEntry(log.name, offset, row[0] if row else digest, is_retained=row is not None)

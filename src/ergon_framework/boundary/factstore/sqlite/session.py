@@ -122,8 +122,8 @@ class SqliteDatabase:
     def within(self, connection: sqlite3.Connection, work: Callable[[SqliteSession], T]) -> T:
         """Run something in a transaction that has begun."""
         self._refuse_other()
-        with closing(connection.cursor(SqliteSession)) as books:
-            return work(books)
+        with closing(connection.cursor(SqliteSession)) as session:
+            return work(session)
 
     def _refuse_other(self) -> None:
         """What is in memory, the epoch and the ids, is of the file that was opened.

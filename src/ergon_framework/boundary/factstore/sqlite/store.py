@@ -49,9 +49,9 @@ class SqliteCopies:
     def dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
         """Ids after a key, in order, those of kept facts included."""
 
-        def work(books: SqliteSession, ledger: Ledger) -> list[IdCopy]:
-            _follow_all(books, ledger)
-            return list(islice(_ids_after(books, ledger, after, limit), limit))
+        def work(session: SqliteSession, ledger: Ledger) -> list[IdCopy]:
+            _follow_all(session, ledger)
+            return list(islice(_ids_after(session, ledger, after, limit), limit))
 
         return self._appender.look_up(work)
 
@@ -59,17 +59,17 @@ class SqliteCopies:
         """Write ids down that are not known yet, in one commit."""
         ledger, compactor = self._appender.ledger, self._appender.compactor
 
-        def work(books: SqliteSession) -> None:
-            ledger.refresh(books)
-            _follow_all(books, ledger)
+        def work(session: SqliteSession) -> None:
+            ledger.refresh(session)
+            _follow_all(session, ledger)
             fresh = {
                 each.key: packed(each.digest, each.offset)
                 for each in ids
-                if ledger.known(books, each.key) is None
+                if ledger.known(session, each.key) is None
             }
             if fresh:
-                compactor.write_down(books, fresh)
-                compactor.pay(books, len(fresh))
+                compactor.write_down(session, fresh)
+                compactor.pay(session, len(fresh))
 
         self._appender.write(work, "move")
 
@@ -77,35 +77,37 @@ class SqliteCopies:
         """Put facts at the ends of their logs, those left out that are there, in one commit."""
         prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
 
-        def work(books: SqliteSession) -> None:
-            entry = self._appender.begin(books)
+        def work(session: SqliteSession) -> None:
+            entry = self._appender.begin(session)
             for copy, fact in zip(facts, prepared, strict=True):
                 entry.placement.load(copy, fact)
-            self._appender.compactor.pay(books, entry.finish())
+            self._appender.compactor.pay(session, entry.finish())
 
         self._appender.write(work, "move")
 
-    def log_was_placed(self, books: SqliteSession) -> None:
+    def log_was_placed(self, session: SqliteSession) -> None:
         """Note, in the transaction, that a log goes on elsewhere."""
-        books.run("logs.was_shortened")
+        session.run("logs.was_shortened")
 
     def bar(self, place: str | None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""
         tables = [f"ergon_boundary_{name}" for name in BARRED]
 
-        def work(books: SqliteSession) -> None:
+        def work(session: SqliteSession) -> None:
             for statement in sqlite_bars(tables, place):
-                books.execute(statement)
+                session.execute(statement)
 
         self._database.write(work, "move")
 
 
-def _follow_all(books: SqliteSession, ledger: Ledger) -> None:
-    for log in all_logs(books):
-        ledger.follow(books, log)
+def _follow_all(session: SqliteSession, ledger: Ledger) -> None:
+    for log in all_logs(session):
+        ledger.follow(session, log)
 
 
-def _ids_after(books: SqliteSession, ledger: Ledger, after: bytes, limit: int) -> Iterator[IdCopy]:
+def _ids_after(
+    session: SqliteSession, ledger: Ledger, after: bytes, limit: int
+) -> Iterator[IdCopy]:
     """Ids in the order of their keys, gathered from all generations a stretch at a time."""
     live = [each for each in ledger.generations.values() if each.state == "live"]
     count = sum(each.count for each in live) + ledger.young_count
@@ -118,7 +120,7 @@ def _ids_after(books: SqliteSession, ledger: Ledger, after: bytes, limit: int) -
         for each in live:
             shift = 32 - each.bits
             for part in range(start >> shift, ((end - 1) >> shift) + 1):
-                ids = split(ids_in(books, each, part))
+                ids = split(ids_in(session, each, part))
                 found |= {entry[:KEY]: entry[KEY:] for entry in ids}
         for key in sorted(found):
             if key > after and start <= int.from_bytes(key[:4]) < end:
