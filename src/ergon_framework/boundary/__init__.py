@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Receipt
     from ergon_framework.boundary.node import Node
     from ergon_framework.boundary.settings import ZoneSettings
+    from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
     from ergon_framework.boundary.zone import Zone
 
 _HOMES = {
@@ -40,6 +41,8 @@ _HOMES = {
     "Zone": "zone",
     "ZoneSettings": "settings",
     "message_id": "facts.ids",
+    "open_fact_store": "store_urls",
+    "open_object_store": "store_urls",
     "stable_uuid": "facts.ids",
 }
 
@@ -60,6 +63,8 @@ __all__ = [
     "Zone",
     "ZoneSettings",
     "message_id",
+    "open_fact_store",
+    "open_object_store",
     "stable_uuid",
 ]
 
