@@ -352,7 +352,7 @@ def test_an_id_under_another_key_is_found(open_store: Open, url: str) -> None:
 
 def test_hope_is_enough_until_it_is_not(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """New facts need one statement; what is known or was touched by others is done with care."""
-    monkeypatch.setattr(logs, "CAUTION", 1)
+    monkeypatch.setattr(logs, "LOCKED_GROUPS", 1)
     store, rival = open_store(), open_store()
     careful: list[int] = []
     before = store.appender.run_locked
@@ -391,7 +391,7 @@ def test_hope_that_failed_has_changed_nothing(open_store: Open) -> None:
     put(store, "c", to_zone="x")
     put(store, "d", to_zone="y")
     put(store, "e", to_zone="x")
-    store.appender.caution = 0
+    store.appender.locked_groups = 0
     assert put(rival, "r", to_zone="x") == [Appended(6)]
     assert put(store, "f", to_zone="y") == [Appended(7)]
     assert ids(store, "x") == [*"acer"]
@@ -421,7 +421,7 @@ def test_what_is_no_longer_prepared_is_prepared_again(
     put(store, "a", to_zone="x")
     put(store, "b", to_zone="y")
     put(store, "c", to_zone="x")
-    store.appender.caution = 0
+    store.appender.locked_groups = 0
     monkeypatch.setattr(store.appender, "run_locked", None)
     store.database.server.run(lambda connection: connection.execute("DEALLOCATE ALL"))
     assert put(store, "d", to_zone="y") == [Appended(4)]
@@ -439,7 +439,7 @@ def test_others_hear_of_facts_after_a_refusal(open_store: Open, url: str) -> Non
     store.truncate(OUTBOUND, 2, loss_reason="they were dropped")
     store.create_consumer("c", OUTBOUND)
     put(store, "d")
-    store.appender.caution = 0
+    store.appender.locked_groups = 0
     put(store, "e")
     with pytest.raises(BoundaryError):
         store.create_consumer("c", "inbound:x")

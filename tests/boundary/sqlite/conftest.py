@@ -43,7 +43,7 @@ def store(open_store: Open) -> SqliteFactStore:
 @pytest.fixture
 def small_generations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ledger write down and merge a few ids at a time."""
-    monkeypatch.setattr(ledger, "YOUNG", 16)
+    monkeypatch.setattr(ledger, "MEMTABLE_LIMIT", 16)
     monkeypatch.setattr(ledger, "FAN", 4)
     monkeypatch.setattr(ledger, "PACE", 1)
     monkeypatch.setattr(ledger, "SWEPT", 50)

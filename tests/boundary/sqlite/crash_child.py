@@ -92,7 +92,7 @@ def read(store: FactStore) -> None:
 
 def main(url: str) -> None:
     """Everything, several times."""
-    ledger.YOUNG, ledger.FAN, ledger.PACE = 8, 3, 2
+    ledger.MEMTABLE_LIMIT, ledger.FAN, ledger.PACE = 8, 3, 2
     store = open_fact_store(url, zone="plant-a")
     store.create_consumer("reader", OUTBOUND)
     for number in range(ROUNDS):

@@ -316,4 +316,4 @@ def test_forgetting_everything_changes_nothing(store: SqliteFactStore) -> None:
     store.appender.ledger.forget()
     assert store.appender.ledger == Ledger(loaded=store.appender.ledger.loaded, log_changes=0)
     put(store, 31, 60)
-    assert ledger.YOUNG == 16
+    assert ledger.MEMTABLE_LIMIT == 16

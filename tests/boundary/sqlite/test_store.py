@@ -376,7 +376,7 @@ def test_verification_finds_what_the_books_do_not_know(open_store: Open, path: P
         True
     ]
     store.truncate(OUTBOUND, 0)
-    store.appender.ledger.young[:] = [{} for _ in range(256)]
+    store.appender.ledger.memtable[:] = [{} for _ in range(256)]
     flaws = [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
     assert sum("ledger" in each.what for each in flaws) == 2
 

@@ -51,11 +51,11 @@ from ergon_framework.storage.postgres.pool import Connection
 
 T = TypeVar("T")
 
-Poured: TypeAlias = tuple[T, int, dict[str, int]]
+Written: TypeAlias = tuple[T, int, dict[str, int]]
 """What came of a transaction, how many facts it added, and where their logs end."""
 
-CAUTION = 16
-"""Groups that are appended with care after one for which hope was not enough."""
+LOCKED_GROUPS = 16
+"""Groups for which the logs are locked, after one that could not be appended otherwise."""
 PATIENCE = 5.0
 """Seconds for which an append whose answer was lost is repeated."""
 _AGAIN = 0.2  # seconds between two attempts
@@ -73,7 +73,7 @@ class PostgresAppender:
         self._notifier = notifier
         self.cache = LogCache()
         """Used by whose turn it is to append, and nobody else."""
-        self.caution = 0
+        self.locked_groups = 0
         """Groups that are still to be appended with a look at what is there."""
         announced = (database.channel, database.server.own_payload)
         self.pipeline = PipelineExecutor(database.wordings.writing, announced)
@@ -87,10 +87,10 @@ class PostgresAppender:
         zones = {fact.new.to_zone for fact in facts}
         wanted = Lookup({each.log for each in asked}, [fact.key for fact in facts], zones, names)
 
-        def whole(connection: Connection) -> Poured[list[list[Outcome]]]:
-            poured = self._hope(connection, asked, wanted, before_wait)
-            if poured is not None:
-                return poured
+        def whole(connection: Connection) -> Written[list[list[Outcome]]]:
+            written = self._append_optimistically(connection, asked, wanted, before_wait)
+            if written is not None:
+                return written
             before_wait()
 
             def work(session: PostgresSession) -> tuple[list[list[Outcome]], LockedAppend]:
@@ -99,7 +99,7 @@ class PostgresAppender:
 
             return self.run_locked(connection, work, self.cache, "append")
 
-        return _insist(lambda: self._pour(whole, "append", before_wait))
+        return _repeat_if_lost(lambda: self._write(whole, "append", before_wait))
 
     def append_in(
         self,
@@ -138,7 +138,7 @@ class PostgresAppender:
         keys = [fact.key for fact in arrived.prepared]
         wanted = Lookup([arrived.log] if keys else [], keys)
 
-        def whole(connection: Connection) -> Poured[list[Outcome]]:
+        def whole(connection: Connection) -> Written[list[Outcome]]:
             cache = LogCache()
 
             def work(session: PostgresSession) -> tuple[list[Outcome], LockedAppend]:
@@ -148,7 +148,7 @@ class PostgresAppender:
 
             return self.run_locked(connection, work, cache, "receive")
 
-        return self._pour(whole, "receive", before_wait)
+        return self._write(whole, "receive", before_wait)
 
     def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
@@ -184,16 +184,16 @@ class PostgresAppender:
         """Run something on what was committed last, and on the ledger."""
         return self._database.read(lambda session: work(session, _knows(session)))
 
-    def _hope(
+    def _append_optimistically(
         self,
         connection: Connection,
         asked: Sequence[Append],
         wanted: Lookup,
         before_wait: BeforeWait,
-    ) -> Poured[list[list[Outcome]]] | None:
+    ) -> Written[list[list[Outcome]]] | None:
         """Append without a look at what is there, where that is enough."""
-        self.caution = max(0, self.caution - 1)
-        if self.caution or not OptimisticAppend.may(self.cache, wanted):
+        self.locked_groups = max(0, self.locked_groups - 1)
+        if self.locked_groups or not OptimisticAppend.may(self.cache, wanted):
             return None
         try:
             entry = OptimisticAppend(self._database.clock(), self.cache, asked[0].log)
@@ -204,15 +204,15 @@ class PostgresAppender:
             )
         except OptimisticAppend.REFUSALS:
             self.cache.forget()
-            self.caution = CAUTION
+            self.locked_groups = LOCKED_GROUPS
             return None
         except BaseException:
             self.cache.forget()  # it may have names of what is now undone
             raise
         return outcomes, entry.placed.added, entry.placed.heads
 
-    def _pour(
-        self, whole: Callable[[Connection], Poured[T]], call: str, before_wait: BeforeWait
+    def _write(
+        self, whole: Callable[[Connection], Written[T]], call: str, before_wait: BeforeWait
     ) -> tuple[T, int]:
         """Run a transaction that adds facts; its result, and how many it were."""
         self._database.refuse_reading_only()
@@ -227,7 +227,7 @@ class PostgresAppender:
         work: Callable[[PostgresSession], tuple[T, LockedAppend]],
         cache: LogCache,
         call: str,
-    ) -> Poured[T]:
+    ) -> Written[T]:
         """One attempt at it, in one pipeline, with the announcement behind the transaction.
 
         Within it, an announcement would make all commits of the database wait for one another.
@@ -251,7 +251,7 @@ class PostgresAppender:
         return result, entry.placed.added, entry.placed.heads
 
 
-def _insist(attempt: Callable[[], T]) -> T:
+def _repeat_if_lost(attempt: Callable[[], T]) -> T:
     """Repeat what can be repeated when nobody knows whether it was done."""
     try:
         return attempt()

@@ -185,7 +185,7 @@ class SqliteAppender:
             append_to = entry.planner.append
             outcomes = [append_to(each.log, each.facts, each.capacity) for each in asked]
             added = entry.finish()
-            self.compactor.pay(session, added)
+            self.compactor.step(session, added)
             before_wait()  # for the disk
             return outcomes, added
 
@@ -200,7 +200,7 @@ class SqliteAppender:
             entry = self.begin(session)
             outcomes = take_in(session, entry.planner, peer, arrived, entry.placement.now)
             added = entry.finish()
-            self.compactor.pay(session, added)
+            self.compactor.step(session, added)
             return outcomes, added
 
         return self.write(work, "receive")
@@ -231,7 +231,7 @@ class SqliteAppender:
             if found.first <= last and found.sealed < last:
                 # The ids are in the rows that are to go: first they are written down elsewhere.
                 self.ledger.follow(session, found)
-                self.compactor.press(session)
+                self.compactor.flush(session)
                 return Cut(0, False)
             done = cut(session, found, last, loss_reason, self._database.clock())
             session.run("logs.was_shortened")

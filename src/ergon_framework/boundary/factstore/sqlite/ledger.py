@@ -2,12 +2,12 @@
 
 Random keys in one tree would cost a page of the disk per append. So the youngest ids are kept in
 memory, where they came from the rows of their facts and can be had from there again. When they are
-many they are written down in the order of their keys as a generation, a slice at a time, by whoever
-appends; until that is done the rows stay what counts. Generations of a kind are merged into a
+many they are written down in the order of their keys as a segment, a slice at a time, by whoever
+appends; until that is done the rows stay what counts. Segments of a kind are merged into a
 larger one in the same way. What is in memory changes within a transaction; when that fails, all of
 it is forgotten and read again.
 
-A generation is cut into parts of about five hundred ids by the first bits of the key, each with a
+A segment is cut into parts of about five hundred ids by the first bits of the key, each with a
 Bloom filter: keys are hashes, so they are spread evenly over their space. An id is written as its
 key, half of its digest and its offset.
 """
@@ -93,7 +93,7 @@ def bloom_of(ids: bytes) -> bytes:
 
 
 class Filter:
-    """The filters of a generation, held in memory."""
+    """The filters of a segment, held in memory."""
 
     __slots__ = ("blooms", "shift")
 
@@ -105,19 +105,19 @@ class Filter:
 
 
 def candidates(filters: dict[int, Filter], key: bytes) -> list[int]:
-    """The generations that may have a key."""
+    """The segments that may have a key."""
     prefix = int.from_bytes(key[:4])
     one, two, three = _PROBES.unpack(key)
     byte, bit = (one & _MASK) >> 3, _BIT[one & 7]
     found = []
-    for generation, each in filters.items():
+    for segment, each in filters.items():
         bloom = each.blooms[prefix >> each.shift]
         if (
             bloom[byte] & bit
             and bloom[(two & _MASK) >> 3] & _BIT[two & 7]
             and bloom[(three & _MASK) >> 3] & _BIT[three & 7]
         ):
-            found.append(generation)
+            found.append(segment)
     return found
 
 
@@ -125,7 +125,7 @@ Buckets: TypeAlias = list[dict[bytes, bytes]]
 """What keys stand for, by the first byte of the key."""
 
 PART_BITS = 24
-"""Bits of a part's number that are its place; the others are its generation."""
+"""Bits of a part's number that are its place; the others are its segment."""
 
 _SQL = load(SQL, "ledger.sql")
 _LOGS = load(SQL, "logs.sql")
@@ -163,14 +163,14 @@ class FrozenMemtable:
 class Ledger:
     """What one process remembers of the ledger. Used within one transaction at a time."""
 
-    young: Buckets = field(default_factory=lambda: [{} for _ in range(256)])
-    young_count: int = 0
-    batch: FrozenMemtable | None = None
-    generations: dict[int, Segment] = field(default_factory=dict)
+    memtable: Buckets = field(default_factory=lambda: [{} for _ in range(256)])
+    memtable_count: int = 0
+    frozen: FrozenMemtable | None = None
+    segments: dict[int, Segment] = field(default_factory=dict)
     filters: dict[int, Filter] = field(default_factory=dict)
-    """Of the live generations."""
+    """Of the live segments."""
     changes: int = -1
-    """How often the set of live generations had changed when it was read; -1 before that."""
+    """How often the set of live segments had changed when it was read; -1 before that."""
     loaded: int = 0
     """How often it was read."""
     logs: dict[str, LogRow] = field(default_factory=dict)
@@ -182,12 +182,12 @@ class Ledger:
     def forget(self) -> None:
         """Read everything anew at the next use."""
         fresh = Ledger()
-        self.young, self.young_count, self.batch = fresh.young, 0, None
-        self.generations, self.filters, self.changes = {}, {}, -1
+        self.memtable, self.memtable_count, self.frozen = fresh.memtable, 0, None
+        self.segments, self.filters, self.changes = {}, {}, -1
         self._reached, self.logs = {}, {}
 
     def refresh(self, cursor: SqliteSession) -> None:
-        """Notice what other processes did to the generations. Call it first in a transaction."""
+        """Notice what other processes did to the segments. Call it first in a transaction."""
         [changes] = cursor.execute(_SQL["changes"]).fetchone()
         if changes != self.changes:
             self.forget()
@@ -236,71 +236,71 @@ class Ledger:
 
     def known(self, cursor: SqliteSession, key: bytes) -> Known | None:
         """What an id stands for, if it was ever appended."""
-        found = self.young[key[0]].get(key)
-        if found is None and self.batch is not None:
-            found = self.batch.buckets[key[0]].get(key)
+        found = self.memtable[key[0]].get(key)
+        if found is None and self.frozen is not None:
+            found = self.frozen.buckets[key[0]].get(key)
         if found is not None:
             return unpacked(found)
         if not self.filters:
             return None
         for number in candidates(self.filters, key):
-            generation = self.generations[number]
-            known = find(ids_in(cursor, generation, part_of(key, generation.bits)), key)
+            segment = self.segments[number]
+            known = find(ids_in(cursor, segment, part_of(key, segment.bits)), key)
             if known is not None:
                 return known
         return None
 
     def add(self, key: bytes, digest: bytes, offset: int) -> None:
         """Remember an id whose fact is, or is about to be, in its log."""
-        self.young[key[0]][key] = packed(digest, offset)
-        self.young_count += 1
+        self.memtable[key[0]][key] = packed(digest, offset)
+        self.memtable_count += 1
 
     def add_all(self, facts: Mapping[bytes, tuple[int, NewFact]]) -> None:
         """Remember many ids, with the offsets of their facts."""
-        young = self.young
+        memtable = self.memtable
         for key, (offset, fact) in facts.items():
-            young[key[0]][key] = packed(fact.digest, offset)
-        self.young_count += len(facts)
+            memtable[key[0]][key] = packed(fact.digest, offset)
+        self.memtable_count += len(facts)
 
     def reach(self, log: LogRow) -> None:
         """All ids of a log up to its head were added."""
         self._reached[log.id] = Place(log.head, log.chain)
 
-    def set_apart(self) -> FrozenMemtable:
-        """Take the young ids apart, to be written down."""
-        self.batch = FrozenMemtable(self.young, self.young_count, self._reached)
+    def freeze(self) -> FrozenMemtable:
+        """Set the ids in memory apart, to be written down."""
+        self.frozen = FrozenMemtable(self.memtable, self.memtable_count, self._reached)
         self._reached = {log: replace(place) for log, place in self._reached.items()}
-        self.young, self.young_count = [{} for _ in range(256)], 0
-        return self.batch
+        self.memtable, self.memtable_count = [{} for _ in range(256)], 0
+        return self.frozen
 
     def _load(self, cursor: SqliteSession) -> None:
         self.loaded += 1
         for row in cursor.execute(_SQL["generations"]).fetchall():
-            generation = Segment(*row)
-            self.generations[generation.id] = generation
-            if generation.state == "live":
-                self.filters[generation.id] = _filter(cursor, generation)
+            segment = Segment(*row)
+            self.segments[segment.id] = segment
+            if segment.state == "live":
+                self.filters[segment.id] = _filter(cursor, segment)
 
 
-def ids_in(cursor: SqliteSession, generation: Segment, part: int) -> bytes:
-    """The ids of one part of a generation."""
-    row = cursor.execute(_SQL["ids"], ((generation.id << PART_BITS) + part,)).fetchone()
+def ids_in(cursor: SqliteSession, segment: Segment, part: int) -> bytes:
+    """The ids of one part of a segment."""
+    row = cursor.execute(_SQL["ids"], ((segment.id << PART_BITS) + part,)).fetchone()
     return b"" if row is None else row[0]
 
 
-def _filter(cursor: SqliteSession, generation: Segment) -> Filter:
-    base = generation.id << PART_BITS
-    bounds = (base, base + (1 << generation.bits) - 1)
+def _filter(cursor: SqliteSession, segment: Segment) -> Filter:
+    base = segment.id << PART_BITS
+    bounds = (base, base + (1 << segment.bits) - 1)
     rows = cursor.execute(_SQL["blooms"], bounds)
-    return Filter(generation.bits, ((number - base, bloom) for number, bloom in rows))
+    return Filter(segment.bits, ((number - base, bloom) for number, bloom in rows))
 
 
-YOUNG = 1 << 15
-"""Ids in memory that are enough for a generation."""
+MEMTABLE_LIMIT = 1 << 15
+"""Ids in memory that are enough for a segment."""
 FAN = 16
-"""Generations of a level that are merged into one of the next."""
+"""Segments of a level that are merged into one of the next."""
 PACE = 64
-"""Appends per slice of upkeep. A slice is a part of a generation, about five hundred ids; an id is
+"""Appends per slice of upkeep. A slice is a part of a segment, about five hundred ids; an id is
 written down once, and merged once per level: few times even among many millions."""
 SWEPT = 4
 """Parts removed by one slice."""
@@ -309,7 +309,7 @@ _BUCKET_BITS = 8  # of a key's first byte
 
 @dataclass(slots=True)
 class _Growth:
-    """A generation that is being written, part by part, from a batch or from others."""
+    """A segment that is being written, part by part, from a batch or from others."""
 
     target: Segment
     filter: Filter
@@ -320,7 +320,7 @@ class _Growth:
 
 
 class Compactor:
-    """Does what is to be done, and remembers what it was doing."""
+    """Writes ids in memory down as segments, and merges segments, a slice at a time."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -328,26 +328,26 @@ class Compactor:
         self._credit = 0
         self._growth: _Growth | None = None
 
-    def pay(self, cursor: SqliteSession, appended: int) -> None:
+    def step(self, cursor: SqliteSession, appended: int) -> None:
         """Do as much as so many appends call for."""
         self._look(cursor)
-        if self._ledger.young_count >= YOUNG and self._ledger.batch is None:
-            self._ledger.set_apart()
+        if self._ledger.memtable_count >= MEMTABLE_LIMIT and self._ledger.frozen is None:
+            self._ledger.freeze()
         self._credit += appended
         while self._credit >= PACE:
             self._credit -= PACE
             if not self._slice(cursor):
                 self._credit = 0
 
-    def press(self, cursor: SqliteSession) -> None:
+    def flush(self, cursor: SqliteSession) -> None:
         """Write down some of the ids that are in memory, however few they are."""
         self._look(cursor)
-        if self._ledger.batch is None:
-            self._ledger.set_apart()
+        if self._ledger.frozen is None:
+            self._ledger.freeze()
         self._slice(cursor)
 
-    def write_down(self, cursor: SqliteSession, ids: Mapping[bytes, bytes]) -> None:
-        """Write ids down that no row has, as a generation of their own."""
+    def ingest(self, cursor: SqliteSession, ids: Mapping[bytes, bytes]) -> None:
+        """Write ids down that no row has, as a segment of their own."""
         self._look(cursor)
         growth = self._new(cursor, Segment(0, 0, bits_for(len(ids)), len(ids)), [])
         entries = [key + ids[key] for key in sorted(ids)]
@@ -364,7 +364,7 @@ class Compactor:
         if self._loaded == self._ledger.loaded:
             return
         self._loaded, self._growth = self._ledger.loaded, None
-        for each in self._ledger.generations.values():
+        for each in self._ledger.segments.values():
             if each.state == "growing":
                 _let_die(cursor, each)
 
@@ -374,12 +374,12 @@ class Compactor:
         Ids in memory come first, then what is no longer needed, then what can be merged.
         """
         ledger = self._ledger
-        if self._growth is None and ledger.batch is not None:
-            bits = min(bits_for(ledger.batch.count), _BUCKET_BITS)
-            target = Segment(0, 0, bits, ledger.batch.count)
-            self._growth = self._new(cursor, target, ledger.batch)
+        if self._growth is None and ledger.frozen is not None:
+            bits = min(bits_for(ledger.frozen.count), _BUCKET_BITS)
+            target = Segment(0, 0, bits, ledger.frozen.count)
+            self._growth = self._new(cursor, target, ledger.frozen)
         if self._growth is None:
-            dying = [each for each in ledger.generations.values() if each.state == "dying"]
+            dying = [each for each in ledger.segments.values() if each.state == "dying"]
             if dying:
                 self._sweep(cursor, dying[0])
                 return True
@@ -390,7 +390,7 @@ class Compactor:
         return False
 
     def _next_merge(self, cursor: SqliteSession) -> _Growth | None:
-        live = [each for each in self._ledger.generations.values() if each.state == "live"]
+        live = [each for each in self._ledger.segments.values() if each.state == "live"]
         for level in sorted({each.level for each in live}):
             alike = [each for each in live if each.level == level][:FAN]
             if len(alike) == FAN:
@@ -404,11 +404,11 @@ class Compactor:
     ) -> _Growth:
         cursor.execute(_SQL["grow"], (target.level, target.bits, target.count))
         target.id = cursor.lastrowid or 0
-        self._ledger.generations[target.id] = target
+        self._ledger.segments[target.id] = target
         return _Growth(target, Filter(target.bits), source)
 
     def _grow(self, cursor: SqliteSession, growth: _Growth) -> None:
-        """Write one part; after the last one the generation counts."""
+        """Write one part; after the last one the segment counts."""
         target, part = growth.target, growth.part
         if not cursor.execute(_SQL["grown"], (target.id, part)).rowcount:
             self._growth = None
@@ -434,7 +434,7 @@ class Compactor:
                 return
             sealed = [(place.head, log) for log, place in growth.source.heads.items()]
             cursor.executemany(_SQL["sealed"], sealed)
-            ledger.batch = None
+            ledger.frozen = None
         else:
             for each in growth.source:
                 del ledger.filters[each.id]
@@ -446,22 +446,22 @@ class Compactor:
         ledger.changes += 1
 
     def _sweep(self, cursor: SqliteSession, dying: Segment) -> None:
-        """Remove some parts of a generation; after the last ones, its name."""
+        """Remove some parts of a segment; after the last ones, its name."""
         first = dying.id << PART_BITS
         bounds = (first, first + (1 << dying.bits) - 1, SWEPT)
         if cursor.execute(_SQL["drop"], bounds).rowcount < SWEPT:
             cursor.execute(_SQL["gone"], (dying.id,))
-            del self._ledger.generations[dying.id]
+            del self._ledger.segments[dying.id]
 
 
-def _let_die(cursor: SqliteSession, generation: Segment) -> None:
-    cursor.execute(_SQL["die"], (generation.id,))
-    generation.state = "dying"
+def _let_die(cursor: SqliteSession, segment: Segment) -> None:
+    cursor.execute(_SQL["die"], (segment.id,))
+    segment.state = "dying"
 
 
-def _is_founded(cursor: SqliteSession, batch: FrozenMemtable) -> bool:
+def _is_founded(cursor: SqliteSession, frozen: FrozenMemtable) -> bool:
     """Whether the logs are what they were: the commit that set the batch apart may have failed."""
-    for log, place in batch.heads.items():
+    for log, place in frozen.heads.items():
         number = (log << OFFSET_BITS) + place.head
         row = cursor.execute(_LOGS["chain"], (number,)).fetchone()
         if row is not None and row[0] != place.chain:
@@ -471,9 +471,9 @@ def _is_founded(cursor: SqliteSession, batch: FrozenMemtable) -> bool:
     return True
 
 
-def _ids_in_memory(batch: FrozenMemtable, bits: int, part: int) -> bytes:
+def _ids_in_memory(frozen: FrozenMemtable, bits: int, part: int) -> bytes:
     width = 1 << (_BUCKET_BITS - bits)
-    buckets = batch.buckets[part * width : (part + 1) * width]
+    buckets = frozen.buckets[part * width : (part + 1) * width]
     return b"".join(key + bucket[key] for bucket in buckets for key in sorted(bucket))
 
 

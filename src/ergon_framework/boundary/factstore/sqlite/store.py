@@ -68,8 +68,8 @@ class SqliteCopies:
                 if ledger.known(session, each.key) is None
             }
             if fresh:
-                compactor.write_down(session, fresh)
-                compactor.pay(session, len(fresh))
+                compactor.ingest(session, fresh)
+                compactor.step(session, len(fresh))
 
         self._appender.write(work, "move")
 
@@ -81,7 +81,7 @@ class SqliteCopies:
             entry = self._appender.begin(session)
             for copy, fact in zip(facts, prepared, strict=True):
                 entry.placement.load(copy, fact)
-            self._appender.compactor.pay(session, entry.finish())
+            self._appender.compactor.step(session, entry.finish())
 
         self._appender.write(work, "move")
 
@@ -108,15 +108,15 @@ def _follow_all(session: SqliteSession, ledger: Ledger) -> None:
 def _ids_after(
     session: SqliteSession, ledger: Ledger, after: bytes, limit: int
 ) -> Iterator[IdCopy]:
-    """Ids in the order of their keys, gathered from all generations a stretch at a time."""
-    live = [each for each in ledger.generations.values() if each.state == "live"]
-    count = sum(each.count for each in live) + ledger.young_count
-    count += 0 if ledger.batch is None else ledger.batch.count
+    """Ids in the order of their keys, gathered from all segments a stretch at a time."""
+    live = [each for each in ledger.segments.values() if each.state == "live"]
+    count = sum(each.count for each in live) + ledger.memtable_count
+    count += 0 if ledger.frozen is None else ledger.frozen.count
     stride = max(1, _SPACE * limit // max(count, limit))
     start = int.from_bytes(after[:4])
     while start < _SPACE:
         end = min(start + stride, _SPACE)
-        found = _young_between(ledger, start, end)
+        found = _memtable_between(ledger, start, end)
         for each in live:
             shift = 32 - each.bits
             for part in range(start >> shift, ((end - 1) >> shift) + 1):
@@ -128,11 +128,11 @@ def _ids_after(
         start = end
 
 
-def _young_between(ledger: Ledger, start: int, end: int) -> dict[bytes, bytes]:
+def _memtable_between(ledger: Ledger, start: int, end: int) -> dict[bytes, bytes]:
     """Ids that are only in the rows of their facts, and some more."""
-    batch = [] if ledger.batch is None else ledger.batch.buckets
+    frozen = [] if ledger.frozen is None else ledger.frozen.buckets
     first, last = start >> 24, (end - 1) >> 24
-    buckets = [*ledger.young[first : last + 1], *batch[first : last + 1]]
+    buckets = [*ledger.memtable[first : last + 1], *frozen[first : last + 1]]
     return {key: known for bucket in buckets for key, known in bucket.items()}
 
 
