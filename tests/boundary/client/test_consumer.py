@@ -263,6 +263,47 @@ def test_crash_loop(colour: Colour) -> None:
     assert (item.offset, item.reason, item.attempts) == (1, "crash_loop", 5)
 
 
+class Ending(BaseException):
+    """What no handler of exceptions stops."""
+
+
+@BOTH
+@pytest.mark.req("C10")
+@pytest.mark.parametrize("ending", [SystemExit, Ending])
+def test_a_handler_that_ends_its_process_is_counted(
+    colour: Colour, ending: type[BaseException]
+) -> None:
+    """Its fact is given out max_attempts times and then set aside; the next process need not wait
+    for a lease, and the facts behind it are not held against anybody.
+    """
+    node, handler = node_with(3)
+    handler.fails[2] = [ending() for _ in range(9)]
+    for _ in range(3):
+        with pytest.raises(ending):
+            read_all(colour, node, handler, max_attempts=3)
+        assert node.store.consumer("c").cursor == 1
+        node.clock.advance(0.002)
+    report = read_all(colour, node, handler, max_attempts=3)
+    assert handler.seen == [1, 2, 2, 2, 3]
+    assert (report.quarantined, report.cursor) == (1, 3)
+    [item] = node.store.quarantine("c")
+    assert (item.offset, item.reason, item.attempts) == (2, "crash_loop", 3)
+
+
+@BOTH
+@pytest.mark.req("C10")
+def test_an_interrupted_handler_is_not_counted(colour: Colour) -> None:
+    """An operator's Ctrl-C says nothing about the fact in hand, however often it comes."""
+    node, handler = node_with(2)
+    handler.fails[2] = [KeyboardInterrupt() for _ in range(5)]
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            read_all(colour, node, handler, max_attempts=2)
+        assert node.store.consumer("c").deliveries == 0
+    report = read_all(colour, node, handler, max_attempts=2)
+    assert (report.handled, report.quarantined) == (1, 0)
+
+
 @BOTH
 @pytest.mark.req("C10")
 def test_lost_pages_are_no_crashes(colour: Colour) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from ergon_framework.boundary import Consumer
 from ergon_framework.boundary.backup import backed_up, looked_at, open_read_only
+from ergon_framework.boundary.client.consume_flow import ConsumeReport
 from ergon_framework.boundary.data_folder import LOCK
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.maintenance import run_maintenance
+from ergon_framework.boundary.model import Delivery
+from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
@@ -217,6 +222,57 @@ def test_a_zone_on_each_store_with_objects_in_a_bucket(
         assert not [each for each in found if isinstance(each, Finding)]
         assert run_maintenance(zone, is_thorough=True).objects == 0
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.req("C10")
+def test_a_handler_that_exits_is_counted_by_each_store(store_url: str, tmp_path: Path) -> None:
+    """Each run under another holder's name ends in SystemExit; then the fact is set aside."""
+    settings = ZoneSettings.model_validate(
+        {
+            "data": str(tmp_path / "data"),
+            "store": store_url,
+            "objects": "memory://",
+            "listen": "127.0.0.1:0",
+            "insecure": True,
+        }
+    )
+    seen: list[int] = []
+
+    def handle(delivery: Delivery) -> None:
+        seen.append(delivery.offset)
+        if delivery.offset == 2:
+            raise SystemExit("it cannot be read")
+
+    def read(node: Node) -> ConsumeReport:
+        with Consumer(f"http://{node.address}", "erp", log="outbound", max_attempts=3) as erp:
+            return erp.run(handle, until_empty=True)
+
+    async def main() -> ConsumeReport:
+        node = Node("plant-a", settings)
+        await node.start()
+        try:
+            for name in ("x", "y", "z"):
+                appended(node.zone, name)
+            for _ in range(3):
+                with pytest.raises(RuntimeError, match="it cannot be read"):
+                    await asyncio.to_thread(exits_told, lambda: read(node))
+                await asyncio.sleep(0.01)
+            return await asyncio.to_thread(read, node)
+        finally:
+            await node.stop()
+            node.close()
+
+    report = asyncio.run(main())
+    assert (seen, report.quarantined, report.cursor) == ([1, 2, 2, 2, 3], 1, 3)
+
+
+def exits_told(work: Callable[[], object]) -> None:
+    """SystemExit would end the event loop."""
+    try:
+        work()
+    except SystemExit as error:
+        raise RuntimeError(str(error)) from None
 
 
 @pytest.mark.slow

@@ -327,8 +327,7 @@ class Consumer(ConsumerBase):
             over.set()
             keeper.wake()
             thread.join()
-            if run.desk.standing.lost is None:
-                self._release()
+            self._release(run.release())
             self._is_holder = False
 
     # ---- artifacts ----
@@ -351,15 +350,15 @@ class Consumer(ConsumerBase):
 
     def close(self) -> None:
         """Let go of the name and of the connections. Closing twice is fine."""
-        self._release()
+        self._release(self.desk.release())
         if self._is_owner:
             self._transport.close()
 
-    def _release(self) -> None:
+    def _release(self, script: Flow[None]) -> None:
         if self._is_holder:
             self._is_holder = False
             with suppress(BoundaryError):  # then the lease ends by itself
-                self._run(self.desk.release())
+                self._run(script)
 
     def __enter__(self) -> Self:
         return self
@@ -459,8 +458,7 @@ class AsyncConsumer(ConsumerBase):
             self._stopping.clear()
             keeper.cancel()
             await asyncio.wait([keeper])
-            if run.desk.standing.lost is None:
-                await self._release()
+            await self._release(run.release())
             self._is_holder = False
 
     # ---- artifacts ----
@@ -483,15 +481,15 @@ class AsyncConsumer(ConsumerBase):
 
     async def close(self) -> None:
         """Let go of the name and of the connections. Closing twice is fine."""
-        await self._release()
+        await self._release(self.desk.release())
         if self._is_owner:
             await self._transport.close()
 
-    async def _release(self) -> None:
+    async def _release(self, script: Flow[None]) -> None:
         if self._is_holder:
             self._is_holder = False
             with suppress(BoundaryError):  # then the lease ends by itself
-                await self._run(self.desk.release())
+                await self._run(script)
 
     async def __aenter__(self) -> Self:
         return self
