@@ -330,6 +330,7 @@ def test_status_of_a_sound_zone(desk: Desk) -> None:
 
 def test_status_with_an_alert(desk: Desk) -> None:
     """Exit code 1, and what the alert is."""
+    desk.ask("consumers", "create", "zone:hq")
     sealed = desk.ask("seal", "--peer", "hq", "--reason", "audit", "--json")
     assert (sealed.json["peer"], sealed.json["sealed"]) == ("hq", True)
     answer = desk.ask("status")
@@ -353,6 +354,7 @@ def test_status_of_a_node_that_does_not_answer(desk: Desk) -> None:
 
 def test_open_accepts_a_peers_new_store(desk: Desk) -> None:
     """The epoch is forgotten, and the frontier starts anew; it needs to know whose."""
+    desk.ask("consumers", "create", "zone:hq")
     link = desk.ask("open", "--accept-epoch", "--peer", "hq", "--json").json
     assert (link["epoch"], link["source_offset"]) == (None, 0)
     refused = desk.ask("open", "--accept-epoch")
@@ -365,6 +367,23 @@ def test_an_empty_peer_does_not_mean_all(desk: Desk) -> None:
     for verb in ("seal", "open"):
         assert desk.ask(verb, "--peer", "").code == 2
     assert desk.ask("status", "--json").json["links"] == []
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+@pytest.mark.parametrize(
+    "command", [["seal"], ["open"], ["open", "--accept-epoch"]], ids=lambda each: each[-1]
+)
+def test_a_peer_that_the_zone_does_not_have(desk: Desk, command: list[str]) -> None:
+    """A name mistyped is refused with those that there are; nothing is sealed or remembered."""
+    refused = desk.ask(*command, "--peer", "qh")
+    assert (refused.code, refused.out) == (1, "")
+    assert "plant-a has no peer 'qh'" in refused.err
+    assert "name one of its peers: none yet" in refused.err
+    desk.ask("consumers", "create", "zone:hq")
+    assert "(name one of its peers: hq)" in desk.ask(*command, "--peer", "qh").err
+    assert desk.ask(*command, "--peer", "hq").code == 0
+    links = desk.ask("status", "--json").json["links"]
+    assert "qh" not in [each["peer"] for each in links]
 
 
 @pytest.mark.req("C10")

@@ -177,6 +177,7 @@ async def test_long_reasons_are_cut(site: Site) -> None:
     item = site.zone.store.set_aside("erp", 1, reason="r", message="m", attempts=1)
     await site.ask(f"{ADMIN}ReleaseQuarantine", {"id": item.id, "reason": long})
     await site.ask(f"{ADMIN}SeekConsumer", {"consumer_name": "erp", "offset": 0, "reason": long})
+    site.zone.store.create_consumer("zone:plant-b", "outbound", to_zone="plant-b")
     await site.ask(f"{ADMIN}Seal", {"peer": "plant-b", "reason": long})
     await site.ask(f"{ADMIN}Open", {"peer": "plant-b", "reason": long})
     written = site.zone.store.journal()

@@ -22,7 +22,7 @@ from ergon_framework.boundary.node.wire import (
     quarantine_shape,
 )
 from ergon_framework.boundary.zone import PEER, Zone, check_log
-from ergon_framework.errors import FactInvalidError, NotPermittedError
+from ergon_framework.errors import BoundaryNotFoundError, FactInvalidError, NotPermittedError
 from ergon_framework.ports.factstore import Quarantined
 
 T = TypeVar("T")
@@ -460,10 +460,33 @@ def get_status(zone: Zone, permit: Permit, asked: Nothing) -> dict[str, Any]:
     return status(zone)
 
 
+def _check_peer(zone: Zone, peer: str | None) -> str:
+    """A peer of the zone, or "" for all of them: a name mistyped would seal nothing, unnoticed."""
+    if not peer:
+        return ""
+    known = {*zone.settings.peers, *(zone.settings.known_zones or ())}
+    known |= {link.peer for link in zone.store.links()}
+    known |= {one.name.removeprefix(PEER) for one in zone.store.consumers() if _is_peer(one.name)}
+    if peer in known:
+        return peer
+    names = ", ".join(sorted(known - {""})) or "none yet"
+    raise BoundaryNotFoundError(
+        f"{zone.name} has no peer {peer!r}",
+        reason="peer_not_found",
+        remedy=f"name one of its peers: {names}",
+        details={"peer": peer},
+    )
+
+
+def _is_peer(consumer: str) -> bool:
+    return consumer.startswith(PEER)
+
+
 @operation(ADMIN, Seal)
 def seal(zone: Zone, permit: Permit, asked: Seal) -> dict[str, Any]:
     """Shut the link to a peer, or every link, until an operator opens it."""
-    link = zone.store.seal(asked.peer or "", asked.reason[:REASON] or "no reason given")
+    peer = _check_peer(zone, asked.peer)
+    link = zone.store.seal(peer, asked.reason[:REASON] or "no reason given")
     zone.telling.note(
         "gate.sealed",
         f"zone {zone.name} was sealed for {asked.peer or 'every peer'}",
@@ -476,7 +499,7 @@ def seal(zone: Zone, permit: Permit, asked: Seal) -> dict[str, Any]:
 @operation(ADMIN, Seal)
 def open_(zone: Zone, permit: Permit, asked: Seal) -> dict[str, Any]:
     """Open what was sealed."""
-    link = zone.store.open(asked.peer or "")
+    link = zone.store.open(_check_peer(zone, asked.peer))
     zone.telling.note(
         "gate.opened",
         f"zone {zone.name} was opened for {asked.peer or 'every peer'}",
@@ -489,7 +512,7 @@ def open_(zone: Zone, permit: Permit, asked: Seal) -> dict[str, Any]:
 @operation(ADMIN, AcceptEpoch)
 def accept_epoch(zone: Zone, permit: Permit, asked: AcceptEpoch) -> dict[str, Any]:
     """Trust a peer's store although it has changed, and pull from its start."""
-    link = zone.store.accept_epoch(asked.peer, None)
+    link = zone.store.accept_epoch(_check_peer(zone, asked.peer), None)
     zone.telling.note(
         "link.accepted", f"the changed store of {asked.peer} was accepted", peer=asked.peer
     )
