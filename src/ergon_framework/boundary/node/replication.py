@@ -348,6 +348,7 @@ class Puller:
             raise self._other_zone(batch.zone)
         if replication_plan.is_other_store(link, batch):
             raise self._other_store(link, batch)
+        replication_plan.check_page(self.peer, batch)
         if batch.cursor < link.offset:
             await self._go_on(link)
             return  # the next page begins where our log ends, and shows the chain there

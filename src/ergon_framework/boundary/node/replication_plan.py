@@ -32,6 +32,8 @@ PASSING = frozenset(
 )
 """Codes that speak of the line, of the peer's load or of trust, not of what was asked for."""
 MALFORMED = "malformed"
+LARGEST = (1 << 63) - 1
+"""The largest offset that every store can hold."""
 
 
 class Malformed(Delivery, frozen=True, kw_only=True):
@@ -49,6 +51,42 @@ def read_page(body: bytes) -> Batch:
         page = _read_roughly(body)  # raises, too, when more than a fact of it is wrong
     facts = tuple(_fact(each) for each in page.facts)
     return Batch(**{name: getattr(page, name) for name in _OTHERS}, facts=facts)
+
+
+def check_page(peer: str, batch: Batch) -> None:
+    """Refuse a page whose numbers are none of a log: nothing of it is taken, and nothing moves."""
+    flaw = _flaw(batch)
+    if flaw:
+        raise _unusable(f"a page of {peer} cannot be used: {flaw}")
+
+
+def _flaw(batch: Batch) -> str:
+    """What is wrong with the numbers of a page, or nothing."""
+    for name in ("cursor", "head_offset", "through_offset"):
+        if not 0 <= getattr(batch, name) <= LARGEST:
+            return f"its {name} is {getattr(batch, name)}"
+    before = 0
+    for fact in batch.facts:
+        if not 1 <= fact.offset <= LARGEST:
+            return f"one of its facts has the offset {fact.offset}"
+        if fact.offset <= before:
+            return f"the fact at {fact.offset} comes after the one at {before}"
+        before = fact.offset
+    if batch.through_offset < before:
+        return f"it ends at {batch.through_offset}, and has a fact at {before}"
+    for gap in batch.gaps:
+        if not 1 <= gap.first_offset <= gap.last_offset <= LARGEST:
+            return f"it tells a loss of {gap.first_offset} to {gap.last_offset}"
+    return ""
+
+
+def _unusable(text: str) -> BoundaryError:
+    return BoundaryError(
+        text,
+        code="data_loss",
+        reason="bad_answer",
+        remedy="see what answers under the peer's URL, and verify the peer's store",
+    )
 
 
 def is_about_the_fact(error: BaseException) -> bool:
@@ -113,12 +151,20 @@ def plan(
     may_assert: Callable[[str], bool],
     largest: int | None = None,
 ) -> Plan:
-    """Take what joins on to the frontier; set aside what no log of ours may hold."""
+    """Take what joins on to the frontier; set aside what no log of ours may hold.
+
+    Raises when nothing joins on: to ask for the same page again would not change that.
+    """
     new = [fact for fact in batch.facts if fact.offset > link.offset]
     start = _across(link, batch)
     steps = ((each.previous_offset or 0, each.offset) for each in new)
     frontier, taken = contiguous(start, steps)
     made = Plan(frontier=frontier, is_cut=taken < len(new))
+    if made.is_cut and frontier.offset == link.offset:
+        raise _unusable(
+            f"a page of {link.peer} cannot be used: its fact at {new[0].offset} follows"
+            f" {new[0].previous_offset}, and what is here ends at {link.offset}"
+        )
     for delivery in new[:taken]:
         _sort(made, link.peer, delivery, limits, now, may_assert, largest)
     if not made.is_cut:
@@ -175,7 +221,7 @@ def set_aside(
 def dropped(link: Link, details: Mapping[str, object], now: float) -> tuple[Link, list[Gap]]:
     """Where a link goes on behind facts that the peer no longer has, and the loss of them."""
     last = details.get("last_lost")
-    if not isinstance(last, int) or last <= link.offset:
+    if not isinstance(last, int) or not link.offset < last <= LARGEST:
         return link, []
     gap = Gap(OUTBOUND, link.offset + 1, last, "dropped before we came", now)
     return replace(link, offset=last, chain=b""), [gap]
