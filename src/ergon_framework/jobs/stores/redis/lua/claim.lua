@@ -3,7 +3,8 @@
 -- Due jobs stand in lanes, one for each executor and queue that they name. Only lanes are looked at
 -- for which the worker has a slot, and of those only the first entries, so a claim costs the same
 -- however many jobs wait. The queues of an executor take turns at being first, and get equal
--- shares; what one leaves goes to the others. Within a queue, priority decides, then age.
+-- shares; what one leaves goes to the others. Within a queue, priority decides, then age. The rules
+-- are those of core/claim.py, which this file repeats because a script cannot call it.
 
 local claim -- the way in
 local claimed, outdated, next_at = {}, {}, FOREVER
@@ -255,21 +256,57 @@ local function take(queue, names, most)
   return taken
 end
 
--- Equal shares first, then whatever is left to whoever has more.
-local function share(executor, slots)
-  local queues, names = lanes_for(executor)
-  if #queues == 0 then return end
-  local first = turns[executor] or ""
-  table.sort(queues, function(one, other)
+-- The queues of an executor that may have more, in turn from the one after ``first``.
+local function in_turn(plan, first)
+  local open = {}
+  for _, queue in ipairs(plan.queues) do
+    if not plan.spent[queue] then open[#open + 1] = queue end
+  end
+  table.sort(open, function(one, other)
     local is_late, is_later = one <= first, other <= first
     if is_late ~= is_later then return is_later end
     return one < other
   end)
-  local part, left = max(1, floor(slots / #queues)), slots
-  for _, queue in ipairs(queues) do left = left - take(queue, names[queue], min(part, left)) end
-  for _, queue in ipairs(queues) do left = left - take(queue, names[queue], left) end
-  -- With fewer slots than queues, those that got nothing come first the next time.
-  turns[executor] = queues[slots < #queues and min(slots, #queues) or 1]
+  return open
+end
+
+-- One share for each queue of an executor; whether there was anything to share.
+local function cycle(plan)
+  local executor, left = plan.executor, plan.left
+  local open = in_turn(plan, turns[executor] or "")
+  if left == 0 or #open == 0 then return false end
+  if not plan.has_turned then
+    plan.has_turned = true
+    -- With fewer slots than queues, those that got nothing come first the next time.
+    turns[executor] = open[left < #open and left or 1]
+  end
+  local part, rest = floor(left / #open), left % #open
+  for n, queue in ipairs(open) do
+    local most = part + (n <= rest and 1 or 0)
+    if most > 0 then
+      local taken = take(queue, plan.names[queue], most)
+      plan.left = plan.left - taken
+      plan.spent[queue] = taken < most
+    end
+  end
+  return true
+end
+
+-- Equal shares; what one queue leaves is shared among the others in the next cycle. The same as
+-- ClaimPlan in core/claim.py decides, which a test compares with this.
+local function share_all()
+  local plans = {}
+  for n, executor in ipairs(ask.busy) do
+    local queues, names = lanes_for(executor)
+    plans[n] = {
+      executor = executor, left = ask.slots[executor], queues = queues, names = names, spent = {},
+    }
+  end
+  local goes_on = true
+  while goes_on do
+    goes_on = false
+    for _, plan in ipairs(plans) do goes_on = cycle(plan) or goes_on end
+  end
 end
 
 -- ---- what is left -------------------------------------------------------------------------------
@@ -356,7 +393,7 @@ function claim(words)
   asked(words)
   fence = max(tonumber(call("GET", LAST_FENCE) or 0), floor(now * 1000000))
   promote()
-  for _, executor in ipairs(ask.busy) do share(executor, ask.slots[executor]) end
+  share_all()
   flush()
   save_gates()
   if #claimed > 0 then call("SET", LAST_FENCE, string.format("%.0f", fence)) end
