@@ -39,6 +39,7 @@ from ergon_framework.ports.jobstore import (
     OnDuplicate,
     Search,
 )
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.telemetry import outgoing_metadata
 from ergon_framework.telemetry.notices import has_listeners, tell
 
@@ -71,7 +72,8 @@ def request_transition(
     store: FullJobStore, settler: Settler, job_id: str, request: Request
 ) -> JobStatus:
     """Apply a client's or operator's request to one job; returns the state it was in before."""
-    for _ in range(RACES):
+
+    def attempt() -> JobStatus:
         job = found(store, job_id)
         try:
             settlement = settler.settle_stored(job, request, store.now())
@@ -94,9 +96,14 @@ def request_transition(
                 remedy="wait for that one, or cancel it; then try again",
                 details={"job_id": job.id, "unique_key": job.unique_key, "id": holder},
             )
-    raise JobStateError(
-        f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
-    )
+        raise ConflictError
+
+    def give_up() -> JobStateError:
+        return JobStateError(
+            f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
+        )
+
+    return retry_conflicts(attempt, most=RACES, give_up=give_up)
 
 
 def _holder(store: FullJobStore, job: Job) -> str | None:

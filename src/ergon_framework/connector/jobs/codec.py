@@ -26,6 +26,7 @@ from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.jobstore import ClaimedJob, FullJobStore, Job, NewJob
 from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.telemetry.propagation import extract, outgoing, written
 
 _PAYLOAD = ("args", "kwargs")
@@ -113,19 +114,27 @@ def _refused(transaction_id: str, error: JobError) -> PayloadError | JobsConnect
 def add_once(store: FullJobStore, jobs: list[NewJob]) -> None:
     """Store those that are not there yet, in one commit; other content under an id is refused."""
     left = _distinct(jobs)
-    for _ in range(_RACES):
+
+    def attempt() -> None:
+        nonlocal left
         if not left:
             return
         try:
             store.add(left)
-        except DuplicateJobError:
+        except DuplicateJobError as error:
             absent = [job for job in left if not _is_there(store.find(job.id), job)]
             if len(absent) == len(left):
                 raise  # not an id, but a unique key that somebody holds
             left = absent
-        else:
-            return
-    raise JobsConnectorError("others dispatch the same jobs all the time", remedy="try again later")
+            raise ConflictError from error
+
+    retry_conflicts(attempt, most=_RACES, give_up=_too_busy)
+
+
+def _too_busy() -> JobsConnectorError:
+    return JobsConnectorError(
+        "others dispatch the same jobs all the time", remedy="try again later"
+    )
 
 
 def _distinct(jobs: list[NewJob]) -> list[NewJob]:

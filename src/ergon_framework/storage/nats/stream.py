@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.storage.conflicts import ConflictError
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.nats.client import NatsClient, Reply, Sendable, is_lost
 from ergon_framework.storage.nats.errors import (
@@ -59,7 +60,7 @@ _NUMBER = "Nats-Batch-Sequence"
 _LAST = "Nats-Batch-Commit"
 
 
-class OvertakenError(Exception):
+class OvertakenError(ConflictError):
     """Somebody else has written meanwhile; nothing of the commit was."""
 
 

@@ -60,6 +60,7 @@ from ergon_framework.ports.jobstore import (
     Unreadable,
     WorkerRecord,
 )
+from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.postgres.external_transaction import Joinable
 
 _DESK = statements("desk.sql")
@@ -173,31 +174,26 @@ class PostgresJobStore:
             return []
         self.transactions.refuse_to_write()
         unseen: dict[str, str] = {}
-        for _ in range(CONFLICTS):
+
+        def attempt() -> list[EnqueueResult]:
             try:
                 return self._external_insert.add(connection, jobs, unseen)
             except StoreError as error:
-                if not is_conflict(error):
-                    raise
-                self._refuse_taken(jobs, self.transactions.read(lambda tx: taken(tx, jobs)))
-            unseen = self._holders_of(jobs)
-        return self._add_in_at_last(connection, jobs, unseen)
+                if is_conflict(error):
+                    self._refuse_taken(jobs, self.transactions.read(lambda tx: taken(tx, jobs)))
+                    unseen.clear()
+                    unseen.update(self._holders_of(jobs))
+                raise
+
+        keyed = next((job for job in jobs if job.unique_key is not None), None)
+        give_up = None if keyed is None else lambda: key_held(keyed)
+        most = CONFLICTS + 1
+        return retry_conflicts(attempt, most=most, give_up=give_up, is_conflict=is_conflict)
 
     def _holders_of(self, jobs: Sequence[NewJob]) -> dict[str, str]:
         """By unique key, as it is outside of the caller's transaction."""
         keys = {job.unique_key for job in jobs if job.unique_key is not None}
         return {key: holder for key in keys if (holder := self.holder(key)) is not None}
-
-    def _add_in_at_last(
-        self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str]
-    ) -> list[EnqueueResult]:
-        try:
-            return self._external_insert.add(connection, jobs, unseen)
-        except StoreError as error:
-            keyed = next((job for job in jobs if job.unique_key is not None), None)
-            if keyed is None or not is_conflict(error):
-                raise
-            raise key_held(keyed) from None
 
     def _add_plain(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         refuse_twins(jobs)

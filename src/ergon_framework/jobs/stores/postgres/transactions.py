@@ -13,7 +13,7 @@ import psycopg
 from psycopg import Cursor
 from psycopg.rows import tuple_row
 
-from ergon_framework.errors import StoreError, StoreReadOnlyError
+from ergon_framework.errors import StoreReadOnlyError
 from ergon_framework.jobs.stores.postgres.rows import Result, Row, page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     SQL,
@@ -25,6 +25,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
 from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
 from ergon_framework.jobs.stores.unreadable import OddRowError, tell_set_aside
 from ergon_framework.ports.jobstore import Job, Subscription, Topic, Unreadable
+from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
@@ -222,13 +223,11 @@ class Transactions:
 
     def retrying(self, work: Callable[[Tx], T], call: str, *, topics: Iterable[Topic]) -> T:
         """Like ``stepwise``, again after a conflict: others may add a job of the same id or key."""
-        for _ in range(CONFLICTS):
-            try:
-                return self.stepwise(work, call, topics=topics)
-            except StoreError as error:
-                if not is_conflict(error):
-                    raise
-        return self.stepwise(work, call, topics=topics)
+        return retry_conflicts(
+            lambda: self.stepwise(work, call, topics=topics),
+            most=CONFLICTS + 1,
+            is_conflict=is_conflict,
+        )
 
     def read(self, work: Callable[[Tx], T], *, is_one: bool = False) -> T:
         """Run work that only reads; with ``is_one``, all of it on one snapshot."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,7 +20,6 @@ from ergon_framework.jobs.stores.redis.transitions import (
     EXCHANGE,
     MOST_TURNS,
     Answer,
-    LateError,
     Transitions,
     answer_in,
     odd_claim,
@@ -52,6 +51,7 @@ from ergon_framework.ports.jobstore import (
     Unreadable,
     WorkerRecord,
 )
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 
 logger = logging.getLogger("ergon.jobs")
 
@@ -73,6 +73,9 @@ _RESTORE = script("bar", "rows", "moves", "restore")
 _HELD, _NONE = 2, 3
 
 _swept = msgspec.msgpack.Decoder(tuple[int, int, list[str]]).decode
+
+
+T = TypeVar("T")
 
 
 class RedisJobStore:
@@ -350,15 +353,15 @@ class RedisJobStore:
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
-        for _ in range(MOST_TURNS):
+
+        def attempt() -> Queue:
             blob = self.transactions.call("HGET", "queues", name)
             before = NO_LIMITS if blob is None else rows.read_settings(blob)
             after = before.changed(changes, self.now())
-            if self.transitions.swap(
-                "queue", name, blob, None if after.is_plain else rows.settings_blob(after)
-            ):
-                return queue_of(name, after)
-        raise self._too_busy()
+            self._swap("queue", name, blob, None if after.is_plain else rows.settings_blob(after))
+            return queue_of(name, after)
+
+        return self._retried(attempt)
 
     # ---- workers --------------------------------------------------------------------------------
 
@@ -399,20 +402,23 @@ class RedisJobStore:
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""
-        for _ in range(MOST_TURNS):
+
+        def attempt() -> None:
             before = self._stored(schedule.name)
-            if self.transitions.swap(
-                "schedule", schedule.name, before, rows.schedule_blob(schedule)
-            ):
-                return
-        raise self._too_busy()
+            self._swap("schedule", schedule.name, before, rows.schedule_blob(schedule))
+
+        self._retried(attempt)
 
     def drop_schedule(self, name: str) -> bool:
         """Remove one; whether it was there."""
-        while (before := self._stored(name)) is not None:
-            if self.transitions.swap("schedule", name, before, None):
-                return True
-        return False
+
+        def attempt() -> bool:
+            before = self._stored(name)
+            if before is not None:
+                self._swap("schedule", name, before, None)
+            return before is not None
+
+        return self._retried(attempt)
 
     def fire(
         self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
@@ -421,21 +427,31 @@ class RedisJobStore:
 
         A job whose id or unique key is taken is skipped: the schedule goes on without it.
         """
-        while (before := self._stored(name)) is not None:
+
+        def attempt() -> bool:
+            before = self._stored(name)
+            if before is None:
+                return False
             found = self._reader.schedules([rows.schedule_row(name, before)])
             if not found or found[0].next_at != expected:
                 return False
             after = msgspec.structs.replace(found[0], next_at=next_at, last_at=expected)
-            try:
-                self.transitions.add(jobs, (name, before, rows.schedule_blob(after)))
-            except LateError:
-                continue
+            self.transitions.add(jobs, (name, before, rows.schedule_blob(after)))
             return True
-        return False
+
+        return self._retried(attempt)
 
     def _stored(self, name: str) -> bytes | None:
         found: bytes | None = self.transactions.call("HGET", "schedules", name)
         return found
+
+    def _swap(self, what: str, name: str, before: bytes | None, after: bytes | None) -> None:
+        """Write a record, unless somebody else has changed it since it was read."""
+        if not self.transitions.swap(what, name, before, after):
+            raise ConflictError
+
+    def _retried(self, attempt: Callable[[], T]) -> T:
+        return retry_conflicts(attempt, most=MOST_TURNS, give_up=self._too_busy)
 
     def _too_busy(self) -> StoreUnavailableError:
         return StoreUnavailableError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
+from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.scripts import script
 from ergon_framework.jobs.stores.redis.transactions import Transactions
@@ -19,6 +19,7 @@ from ergon_framework.jobs.stores.unreadable import (
     tell_set_aside,
 )
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, Settlement, Unreadable
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 
 EXCHANGE = script("bar", "rows", "moves", "gates", "claim", "exchange")
 _PLAIN = script("bar", "plain")
@@ -103,7 +104,8 @@ class Transitions:
             fires = (fires[0], blobs.add(fires[1]), blobs.add(fires[2]))
         transitions: dict[str, Any] = {}
         call = "add" if fires is None else "fire"
-        for _ in range(MOST_TURNS):
+
+        def attempt() -> list[EnqueueResult]:
             kind, *rest = self._transactions.write(
                 _ADD, call, wire, transitions, fires, blobs=blobs, is_repeatable=fires is not None
             )
@@ -111,12 +113,22 @@ class Transitions:
                 found = [each for each in _added(rest[0]) if not isinstance(each, bool)]
                 return [EnqueueResult(job_id, is_new, old or None) for job_id, is_new, old in found]
             if kind == b"late":
-                raise LateError
+                raise FiredError
             holder = rest[1].decode() if len(rest) > 1 else ""
             transitions.pop(holder, None)  # somebody changed it since
             if kind != b"again":
                 transitions[holder] = self._move_for(kind, rest, jobs, blobs)
-        raise StoreUnavailableError(
+            raise _ReplacedError
+
+        return retry_conflicts(
+            attempt,
+            most=MOST_TURNS,
+            give_up=self._too_busy,
+            is_conflict=lambda error: isinstance(error, _ReplacedError),
+        )
+
+    def _too_busy(self) -> StoreUnavailableError:
+        return StoreUnavailableError(
             f"{self._transactions.name}: others replace the same jobs without end",
             remedy="try again later",
         )
@@ -246,5 +258,9 @@ def odd_claim(job_id: str, row: rows.Row, error: Exception) -> Unreadable:
     return _unreadable(job_id, row, problem_of(error))
 
 
-class LateError(DuplicateJobError):
+class FiredError(ConflictError):
     """The schedule has been changed, or has fired, since it was read."""
+
+
+class _ReplacedError(ConflictError):
+    """The job to be replaced has been changed since it was read, or was read only now."""
