@@ -148,7 +148,7 @@ GUESTS = 100_000
 """The same on connections that are lent, of which no server has so many. Who had to wait for a
 thread might be the one whose commit all the others wait for."""
 SLACK = 2 * LEAST
-"""Seconds after which a thread that asks the store in a hurry is left behind."""
+"""Seconds after its deadline for which a call waits for the thread that asks the store."""
 
 
 class AsyncEnqueuedJob(_JobId):

@@ -151,7 +151,7 @@ def _told(what: str, error: Exception, remedy: str) -> StoreError:
 
 T = TypeVar("T")
 
-PATIENCE = 5.0
+CANCEL_TIMEOUT = 5.0
 """Seconds for asking a server to cancel what it is doing."""
 AGAIN = 0.5
 """Seconds until it is asked once more."""
@@ -180,22 +180,22 @@ async def run_on(
         return work(driver)
     await _begin(borrowed)
     try:
-        return await _visit(driver, work, in_thread)
+        return await _run_in_thread(driver, work, in_thread)
     except StoreError as error:
         if driver.closed and borrowed.alchemy is not None:
             await borrowed.alchemy.invalidate(error)  # it would meet that when it rolls back
         raise
 
 
-async def _visit(
+async def _run_in_thread(
     driver: Any, work: Callable[[Any], T], in_thread: Callable[[Callable[[], T]], asyncio.Future[T]]
 ) -> T:
     async with driver.lock:
         if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
             raise two_phases()
-        guest, leave = _guest(driver)
+        sync_connection, leave = _sync_connection(driver)
         try:
-            return await _to_the_end(in_thread(lambda: work(guest)), guest)
+            return await _to_the_end(in_thread(lambda: work(sync_connection)), sync_connection)
         finally:
             leave()
 
@@ -245,7 +245,7 @@ class _Notice:
         return self._fields[field]
 
 
-def _guest(driver: Any) -> tuple[Any, Callable[[], None]]:
+def _sync_connection(driver: Any) -> tuple[Any, Callable[[], None]]:
     """A connection for a thread, and what takes it away again.
 
     What the server says unasked is for the owner, who hears of it afterwards in its own thread.
@@ -256,32 +256,33 @@ def _guest(driver: Any) -> tuple[Any, Callable[[], None]]:
     handlers = line.notice_handler, line.notify_handler
     notices: list[Any] = []
     notifies: list[Any] = []
-    guest = psycopg.Connection(line)
-    guest.prepare_threshold = None  # the names of what is prepared are for the owner to give
-    if guest.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
-        _begin_alike(guest, driver)
+    sync_connection = psycopg.Connection(line)
+    # The names of prepared statements are for the owner to give.
+    sync_connection.prepare_threshold = None
+    if sync_connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
+        _begin_alike(sync_connection, driver)
     line.notice_handler = lambda result: notices.append(_Notice(result))
     line.notify_handler = notifies.append
 
     def leave() -> None:
         line.notice_handler, line.notify_handler = handlers
-        del guest.pgconn  # it is not the guest's to close
+        del sync_connection.pgconn  # it is the owner's to close
         for handler, told in zip(handlers, (notices, notifies), strict=True):
             for each in told if handler is not None else ():
                 handler(each)
 
-    return guest, leave
+    return sync_connection, leave
 
 
-def _begin_alike(guest: Any, driver: Any) -> None:
-    """Let the guest begin a transaction as its owner would."""
-    guest.isolation_level = driver.isolation_level
-    guest.read_only = driver.read_only
-    guest.deferrable = driver.deferrable
-    guest.autocommit = driver.autocommit  # whoever joins refuses that
+def _begin_alike(sync_connection: Any, driver: Any) -> None:
+    """Let it begin a transaction as its owner would."""
+    sync_connection.isolation_level = driver.isolation_level
+    sync_connection.read_only = driver.read_only
+    sync_connection.deferrable = driver.deferrable
+    sync_connection.autocommit = driver.autocommit  # whoever joins refuses that
 
 
-async def _to_the_end(work: asyncio.Future[T], guest: Any) -> T:
+async def _to_the_end(work: asyncio.Future[T], sync_connection: Any) -> T:
     """Wait for a thread, also when nobody wants its answer any more: what it has in its hands is
     the caller's. The server is asked to make an end of it then.
 
@@ -291,31 +292,33 @@ async def _to_the_end(work: asyncio.Future[T], guest: Any) -> T:
         await asyncio.wait({work})
     except asyncio.CancelledError:
         if not work.done():
-            await _hurried(work, guest)
+            await _cancelled_work(work, sync_connection)
         work.exception()  # it was looked at: nobody is told that it was missed
         raise
     return work.result()
 
 
-async def _hurried(work: asyncio.Future[Any], guest: Any) -> None:
-    """Wait for the thread and for whoever asks the server: what came late would be taken for a
-    wish to cancel the caller's next statement.
+async def _cancelled_work(work: asyncio.Future[Any], sync_connection: Any) -> None:
+    """Wait for the thread and for whoever asks the server: a cancel request that came late would
+    cancel the caller's next statement.
     """
     ended = threading.Event()
     work.add_done_callback(lambda _: ended.set())
     own = ThreadPoolExecutor(1, "ergon-hurry")  # those of the loop may wait for this very work
-    asked = asyncio.get_running_loop().run_in_executor(own, _hurry, guest, ended)
+    asked = asyncio.get_running_loop().run_in_executor(
+        own, _cancel_on_server, sync_connection, ended
+    )
     own.shutdown(wait=False)
     while not (work.done() and asked.done()):
         with suppress(asyncio.CancelledError):  # once more, and no reason to let go
             await asyncio.wait({work, asked})
 
 
-def _hurry(guest: Any, ended: threading.Event) -> None:
-    """Ask the server to make an end of it, and again: between two statements it has none to end."""
+def _cancel_on_server(sync_connection: Any, ended: threading.Event) -> None:
+    """Ask the server to cancel, again and again: between two statements there is none to cancel."""
     import psycopg
 
     while not ended.is_set():
         with suppress(psycopg.Error):
-            guest.cancel_safe(timeout=PATIENCE)
+            sync_connection.cancel_safe(timeout=CANCEL_TIMEOUT)
         ended.wait(AGAIN)

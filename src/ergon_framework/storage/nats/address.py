@@ -27,7 +27,7 @@ class Address:
     """Servers of one cluster, and the name under which ours is kept there."""
 
     name: str
-    """What to call it in front of people."""
+    """The name shown to users."""
     servers: tuple[str, ...]
     space: str = DEFAULT_SPACE
     replicas: int = 1
@@ -38,7 +38,7 @@ class Address:
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     has_tls: bool = False
-    """Whether nothing is said before the line is encrypted and the server's name proven."""
+    """Whether nothing is said before the connection is encrypted and the server's name proven."""
     is_tls_first: bool = False
     """Whether the server expects TLS before it says a word (``handshake_first``)."""
     tls_ca: str | None = None
@@ -110,7 +110,7 @@ def _options(parts: SplitResult) -> dict[str, str]:
 
 
 def _has_tls(url: str, options: dict[str, str]) -> bool:
-    """Whether the line must be encrypted; files that are for nothing else say so, too."""
+    """Whether the connection must be encrypted; files that are for nothing else say so, too."""
     is_meant = url[:4].lower() == "tls:" or bool(_TLS & options.keys())
     is_meant = is_meant or _is_yes(options, "tls_first")
     if is_meant and "tls" in options and not _is_yes(options, "tls"):

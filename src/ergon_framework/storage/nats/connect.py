@@ -1,4 +1,4 @@
-"""Connecting to a NATS server: nkeys and credentials, TLS, and why a server hung up."""
+"""Connecting to a NATS server: nkeys and credentials, TLS, and why a server refused us."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def last_words(address: Address, context: ssl.SSLContext) -> str:
     """What the first server to say anything says about our certificate; nothing if none does.
 
     The library goes on talking after the handshake. By then the server may have refused our
-    certificate and hung up, and what it said about it is lost with the connection.
+    certificate and closed the connection, and what it said about it is lost with the connection.
     """
     told = (_told(server, context, address.is_tls_first) for server in address.servers)
     return next((each for each in told if each), "")
@@ -213,7 +213,7 @@ class QuickClient(Client):
         return super()._connect_command()
 
     def _is_encrypted(self) -> bool:
-        """By the line itself: what the server said of TLS does not tell what came of it."""
+        """By the connection itself: what the server said of TLS does not tell what came of it."""
         writer = getattr(self._transport, "_io_writer", None)
         return writer is not None and writer.get_extra_info("ssl_object") is not None
 
@@ -277,7 +277,7 @@ async def connect(address: Address, when_over: Callable[[], None]) -> QuickClien
 
 
 async def _unheard(address: Address, causes: list[Exception]) -> ErgonError | None:
-    """What the server had against us, when it hung up before anybody listened."""
+    """Why the server refused us, when it closed the connection before anybody read from it."""
     if not (address.has_tls and any(isinstance(each, ConnectionError) for each in causes)):
         return None
     said = await asyncio.to_thread(last_words, address, _context(address))
@@ -285,7 +285,7 @@ async def _unheard(address: Address, causes: list[Exception]) -> ErgonError | No
 
 
 async def quietly(client: Client, seconds: float = CONNECTING) -> None:
-    """Hang up, whatever comes of it."""
+    """Close the connection, and ignore any error."""
     try:
         await asyncio.wait_for(client.close(), seconds)
     except Exception as error:

@@ -31,7 +31,7 @@ class Address:
     """One database on one server."""
 
     name: str
-    """What to call it in front of people."""
+    """The name shown to users."""
     options: dict[str, Any] = field(repr=False)
     """What the driver needs."""
 

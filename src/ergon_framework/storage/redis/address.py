@@ -25,7 +25,7 @@ class Address:
     """One database of one server, and the part of it that is the store's."""
 
     name: str
-    """What to call it in front of people."""
+    """The name shown to users."""
     options: dict[str, Any] = field(repr=False)
     """What the driver needs."""
     database: int = 0

@@ -60,12 +60,12 @@ def silent(name: str, error: BaseException) -> StoreUnavailableError:
 
 
 def closed(name: str) -> StoreUnavailableError:
-    """We hung up ourselves, and nothing was asked."""
+    """The client was closed before anything was asked."""
     return StoreUnavailableError(f"{name} is closed", remedy="open it again")
 
 
 def closed_meanwhile(name: str) -> StoreUnavailableError:
-    """We hung up ourselves, and an answer was waited for."""
+    """The client was closed while an answer was waited for."""
     return StoreUnavailableError(
         f"{name} is closed, and whether the call under way was carried out is not known",
         remedy="open it again; then look what is there before repeating the call",

@@ -1,7 +1,7 @@
 """The jobs of a memory store and every change of them. Knows no lock, no clock and no notifier.
 
 Rules for editors: a job changes its status in ``_enter``, ``_leave`` and ``claim`` alone, so that
-its line, its unique key and its limit key always follow.
+its queue, its unique key and its limit key always follow.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The jobs that wait in a memory store: which goes next, and which must not go yet.
 
-Each queue is a line. A job that is not due stands in ``later``; one that is due stands in a heap of
-those that name the same executor, so that a worker without a slot for it need not look at it. A job
-whose limit key is taken stands aside, with those of its key, queue, executor and limit; whenever
-one of that key leaves, the first of each such group goes back in line.
+A job of a queue that is not due stands in ``later``; one that is due stands in a heap of those that
+name the same executor, so that a worker without a slot for it need not look at it. A job whose
+limit key is taken is blocked, with those of its key, queue, executor and limit; whenever one of
+that key ends, the first of each such group is due again.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Offer:
 
 
 class QueueSet:
-    """All queues, the one that has been served least recently first."""
+    """All queues, the one that was served least recently first."""
 
     def __init__(self, records: dict[int, Record]) -> None:
         self._records = records
@@ -230,7 +230,7 @@ class QueueSet:
     # ---- who goes next --------------------------------------------------------------------------
 
     def next(self, line: MemoryQueue, offer: Offer, now: float) -> Record | None:
-        """Take the next job that may go out of its line; an outdated one may always."""
+        """Take the next job of a queue that may start; an expired one may always."""
         self._admit(line, now)
         if not line.has_room() or not line.has_token(now):
             return None
@@ -265,7 +265,7 @@ class QueueSet:
         self._lines[new.queue].aside[new.executor] += 1
 
     def _call_back(self, key: str) -> bool:
-        """Let the first of each group that waits for this key go back in line."""
+        """Make the first of each group that waits for this key due again."""
         groups = list(self._aside.get(key, {}).items())
         for name, group in groups:
             record = self._records[group.pop()]

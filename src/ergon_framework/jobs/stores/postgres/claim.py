@@ -232,12 +232,12 @@ def claim_limited(
         refused=len(admission.blocked) + len(admission.outdated),
         outdated=len(admission.outdated),
     )
-    for pick, line in zip(picks, found, strict=True):
-        count = sum(row[SEQ] in started for row in line)
+    for pick, found_rows in zip(picks, found, strict=True):
+        count = sum(row[SEQ] in started for row in found_rows)
         gates[pick.queue].enter(count, now)
         claim.taken[pick.share] = count
-    for pick, most, line in zip(picks, wanted, found, strict=True):
-        if len(line) < most or gates[pick.queue].room(1, now) == 0:
+    for pick, most, found_rows in zip(picks, wanted, found, strict=True):
+        if len(found_rows) < most or gates[pick.queue].room(1, now) == 0:
             claim.spent.add(pick.share)
     _apply(tx, request, admission, rows, now, stamp)
     claim.waits = _close(tx, gates, now)
@@ -300,10 +300,10 @@ def _running(tx: Tx, found: Sequence[Sequence[Row]]) -> tuple[Mapping[str, int],
 
 
 def _core_candidates(found: Sequence[Sequence[Row]]) -> Iterator[Candidate]:
-    for line, rows in enumerate(found):
+    for number, rows in enumerate(found):
         for row in rows:
             limits = row[_EXPIRES_AT], row[_KEY], row[_KEY_LIMIT]
-            yield Candidate(place(row), line, row[QUEUE], *limits)
+            yield Candidate(place(row), number, row[QUEUE], *limits)
 
 
 def _apply(

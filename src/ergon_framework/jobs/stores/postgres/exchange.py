@@ -61,7 +61,7 @@ class Exchange:
         keys = ((each.key, each.fence) for each in self._settlements) if memory.keyed else ()
         keyed = memory.keyed.intersection(keys)
         memory.keyed -= keyed
-        # Who waits for a key that is freed here stands in line when this claim begins.
+        # Who waits for a key that is freed here is due when this claim begins.
         applied = self._settle(None if keyed or memory.owed else claim)
         try:
             self._follow(claim)

@@ -142,7 +142,7 @@ def _load(tx: Tx, copies: Sequence[JobCopy]) -> None:
     found = tx.execute(_SQL["standing"], ids).fetchall()
     standing = {(job_id, created_at): seq for job_id, seq, created_at in found}
     tx.execute(_SQL["remove"], ids)
-    # One of another instant is another job, which came to the end of the line.
+    # One of another instant is another job, which was added later.
     seqs = [standing.get((copy.job.id, copy.job.created_at)) for copy in copies]
     values = {"seq": numbers(seqs), "changed_at": numbers([copy.changed_at for copy in copies])}
     tx.execute(_SQL["put"], values | _columns([copy.job for copy in copies]))

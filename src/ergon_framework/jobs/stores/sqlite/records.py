@@ -127,7 +127,7 @@ def _load(tx: Tx, copies: Sequence[JobCopy]) -> None:
         found = cursor.execute(_SQL["standing"], (job.id,)).fetchone()
         seq = None
         if found is not None:
-            # One of another instant is another job, which came to the end of the line.
+            # One of another instant is another job, which was added later.
             seq = found[0] if found[1] == job.created_at else None
             cursor.execute(_SQL["remove"], (job.id,))
         try:
