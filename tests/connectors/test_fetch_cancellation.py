@@ -59,7 +59,7 @@ def stopped(connector: Any, is_under_way: Callable[[], bool]) -> list[Transactio
 @pytest.mark.req("ONE:connector-jobs")
 def test_a_stop_ends_a_fetch_of_jobs_that_waits(jobs: JobsConnector) -> None:
     """It returns empty; the next fetch is one like any other."""
-    assert stopped(jobs, lambda: jobs._desk._subscription is not None) == []
+    assert stopped(jobs, lambda: jobs._consumer._subscription is not None) == []
     jobs.dispatch_transactions([Transaction("a")])
     assert [each.transaction_id for each in jobs.fetch_transactions(5)] == ["a"]
 

@@ -82,7 +82,7 @@ def connector(store: FullJobStore) -> Iterator[JobsConnector]:
 
 def dead_letters(connector: JobsConnector) -> list[tuple[str, str]]:
     """The ids and reasons of dead-lettered jobs."""
-    store = connector._desk.client().store
+    store = connector._consumer.client().store
     found = store.search(Search(statuses=(JobStatus.FAILED,)))
     return [(job.id, job.last_error.message) for job in found if job.last_error is not None]
 
@@ -307,7 +307,7 @@ def test_release_after_parks(store: FullJobStore, connector: JobsConnector, cloc
 
 def die(connector: JobsConnector, clock: Clock) -> None:
     """Nobody renews its leases any more, and they end."""
-    holding = connector._desk._holding
+    holding = connector._consumer._holding
     assert holding is not None
     assert holding._thread is not None
     holding._ending.set()
@@ -375,8 +375,8 @@ def test_a_charge_that_cannot_be_written_hands_nothing_out(
             patch.setattr(type(store), "renew", away)
             with pytest.raises(StoreUnavailableError):
                 connector.fetch_transactions(1)
-        assert connector._desk._holding is not None
-        assert connector._desk._holding.all() == []
+        assert connector._consumer._holding is not None
+        assert connector._consumer._holding.all() == []
     clock.at += 60
     with JobsConnector(store) as connector:
         (came,) = connector.fetch_transactions(1)
@@ -416,7 +416,7 @@ def test_leases_are_renewed_while_a_job_is_in_hand(store: FullJobStore, clock: C
         connector.dispatch_transactions([Transaction("a"), Transaction("b")])
         kept, lost = connector.fetch_transactions(2)
         clock.at += 7
-        holding = connector._desk._holding
+        holding = connector._consumer._holding
         assert holding is not None
         holding.renew()
         clock.at += 7
@@ -555,7 +555,7 @@ def test_a_cancelled_waiting_fetch_takes_nothing(store: FullJobStore) -> None:
     async def scenario() -> list[Transaction]:
         connector = JobsConnector(store, handler="work")
         fetching = asyncio.ensure_future(connector.fetch_transactions_async(1, wait=30.0))
-        await asyncio.to_thread(eventually, lambda: connector._desk._subscription is not None)
+        await asyncio.to_thread(eventually, lambda: connector._consumer._subscription is not None)
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetching

@@ -47,7 +47,7 @@ def test_jobs_use_the_store_and_the_rules_of_the_settings(tmp_path: Path) -> Non
     with maker(tmp_path, text).make() as connector:
         assert isinstance(connector, JobsConnector)
         connector.dispatch_transactions([Transaction("a")])
-        assert connector._desk._settings.lease == 7.0
+        assert connector._consumer._settings.lease == 7.0
     assert (tmp_path / "work.db").exists()
 
 

@@ -216,8 +216,8 @@ class NoQueueLimit(Honest):
     """Keeps a queue's limit for show."""
 
     class Lanes(QueueSet):
-        def line(self, name: str) -> MemoryQueue:
-            found = super().line(name)
+        def get(self, name: str) -> MemoryQueue:
+            found = super().get(name)
             found.has_room = lambda: True  # type: ignore[method-assign]
             return found
 
@@ -236,7 +236,7 @@ class SavesTokens(Honest):
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         queue = super().set_queue(name, **changes)
-        line = self._ledger.lines.line(name)
+        line = self._ledger.queues.get(name)
         if line._bucket is not None:
             since = self.now()
             line.has_token = lambda now: now > since or queue.burst > line.active  # type: ignore[method-assign]
@@ -261,7 +261,7 @@ class _Leaking(Ledger):
     def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
         key = record.new.limit_key
         if key is not None and move.event in self.leaks:
-            self.lines._running[key] += 1
+            self.queues._running[key] += 1
         super()._move(record, move, entry, now)
 
 
@@ -294,8 +294,8 @@ class LateReportFreesTheKey(Honest):
             applied = super().settle(settlement, now)
             record = self.records.get(settlement.key)
             if not applied and record is not None and record.new.limit_key is not None:
-                self.lines._running[record.new.limit_key] -= 1
-                self.lines._call_back(record.new.limit_key)
+                self.queues._running[record.new.limit_key] -= 1
+                self.queues._unblock(record.new.limit_key)
             return applied
 
 
@@ -304,9 +304,9 @@ class CancelledKeepsItsTurn(Honest):
 
     class Lanes(QueueSet):
         def leave(self, record: Record) -> None:
-            aside, self._aside = self._aside, self._aside if record.is_limited else {}
+            aside, self._blocked = self._blocked, self._blocked if record.is_limited else {}
             super().leave(record)
-            self._aside = aside
+            self._blocked = aside
 
 
 class _CallsOnly(QueueSet):
@@ -315,15 +315,15 @@ class _CallsOnly(QueueSet):
     def chosen(self, key: str) -> list[tuple[str, str, int]]:
         raise NotImplementedError
 
-    def _call_back(self, key: str) -> bool:
-        groups = self._aside.get(key, {})
+    def _unblock(self, key: str) -> bool:
+        groups = self._blocked.get(key, {})
         chosen = self.chosen(key)
         rest = {name: groups.pop(name) for name in list(groups) if name not in chosen}
         if not groups:
-            self._aside.pop(key, None)
-        called = super()._call_back(key)
+            self._blocked.pop(key, None)
+        called = super()._unblock(key)
         if rest:
-            self._aside.setdefault(key, {}).update(rest)
+            self._blocked.setdefault(key, {}).update(rest)
         return called
 
 
@@ -332,7 +332,7 @@ class KeyGoesToOneAlone(Honest):
 
     class Lanes(_CallsOnly):
         def chosen(self, key: str) -> list[tuple[str, str, int]]:
-            waiting = self._aside.get(key, {})
+            waiting = self._blocked.get(key, {})
             firsts = [(group.first() or ((), 0), name) for name, group in waiting.items()]
             return [name for _, name in sorted(firsts)[:1]]
 
@@ -342,8 +342,8 @@ class ResumedQueueIsForgotten(Honest):
 
     class Lanes(_CallsOnly):
         def chosen(self, key: str) -> list[tuple[str, str, int]]:
-            waiting = self._aside.get(key, {})
-            return [name for name in waiting if not self.line(name[0]).settings.is_paused]
+            waiting = self._blocked.get(key, {})
+            return [name for name in waiting if not self.get(name[0]).settings.is_paused]
 
 
 # ---- leases -------------------------------------------------------------------------------------

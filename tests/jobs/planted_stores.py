@@ -37,7 +37,7 @@ class Honest(MemoryJobStore):
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
         self._ledger = self.Books()
-        self._ledger.lines = self.Lanes(self._ledger.records)
+        self._ledger.queues = self.Lanes(self._ledger.records)
 
 
 # ---- adding -------------------------------------------------------------------------------------
@@ -179,10 +179,10 @@ class _Ordered(QueueSet):
     def order(self, record: Record) -> tuple[float, ...]:
         return (-record.new.priority, record.run_at, record.key)
 
-    def _line_up(self, record: Record) -> None:
-        super()._line_up(record)
+    def _make_due(self, record: Record) -> None:
+        super()._make_due(record)
         new = record.new
-        self._lines[new.queue].due[new.executor].push(record.key, self.order(record))
+        self._queues[new.queue].due[new.executor].push(record.key, self.order(record))
 
 
 class TiesById(Honest):
@@ -223,7 +223,7 @@ class Starves(Honest):
     class Books(Ledger):
         def claim(self, ask: ClaimRequest, now: float) -> ClaimResult:
             jobs = []
-            for name in sorted(line.settings.name for line in self.lines):
+            for name in sorted(line.settings.name for line in self.queues):
                 if ask.queues is None or name in ask.queues:
                     jobs += super().claim(change(ask, queues=(name,)), now).jobs
                     taken = sum(job.queue == name for job in jobs)
@@ -375,7 +375,7 @@ class PausedIsMore(Honest):
 
     class Books(Ledger):
         def claim(self, ask: ClaimRequest, now: float) -> ClaimResult:
-            asked = [x for x in self.lines if ask.queues is None or x.settings.name in ask.queues]
+            asked = [x for x in self.queues if ask.queues is None or x.settings.name in ask.queues]
             claimed = super().claim(ask, now)
             return change(claimed, more=any(line.has_due() for line in asked))
 

@@ -31,7 +31,7 @@ class Desk:
         self.store_thread = StoreThread(
             self.store,
             JobsSettings(),
-            lambda _slots, *, is_thorough: self.ask(is_thorough),
+            lambda _slots, is_thorough: self.ask(is_thorough),
             _heard,
             _heard,
             _heard,

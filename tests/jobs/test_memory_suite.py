@@ -205,8 +205,8 @@ def test_nothing_grows_with_what_has_passed() -> None:
     shelves = (ledger.records, ledger.by_id, ledger.active, ledger.holders)
     assert [len(shelf) for shelf in shelves] == [0, 0, 0, 0]
     assert (len(ledger.expiring), len(ledger.leaving)) == (0, 0)
-    assert (len(ledger.lines._running), len(ledger.lines._aside)) == (0, 0)
-    assert list(ledger.lines) == []
+    assert (len(ledger.queues._running), len(ledger.queues._blocked)) == (0, 0)
+    assert list(ledger.queues) == []
 
 
 def test_a_heap_tidies_up_after_those_who_left() -> None:

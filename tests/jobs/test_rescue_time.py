@@ -47,7 +47,7 @@ class Hand:
         self.store_thread = StoreThread(
             store,
             settings,
-            lambda _slots, *, is_thorough: ask,
+            lambda _slots, is_thorough: ask,
             lambda _claims: None,
             lambda _settlements: None,
             lambda _name, _fields: None,

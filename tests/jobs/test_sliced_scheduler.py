@@ -111,7 +111,7 @@ class Bench:
         self.store_thread = StoreThread(
             self.store,
             settings,
-            lambda _slots, *, is_thorough: ask,
+            lambda _slots, is_thorough: ask,
             lambda _claims: None,
             lambda _settlements: None,
             lambda name, _fields: self.told.append(name),

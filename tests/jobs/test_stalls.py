@@ -115,7 +115,7 @@ class Bench:
         keeper = StoreThread(
             self.store,
             self.settings,
-            lambda _slots, *, is_thorough: ask,
+            lambda _slots, is_thorough: ask,
             lambda _claims: None,
             lambda _settlements: None,
             lambda _name, _fields: None,

@@ -15,7 +15,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.retry import Backoff
@@ -28,12 +28,9 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, JobStore, Settlement, Topic
 from ergon_framework.storage.failpoints import declare, failpoint
 
-
-class MakeAsk(Protocol):
-    """How the worker asks for jobs."""
-
-    def __call__(self, slots: Mapping[str, int], *, is_thorough: bool) -> ClaimRequest:
-        """Thoroughly: look for what nobody can run, and for what is left, too."""
+MakeRequest: TypeAlias = Callable[[Mapping[str, int], bool], ClaimRequest]
+"""Makes the request of a claim: free slots by executor, and whether it is thorough, that is, also
+looks for what nobody can run, and for what is left."""
 
 
 class SlotCounter:
@@ -73,14 +70,14 @@ class SlotCounter:
         return bool(filled)
 
 
-def by_executor(ask: ClaimRequest, jobs: Sequence[ClaimedJob]) -> Counter[str]:
+def by_executor(request: ClaimRequest, jobs: Sequence[ClaimedJob]) -> Counter[str]:
     """How many of the jobs each executor runs."""
-    return Counter([executor_of(ask, job) for job in jobs])
+    return Counter([executor_of(request, job) for job in jobs])
 
 
-def executor_of(ask: ClaimRequest, job: ClaimedJob) -> str:
+def executor_of(request: ClaimRequest, job: ClaimedJob) -> str:
     """Which executor runs a job."""
-    return job.executor or ask.routes.get(job.queue, ask.default)
+    return job.executor or request.routes.get(job.queue, request.default)
 
 
 logger = logging.getLogger("ergon.jobs")
@@ -197,7 +194,7 @@ class StoreThread:
         self,
         store: JobStore,
         settings: JobsSettings,
-        ask: MakeAsk,
+        make_request: MakeRequest,
         deliver: Callable[[list[Claim]], None],
         settled: Callable[[Sequence[Settlement]], None],
         report: Callable[[str, dict[str, Any]], None],
@@ -211,7 +208,7 @@ class StoreThread:
         self.is_left = False  # something due could not be claimed
         self.due_at: float | None = None  # when the next job may become due, by our clock
         self._settings = settings
-        self._ask = ask
+        self._make_request = make_request
         self._deliver = deliver
         self._settled = settled
         self._report = report
@@ -335,13 +332,13 @@ class StoreThread:
         self._check_outage()
         with self._lock:
             settlements, self._settlements = self._settlements, []
-            ask = self._due_ask()
+            request = self._due_request()
             self._is_busy = True
         is_delivered = False
-        is_asked = bool(settlements) or ask is not None
+        is_asked = bool(settlements) or request is not None
         try:
             if is_asked:
-                is_delivered = self._exchange(settlements, ask)
+                is_delivered = self._exchange(settlements, request)
         finally:
             with self._rests:
                 self._settlements[:0] = settlements  # not written: keep them, in order
@@ -388,7 +385,7 @@ class StoreThread:
         ):
             self.maintenance.delay_rescue()
 
-    def _due_ask(self) -> ClaimRequest | None:
+    def _due_request(self) -> ClaimRequest | None:
         is_due = self._next_at is not None and self._now() >= self._next_at
         if not self._may_claim or not (self._news or is_due):
             return None
@@ -396,19 +393,19 @@ class StoreThread:
         if not slots and not self._is_probing:
             return None
         is_thorough = self._is_probing or is_due or self._next_at is None
-        return self._ask(slots, is_thorough=is_thorough)
+        return self._make_request(slots, is_thorough)
 
-    def _exchange(self, settlements: list[Settlement], ask: ClaimRequest | None) -> bool:
+    def _exchange(self, settlements: list[Settlement], request: ClaimRequest | None) -> bool:
         """Settle and claim in one commit; whether jobs were handed to the loop.
 
         What is written is taken off the list.
         """
         # A notification from here on may be of something that this claim does not see.
-        self._news = self._news and ask is None
+        self._news = self._news and request is None
         if settlements:
             failpoint("worker.before_settle")
         try:
-            applied, claimed = self.store.settle_and_claim(settlements, ask)
+            applied, claimed = self.store.settle_and_claim(settlements, request)
         except BaseException as error:
             self._news = True
             if not settlements or not _is_refusal(error):
@@ -417,7 +414,7 @@ class StoreThread:
             return False
         self._apply(settlements, applied)
         settlements.clear()
-        return ask is not None and self._take(ask, claimed)
+        return request is not None and self._take(request, claimed)
 
     def _settle_apart(self, settlements: list[Settlement]) -> None:
         """One by one: an outcome that the store will never take holds back no other."""
@@ -454,16 +451,16 @@ class StoreThread:
             logger.warning(text, settlement.id)
             self._report("job.late", {"job_id": settlement.id})
 
-    def _take(self, ask: ClaimRequest, claimed: ClaimResult) -> bool:
+    def _take(self, request: ClaimRequest, claimed: ClaimResult) -> bool:
         now = self._now()
         wait = None if claimed.next_at is None else claimed.next_at - self.store.now()
         soonest = now + self._settings.poll  # commits we cannot hear of
         self.due_at = None if wait is None else now + max(0.0, wait)
         self._next_at = soonest if self.due_at is None else min(soonest, self.due_at)
         with self._lock:
-            is_filled = self._slots.take(ask.slots, by_executor(ask, claimed.jobs))
+            is_filled = self._slots.take(request.slots, by_executor(request, claimed.jobs))
             self._news = self._news or is_filled
-        if ask.wants_more:  # no other claim has looked
+        if request.wants_more:  # no other claim has looked
             self.is_left = claimed.more
             if self._is_probing:
                 self._is_probing = False

@@ -232,7 +232,7 @@ class Worker:
         self._store_thread = StoreThread(
             self._store,
             self.settings,
-            self._ask,
+            self._claim_request,
             self._delivered,
             self._was_settled,
             self._reported,
@@ -425,7 +425,7 @@ class Worker:
 
     # ---- for the store_thread, in its thread ----
 
-    def _ask(self, slots: Mapping[str, int], *, is_thorough: bool = True) -> ClaimRequest:
+    def _claim_request(self, slots: Mapping[str, int], is_thorough: bool = True) -> ClaimRequest:
         return ClaimRequest(
             worker=self.name,
             lease=self.settings.claimed_for,
@@ -503,10 +503,10 @@ class Worker:
         )
 
     def _receive(self, claims: list[Claim]) -> None:
-        ask = self._ask({})
+        request = self._claim_request({})
         by_executor: dict[str, list[Claim]] = {}
         for claim in claims:
-            by_executor.setdefault(executor_of(ask, claim.job), []).append(claim)
+            by_executor.setdefault(executor_of(request, claim.job), []).append(claim)
         for executor, found in by_executor.items():
             pool = self._pools[executor]
             nameless = [claim for claim in found if not claim.handler]

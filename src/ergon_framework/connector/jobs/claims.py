@@ -222,7 +222,7 @@ declare("connector.jobs.charging.before", "connector.jobs.charging.after")
 declare("connector.jobs.settling.before", "connector.jobs.settling.after")
 
 
-class Desk:
+class QueueConsumer:
     """One queue of one store, as one process works on it. Any thread may call."""
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from pydantic import ValidationError
 
 from ergon_framework.connector.base import ThreadedTwins, settling
-from ergon_framework.connector.jobs.claims import Desk
+from ergon_framework.connector.jobs.claims import QueueConsumer
 from ergon_framework.connector.jobs.codec import (
     JobDelivery,
     add_once,
@@ -180,26 +180,28 @@ class JobsConnector(ThreadedTwins):
         self._executor = executor or ""
         self._wait = wait
         self._options = {**given.options, "queue": queue}
-        self._desk = Desk(store, given.settings, queue, self._executor or DEFAULT_EXECUTOR)
+        self._consumer = QueueConsumer(
+            store, given.settings, queue, self._executor or DEFAULT_EXECUTOR
+        )
         self._undoing: set[asyncio.Future[None]] = set()
 
     # ---- both ends of its life ----
 
     def open(self) -> None:
         """Open the store; otherwise the first use does."""
-        self._desk.client()
+        self._consumer.client()
 
     def health(self) -> bool:
         """Whether it can be used: not closed, and its store answers."""
         try:
-            self._desk.client().store.find("")
+            self._consumer.client().store.find("")
         except (StoreError, JobsConnectorError):
             return False
         return True
 
     def close(self) -> None:
         """Give back what is in hand and let go. Closing twice is fine."""
-        self._desk.close()
+        self._consumer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -212,7 +214,7 @@ class JobsConnector(ThreadedTwins):
     def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
         """Enqueue one job for each, all in one commit. Those that are there already are left."""
         refuse_extra(extra)
-        client, given = self._desk.client(), list(transactions)
+        client, given = self._consumer.client(), list(transactions)
         routed = (self._handler, self._executor)
         with dispatching("job.enqueue", "rrq.job_id", given):
             jobs = [job_of(each, client, routed, self._options) for each in given]
@@ -231,7 +233,7 @@ class JobsConnector(ThreadedTwins):
 
     def stop_waiting(self) -> None:
         """The fetch under way, or the next one, waits no longer. Any thread may call."""
-        self._desk.stop_waiting()
+        self._consumer.stop_waiting()
 
     def ack(self, transaction: Transaction) -> None:
         """It succeeded: the job is completed."""
@@ -241,7 +243,7 @@ class JobsConnector(ThreadedTwins):
         """It failed: the job's own rule decides between another attempt and the dead letters."""
         with self._claimed(transaction, "nack") as delivery:
             if delivery is not None:
-                final = self._desk.settler.final_codes(delivery.claim.job)
+                final = self._consumer.settler.final_codes(delivery.claim.job)
                 self._record(delivery, event_of(exc, transaction.transaction_id, final))
 
     def release(self, transaction: Transaction) -> None:
@@ -255,11 +257,11 @@ class JobsConnector(ThreadedTwins):
 
     def get_transactions_count(self) -> int:
         """How many jobs of the queue wait, due or not."""
-        return self._desk.client().store.count(Search(statuses=_WAITING, queue=self.queue))
+        return self._consumer.client().store.count(Search(statuses=_WAITING, queue=self.queue))
 
     def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
         """The job with this id, if it is one of the queue. It claims nothing."""
-        job = self._desk.client().store.find(transaction_id)
+        job = self._consumer.client().store.find(transaction_id)
         if job is None or job.queue != self.queue:
             return None
         return transaction_of(job, self.name)
@@ -294,7 +296,7 @@ class JobsConnector(ThreadedTwins):
 
     async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
         """Wait for a fetch nobody waits for any more, and give back what it brought."""
-        self._desk.wake()
+        self._consumer.wake()
         await asyncio.wait([fetching])
         if fetching.exception() is None:
             for transaction in fetching.result():
@@ -312,10 +314,10 @@ class JobsConnector(ThreadedTwins):
         refuse_extra(extra)
         check_batch(batch_size)
         seconds = self._wait if wait is None else seconds_of("wait", wait)
-        claims = self._desk.claim(batch_size, seconds, gave_up)
+        claims = self._consumer.claim(batch_size, seconds, gave_up)
         at = SYSTEM_CLOCK.now()
         return list(
-            self._desk.hand_out(claims, lambda claim: delivery_of(claim, self, self.name, at))
+            self._consumer.hand_out(claims, lambda claim: delivery_of(claim, self, self.name, at))
         )
 
     def _settle(self, transaction: Transaction, verb: str, event: Event) -> None:
@@ -324,7 +326,7 @@ class JobsConnector(ThreadedTwins):
                 self._record(delivery, event)
 
     def _record(self, delivery: JobDelivery, event: Event) -> None:
-        self._desk.settle(delivery.claim, event, SYSTEM_CLOCK.now() - delivery.claimed_at)
+        self._consumer.settle(delivery.claim, event, SYSTEM_CLOCK.now() - delivery.claimed_at)
 
     @contextmanager
     def _claimed(self, transaction: Transaction, verb: str) -> Iterator[JobDelivery | None]:
@@ -333,5 +335,5 @@ class JobsConnector(ThreadedTwins):
         What fails may be tried again, while the lease lasts.
         """
         with settling(JobDelivery, transaction, self, verb, JobsConnectorError) as delivery:
-            self._desk.client()  # raises when it is closed
+            self._consumer.client()  # raises when it is closed
             yield delivery

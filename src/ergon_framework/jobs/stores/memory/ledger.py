@@ -49,7 +49,7 @@ class Ledger:
         self.by_id: dict[str, Record] = {}
         self.active: dict[int, Record] = {}
         self.holders: dict[str, Record] = {}  # of unique keys
-        self.lines = QueueSet(self.records)
+        self.queues = QueueSet(self.records)
         self.expiring = Heap()
         self.leaving = Heap()  # final jobs, by when they are to be purged
         self.is_work = False  # something became claimable since this was last looked at …
@@ -107,7 +107,7 @@ class Ledger:
             expires_at=job.expires_at,
         )
         self.records[record.key] = self.by_id[job.id] = record
-        self.lines.line(job.queue).members += 1
+        self.queues.get(job.queue).members += 1
         self._enter(record)
         return EnqueueResult(job.id, True, None if holder is None else holder.new.id)
 
@@ -174,31 +174,31 @@ class Ledger:
     def claim(self, request: ClaimRequest, now: float) -> ClaimResult:
         """Give a worker what it can take, one job of each queue in turn."""
         offer = Offer(request)
-        lines = [line for line in self.lines if offer.asks_for(line)]
-        turns: deque[MemoryQueue] = deque(lines)
+        queues = [queue for queue in self.queues if offer.asks_for(queue)]
+        turns: deque[MemoryQueue] = deque(queues)
         jobs: list[ClaimedJob] = []
         outdated = 0
         while turns:
-            line = turns.popleft()
-            record = self.lines.next(line, offer, now)
+            queue = turns.popleft()
+            record = self.queues.next(queue, offer, now)
             if record is None:
                 continue
-            turns.append(line)
+            turns.append(queue)
             if record.is_outdated(now):
                 self.end_outdated(record, now)
                 outdated += 1
                 continue
             offer.take(record.new.queue, record.new.executor)
-            line.take_token(now)
+            queue.take_token(now)
             self._lease(record, request, now)
             jobs.append(record.leased(now))
-        next_at = min((line.next_at(now) for line in lines), default=float("inf"))
-        more = any(offer.leaves(line) for line in lines)
+        next_at = min((queue.next_at(now) for queue in queues), default=float("inf"))
+        more = any(offer.leaves(queue) for queue in queues)
         return ClaimResult(jobs, None if next_at == float("inf") else next_at, more, outdated)
 
     def _lease(self, record: Record, request: ClaimRequest, now: float) -> None:
         self.expiring.discard(record.key)
-        self.lines.start(record)
+        self.queues.start(record)
         self.active[record.key] = record
         self._last_fence += 1
         record.fence = self._last_fence  # of the whole store: a new job of an old id has another
@@ -217,20 +217,20 @@ class Ledger:
             self.holders[record.new.unique_key] = record
         if record.expires_at is not None:
             self.expiring.push(record.key, (record.expires_at,))
-        self.lines.wait(record)
+        self.queues.wait(record)
         self.is_work = True
 
     def _leave(self, record: Record) -> None:
         """A job is no longer in the state it is in."""
         if record.status is JobStatus.ACTIVE:
             del self.active[record.key]
-            self.is_work |= self.lines.stop(record)
+            self.is_work |= self.queues.stop(record)
         elif record.status.is_final:
             self.leaving.discard(record.key)
             return
         else:
             self.expiring.discard(record.key)
-            self.lines.leave(record)
+            self.queues.leave(record)
         if record.new.unique_key is not None:
             del self.holders[record.new.unique_key]
 
@@ -240,14 +240,14 @@ class Ledger:
         if old is not None and old.created_at == record.created_at:
             self._leave(old)
             record.key = old.key
-            self.lines.line(old.new.queue).members -= 1
+            self.queues.get(old.new.queue).members -= 1
         elif old is not None:
             self.remove(old)
         if not record.key:
             self._last_key += 1
             record.key = self._last_key
         self.records[record.key] = self.by_id[record.new.id] = record
-        self.lines.line(record.new.queue).members += 1
+        self.queues.get(record.new.queue).members += 1
         self._last_fence = max(self._last_fence, record.fence)
         self._arrive(record)
 
@@ -259,7 +259,7 @@ class Ledger:
         elif record.status is JobStatus.ACTIVE:
             if record.new.unique_key is not None:
                 self.holders[record.new.unique_key] = record
-            self.lines.start(record)
+            self.queues.start(record)
             self.active[record.key] = record
         else:
             self._enter(record)
@@ -268,5 +268,5 @@ class Ledger:
         """Forget a job."""
         self._leave(record)
         del self.records[record.key], self.by_id[record.new.id]
-        self.lines.line(record.new.queue).members -= 1
-        self.lines.forget(record.new.queue)
+        self.queues.get(record.new.queue).members -= 1
+        self.queues.forget(record.new.queue)

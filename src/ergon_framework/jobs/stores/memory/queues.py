@@ -78,7 +78,7 @@ class MemoryQueue:
         self.settings = Queue(name=name)
         self.later = Heap()
         self.due: dict[str, Heap] = {}  # by the executor that their handlers name
-        self.aside: Counter[str] = Counter()  # how many wait for a limit key, by the same
+        self.blocked: Counter[str] = Counter()  # how many wait for a limit key, by the same
         self.active = 0
         self.members = 0  # jobs in any state
         self._bucket: Bucket | None = None
@@ -90,7 +90,7 @@ class MemoryQueue:
     def waiting(self) -> Iterator[str]:
         """The executors named by jobs that wait for something other than time."""
         yield from (named for named, group in self.due.items() if group)
-        yield from self.aside
+        yield from self.blocked
 
     def has_room(self) -> bool:
         """Whether the queue's limit allows one more to run."""
@@ -142,19 +142,19 @@ class Offer:
         self._request = request
         self._free = dict(request.slots)
 
-    def asks_for(self, line: MemoryQueue) -> bool:
+    def asks_for(self, queue: MemoryQueue) -> bool:
         """Whether the worker serves this queue, and the queue may be served."""
-        asked = self._request.queues is None or line.settings.name in self._request.queues
-        return asked and not line.settings.is_paused
+        asked = self._request.queues is None or queue.settings.name in self._request.queues
+        return asked and not queue.settings.is_paused
 
     def takes(self, queue: str, named: str) -> bool:
         """Whether it has room for a job of this queue that names this executor."""
         return self._free.get(self._executor(queue, named), 0) > 0
 
-    def leaves(self, line: MemoryQueue) -> bool:
+    def leaves(self, queue: MemoryQueue) -> bool:
         """Whether a job is due that the worker could run, now or later."""
-        own, queue = self._request.own, line.settings.name
-        return any(not own or self._executor(queue, named) in own for named in line.waiting())
+        own, name = self._request.own, queue.settings.name
+        return any(not own or self._executor(name, named) in own for named in queue.waiting())
 
     def take(self, queue: str, named: str) -> None:
         """It got such a job."""
@@ -169,125 +169,125 @@ class QueueSet:
 
     def __init__(self, records: dict[int, Record]) -> None:
         self._records = records
-        self._lines: OrderedDict[str, MemoryQueue] = OrderedDict()
+        self._queues: OrderedDict[str, MemoryQueue] = OrderedDict()
         self._running: Counter[str] = Counter()  # active jobs by limit key
-        self._aside: dict[str, dict[tuple[str, str, int], Heap]] = {}
+        self._blocked: dict[str, dict[tuple[str, str, int], Heap]] = {}
 
     def __iter__(self) -> Iterator[MemoryQueue]:
-        return iter(self._lines.values())
+        return iter(self._queues.values())
 
-    def line(self, name: str) -> MemoryQueue:
+    def get(self, name: str) -> MemoryQueue:
         """The queue of that name; it exists from when it is first asked for."""
-        return self._lines.setdefault(name, MemoryQueue(name))
+        return self._queues.setdefault(name, MemoryQueue(name))
 
     def forget(self, name: str) -> None:
         """Drop a queue that has neither jobs nor settings."""
-        line = self._lines[name]
-        if not line.members and line.settings == Queue(name=name):
-            del self._lines[name]
+        queue = self._queues[name]
+        if not queue.members and queue.settings == Queue(name=name):
+            del self._queues[name]
 
     # ---- coming and going -----------------------------------------------------------------------
 
     def wait(self, record: Record) -> None:
         """A job waits from now on."""
-        self.line(record.new.queue).later.push(record.key, (record.run_at, record.key))
+        self.get(record.new.queue).later.push(record.key, (record.run_at, record.key))
 
     def start(self, record: Record) -> None:
         """A job that :meth:`next` gave runs from now on."""
         queue = record.new.queue
-        self._lines.move_to_end(queue)
-        self._lines[queue].active += 1
+        self._queues.move_to_end(queue)
+        self._queues[queue].active += 1
         if record.new.limit_key is not None:
             self._running[record.new.limit_key] += 1
 
     def stop(self, record: Record) -> bool:
         """A job runs no more; whether that lets others go that could not."""
-        line = self._lines[record.new.queue]
-        was_full = not line.has_room()
-        line.active -= 1
+        queue = self._queues[record.new.queue]
+        was_full = not queue.has_room()
+        queue.active -= 1
         key = record.new.limit_key
         if key is None:
-            return was_full and line.has_due()
+            return was_full and queue.has_due()
         self._running[key] -= 1
         if not self._running[key]:
             del self._running[key]
-        return self._call_back(key) or (was_full and line.has_due())
+        return self._unblock(key) or (was_full and queue.has_due())
 
     def leave(self, record: Record) -> None:
         """A job waits no more."""
         new = record.new
-        line = self._lines[new.queue]
-        line.later.discard(record.key)
-        _discard(line.due, new.executor, record.key)
+        queue = self._queues[new.queue]
+        queue.later.discard(record.key)
+        _discard(queue.due, new.executor, record.key)
         if new.limit_key is None:
             return
         if record.is_limited:
             group = (new.queue, new.executor, new.limit)
-            self._take_from_aside(new.limit_key, group, record)
+            self._remove_blocked(new.limit_key, group, record)
         else:
-            self._call_back(new.limit_key)  # it may have been called back: then another is now
+            self._unblock(new.limit_key)  # it may have been unblocked: then another is now
 
     # ---- who goes next --------------------------------------------------------------------------
 
-    def next(self, line: MemoryQueue, offer: Offer, now: float) -> Record | None:
+    def next(self, queue: MemoryQueue, offer: Offer, now: float) -> Record | None:
         """Take the next job of a queue that may start; an expired one may always."""
-        self._admit(line, now)
-        if not line.has_room() or not line.has_token(now):
+        self._admit(queue, now)
+        if not queue.has_room() or not queue.has_token(now):
             return None
-        while (named := _first_group(line, offer)) is not None:
-            record = self._records[line.due[named].pop()]
-            if not line.due[named]:
-                del line.due[named]
+        while (named := _first_group(queue, offer)) is not None:
+            record = self._records[queue.due[named].pop()]
+            if not queue.due[named]:
+                del queue.due[named]
             if not self._is_full(record) or record.is_outdated(now):
                 return record
-            self._stand_aside(record)
+            self._block(record)
         return None
 
-    def _admit(self, line: MemoryQueue, now: float) -> None:
-        while (first := line.later.first()) is not None and first[0][0] <= now:
-            self._line_up(self._records[line.later.pop()])
+    def _admit(self, queue: MemoryQueue, now: float) -> None:
+        while (first := queue.later.first()) is not None and first[0][0] <= now:
+            self._make_due(self._records[queue.later.pop()])
 
-    def _line_up(self, record: Record) -> None:
+    def _make_due(self, record: Record) -> None:
         new = record.new
-        group = self._lines[new.queue].due.setdefault(new.executor, Heap())
+        group = self._queues[new.queue].due.setdefault(new.executor, Heap())
         group.push(record.key, (-new.priority, record.run_at, record.key))
 
     def _is_full(self, record: Record) -> bool:
         key = record.new.limit_key
         return key is not None and self._running[key] >= record.new.limit
 
-    def _stand_aside(self, record: Record) -> None:
+    def _block(self, record: Record) -> None:
         new = record.new
-        groups = self._aside.setdefault(new.limit_key or "", {})
+        groups = self._blocked.setdefault(new.limit_key or "", {})
         group = groups.setdefault((new.queue, new.executor, new.limit), Heap())
         group.push(record.key, (-new.priority, record.run_at, record.key))
         record.is_limited = True
-        self._lines[new.queue].aside[new.executor] += 1
+        self._queues[new.queue].blocked[new.executor] += 1
 
-    def _call_back(self, key: str) -> bool:
+    def _unblock(self, key: str) -> bool:
         """Make the first of each group that waits for this key due again."""
-        groups = list(self._aside.get(key, {}).items())
+        groups = list(self._blocked.get(key, {}).items())
         for name, group in groups:
             record = self._records[group.pop()]
-            self._take_from_aside(key, name, record)
-            self._line_up(record)
+            self._remove_blocked(key, name, record)
+            self._make_due(record)
         return bool(groups)
 
-    def _take_from_aside(self, key: str, name: tuple[str, str, int], record: Record) -> None:
-        groups = self._aside[key]
+    def _remove_blocked(self, key: str, name: tuple[str, str, int], record: Record) -> None:
+        groups = self._blocked[key]
         _discard(groups, name, record.key)
         if not groups:
-            del self._aside[key]
+            del self._blocked[key]
         record.is_limited = False
-        self._lines[record.new.queue].aside -= Counter((record.new.executor,))
+        self._queues[record.new.queue].blocked -= Counter((record.new.executor,))
 
 
-def _first_group(line: MemoryQueue, offer: Offer) -> str | None:
+def _first_group(queue: MemoryQueue, offer: Offer) -> str | None:
     """The executor whose jobs have the one that goes next, of those the worker has room for."""
     firsts = [
         (first, named)
-        for named, group in line.due.items()
-        if offer.takes(line.settings.name, named) and (first := group.first()) is not None
+        for named, group in queue.due.items()
+        if offer.takes(queue.settings.name, named) and (first := group.first()) is not None
     ]
     return min(firsts)[1] if firsts else None
 

@@ -60,14 +60,14 @@ class MemoryJobRecords:
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
         with self._step() as ledger:
-            found = {line.settings.name: line.full_at for line in ledger.lines}
+            found = {queue.settings.name: queue.full_at for queue in ledger.queues}
         return {name: full_at for name, full_at in found.items() if full_at is not None}
 
     def fill_buckets(self, full_at: Mapping[str, float]) -> None:
         """Say when buckets will be full."""
         with self._step() as ledger:
             for name, instant in full_at.items():
-                ledger.lines.line(name).fill(instant)
+                ledger.queues.get(name).fill(instant)
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""

@@ -204,7 +204,7 @@ class MemoryJobStore:
             for record in ledger.records.values():
                 members[record.new.queue].append(record)
             found = [
-                _look(line.settings, members[line.settings.name], now) for line in ledger.lines
+                _look(queue.settings, members[queue.settings.name], now) for queue in ledger.queues
             ]
             return sorted(found, key=lambda queue: queue.name)
 
@@ -212,14 +212,14 @@ class MemoryJobStore:
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``."""
         checked = checked_changes(changes)
         with self.step() as ledger:
-            line = ledger.lines.line(name)
+            queue = ledger.queues.get(name)
             now = self.now()
-            line.change(msgspec.structs.replace(line.settings, **checked), now)
+            queue.change(msgspec.structs.replace(queue.settings, **checked), now)
             ledger.is_work = True
             members = [each for each in ledger.records.values() if each.new.queue == name]
-            queue = _look(line.settings, members, now)
-            ledger.lines.forget(name)
-            return queue
+            shown = _look(queue.settings, members, now)
+            ledger.queues.forget(name)
+            return shown
 
     # ---- workers and upkeep ---------------------------------------------------------------------
 
