@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -113,6 +115,41 @@ def test_nothing_is_found_and_nothing_is_made(why: Why) -> None:
     for place in ("the jobs in", "no journal yet", "zone plant-a in", "the provider calls in"):
         assert place in answer.err
     assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.req("ONE:why")
+@pytest.mark.parametrize("unit", ["h$(touch pwned)", "two words", "*", "-dash", "it's", "a;b"])
+def test_a_hint_does_what_it_says_when_it_is_pasted(why: Why, unit: str) -> None:
+    """An id is text of a user, and the store is the one that was asked."""
+    with JobClient("sqlite:///work.db") as here, JobClient("sqlite:///other one.db") as other:
+        for client in (here, other):
+            client.enqueue("h", id=unit, max_attempts=1)
+            Hand(client.store).run(BROKEN)
+    said = why("--store", "sqlite:///other one.db", "--kind", "job", "--", unit).out
+    (hint,) = re.findall(r"with fresh counters:  (ergon .*)$", said, re.MULTILINE)
+    seen = subprocess.run(  # noqa: S603 - what we ourselves printed
+        ["/bin/sh", "-c", f'ergon() {{ printf "%s\\0" "$@"; }}; {hint}'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert sorted(path.name for path in Path().glob("pwned*")) == []
+    assert invoke(seen.stdout.rstrip("\0").split("\0")) == 0
+    with JobClient("sqlite:///work.db") as here, JobClient("sqlite:///other one.db") as other:
+        assert [client.show(unit)["status"] for client in (here, other)] == ["failed", "pending"]
+
+
+@pytest.mark.req("ONE:why")
+def test_a_store_that_cannot_be_read_is_not_said_to_have_been_looked_at(why: Why) -> None:
+    """The job may well be in there."""
+    with JobClient("sqlite:///work.db") as client:
+        client.enqueue("h", id="real")
+    Path("work.db").write_bytes(b"no database at all" * 100)
+    answer = why("real", "--json")
+    assert answer.code != 0
+    assert answer.json["error"]["code"] != "not_found"
+    assert not [each for each in answer.json["error"]["details"]["looked"] if "work.db" in each]
+    assert "work.db" in " ".join(answer.json["error"]["details"]["troubles"])
 
 
 @pytest.mark.parametrize("unit", ["", "  "])

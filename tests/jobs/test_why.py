@@ -83,7 +83,7 @@ def test_a_paused_queue(desk: Desk) -> None:
     """With the command that resumes it."""
     desk.add(queue="mail")
     told = desk.why(worker(), is_paused=True)
-    assert "Its queue 'mail' is paused (ergon queues resume mail)." in told
+    assert "Its queue 'mail' is paused. This starts it again:  ergon queues resume mail" in told
     assert "Nothing holds it" not in told
 
 
@@ -242,7 +242,7 @@ def test_a_dead_job(desk: Desk, failure: Failure, reason: str) -> None:
     assert "It is dead-lettered since 2030-03-17T17:46:40Z, because" in told
     assert reason in told
     assert f"Its last failure was {failure.code}." in told
-    assert "ergon dlq requeue a sends it back with fresh counters." in told
+    assert "This sends it back with fresh counters:  ergon dlq requeue a" in told
 
 
 def test_a_job_that_no_executor_takes(desk: Desk) -> None:
@@ -297,7 +297,7 @@ def test_a_long_history_is_cut(desk: Desk) -> None:
     desk.add()
     many = (b'{"event":"odd"}', b"[]", b"{}") * 5
     told = desk.why(worker(), job=msgspec.structs.replace(desk.job(), history=many))
-    assert "5 older events are left out (ergon jobs show a)." in told
+    assert "5 older events are left out. This shows them:  ergon jobs show a" in told
     assert "At an unknown time: odd." in told
 
 

@@ -23,6 +23,7 @@ from ergon_framework.cli.jobs import show_job
 from ergon_framework.cli.output import progress, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
+from ergon_framework.storage.urls import given_options, pasteable
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
@@ -121,7 +122,7 @@ def show(
         if shape["status"] != "failed":
             raise JobNotFoundError(
                 f"the job {job} is not dead-lettered: it is {shape['status']}",
-                remedy=f"see ergon jobs show {job}",
+                remedy=f"this shows it:  {pasteable('jobs show', job, given_options(config, url))}",
                 details={"job_id": job, "status": shape["status"]},
             )
         show_job(shape, as_json=as_json)

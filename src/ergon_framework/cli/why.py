@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -11,7 +12,12 @@ import typer
 from ergon_framework.cli.job_client import StoreUrl
 from ergon_framework.cli.output import printable, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.errors import ConfigurationError, JobNotFoundError
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    JobNotFoundError,
+    StoreUnavailableError,
+)
 
 UnitId = Annotated[
     str,
@@ -58,7 +64,7 @@ def why(
     for trouble in dict.fromkeys(asked.troubles):
         print(printable(f"note: {trouble}"), file=sys.stderr, flush=True)
     if not found:
-        raise not_found(unit, asked.looked)
+        raise not_found(unit, asked.looked, asked.troubles)
     if as_json:
         shapes = [each.shape() for each in found]
         show_one(shapes[0] if len(shapes) == 1 else {"id": unit, "found": shapes}, as_json=True)
@@ -71,9 +77,18 @@ def why(
             print(printable(sentence))
 
 
-def not_found(unit: str, looked: list[str]) -> JobNotFoundError:
-    """Says where was looked, and what may be missing there."""
+def not_found(unit: str, looked: list[str], troubles: Sequence[str] = ()) -> ErgonError:
+    """Says where was looked, and what may be missing there.
+
+    What could not be looked at may know the unit: that it is nowhere is not claimed then.
+    """
     where = "; ".join(dict.fromkeys(looked)) or "nowhere: the settings name no store and no journal"
+    if troubles:
+        return StoreUnavailableError(
+            f"{unit!r} was not found, but not every place could be looked at; looked at {where}",
+            remedy="mend what the notes above name, then ask again",
+            details={"id": unit, "looked": looked, "troubles": list(dict.fromkeys(troubles))},
+        )
     return JobNotFoundError(
         f"nothing is known about {unit!r}; looked at {where}",
         remedy="name the store with --store, or the settings with --config; what went well is in"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.views import decoded, error_view, last_told
 from ergon_framework.ports.jobstore import Job, JobStore, Subscription, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET
-from ergon_framework.storage.urls import store_option
+from ergon_framework.storage.urls import pasteable, store_option
 
 APART = 0.005
 """Seconds between two looks at the store: in a busy one, jobs end all the time."""
@@ -172,7 +171,7 @@ def result_of(job: Job, url: str = "") -> Any:
         failure = Failure(Kind.CANCELLED if is_cancelled else Kind.DEFECT, job.status.value)
     how = "was cancelled" if is_cancelled else f"failed: {failure.message or failure.code}"
     details = {"job_id": job.id, "status": job.status.value, **error_view(failure)}
-    remedy = f"this tells more:  ergon why {shlex.quote(job.id)}{store_option(url)}"
+    remedy = f"this tells more:  {pasteable('why', job.id, store_option(url))}"
     error = JobFailedError(f"the job {job.id} {how}", remedy=remedy, details=details)
     entry = None if is_cancelled else last_told(job, "traceback")
     if entry is not None:

@@ -15,6 +15,7 @@ from ergon_framework.core.text import counted, duration, failure_text, indented
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import SILENT, entries, executor_of, last_told
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
+from ergon_framework.storage.urls import pasteable
 
 MOST_EVENTS = 10
 """How many events of a long history are told; the rest is in ``ergon jobs show``."""
@@ -26,9 +27,14 @@ def explain_job(
     workers: Sequence[WorkerRecord],
     now: float,
     settings: JobsSettings,
+    options: str = "",
 ) -> list[str]:
-    """Sentences: first where the job stands and why, then what led there."""
-    return [*_state(job, queue, workers, now, settings), *_past(job), *_trace(job)]
+    """Sentences: first where the job stands and why, then what led there.
+
+    ``options`` name the store, for the commands that are told.
+    """
+    state = _state(job, queue, workers, now, settings, options)
+    return [*state, *_past(job, options), *_trace(job)]
 
 
 def _state(
@@ -37,18 +43,19 @@ def _state(
     workers: Sequence[WorkerRecord],
     now: float,
     settings: JobsSettings,
+    options: str,
 ) -> Iterator[str]:
     match job.status:
         case JobStatus.PENDING | JobStatus.RETRYING if job.run_at > now:
             yield _later(job, now, settings)
         case JobStatus.PENDING | JobStatus.RETRYING:
-            yield from _due(job, queue, workers, now, settings)
+            yield from _due(job, queue, workers, now, settings, options)
         case JobStatus.ACTIVE:
             yield from _running(job, workers, now)
         case JobStatus.COMPLETED:
             yield f"It completed{_at(job.finished_at)}, after {counted(job.attempts, 'attempt')}."
         case JobStatus.FAILED:
-            yield from _died(job)
+            yield from _died(job, options)
         case JobStatus.CANCELLED:
             yield f"It was cancelled{_at(job.finished_at)}{_cancelled_for(job)}."
     if job.expires_at is not None and not job.status.is_final:
@@ -77,10 +84,11 @@ def _due(
     workers: Sequence[WorkerRecord],
     now: float,
     settings: JobsSettings,
+    options: str,
 ) -> Iterator[str]:
     yield f"It has been due for {duration(now - job.run_at)} and waits."
     reasons = [
-        *_held_by_queue(queue),
+        *_held_by_queue(queue, options),
         *_held_by_key(job),
         *_held_by_workers(job, workers, now, settings),
     ]
@@ -91,11 +99,12 @@ def _due(
         yield f"Nothing holds it: it is run when a slot is free{others}."
 
 
-def _held_by_queue(queue: Queue | None) -> Iterator[str]:
+def _held_by_queue(queue: Queue | None, options: str) -> Iterator[str]:
     if queue is None:
         return
     if queue.is_paused:
-        yield f"Its queue {queue.name!r} is paused (ergon queues resume {queue.name})."
+        resume = pasteable("queues resume", queue.name, options)
+        yield f"Its queue {queue.name!r} is paused. This starts it again:  {resume}"
     active = queue.counts.get(JobStatus.ACTIVE.value, 0)
     if queue.max_active is not None and active >= queue.max_active:
         yield f"Its queue {queue.name!r} may run {queue.max_active} at once, and {active} run now."
@@ -179,13 +188,14 @@ def _running(job: Job, workers: Sequence[WorkerRecord], now: float) -> Iterator[
             yield "No worker is alive to do so (ergon worker starts one)."
 
 
-def _died(job: Job) -> Iterator[str]:
+def _died(job: Job, options: str) -> Iterator[str]:
     reason = WHY_ENDED.get(job.why, job.why or "nobody recorded why")
     yield f"It is dead-lettered{_since(job.finished_at)}, because {reason}."
     if job.last_error is not None and job.why != "expired":
         failure = job.last_error
         yield f"Its last failure was {failure_text(failure.code, failure.message)}."
-    yield f"ergon dlq requeue {job.id} sends it back with fresh counters."
+    requeue = pasteable("dlq requeue", job.id, options)
+    yield f"This sends it back with fresh counters:  {requeue}"
 
 
 def _cancelled_for(job: Job) -> str:
@@ -197,7 +207,7 @@ def _cancelled_for(job: Job) -> str:
 # ---- what led there ----
 
 
-def _past(job: Job) -> Iterator[str]:
+def _past(job: Job, options: str) -> Iterator[str]:
     events = list(entries(job))
     words = [each.get("event") for each in events]
     lost = words.count("lost")
@@ -208,7 +218,8 @@ def _past(job: Job) -> Iterator[str]:
         )
     told = events[-MOST_EVENTS:]
     if len(events) > len(told):
-        yield f"{len(events) - len(told)} older events are left out (ergon jobs show {job.id})."
+        show = pasteable("jobs show", job.id, options)
+        yield f"{len(events) - len(told)} older events are left out. This shows them:  {show}"
     for event in told:
         yield _event(event)
     if job.excused:

@@ -113,6 +113,28 @@ def path_in(rest: str) -> str:
     return path
 
 
+def pasteable(command: str, operand: str, options: str = "") -> str:
+    """A command of ours that does what it says when somebody pastes it, whatever the operand is.
+
+    Ids and names are text of users: a shell would run what is in them, and an option parser would
+    take one that begins with ``-`` for an option.
+    """
+    if operand.startswith("-"):
+        return f"ergon {command}{options} -- {shlex.quote(operand)}"
+    return f"ergon {command} {shlex.quote(operand)}{options}"
+
+
+def given_options(config: Path | None, store: str | None) -> str:
+    """The options by which a command was told its store, for the next command about the same.
+
+    A URL with a password is not shown: whoever pastes the command puts it into a variable first.
+    """
+    said = "" if config is None else f" --config {shlex.quote(str(config))}"
+    if store is not None:
+        said += store_option(store) or ' --store "$URL_OF_THE_STORE"'
+    return said
+
+
 def store_option(url: str) -> str:
     """The option that names this store in a command somebody can paste; it shows no password.
 

@@ -46,6 +46,8 @@ def explain_call(asked: Question) -> Iterator[Explanation]:
             yield from _in_store(url, asked.unit)
         except ErgonError as error:  # the others may know it
             troubles.append(error)
+        else:
+            asked.looked.append(_place(url))
     if troubles:
         raise troubles[0]
 
@@ -80,11 +82,14 @@ def _stores(asked: Question) -> Iterator[str]:
     for url in urls.values():
         if is_in_memory(url):
             continue
-        where = f"the provider calls in {place_of(url)}"
-        if where not in asked.looked:
-            asked.looked.append(where)
         if has_calls(url, "provider_execution_metrics"):
             yield url
+        else:
+            asked.looked.append(f"{_place(url)}, where there are none yet")
+
+
+def _place(url: str) -> str:
+    return f"the provider calls in {place_of(url)}"
 
 
 def _rows(url: str, units: Sequence[str]) -> list[AttemptRow]:

@@ -21,6 +21,7 @@ from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.journal import Entry
 from ergon_framework.ports.notice import CATALOGUE
+from ergon_framework.storage.urls import given_options
 
 
 def explain_job_id(asked: Question) -> Iterator[Explanation]:
@@ -28,20 +29,23 @@ def explain_job_id(asked: Question) -> Iterator[Explanation]:
     setup = setup_of(asked.settings, asked.store)
     if not setup.url or setup.url.lower().startswith("memory:"):
         return
-    asked.looked.append(f"the jobs in {place_of(setup.url)}")
+    place = f"the jobs in {place_of(setup.url)}"
     if not has_jobs(setup.url):
+        asked.looked.append(f"{place}, where there are none yet")
         return
     with (
         closing(open_store(setup.url, read_only=True)) as store,
         JobClient(settings=setup.jobs, store=store) as client,
     ):
+        asked.looked.append(place)
         try:
             found = client.find(asked.unit)
         except JobNotFoundError:
             yield from _gone(asked)
             return
         queue = next((each for each in store.queues() if each.name == found.queue), None)
-        why = explain_job(found, queue, store.workers(), store.now(), client.settings)
+        options = given_options(asked.config, asked.store)
+        why = explain_job(found, queue, store.workers(), store.now(), client.settings, options)
         gates = list(_gates(asked, found, store.now()))
         yield Explanation("job", found.id, found.status.value, [why[0], *gates, *why[1:]])
 

@@ -101,7 +101,7 @@ def place_of(url: str) -> str:
 def has_calls(url: str, table: str) -> bool:
     """Whether a store has a table of provider calls.
 
-    A server that does not answer is believed to have it: whoever opens it says what is wrong.
+    One that does not answer or cannot be read is believed to: whoever opens it says what is wrong.
     """
     file = file_of(url)
     if file is not None:
@@ -122,7 +122,7 @@ def has_calls(url: str, table: str) -> bool:
 def has_jobs(url: str) -> bool:
     """Whether anybody has stored jobs there, as far as that can be seen without making anything.
 
-    A server that does not answer is believed to have them: whoever opens it says what is wrong.
+    One that does not answer or cannot be read is believed to: whoever opens it says what is wrong.
     """
     file = file_of(url)
     if file is not None:
@@ -149,12 +149,22 @@ def _has_table(file: Path, name: str) -> bool:
     try:
         return file_has_table(file, name)
     except StoreError:
-        return False  # whoever opens it in earnest says what is wrong with it
+        return not _is_missing(file)
+
+
+def _is_missing(file: Path) -> bool:
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False  # there is something, and it is not for us
+    return False
 
 
 def file_has_table(file: Path, name: str) -> bool:
     """Whether an SQLite file has a table; ``StoreError`` when it is not there, or is none."""
-    if not file.is_file():
+    if _is_missing(file) or file.is_dir():
         raise StoreUnavailableError(
             f"there is no file {file}",
             remedy="a worker, a provider or ergon db upgrade makes it; or name another store",
