@@ -334,6 +334,23 @@ def test_restore_moves_what_was_there_aside(backed_up: Desk) -> None:
     assert desk("verify", "--data", "copy").code == 0
 
 
+def test_restore_on_a_full_disk_does_not_claim_to_be_done(backed_up: Desk) -> None:
+    """The standard output is fine: it is the disk that is full, and the zone is as it was."""
+    before = backed_up("verify", "--data", backed_up.data).out
+    words = f"boundary restore copy --data {backed_up.data} --replace"
+    done = subprocess.run(  # noqa: S603 - our own command
+        ["sh", "-c", f"ulimit -f 16; {sys.executable} -m ergon_framework.cli {words}"],  # noqa: S607
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "standard output" not in done.stderr
+    assert "is done" not in done.stderr
+    assert backed_up("verify", "--data", backed_up.data).out == before
+
+
 def test_restore_into_a_new_folder_says_what_follows(backed_up: Desk) -> None:
     """Every command that it prints can be pasted."""
     answer = backed_up("restore", "copy", "--data", "fresh")

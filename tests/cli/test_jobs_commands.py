@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,6 +24,8 @@ from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import WorkerRecord
 from tests.app.workplace import Workplace
 from tests.jobs.manual_worker import BROKEN, Hand
+
+ERGON = (sys.executable, "-m", "ergon_framework.cli")
 
 pytestmark = pytest.mark.req("JOBS:operator", "X22")
 SETTINGS = """
@@ -243,7 +247,58 @@ def test_commits_before_a_wrong_line_stay(desk: Desk, monkeypatch: pytest.Monkey
     assert len(desk("jobs", "list", "--json").json) == 2
     monkeypatch.setattr(sys, "stdin", io.StringIO("[1]\n[2]\n[3]\n{\n"))
     error = desk("enqueue", "h", "--stdin", "--json").json["error"]
-    assert error["details"]["stored"] == 2
+    assert (error["details"]["stored"], error["details"]["next_line"]) == (2, 3)
+    assert "the jobs of lines 1 to 2 are stored, no others" in answer.err
+    assert "then send what begins with line 3" in answer.err
+    assert "quote it for the shell" not in answer.err
+
+
+@pytest.mark.parametrize("words", ["enqueue h --stdin", "boundary append", "boundary put b k -"])
+def test_a_standard_input_that_is_closed(words: str, tmp_path: Path) -> None:
+    """There is nothing to read, and nothing is stored; no defect is claimed."""
+    ergon = f"{sys.executable} -m ergon_framework.cli {words}"
+    done = subprocess.run(  # noqa: S603 - our own command
+        ["sh", "-c", f"{ergon} <&-"],  # noqa: S607 - any shell will do
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "defect" not in done.stderr
+
+
+def test_stored_jobs_are_counted_when_nobody_reads_their_ids(tmp_path: Path) -> None:
+    """A script that sends them again would have them twice."""
+    lines = "".join(f"[{number}]\n" for number in range(1500))
+    done = subprocess.run(  # noqa: S603 - our own command
+        [
+            sys.executable,
+            "-m",
+            "ergon_framework.cli",
+            "enqueue",
+            "h",
+            "--stdin",
+            "--store",
+            f"sqlite:///{tmp_path / 'work.db'}",
+        ],
+        input=lines,
+        stdout=_broken_pipe(),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "1,000 jobs are stored" in done.stderr
+
+
+def _broken_pipe() -> int:
+    """The writing end of a pipe that nobody can read any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
 
 
 # ---- jobs ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ergon_framework.cli.output import (
     progress,
     show_list,
     show_one,
+    standard_input,
     stop_if_unread,
 )
 from ergon_framework.cli.session import JsonFlag
@@ -314,12 +315,12 @@ def _whole(file: Path | None) -> bytes:
 
 def _lines(file: Path | None) -> Iterator[bytes]:
     """The lines of a file or of the standard input, as they are."""
-    if file is None and sys.stdin.isatty():
+    if file is None and standard_input().isatty():
         raise ConfigurationError(
             "there is no fact", remedy="name a file, give --subject and the like, or pipe it in"
         )
     if file is None or str(file) == STDIN:
-        yield from sys.stdin.buffer
+        yield from standard_input().buffer
         return
     try:
         with open(file, "rb") as opened:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from ergon_framework.cli.boundary_node import Node, asks_node
-from ergon_framework.cli.output import progress, show_one
+from ergon_framework.cli.output import StdoutBytes, progress, show_one, standard_input
 from ergon_framework.cli.session import JsonFlag
 from ergon_framework.errors import ConfigurationError, DataLossError
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
@@ -108,7 +107,9 @@ class Download:
                 report(done)
 
 
-def copied_out(transport: HttpTransport, bucket: str, key: str, out: BinaryIO) -> None:
+def copied_out(
+    transport: HttpTransport, bucket: str, key: str, out: BinaryIO | StdoutBytes
+) -> None:
     """Write an object's bytes to a stream; that they were wrong can only be told afterwards."""
     hashed = hashlib.sha256()
     with closing(transport.get_object(bucket, key)) as stream:
@@ -168,7 +169,7 @@ def put(
     from ergon_framework.boundary.client.artifacts import digest_of, source_of
     from ergon_framework.boundary.client.transport import Reported
 
-    with closing(source_of(sys.stdin.buffer if str(file) == "-" else file)) as source:
+    with closing(source_of(standard_input().buffer if str(file) == "-" else file)) as source:
         # The node compares: what arrives is what lies here, or nothing is stored.
         digest = digest_of(source)
         with progress(f"put {name}", source.size, in_bytes=True) as move:
@@ -200,7 +201,7 @@ def get(
             raise ConfigurationError(
                 "--json and the bytes cannot both go to the standard output", remedy="give -o FILE"
             )
-        copied_out(node.transport, bucket, name, sys.stdout.buffer)
+        copied_out(node.transport, bucket, name, StdoutBytes())
         return
     download = Download(node.transport, bucket, name, output)
     if not download.is_done(force=force):

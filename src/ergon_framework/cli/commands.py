@@ -34,6 +34,7 @@ from ergon_framework.cli import (
 )
 from ergon_framework.cli.distribution import version
 from ergon_framework.cli.output import (
+    is_about_a_disk,
     is_about_stdout,
     leave_stdout,
     prepare_streams,
@@ -164,6 +165,11 @@ def _refuse(error: BaseException, *, as_json: bool) -> int:
         error = ErgonError(
             f"standard output cannot be written: {describe(error)}",
             remedy="what the command did is done: look before you do it again",
+        )
+    elif is_about_a_disk(error):
+        error = ErgonError(
+            f"the command did not end: {describe(error)}",
+            remedy="make room on the disk that it writes to, and do it again",
         )
     elif not isinstance(error, ErgonError | KeyboardInterrupt):
         hint = "this is a defect of Ergon; --debug shows where"

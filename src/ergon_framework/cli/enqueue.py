@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.job_client import StoreUrl, opened
-from ergon_framework.cli.output import json_text, progress, show_error, show_list, show_one
+from ergon_framework.cli.output import (
+    json_text,
+    progress,
+    show_error,
+    show_list,
+    show_one,
+    standard_input,
+)
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.errors import ConfigurationError, JobError
+from ergon_framework.errors import ConfigurationError, ErgonError, JobError
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import EnqueuedJob, JobClient
@@ -188,23 +195,39 @@ def _shape(job: EnqueuedJob) -> dict[str, Any]:
 
 def _many(client: JobClient, handler: str | None, options: Mapping[str, Any], as_json: bool) -> int:
     """Commit by commit. For people, ids are printed as soon as their jobs are stored."""
-    lines = _Lines(sys.stdin, handler)
+    lines = _Lines(standard_input(), handler)
     rows: list[dict[str, Any]] = []
+    stored_to = 0
     with progress("enqueued") as move:
         try:
             while jobs := client.enqueue_many(islice(lines, CHUNK), **options):
                 rows += map(_shape, jobs)
+                stored_to = lines.number
                 move(len(rows))
                 if not as_json:
                     print(*jobs, sep="\n", flush=True)
-        except JobError as error:
+        except ErgonError as error:
             error.details["stored"] = len(rows)
             if type(error) is JobError and not error.message.startswith("line "):
                 error.message = f"line {lines.number}: {error.message}"
+            _say_what_is_stored(error, stored_to)
+            raise
+        except OSError:  # of the standard output: nobody must think that there are no jobs
+            print(f"{len(rows):,} jobs are stored", file=sys.stderr, flush=True)
             raise
     if as_json:
         show_list(rows, ["id"], as_json=True)
     return 0
+
+
+def _say_what_is_stored(error: ErgonError, stored_to: int) -> None:
+    """Whoever sends the whole file again would have every job of the earlier commits twice."""
+    error.details["next_line"] = stored_to + 1
+    if not stored_to:
+        error.message += "; no job is stored"
+        return
+    error.message += f"; the jobs of lines 1 to {stored_to} are stored, no others"
+    error.remedy = f"{error.remedy}; then send what begins with line {stored_to + 1}"
 
 
 class _Lines:
@@ -265,9 +288,9 @@ def _parsed(where: str, text: str) -> Any:
             "nested too deeply" if isinstance(error, RecursionError) else str(error)
         )
         place = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
-        raise JobError(
-            f"{where} is not JSON: {told}{place}", remedy="quote it for the shell"
-        ) from None
+        is_line = where.startswith("line ")
+        remedy = "mend the line" if is_line else "quote it for the shell"
+        raise JobError(f"{where} is not JSON: {told}{place}", remedy=remedy) from None
 
 
 def _no_number(word: str) -> Any:

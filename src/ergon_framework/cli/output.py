@@ -16,16 +16,19 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
-from typing import Any, Protocol
+from io import TextIOWrapper
+from typing import Any, Protocol, Self, TextIO
 
 from ergon_framework.app.console import log_line
 from ergon_framework.core.text import quoted_json
-from ergon_framework.errors import ErgonError, describe, text_of
+from ergon_framework.errors import ConfigurationError, ErgonError, describe, text_of
 
 Row = Mapping[str, Any]
 
 _closed: set[str] = set()
 """Streams that were closed before we began."""
+_refused: set[OSError] = set()
+"""What the standard output answered when it could not be written."""
 _UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG}
 
 
@@ -84,9 +87,19 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             _closed.add(name)
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for good
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
+    if type(sys.stdout) is TextIOWrapper:
+        sys.stdout = _Stdout.over(sys.stdout)
+    elif (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
         reconfigure(errors="backslashreplace")
+
+
+def standard_input() -> TextIO:
+    """What is piped in. Where it was closed before we began, there is nothing to read."""
+    if sys.stdin is None:
+        raise ConfigurationError(
+            "the standard input is closed", remedy="pipe something in, or name a file"
+        )
+    return sys.stdin
 
 
 def is_stdout_closed() -> bool:
@@ -94,12 +107,69 @@ def is_stdout_closed() -> bool:
     return "stdout" in _closed
 
 
-def is_about_stdout(error: BaseException) -> bool:
-    """Whether it is the standard output that cannot be written, on a full disk say.
+class _Stdout(TextIOWrapper):
+    """The standard output, which remembers that it could not be written.
 
-    Those of a file have its name, and those of a store are told as its own.
+    An error of the operating system does not say which file it is about, and a command that fails
+    on a full disk may have a healthy standard output.
     """
-    return isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE
+
+    @classmethod
+    def over(cls, stream: TextIOWrapper) -> Self:
+        """The same file, with letters that it cannot carry spelled."""
+        encoding, is_by_line = stream.encoding, stream.line_buffering
+        writes_through = stream.write_through
+        return cls(
+            stream.detach(),
+            encoding=encoding,
+            errors="backslashreplace",
+            line_buffering=is_by_line,
+            write_through=writes_through,
+        )
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            _refused.add(error)
+            raise
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            _refused.add(error)
+            raise
+
+
+class StdoutBytes:
+    """The standard output for bytes; that it could not be written is remembered here, too."""
+
+    def write(self, data: bytes) -> int:
+        """Write all of it."""
+        try:
+            return sys.stdout.buffer.write(data)
+        except OSError as error:
+            _refused.add(error)
+            raise
+
+    def flush(self) -> None:
+        """Hand everything over."""
+        try:
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            _refused.add(error)
+            raise
+
+
+def is_about_stdout(error: BaseException) -> bool:
+    """Whether it is the standard output that cannot be written, on a full disk say."""
+    return isinstance(error, OSError) and error.errno in _UNWRITABLE and error in _refused
+
+
+def is_about_a_disk(error: BaseException) -> bool:
+    """Whether a disk is full, broken or may not be written: nothing that we could have avoided."""
+    return isinstance(error, OSError) and error.errno in _UNWRITABLE - {errno.EBADF}
 
 
 def leave_stdout() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ergon_framework.cli.output import keep_stdout, show_error, show_one
+from ergon_framework.cli.output import keep_stdout, show_error, show_one, standard_input
 from ergon_framework.cli.session import (
     ConfigPath,
     JsonFlag,
@@ -101,7 +100,7 @@ def _read(what: str, text: str | None) -> str | None:
         return text
     try:
         if text == "-":
-            content = sys.stdin.buffer.read(LONGEST_TEXT + 1)
+            content = standard_input().buffer.read(LONGEST_TEXT + 1)
         else:
             with Path(text[1:]).open("rb") as file:
                 content = file.read(LONGEST_TEXT + 1)

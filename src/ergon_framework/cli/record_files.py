@@ -12,7 +12,13 @@ import typer
 
 from ergon_framework.cli.distribution import version
 from ergon_framework.cli.move import progress
-from ergon_framework.cli.output import is_stdout_closed, show_error, show_list, show_one
+from ergon_framework.cli.output import (
+    StdoutBytes,
+    is_stdout_closed,
+    show_error,
+    show_list,
+    show_one,
+)
 from ergon_framework.cli.session import JsonFlag, StoppedError, stoppable
 from ergon_framework.errors import ConfigurationError, ErgonError
 
@@ -79,8 +85,9 @@ def _export_to_stdout(asked: Exporting, *, as_json: bool) -> None:
             remedy="name a FILE",
         )
     with progress(as_json=False) as tell:
-        exported = run(asked, StreamOutput(sys.stdout.buffer), tell)
-        sys.stdout.buffer.flush()
+        stdout = StdoutBytes()
+        exported = run(asked, StreamOutput(stdout), tell)
+        stdout.flush()
     total = exported.trailer
     print(f"exported {total.records} records, {total.digest}", file=sys.stderr)
     for note in exported.notes:

@@ -380,10 +380,17 @@ class FileOutput:
             ) from error
 
 
+class ByteSink(Protocol):
+    """Something that takes bytes."""
+
+    def write(self, data: bytes, /) -> int:
+        """Take all of them."""
+
+
 class StreamOutput:
     """The standard output. What was written there cannot be taken back."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: ByteSink) -> None:
         self._stream = stream
         self._has_begun = False
 
