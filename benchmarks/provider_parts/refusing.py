@@ -9,7 +9,7 @@ from races import Effort, Entry, Record, race
 
 from ergon_framework.core.circuit_breaker import Breaker
 from ergon_framework.core.limits import Window
-from ergon_framework.ports.providerstore import Batch, LaneKey, ProviderStore, Quota
+from ergon_framework.ports.providerstore import LaneKey, ProviderStore, QuotaGrant, RecordBatch
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderConnectionError, ProviderRateLimitError
@@ -41,12 +41,12 @@ class CountingStore(MemoryProviderStore):
         self.writes += 1
         return super().cool(key, until)
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """A write."""
         self.writes += 1
         return super().reserve(key, window, limit, units)
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         """A write."""
         self.writes += 1
         super().record(batch)

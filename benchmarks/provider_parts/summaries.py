@@ -11,7 +11,7 @@ from pathlib import Path
 
 from races import Effort, Entry, FailedError, Record, Turn, race
 
-from ergon_framework.ports.providerstore import AttemptRow, Batch, ProviderStore
+from ergon_framework.ports.providerstore import AttemptRow, ProviderStore, RecordBatch
 from ergon_framework.providers.service import ProviderHealthService
 from ergon_framework.providers.stores import open_store
 from provider_parts.calls import TENANT
@@ -53,7 +53,7 @@ def _read(store: ProviderStore, reads: int) -> Turn:
     service, taken = ProviderHealthService(store), []
     burnt = 0.0
     for _ in range(reads):
-        store.record(Batch(attempts(LANES // 10, LANES)))
+        store.record(RecordBatch(attempts(LANES // 10, LANES)))
         cpu, began = time.process_time(), time.perf_counter()
         found = service.summary(TENANT)
         taken.append(time.perf_counter() - began)
@@ -66,9 +66,9 @@ def _read(store: ProviderStore, reads: int) -> Turn:
 def _first(path: Path) -> float:
     """Seconds of the first read of a process, which has nothing to remember."""
     from ergon_framework.providers.stores.sql_store import SqlProviderStore
-    from ergon_framework.providers.stores.sqlite import SqliteGround
+    from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase
 
-    store = SqlProviderStore(SqliteGround(path))
+    store = SqlProviderStore(SqliteProviderDatabase(path))
     began = time.perf_counter()
     ProviderHealthService(store).summary(TENANT)
     taken = time.perf_counter() - began
@@ -80,7 +80,7 @@ def _filled(path: Path, size: int) -> ProviderStore:
     store = open_store(f"sqlite:///{path}")
     recorded = min(size, RECORDED)
     for part in parts(attempts(recorded, LANES, span=HOUR), 2_000):
-        store.record(Batch(part))
+        store.record(RecordBatch(part))
     if size > recorded:
         store.close()
         _copy(path, recorded, size)

@@ -14,7 +14,7 @@ import pytest
 
 from ergon_framework.cli import invoke
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.ports.providerstore import Batch, DeadLetter, LetterStatus, ProviderStore
+from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, ProviderStore, RecordBatch
 from ergon_framework.providers.stores import open_store
 from tests.app.workplace import Workplace
 from tests.jobs.manual_worker import BROKEN, Hand
@@ -87,7 +87,7 @@ def store(ergon: Ergon) -> Iterator[ProviderStore]:
             replace(LETTER, dead_letter_id="secret", has_secrets=True, occurred_at=1.6e9),
             replace(LETTER, dead_letter_id="large", payload=None, occurred_at=1.6e9 + 1),
         ]
-        store.record(Batch([], letters))
+        store.record(RecordBatch([], letters))
         store.move_letter("letter-1", LetterStatus.PUBLISHED, when=[LetterStatus.PENDING])
         yield store
 
@@ -235,7 +235,9 @@ def test_filters_of_both_kinds_contradict_each_other(ergon: Ergon) -> None:
 def test_old_letters_are_found_by_age(ergon: Ergon) -> None:
     """In seconds, as for jobs."""
     with closing(open_store("sqlite:///work.db")) as store:
-        store.record(Batch([], [replace(LETTER, dead_letter_id="new", occurred_at=time.time())]))
+        store.record(
+            RecordBatch([], [replace(LETTER, dead_letter_id="new", occurred_at=time.time())])
+        )
     words = ("dlq", "purge", "--kind", "provider", "--older-than", "3600", "--json")
     assert ergon(*words).json["purged"] == 4
 
@@ -254,7 +256,7 @@ def test_providers_may_have_a_store_of_their_own(ergon: Ergon, workplace: Workpl
     workplace.settings(SETTINGS + '\n[providers]\nstore = "sqlite:///calls.db"\n')
     bury_a_job()
     with closing(open_store("sqlite:///calls.db")) as store:
-        store.record(Batch([], [LETTER]))
+        store.record(RecordBatch([], [LETTER]))
     rows = ergon("dlq", "list", "--json").json
     assert [row["id"] for row in rows] == ["job-0", "letter-0"]
     assert Path("calls.db").exists()
@@ -266,7 +268,7 @@ def test_each_provider_may_have_one(ergon: Ergon, workplace: Workplace) -> None:
     workplace.settings(SETTINGS + own)
     for file, name in (("work", "letter-0"), ("crm", "letter-1")):
         with closing(open_store(f"sqlite:///{file}.db")) as store:
-            store.record(Batch([], [replace(LETTER, dead_letter_id=name)]))
+            store.record(RecordBatch([], [replace(LETTER, dead_letter_id=name)]))
     rows = ergon("dlq", "list", "--kind", "provider", "--json").json
     assert sorted(row["id"] for row in rows) == ["letter-0", "letter-1"]
     assert ergon("dlq", "show", "letter-1", "--json").json["payload"] == {"q": 1}
@@ -306,7 +308,7 @@ def test_one_of_two_files_that_are_not_there(
     """Where providers have a store of their own, that one is looked at, and the other not made."""
     workplace.settings(SETTINGS + '\n[providers]\nstore = "sqlite:///calls.db"\n')
     with closing(open_store("sqlite:///calls.db")) as store:
-        store.record(Batch([], [LETTER]))
+        store.record(RecordBatch([], [LETTER]))
     assert invoke(["dlq", "list", "--json"]) == 0
     assert "letter-0" in capsys.readouterr().out
     assert not Path("work.db").exists()

@@ -22,13 +22,13 @@ from ergon_framework.boundary.zone import PEER
 from ergon_framework.cli import invoke
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.connector.transaction import Transaction
-from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Held
 from ergon_framework.core.limits import Window
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.journal import Entry
-from ergon_framework.ports.providerstore import AttemptRow, Batch, DeadLetter, LaneKey
+from ergon_framework.ports.providerstore import AttemptRow, DeadLetter, LaneKey, RecordBatch
 from ergon_framework.providers.stores import open_store
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.task.exceptions import ExceptionType, TransactionException
@@ -343,9 +343,9 @@ def test_a_parked_job_names_its_gate(why: Why) -> None:
         Hand(client.store).run(held)
     with closing(open_store("sqlite:///work.db")) as store:
         refused = ROW._replace(attempt_number=0, outcome="failed", reason_code="circuit_open")
-        store.record(Batch([refused]))
+        store.record(RecordBatch([refused]))
         now = store.now()
-        store.swap(LANE, 0, Breaker(State.OPEN, 5, now + 600, generation=1))
+        store.swap(LANE, 0, Breaker(CircuitState.OPEN, 5, now + 600, generation=1))
         window = Window(now - 10, now + 1000)
         store.reserve(LANE, window, 1, 1)
     shape = why("job-1", "--kind", "job", "--json").json
@@ -400,7 +400,7 @@ def calls(why: Why) -> Iterator[None]:
     )
     other = replace(letter, dead_letter_id="letter-2", idempotency_key="x", correlation_id="y")
     with closing(open_store("sqlite:///work.db")) as store:
-        store.record(Batch([ROW, last], [letter, other]))
+        store.record(RecordBatch([ROW, last], [letter, other]))
         store.cool(LANE, store.now() + 300)
         yield
 
@@ -437,8 +437,8 @@ def test_a_provider_with_a_store_of_its_own(why: Why, workplace: Workplace) -> N
         client.enqueue("h", id="job-1")
         Hand(client.store).run(held)
     with closing(open_store("sqlite:///crm.db")) as store:
-        store.record(Batch([ROW._replace(attempt_number=0, outcome="failed")]))
-        store.swap(LANE, 0, Breaker(State.OPEN, 5, store.now() + 600, generation=1))
+        store.record(RecordBatch([ROW._replace(attempt_number=0, outcome="failed")]))
+        store.swap(LANE, 0, Breaker(CircuitState.OPEN, 5, store.now() + 600, generation=1))
     assert why("order-9", "--json").json["kind"] == "call"
     told = " ".join(why("job-1", "--kind", "job", "--json").json["why"])
     assert "The circuit of rank/snapshot is open until" in told
@@ -453,7 +453,7 @@ def test_one_store_of_calls_in_trouble_hides_no_other(why: Why, workplace: Workp
     with closing(sqlite3.connect("work.db")) as broken:
         broken.execute("CREATE TABLE provider_execution_metrics (id)")
     with closing(open_store("sqlite:///crm.db")) as store:
-        store.record(Batch([ROW]))
+        store.record(RecordBatch([ROW]))
     answer = why("order-9", "--json")
     assert answer.json["kind"] == "call"
 

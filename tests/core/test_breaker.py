@@ -8,7 +8,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ergon_framework.core.circuit_breaker import Breaker, BreakerRule, Permit, Refusal, State, Vote
+from ergon_framework.core.circuit_breaker import (
+    Breaker,
+    BreakerRule,
+    CircuitRefusal,
+    CircuitState,
+    Permit,
+    Vote,
+)
 
 RULE = BreakerRule(failure_threshold=3, open_cooldown=10.0, probe_lease=20.0)
 
@@ -25,20 +32,20 @@ def fail(circuit: Breaker, times: int, now: float = 0.0, rule: BreakerRule = RUL
 @pytest.mark.req("PEF:C-1", "PEF:C-2")
 def test_the_states_are_the_words_the_tables_hold() -> None:
     """``closed``, ``open``, ``half_open``, and the fields of the specification."""
-    assert [each.value for each in State] == ["closed", "open", "half_open"]
+    assert [each.value for each in CircuitState] == ["closed", "open", "half_open"]
     circuit = fail(Breaker(), 3)
-    assert (circuit.state, circuit.failures, circuit.open_until) == (State.OPEN, 3, 10.0)
+    assert (circuit.state, circuit.failures, circuit.open_until) == (CircuitState.OPEN, 3, 10.0)
 
 
 @pytest.mark.req("PEF:C-3")
 def test_so_many_failures_in_a_row_open_it() -> None:
     """One less does not, and a success in between begins anew."""
     circuit = fail(Breaker(), 2)
-    assert circuit.state is State.CLOSED
+    assert circuit.state is CircuitState.CLOSED
     circuit = circuit.report(RULE, Permit(0), Vote.SUCCESS, 0.0)
     assert circuit.failures == 0
-    assert fail(circuit, 2).state is State.CLOSED
-    assert fail(circuit, 3).state is State.OPEN
+    assert fail(circuit, 2).state is CircuitState.CLOSED
+    assert fail(circuit, 3).state is CircuitState.OPEN
 
 
 @pytest.mark.req("PEF:trap-neutral-votes")
@@ -49,19 +56,19 @@ def test_a_neutral_vote_is_no_success() -> None:
         circuit = fail(circuit, 1)
         if number < 2:
             circuit = circuit.report(RULE, Permit(0), Vote.NEUTRAL, 0.0)
-    assert circuit.state is State.OPEN
+    assert circuit.state is CircuitState.OPEN
 
 
 @pytest.mark.req("PEF:C-4")
 def test_open_refuses_until_the_cooldown_has_passed() -> None:
     """The last instant before is refused, the cooldown's end is not."""
     circuit = fail(Breaker(), 3)
-    assert circuit.peek(RULE, 9.999) == Refusal(10.0)
-    assert circuit.admit(RULE, "t", 9.999) == (circuit, Refusal(10.0))
+    assert circuit.peek(RULE, 9.999) == CircuitRefusal(10.0)
+    assert circuit.admit(RULE, "t", 9.999) == (circuit, CircuitRefusal(10.0))
     assert circuit.peek(RULE, 10.0) is None
     after, permit = circuit.admit(RULE, "t", 10.0)
     assert isinstance(permit, Permit)
-    assert after.state is State.HALF_OPEN
+    assert after.state is CircuitState.HALF_OPEN
 
 
 @pytest.mark.req("PEF:C-5", "PEF:trap-half-open-stampede")
@@ -82,7 +89,7 @@ def test_enough_successful_probes_close_it_even_through_one_place() -> None:
     rule = BreakerRule(1, 10.0, half_open_max_calls=1, half_open_success_threshold=3)
     circuit = fail(Breaker(), 1, rule=rule)
     for number in range(3):
-        assert circuit.state is not State.CLOSED
+        assert circuit.state is not CircuitState.CLOSED
         circuit, permit = circuit.admit(rule, f"p{number}", 10.0)
         assert isinstance(permit, Permit)
         circuit = circuit.report(rule, permit, Vote.SUCCESS, 11.0)
@@ -100,7 +107,7 @@ def test_any_failed_probe_opens_it_again_for_a_fresh_cooldown() -> None:
     assert isinstance(second, Permit)
     circuit = circuit.report(rule, first, Vote.SUCCESS, 12.0)
     circuit = circuit.report(rule, second, Vote.FAILURE, 13.0)
-    assert (circuit.state, circuit.open_until) == (State.OPEN, 23.0)
+    assert (circuit.state, circuit.open_until) == (CircuitState.OPEN, 23.0)
 
 
 @pytest.mark.req("PEF:C-10", "PEF:trap-stale-success")
@@ -121,11 +128,11 @@ def test_a_probe_that_never_reports_gives_its_place_back() -> None:
     circuit = fail(Breaker(), 3)
     circuit, lost = circuit.admit(RULE, "lost", 10.0)
     assert isinstance(lost, Permit)
-    assert isinstance(circuit.admit(RULE, "p", 29.9)[1], Refusal)
+    assert isinstance(circuit.admit(RULE, "p", 29.9)[1], CircuitRefusal)
     circuit, permit = circuit.admit(RULE, "p", 30.0)
     assert isinstance(permit, Permit)
     assert circuit.report(RULE, lost, Vote.FAILURE, 31.0) is circuit
-    assert circuit.report(RULE, permit, Vote.SUCCESS, 31.0).state is State.CLOSED
+    assert circuit.report(RULE, permit, Vote.SUCCESS, 31.0).state is CircuitState.CLOSED
 
 
 def test_a_neutral_probe_only_gives_its_place_back() -> None:
@@ -133,7 +140,7 @@ def test_a_neutral_probe_only_gives_its_place_back() -> None:
     circuit, permit = fail(Breaker(), 3).admit(RULE, "p", 10.0)
     assert isinstance(permit, Permit)
     circuit = circuit.report(RULE, permit, Vote.NEUTRAL, 11.0)
-    assert (circuit.state, circuit.probes) == (State.HALF_OPEN, ())
+    assert (circuit.state, circuit.probes) == (CircuitState.HALF_OPEN, ())
 
 
 @pytest.mark.req("PEF:A-13")
@@ -141,7 +148,7 @@ def test_what_a_restarted_process_finds() -> None:
     """Open and due, or half-open, becomes half-open with free places; a far future is clamped."""
     opened = fail(Breaker(), 3)
     assert opened.restored(RULE, 4.0) == opened
-    assert opened.restored(RULE, 10.0).state is State.HALF_OPEN
+    assert opened.restored(RULE, 10.0).state is CircuitState.HALF_OPEN
     half, _ = opened.admit(RULE, "p", 10.0)
     assert half.restored(RULE, 11.0).probes == ()
     assert opened.restored(RULE, -3600.0).open_until == -3590.0
@@ -153,10 +160,10 @@ def test_a_clock_that_is_set_back_keeps_it_open_for_one_cooldown_at_most() -> No
     """The instant is shortened when it is next asked, and so are the leases of probes."""
     circuit = fail(Breaker(), 3, now=3600.0)
     circuit, refusal = circuit.admit(RULE, "t", 0.0)
-    assert refusal == Refusal(10.0)
+    assert refusal == CircuitRefusal(10.0)
     circuit, probe = circuit.admit(RULE, "t", 10.0)
     assert isinstance(probe, Permit)
-    assert circuit.peek(RULE, -3600.0) == Refusal(-3599.0)
+    assert circuit.peek(RULE, -3600.0) == CircuitRefusal(-3599.0)
     assert circuit.live_probes(RULE, -3600.0)[0].expires_at == -3580.0
 
 
@@ -165,26 +172,28 @@ def test_whoever_finds_the_probes_under_way_asks_again_soon() -> None:
     """A probe mostly ends long before its lease, and nobody should be parked for that long."""
     circuit = fail(Breaker(), 3)
     circuit, _ = circuit.admit(RULE, "t", 10.0)
-    assert circuit.admit(RULE, "u", 10.0)[1] == Refusal(11.0)
-    assert circuit.admit(RULE, "u", 29.5)[1] == Refusal(30.0)  # … and at its end at the latest
+    assert circuit.admit(RULE, "u", 10.0)[1] == CircuitRefusal(11.0)
+    assert circuit.admit(RULE, "u", 29.5)[1] == CircuitRefusal(
+        30.0
+    )  # … and at its end at the latest
 
 
 def test_an_operator_may_force_a_state() -> None:
     """Reports from before are void."""
     circuit, permit = Breaker().admit(RULE, "t", 0.0)
     assert isinstance(permit, Permit)
-    opened = circuit.forced(RULE, State.OPEN, 5.0)
-    assert (opened.state, opened.open_until) == (State.OPEN, 15.0)
-    closed = opened.forced(RULE, State.CLOSED, 6.0)
+    opened = circuit.forced(RULE, CircuitState.OPEN, 5.0)
+    assert (opened.state, opened.open_until) == (CircuitState.OPEN, 15.0)
+    closed = opened.forced(RULE, CircuitState.CLOSED, 6.0)
     assert closed.report(RULE, permit, Vote.FAILURE, 6.0) is closed
 
 
 @pytest.mark.req("PROVIDERS:breaker")
 def test_an_operator_may_hold_it_open_for_longer_than_the_rule_would() -> None:
     """Nobody who asks shortens it, and a probe that fails afterwards is under the rule again."""
-    held = Breaker().forced(RULE, State.OPEN, 0.0, 3600.0)
-    assert held.peek(RULE, 1.0) == Refusal(3600.0)
-    assert held.admit(RULE, "t", 1.0) == (held, Refusal(3600.0))
+    held = Breaker().forced(RULE, CircuitState.OPEN, 0.0, 3600.0)
+    assert held.peek(RULE, 1.0) == CircuitRefusal(3600.0)
+    assert held.admit(RULE, "t", 1.0) == (held, CircuitRefusal(3600.0))
     assert held.shortened(RULE, 1.0) is held
     assert held.restored(RULE, 1.0) == held
     assert held.restored(RULE, 3600.0).held_for == 0.0
@@ -196,11 +205,11 @@ def test_an_operator_may_hold_it_open_for_longer_than_the_rule_would() -> None:
 @pytest.mark.req("PROVIDERS:badinput")
 def test_a_clock_that_is_set_back_holds_it_for_what_was_asked_at_most() -> None:
     """That is counted from the new time, and a short hold stays short."""
-    held = Breaker().forced(RULE, State.OPEN, 7200.0, 3600.0)
+    held = Breaker().forced(RULE, CircuitState.OPEN, 7200.0, 3600.0)
     after, refusal = held.admit(RULE, "t", 0.0)
-    assert (refusal, after.open_until) == (Refusal(3600.0), 3600.0)
-    brief = Breaker().forced(RULE, State.OPEN, 7200.0, 2.0)
-    assert brief.peek(RULE, 0.0) == Refusal(2.0)
+    assert (refusal, after.open_until) == (CircuitRefusal(3600.0), 3600.0)
+    brief = Breaker().forced(RULE, CircuitState.OPEN, 7200.0, 2.0)
+    assert brief.peek(RULE, 0.0) == CircuitRefusal(2.0)
 
 
 @dataclass
@@ -231,14 +240,14 @@ class Circuits(RuleBasedStateMachine):
         before = self.circuit
         peeked = before.peek(self.rule, self.now)
         self.circuit, answer = before.admit(self.rule, str(self.tokens), self.now)
-        assert isinstance(answer, Refusal) == (peeked is not None)
+        assert isinstance(answer, CircuitRefusal) == (peeked is not None)
         if isinstance(answer, Permit):
             assert answer.generation == self.circuit.generation
             self.running.append(Running(answer, self.now))
         else:
             assert answer.retry_at > self.now
-            assert before.state is not State.CLOSED
-        if before.state is State.OPEN and before.open_until is not None:
+            assert before.state is not CircuitState.CLOSED
+        if before.state is CircuitState.OPEN and before.open_until is not None:
             assert isinstance(answer, Permit) == (self.now >= before.open_until)
 
     @precondition(lambda self: self.running)
@@ -250,14 +259,14 @@ class Circuits(RuleBasedStateMachine):
         after = before.report(self.rule, call.permit, vote, self.now)
         if call.permit.generation != before.generation:
             assert after is before
-        elif before.state is State.CLOSED:
+        elif before.state is CircuitState.CLOSED:
             self.streak = {Vote.SUCCESS: 0, Vote.FAILURE: self.streak + 1}.get(vote, self.streak)
             assert after.failures == self.streak
-            assert (after.state is State.OPEN) == (self.streak >= 3)
+            assert (after.state is CircuitState.OPEN) == (self.streak >= 3)
         elif vote is Vote.FAILURE and after is not before:
-            assert after.state is State.OPEN
+            assert after.state is CircuitState.OPEN
             assert after.open_until == self.now + 10.0
-        if after.state is State.CLOSED and before.state is State.HALF_OPEN:
+        if after.state is CircuitState.CLOSED and before.state is CircuitState.HALF_OPEN:
             assert before.successes + 1 == 3
         self.circuit = after
         if after.generation != before.generation:
@@ -275,8 +284,8 @@ class Circuits(RuleBasedStateMachine):
     @invariant()
     def fields_fit_the_state(self) -> None:
         circuit = self.circuit
-        assert (circuit.open_until is not None) == (circuit.state is State.OPEN)
-        if circuit.state is not State.HALF_OPEN:
+        assert (circuit.open_until is not None) == (circuit.state is CircuitState.OPEN)
+        if circuit.state is not CircuitState.HALF_OPEN:
             assert circuit.probes == ()
             assert circuit.successes == 0
 
@@ -292,8 +301,12 @@ TestCircuits = Circuits.TestCase
 @pytest.mark.req("PEF:C-4")
 def test_what_people_are_told() -> None:
     """That one whose cooldown is over would let a probe in; everything else is as it is."""
-    opened = Breaker(State.OPEN, 3, 10.0, generation=4, held_for=5.0)
+    opened = Breaker(CircuitState.OPEN, 3, 10.0, generation=4, held_for=5.0)
     assert opened.told(9.9) is opened
-    assert opened.told(10.0) == Breaker(State.HALF_OPEN, 3, generation=4)
-    for other in (Breaker(), Breaker(State.HALF_OPEN, 2), Breaker(State.OPEN, 2, None)):
+    assert opened.told(10.0) == Breaker(CircuitState.HALF_OPEN, 3, generation=4)
+    for other in (
+        Breaker(),
+        Breaker(CircuitState.HALF_OPEN, 2),
+        Breaker(CircuitState.OPEN, 2, None),
+    ):
         assert other.told(1e9) is other

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.rollup import FEW, Durations, Hour, Rollup, merged
+from ergon_framework.core.rollup import FEW, DurationHistogram, Rollup, SlidingHour, merged
 
 milliseconds = st.integers(0, 1 << 31) | st.integers(0, 300) | st.integers(50, 5000)
 many = st.builds(
@@ -28,9 +28,9 @@ rollups = st.builds(
 pytestmark = pytest.mark.req("PEF:A-22", "PEF:H-4")
 
 
-def durations_of(values: list[int]) -> Durations:
+def durations_of(values: list[int]) -> DurationHistogram:
     """All of them."""
-    found = Durations()
+    found = DurationHistogram()
     for value in values:
         found.add(value)
     return found
@@ -68,11 +68,11 @@ def test_many_durations_are_within_two_percent(seed: int, size: int) -> None:
 
 def test_no_durations_have_no_percentile() -> None:
     """Nothing was measured: there is no number, not a zero."""
-    assert Durations().percentile(95) is None
+    assert DurationHistogram().percentile(95) is None
     assert Rollup().p95 is None
     assert Rollup().success_rate is None
-    assert Hour().p95 is None
-    assert Hour().success_rate is None
+    assert SlidingHour().p95 is None
+    assert SlidingHour().success_rate is None
 
 
 @given(rollups, rollups, rollups)
@@ -107,7 +107,7 @@ def test_merging_is_adding_all(one: list[int], two: list[int]) -> None:
 def test_what_is_encoded_comes_back(values: list[int]) -> None:
     """Bytes stand for the same durations, however they came about."""
     found = durations_of(values)
-    again = Durations.decode(found.encode())
+    again = DurationHistogram.decode(found.encode())
     assert again == found
     assert again.count == found.count
     assert again.percentile(95) == found.percentile(95)
@@ -125,7 +125,7 @@ def test_bytes_stay_few() -> None:
 def test_other_bytes_are_refused(data: bytes) -> None:
     """What was not written by us is not read as something else."""
     with pytest.raises(ValueError, match="not durations"):
-        Durations.decode(data)
+        DurationHistogram.decode(data)
 
 
 def test_impossible_durations_are_bounded() -> None:
@@ -151,7 +151,7 @@ moves = st.lists(
 @given(moves)
 def test_an_hour_is_the_sum_of_its_minutes(steps: list[tuple[str, int, Rollup]]) -> None:
     """Whatever came and went, its rates are those of the minutes that are left."""
-    hour, model = Hour(), dict[int, Rollup]()
+    hour, model = SlidingHour(), dict[int, Rollup]()
     for step, minute, rollup in steps:
         if step == "put":
             hour.put(minute, copy_of(rollup))

@@ -15,10 +15,10 @@ import typer
 
 import ergon_framework.providers as package
 from ergon_framework.cli.commands import app
-from ergon_framework.core.circuit_breaker import State, Vote
+from ergon_framework.core.circuit_breaker import CircuitState, Vote
 from ergon_framework.core.guard import RetryBudget, Stopped
 from ergon_framework.ports.notice import CATALOGUE
-from ergon_framework.ports.providerstore import LetterStatus, Outcome
+from ergon_framework.ports.providerstore import AttemptOutcome, LetterStatus
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import (
@@ -221,7 +221,7 @@ def test_the_reference_has_every_http_status_with_a_reason_of_its_own() -> None:
     assert shown == {status: reason.value for status, reason in STATUS_REASONS.items()}
 
 
-@pytest.mark.parametrize("words", [State, Outcome, Gate])
+@pytest.mark.parametrize("words", [CircuitState, AttemptOutcome, Gate])
 def test_the_reference_has_every_word(words: Any) -> None:
     """Those that rows, results and options hold."""
     assert [each.value for each in words if f"`{each.value}`" not in page(REFERENCE)] == []

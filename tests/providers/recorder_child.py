@@ -19,7 +19,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for the fakes of the tests
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch, ProviderStore
+from ergon_framework.ports.providerstore import ProviderStore, RecordBatch
 from ergon_framework.providers.recorder import Recorder, close_recorders, recorder_of
 from ergon_framework.providers.stores import open_store
 from tests.providers.recorder_fakes import WAIT, letter, row, rows
@@ -38,7 +38,7 @@ class DurableStore:
         self.is_away = is_away
         self._path.touch()
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         if self.is_away:
             raise StoreUnavailableError("the store is away")
         ids = [each.id for each in batch.attempts]
@@ -66,7 +66,7 @@ def spill(folder: Path) -> None:
     """Dead letters while the store is away, one by one."""
     recorder = open_recorder(folder, is_away=True)
     for n in range(ROWS):
-        batch = Batch([row(f"r{n}", outcome="dead_letter")], [letter(f"d{n}", {"n": n})])
+        batch = RecordBatch([row(f"r{n}", outcome="dead_letter")], [letter(f"d{n}", {"n": n})])
         assert recorder.write_now(batch)
         say(f"kept {n}")
     recorder.close(0.0)
@@ -77,7 +77,9 @@ def limit(folder: Path) -> None:
     recorder = open_recorder(folder, is_away=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     for n in range(ROWS):
-        is_safe = recorder.write_now(Batch([row(f"r{n}")], [letter(f"d{n}", {"n": "x" * 400})]))
+        is_safe = recorder.write_now(
+            RecordBatch([row(f"r{n}")], [letter(f"d{n}", {"n": "x" * 400})])
+        )
         say(f"{'kept' if is_safe else 'refused'} {n}")
     recorder.add(rows(3, "queued"))
     recorder.close(WAIT)
@@ -148,7 +150,7 @@ def processes(folder: Path) -> None:
 def hold(folder: Path) -> None:
     """Spill, fork a child that stays, and say so; the parent is killed by the test."""
     recorder = open_recorder(folder, is_away=True)
-    assert recorder.write_now(Batch(rows(ROWS)))
+    assert recorder.write_now(RecordBatch(rows(ROWS)))
     if not os.fork():
         sys.stdin.buffer.read()  # until the test closes its end
         os._exit(0)

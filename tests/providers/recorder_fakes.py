@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import AttemptRow, Batch, DeadLetter, ProviderStore
+from ergon_framework.ports.providerstore import AttemptRow, DeadLetter, ProviderStore, RecordBatch
 
 WAIT = 30.0
 _numbers = itertools.count(1)
@@ -93,7 +93,7 @@ class ScriptedStore:
         self.fault_after: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         self.calls += 1
         if self.faults:
             self.faults.pop(0)()

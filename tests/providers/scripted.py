@@ -16,9 +16,9 @@ from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.providerstore import (
     AttemptRow,
     LaneKey,
+    LaneState,
     ProviderStore,
-    Quota,
-    Standing,
+    QuotaGrant,
 )
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
@@ -170,7 +170,7 @@ class WatchedStore(MemoryProviderStore):
         """What was asked for that changes something."""
         return [name for name in self.asked if name != "standing"]
 
-    def standing(self, key: LaneKey) -> Standing:
+    def standing(self, key: LaneKey) -> LaneState:
         self._step_of("standing")
         return super().standing(key)
 
@@ -182,7 +182,7 @@ class WatchedStore(MemoryProviderStore):
         self._step_of("cool")
         return super().cool(key, until)
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         self._step_of("reserve")
         return super().reserve(key, window, limit, units)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch, Claim
+from ergon_framework.ports.providerstore import ClaimResult, RecordBatch
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
@@ -24,7 +24,7 @@ class FlakyStore(MemoryProviderStore):
         if what in self.refuses:
             raise StoreUnavailableError(f"{what} was told to fail")
 
-    def claim(self, *arguments: Any) -> Claim:
+    def claim(self, *arguments: Any) -> ClaimResult:
         self._check("claim")
         return super().claim(*arguments)
 
@@ -32,7 +32,7 @@ class FlakyStore(MemoryProviderStore):
         self._check("finish")
         return super().finish(*arguments, **options)
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         self._check("record")
         super().record(batch)
 

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 
 from ergon_framework.core.limits import Window
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch, LaneHealth, LaneKey
+from ergon_framework.ports.providerstore import LaneHealth, LaneKey, RecordBatch
 from ergon_framework.providers.api import create_router
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.schemas import (
@@ -42,7 +42,7 @@ AWAY = ("203.0.113.9", 40_000)
 def store() -> Iterator[MemoryProviderStore]:
     """A store in which two tenants have made a call each."""
     opened = MemoryProviderStore(lambda: 1_700_000_000.5)
-    opened.record(Batch([row("mine", tenant=TENANT), row("theirs", tenant=OTHER)]))
+    opened.record(RecordBatch([row("mine", tenant=TENANT), row("theirs", tenant=OTHER)]))
     opened.reserve(LaneKey(TENANT, "maps", "route"), Window(0, 2_000_000_000), 10, 3)
     yield opened
     opened.close()
@@ -378,7 +378,7 @@ def test_a_store_that_comes_later(tmp_path: Path) -> None:
     assert ask(app, TENANT).status_code == 503
     (tmp_path / "later").mkdir()
     opened = open_store(url)
-    opened.record(Batch([row("a", tenant=TENANT)]))
+    opened.record(RecordBatch([row("a", tenant=TENANT)]))
     assert len(ask(app, TENANT).json()["providers"]) == 1
     recorder_of(opened).close()
     opened.close()

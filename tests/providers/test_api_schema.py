@@ -10,9 +10,9 @@ from fastapi import FastAPI, Request
 from hypothesis import given, settings
 from schemathesis import GenerationMode
 
-from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
-from ergon_framework.ports.providerstore import Batch, LaneKey
+from ergon_framework.ports.providerstore import LaneKey, RecordBatch
 from ergon_framework.providers.api import create_router
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.asgi_client import PATH
@@ -49,9 +49,9 @@ def store() -> Store:
     made = Store(lambda: now)
     lane = LaneKey(TENANT, "rank", "snapshot")
     bad = row("b", tenant=TENANT, outcome="failed", reason="timeout")
-    made.record(Batch([row("a", tenant=TENANT), bad]))
+    made.record(RecordBatch([row("a", tenant=TENANT), bad]))
     made.reserve(lane, Window(now - 1, now + 1), 10, 3)
-    made.swap(lane, 0, Breaker(State.OPEN, 3, now + 30, generation=1))
+    made.swap(lane, 0, Breaker(CircuitState.OPEN, 3, now + 30, generation=1))
     made.cool(lane, now + 3)
     made.cool(LaneKey(TENANT, "maps", "route"), now - 3)
     return made

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import State
+from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.core.guard import RetryBudget
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.ports.providerstore import EVERYBODY, LaneKey, ProviderStore
+from ergon_framework.ports.providerstore import ALL_TENANTS, LaneKey, ProviderStore
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
@@ -94,7 +94,7 @@ def test_a_retry_budget_that_makes_no_sense_is_refused(wrong: dict[str, Any]) ->
         ("tenant_id", "x" * 37),
         ("tenant_id", "a\x00b"),
         ("tenant_id", "\ud800"),
-        ("tenant_id", EVERYBODY),
+        ("tenant_id", ALL_TENANTS),
         ("campaign_id", ""),
         ("campaign_id", "x" * 37),
         ("campaign_id", 5),
@@ -268,7 +268,7 @@ def test_interrupts_pass_and_leave_nothing_taken(
         with pytest.raises(kind):
             call(provider)
         assert (used(provider), is_whole(provider)) == (1, True)
-        assert standing(provider).state is State.HALF_OPEN
+        assert standing(provider).state is CircuitState.HALF_OPEN
         assert call(provider).success
 
 
@@ -423,7 +423,7 @@ def test_an_hour_more_or_less_leaves_no_circuit_open(
         assert call(provider).reason_code == "circuit_open"
     clock.advance(11.0)
     assert call(provider).success
-    assert standing(provider).state is State.CLOSED
+    assert standing(provider).state is CircuitState.CLOSED
 
 
 @pytest.mark.req("PEF:trap-clock-back")
@@ -496,10 +496,10 @@ def test_thirty_seconds_without_the_store(clock: VirtualClock) -> None:
     store.is_away = False
     assert call(provider).reason_code == "circuit_open"
     found = store.standing(LANE).breaker
-    assert (found.state, found.failures) == (State.OPEN, 3)
+    assert (found.state, found.failures) == (CircuitState.OPEN, 3)
     clock.advance(60.0)
     assert call(provider).success
-    assert store.standing(LANE).breaker.state is State.CLOSED
+    assert store.standing(LANE).breaker.state is CircuitState.CLOSED
     assert provider.flush()
     assert provider._fitted.recorder.stats().written_rows == 34
 
@@ -555,7 +555,7 @@ def test_a_store_that_fails_at_any_step_raises_nothing(step: str, clock: Virtual
     clock.advance(30.0)
     assert call(provider).success
     found = store.standing(LaneKey(*LANE)).breaker
-    assert (found.state, found.probes) == (State.CLOSED, ())
+    assert (found.state, found.probes) == (CircuitState.CLOSED, ())
 
 
 def test_a_context_may_be_used_for_many_calls(clock: VirtualClock) -> None:

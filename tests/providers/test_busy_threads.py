@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import State
+from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.quota import QuotaPolicy
@@ -163,7 +163,7 @@ def test_a_probe_that_could_not_ask_for_its_place_has_none(tmp_path: Path) -> No
         assert (result.reason_code, result.stop_reason) == ("timeout", "budget_spent")
         provider.fitted.steps.renew()
         assert (provider.calls, ended(provider).success) == (1, True)
-        assert standing(provider).state is State.CLOSED
+        assert standing(provider).state is CircuitState.CLOSED
     finally:
         provider.close()
         store.close()

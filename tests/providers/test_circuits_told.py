@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Breaker, BreakerRule, Permit, State, Vote
+from ergon_framework.core.circuit_breaker import Breaker, BreakerRule, CircuitState, Permit, Vote
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import (
-    EVERYBODY,
-    Failed,
+    ALL_TENANTS,
+    LaneFailure,
     LaneHealth,
     LaneKey,
     ProviderStore,
@@ -29,9 +29,9 @@ def test_a_permit_counts_once_however_often_it_is_reported() -> None:
     for _ in range(3):
         breaker.after_call(permit, DOWN)
     breaker.after_call(permit)
-    assert (breaker.state, breaker.consecutive_failures) == (State.CLOSED, 1)
+    assert (breaker.state, breaker.consecutive_failures) == (CircuitState.CLOSED, 1)
     fail(breaker)
-    assert breaker.state is State.OPEN
+    assert breaker.state is CircuitState.OPEN
 
 
 @pytest.mark.req("PEF:C-4", "PEF:H-3")
@@ -44,21 +44,21 @@ def test_a_circuit_whose_cooldown_is_over_is_told_as_half_open(
     assert breaker is not None
     for _ in range(3):
         call(provider)
-    assert (breaker.state, breaker.open_until) == (State.OPEN, EPOCH + 10)
+    assert (breaker.state, breaker.open_until) == (CircuitState.OPEN, EPOCH + 10)
     assert provider.health("t")[0].breaker_state == "open"
     clock.sleep(10)
     before = store.standing(LANE)
     [lane] = provider.health("t")
-    assert (breaker.state, breaker.open_until) == (State.HALF_OPEN, None)
+    assert (breaker.state, breaker.open_until) == (CircuitState.HALF_OPEN, None)
     assert (lane.breaker_state, lane.open_until, lane.consecutive_failures) == (
         "half_open",
         None,
         3,
     )
     assert store.standing(LANE) == before
-    assert before.breaker.state is State.OPEN
+    assert before.breaker.state is CircuitState.OPEN
     assert call(provider).success
-    assert breaker.state is State.CLOSED
+    assert breaker.state is CircuitState.CLOSED
 
 
 @pytest.mark.req("PEF:H-3")
@@ -71,7 +71,7 @@ def test_failures_in_the_health_have_their_error(
 
     def look(_: object) -> Exception:  # at the second attempt, before any row is written
         known.update((lane.key.tenant_id, lane) for lane in store.health("t"))
-        known.update((lane.key.tenant_id, lane) for lane in store.health(EVERYBODY))
+        known.update((lane.key.tenant_id, lane) for lane in store.health(ALL_TENANTS))
         return DOWN
 
     parent = CircuitBreaker(9) if has_parent else None
@@ -79,7 +79,7 @@ def test_failures_in_the_health_have_their_error(
     with monkeypatch.context() as patch:
         patch.setattr(store, "record", not_yet)
         call(provider)
-    assert known.keys() == ({"t", EVERYBODY} if has_parent else {"t"})
+    assert known.keys() == ({"t", ALL_TENANTS} if has_parent else {"t"})
     for lane in known.values():
         assert (lane.consecutive_failures, lane.last_error_code) == (1, DOWN.reason_code)
         assert lane.last_error_at == EPOCH
@@ -118,5 +118,5 @@ def test_a_store_in_front_of_another_tells_of_failures() -> None:
 
     behind = MemoryProviderStore()
     circuit = Circuit(Front(behind), LANE, BreakerRule())
-    circuit.report(Permit(0), Vote.FAILURE, Failed("timeout", 5.0))
+    circuit.report(Permit(0), Vote.FAILURE, LaneFailure("timeout", 5.0))
     assert behind.health(LANE.tenant_id)[0].last_error_code == "timeout"

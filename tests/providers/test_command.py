@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ergon_framework.cli import invoke, providers
-from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.ports.providerstore import Batch, LaneKey, Standing
+from ergon_framework.ports.providerstore import LaneKey, LaneState, RecordBatch
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.schemas import ProviderHealthDetail
@@ -62,13 +62,13 @@ def desk(
             row("a", tenant=TENANT),
             row("b", tenant="acme", outcome="failed", reason="timeout"),
         ]
-        store.record(Batch([each._replace(created_at=now) for each in rows]))
+        store.record(RecordBatch([each._replace(created_at=now) for each in rows]))
         store.reserve(LANE, Window(now - 60, now + 3600), 100, 7)
         store.reserve(LaneKey("zebra", "maps", "route"), Window(now - 60, now + 3600), 5, 5)
     return Desk(tmp_path, capsys)
 
 
-def standing(key: LaneKey = LANE) -> Standing:
+def standing(key: LaneKey = LANE) -> LaneState:
     """How a lane stands in the store."""
     with closing(open_store(URL)) as store:
         return store.standing(key)
@@ -107,14 +107,14 @@ def test_a_provider_with_a_store_of_its_own(desk: Desk) -> None:
     (desk.folder / "ergon.toml").write_text(f'[store]\nurl = "{URL}"\n{own}')
     with closing(open_store("sqlite:///crm.db")) as store:
         called = row("c", tenant=TENANT)._replace(provider_name="crm", created_at=time.time())
-        store.record(Batch([called]))
+        store.record(RecordBatch([called]))
     assert desk("health", "--tenant", TENANT, "--json") == 0
     (summary,) = json.loads(desk.out)
     assert [each["provider_name"] for each in summary["providers"]] == ["rank", "crm"]
     assert desk("circuit", TENANT, "crm", "snapshot", "open") == 0
     with closing(open_store("sqlite:///crm.db")) as store:
         found = store.standing(LaneKey(TENANT, "crm", "snapshot"))
-    assert found.breaker.state is State.OPEN
+    assert found.breaker.state is CircuitState.OPEN
 
 
 def test_a_tenant_that_nobody_knows(desk: Desk) -> None:
@@ -183,13 +183,13 @@ def test_a_circuit_is_opened_and_closed(desk: Desk) -> None:
     assert desk("circuit", *LANE, "open", "--for", "600", "--store", URL) == 0
     assert desk.out.startswith("the circuit is open now")
     breaker = standing().breaker
-    assert breaker.state is State.OPEN
+    assert breaker.state is CircuitState.OPEN
     assert breaker.open_until is not None
     assert breaker.open_until >= began + 600
     assert desk("circuit", *LANE, "close", "--store", URL, "--json") == 0
     told = json.loads(desk.out)
     assert (told["before"], told["now"], told["open_until"]) == ("open", "closed", None)
-    assert standing().breaker.state is State.CLOSED
+    assert standing().breaker.state is CircuitState.CLOSED
 
 
 def test_closing_forgets_the_streak(desk: Desk) -> None:
@@ -237,8 +237,8 @@ def test_the_circuit_of_all_tenants(desk: Desk) -> None:
     with closing(open_store(URL)) as store:
         store.swap(shared, 0, Breaker(failures=1))
     assert desk("circuit", *shared, "open", "--store", URL) == 0
-    assert standing(shared).breaker.state is State.OPEN
-    assert standing().breaker.state is State.CLOSED
+    assert standing(shared).breaker.state is CircuitState.OPEN
+    assert standing().breaker.state is CircuitState.CLOSED
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_lane_that_nobody_uses_gets_no_circuit(
 def test_wrong_use(desk: Desk, words: tuple[str, ...]) -> None:
     """Only open and close, for some time."""
     assert desk("circuit", *LANE, *words, "--store", URL) == 2
-    assert standing().breaker.state is State.CLOSED
+    assert standing().breaker.state is CircuitState.CLOSED
 
 
 def test_a_change_that_was_not_written_is_an_error(
@@ -276,7 +276,7 @@ def test_a_change_that_was_not_written_is_an_error(
         patch.setattr(SqlProviderStore, "swap", fails)
         assert desk("circuit", *LANE, "open", "--store", URL) == 1
     assert "as it was" in desk.err
-    assert standing().breaker.state is State.CLOSED
+    assert standing().breaker.state is CircuitState.CLOSED
 
 
 # -- prune -----------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_what_is_old_is_deleted_in_steps(desk: Desk, monkeypatch: pytest.MonkeyP
     old = time.time() - 40 * 86_400
     with closing(open_store(URL)) as store:
         rows = [row(f"old-{n}", tenant=TENANT) for n in range(35)]
-        store.record(Batch([each._replace(created_at=old) for each in rows]))
+        store.record(RecordBatch([each._replace(created_at=old) for each in rows]))
         assert store.attempts_of(rows[0].correlation_id)
     asked: list[int] = []
     whole = SqlProviderStore.prune
@@ -326,9 +326,9 @@ def test_how_old_must_be_said(desk: Desk, words: tuple[str, ...]) -> None:
 def test_postgresql_too(desk: Desk, postgres_url: str) -> None:
     """The same on a server."""
     with closing(open_store(postgres_url)) as store:
-        store.record(Batch([row("a", tenant=TENANT)]))
+        store.record(RecordBatch([row("a", tenant=TENANT)]))
     assert desk("health", "--store", postgres_url, "--json") == 0
     assert [told["tenant_id"] for told in json.loads(desk.out)] == [TENANT]
     assert desk("circuit", *LANE, "open", "--store", postgres_url) == 0
     with closing(open_store(postgres_url)) as store:
-        assert store.standing(LANE).breaker.state is State.OPEN
+        assert store.standing(LANE).breaker.state is CircuitState.OPEN

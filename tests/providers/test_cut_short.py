@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import State
+from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.ports.providerstore import LaneKey, Quota
+from ergon_framework.ports.providerstore import LaneKey, QuotaGrant
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderConnectionError,
@@ -119,7 +119,7 @@ def test_a_probe_on_a_thread_keeps_its_place_until_it_ends() -> None:
 
     asyncio.run(main())
     provider.fitted.calls.pool.shutdown()
-    assert standing(provider).state is State.CLOSED
+    assert standing(provider).state is CircuitState.CLOSED
 
 
 @pytest.mark.req("PEF:E-15")
@@ -195,7 +195,7 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def reserve(self, *args: Any) -> Quota:
+    def reserve(self, *args: Any) -> QuotaGrant:
         """Slowly."""
         self.asked.set()
         assert self.may_answer.wait(PATIENCE)
@@ -266,7 +266,7 @@ def test_an_attempt_without_a_unit_gives_none_back() -> None:
     class Away(WatchedStore):
         """Does not answer the second time."""
 
-        def reserve(self, key: LaneKey, *args: Any) -> Quota:
+        def reserve(self, key: LaneKey, *args: Any) -> QuotaGrant:
             if self.asked.count("reserve") == 1:
                 self.asked.append("reserve")
                 raise StoreUnavailableError("away")

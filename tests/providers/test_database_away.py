@@ -13,7 +13,7 @@ from ergon_framework.errors import StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.stores.database import Late
+from ergon_framework.providers.stores.database import LazyOpen
 from tests.providers.scripted import PATIENCE, Scripted, call, rows, used
 from tests.servers.postgres import PostgresServer
 from tests.servers.server import started
@@ -142,7 +142,7 @@ def test_whoever_waited_in_vain_does_not_try_again() -> None:
         waiting.release()
         return now
 
-    late = Late(door, ticks)
+    late = LazyOpen(door, ticks)
     late.begin()
     assert (late.found, late.settled(), door.tries) == (None, None, 1)
     while waiting.acquire(blocking=False):
@@ -175,7 +175,7 @@ def test_whoever_waited_in_vain_does_not_try_again() -> None:
 def test_a_forked_child_waits_for_nobody() -> None:
     """The lock may be held by a thread that only the parent has."""
     door = Door()
-    late = Late(door)
+    late = LazyOpen(door)
     late._lock.acquire()
     late.renew()
     door.is_shut = False

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import State, Vote
+from ergon_framework.core.circuit_breaker import CircuitState, Vote
 from ergon_framework.core.failure import Kind
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import (
@@ -189,11 +189,11 @@ def test_probe_of_each_reason(row: Row, clock: VirtualClock) -> None:
     clock.advance(5.0)
     provider.steps.append(ERROR_OF[row.reason]("x", retry_after_seconds=0.0))
     call(provider)
-    wanted = State.OPEN if row.vote == "failure" else State.HALF_OPEN
+    wanted = CircuitState.OPEN if row.vote == "failure" else CircuitState.HALF_OPEN
     assert (standing(provider).state, standing(provider).probes) == (wanted, ())
     clock.advance(6.0)
     assert call(provider).success
-    assert standing(provider).state is State.CLOSED
+    assert standing(provider).state is CircuitState.CLOSED
 
 
 @by_reason(RAISED)
@@ -294,7 +294,12 @@ def test_an_excluded_error_does_not_reset_the_streak(clock: VirtualClock) -> Non
     for _ in range(4):
         call(provider)
         states.append(standing(provider).state)
-    assert states == [State.CLOSED, State.CLOSED, State.CLOSED, State.OPEN]
+    assert states == [
+        CircuitState.CLOSED,
+        CircuitState.CLOSED,
+        CircuitState.CLOSED,
+        CircuitState.OPEN,
+    ]
 
 
 def test_the_class_of_an_error_is_what_the_judge_sees() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import BreakerRule, Permit, State, Vote
+from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.circuit_breaker import Circuit
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -110,7 +110,7 @@ def test_a_burst_of_failures_is_cleared_by_a_process_that_saw_a_success() -> Non
     now[0] += 0.01
     there.report(Permit(0), Vote.SUCCESS)  # it knows of no failure, and writes nothing
     here.report(Permit(0), Vote.FAILURE)
-    assert store.standing(LANE).breaker.state is State.CLOSED
+    assert store.standing(LANE).breaker.state is CircuitState.CLOSED
     assert store.standing(LANE).breaker.failures == 10
     now[0] += 1.0
     there.refresh()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import State
+from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError, ProviderTimeoutError
 from ergon_framework.providers.quota import QuotaPolicy
@@ -93,7 +93,7 @@ def test_a_probe_that_hangs_reports_a_timeout(colour: str, clock: VirtualClock) 
     provider.steps.append(lambda _: clock.hang())
     result = run(provider, clock, colour)
     assert isinstance(result.error, ProviderTimeoutError)
-    assert (standing(provider).state, is_whole(provider)) == (State.OPEN, True)
+    assert (standing(provider).state, is_whole(provider)) == (CircuitState.OPEN, True)
 
 
 @COLOURS

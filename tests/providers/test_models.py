@@ -14,8 +14,8 @@ from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateTable
 
-from ergon_framework.core.circuit_breaker import State
-from ergon_framework.ports.providerstore import LetterStatus, Outcome
+from ergon_framework.core.circuit_breaker import CircuitState
+from ergon_framework.ports.providerstore import AttemptOutcome, LetterStatus
 from ergon_framework.providers.models import (
     Base,
     ProviderDeadLetter,
@@ -139,8 +139,8 @@ def test_a_dead_letter_has_all_thirteen_fields() -> None:
 def test_the_words_are_those_of_the_port() -> None:
     """A new state, outcome or status needs a migration."""
     for words, table in (
-        (State, ProviderHealthState),
-        (Outcome, ProviderExecutionMetric),
+        (CircuitState, ProviderHealthState),
+        (AttemptOutcome, ProviderExecutionMetric),
         (LetterStatus, ProviderDeadLetter),
     ):
         allowed = ", ".join(f"'{word.value}'" for word in words)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import State
+from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.core.guard import RetryBudget
 from ergon_framework.errors import WiringError
 from ergon_framework.providers.base import ProviderBase
@@ -214,7 +214,7 @@ def test_a_quota_refusal_takes_no_place_in_a_half_open_circuit(clock: VirtualClo
     call(provider)
     clock.advance(5.0)
     assert call(provider).reason_code == "quota_exhausted"
-    assert (standing(provider).state, standing(provider).probes) == (State.OPEN, ())
+    assert (standing(provider).state, standing(provider).probes) == (CircuitState.OPEN, ())
 
 
 # -- ends ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import State
+from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.errors import HookError
 from ergon_framework.ports.providerstore import DeadLetter, ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
@@ -245,7 +245,7 @@ def test_cancelled_in_its_attempt(clock: VirtualClock, store: ProviderStore) -> 
 
     clock.run(inside())
     assert (used(provider), is_whole(provider)) == (1, True)
-    assert standing(provider).state is State.HALF_OPEN
+    assert standing(provider).state is CircuitState.HALF_OPEN
     assert clock.run(acall(provider)).success
 
 

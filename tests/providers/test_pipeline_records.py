@@ -10,7 +10,7 @@ import pytest
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.notice import Notice
-from ergon_framework.ports.providerstore import Batch, DeadLetter
+from ergon_framework.ports.providerstore import DeadLetter, RecordBatch
 from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderDependencyError,
@@ -287,7 +287,7 @@ def test_a_store_that_does_not_write_fails_no_call(
     store = WatchedStore(clock)
     provider = Scripted(store=store, durable=durable)
 
-    def refuse(_: Batch) -> None:
+    def refuse(_: RecordBatch) -> None:
         raise StoreUnavailableError("away")
 
     monkeypatch.setattr(store, "record", refuse)

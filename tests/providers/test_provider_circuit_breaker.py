@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Breaker, Probe, State, Vote
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe, Vote
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.providerstore import EVERYBODY, LaneKey, ProviderStore
+from ergon_framework.ports.providerstore import ALL_TENANTS, LaneKey, ProviderStore
 from ergon_framework.providers.circuit_breaker import LEASE, Circuit, CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderAuthError,
@@ -54,7 +54,7 @@ def fail(breaker: CircuitBreaker, times: int = 1) -> None:
 @pytest.mark.req("PEF:C-1")
 def test_the_states_are_the_words_of_the_specification() -> None:
     """Also in the database."""
-    assert [state.value for state in State] == ["closed", "open", "half_open"]
+    assert [state.value for state in CircuitState] == ["closed", "open", "half_open"]
 
 
 @pytest.mark.req("PEF:C-2")
@@ -228,7 +228,7 @@ def test_a_provider_fails_fast_and_recovers(clock: VirtualClock, store: Provider
     assert provider.calls == 3
     clock.advance(10.0)
     assert call(provider).success
-    assert standing(provider).state is State.CLOSED
+    assert standing(provider).state is CircuitState.CLOSED
     assert provider.calls == 4
 
 
@@ -264,7 +264,7 @@ def test_a_restart_finds_it_open(clock: VirtualClock, store: ProviderStore) -> N
     clock.advance(6.0)
     third = build(store, DOWN)
     call(third)
-    assert standing(third).state is State.OPEN
+    assert standing(third).state is CircuitState.OPEN
     assert standing(third).open_until == EPOCH + clock.now() + 10.0
 
 
@@ -272,7 +272,7 @@ def test_a_restart_finds_it_open(clock: VirtualClock, store: ProviderStore) -> N
 def test_a_restart_finds_it_half_open(clock: VirtualClock, store: ProviderStore) -> None:
     """With the probe of a process that died: its place comes free with its lease."""
     dead = Probe("dead", EPOCH + 4.0)
-    assert store.swap(LANE, 0, Breaker(State.HALF_OPEN, 3, probes=(dead,), generation=2))
+    assert store.swap(LANE, 0, Breaker(CircuitState.HALF_OPEN, 3, probes=(dead,), generation=2))
     provider = build(store)
     result = call(provider)
     assert result.reason_code == "circuit_open"
@@ -281,7 +281,7 @@ def test_a_restart_finds_it_half_open(clock: VirtualClock, store: ProviderStore)
     assert call(provider).retry_after_seconds == pytest.approx(0.5)
     clock.advance(0.5)
     assert call(provider).success
-    assert standing(provider).state is State.CLOSED
+    assert standing(provider).state is CircuitState.CLOSED
 
 
 @pytest.mark.req("PEF:A-13", "PEF:trap-clock-back")
@@ -289,7 +289,7 @@ def test_an_instant_of_another_clock_does_not_keep_it_open(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
     """Whoever wrote it may be an hour ahead: it is never open for longer than its cooldown."""
-    ahead = Breaker(State.OPEN, 3, EPOCH + 3600.0, generation=1)
+    ahead = Breaker(CircuitState.OPEN, 3, EPOCH + 3600.0, generation=1)
     assert store.swap(LANE, 0, ahead)
     provider = build(store)
     assert call(provider).retry_after_seconds == pytest.approx(10.0)
@@ -303,7 +303,7 @@ def test_a_lease_of_another_clock_does_not_keep_a_place(
 ) -> None:
     """The same for the probe of somebody who died and whose clock was ahead."""
     dead = Probe("dead", EPOCH + 3600.0)
-    assert store.swap(LANE, 0, Breaker(State.HALF_OPEN, 3, probes=(dead,), generation=2))
+    assert store.swap(LANE, 0, Breaker(CircuitState.HALF_OPEN, 3, probes=(dead,), generation=2))
     provider = build(store)
     assert not call(provider).success
     clock.advance(59.5 if isinstance(store, MemoryProviderStore) else LEASE - 0.5)
@@ -317,7 +317,7 @@ def test_open_without_an_instant_lasts_for_a_cooldown(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
     """As a row that somebody else wrote by hand."""
-    assert store.swap(LANE, 0, Breaker(State.OPEN, 3, generation=1))
+    assert store.swap(LANE, 0, Breaker(CircuitState.OPEN, 3, generation=1))
     provider = build(store)
     assert call(provider).retry_after_seconds == pytest.approx(10.0)
     clock.advance(10.0)
@@ -344,12 +344,15 @@ def test_a_parent_breaker_hears_all_tenants(clock: VirtualClock, store: Provider
     for tenant in "abc":
         call(provider, tenant)
     assert parent.state == "open"
-    assert standing(provider, "a").state is State.CLOSED
+    assert standing(provider, "a").state is CircuitState.CLOSED
     assert call(provider, "d").reason_code == "circuit_open"
     clock.advance(5.0)
     assert call(provider, "d").success
     assert parent.state == "closed"
-    assert store.standing(LaneKey(EVERYBODY, "scripted", "test")).breaker.state is State.CLOSED
+    assert (
+        store.standing(LaneKey(ALL_TENANTS, "scripted", "test")).breaker.state
+        is CircuitState.CLOSED
+    )
 
 
 @pytest.mark.req("PEF:A-15", "PEF:C-11")
@@ -360,10 +363,10 @@ def test_a_parent_that_refuses_leaves_no_place_taken(clock: VirtualClock) -> Non
     parent = CircuitBreaker(1, 10, probe_lease_seconds=99)
     circuits = [
         Circuit(store, LANE, own.rule(60.0)),
-        Circuit(store, LaneKey(EVERYBODY, "scripted", "test"), parent.rule(60.0)),
+        Circuit(store, LaneKey(ALL_TENANTS, "scripted", "test"), parent.rule(60.0)),
     ]
     for circuit in circuits:
-        circuit.force(State.OPEN)
+        circuit.force(CircuitState.OPEN)
     clock.advance(10.0)
     options = {"circuit_breaker": own, "parent_breaker": parent, "quota": QuotaPolicy(limit=9)}
     provider = build(store, **options)
@@ -375,7 +378,7 @@ def test_a_parent_that_refuses_leaves_no_place_taken(clock: VirtualClock) -> Non
 
     store.before = another_is_first
     assert call(provider).reason_code == "circuit_open"
-    assert (standing(provider).state, standing(provider).probes) == (State.HALF_OPEN, ())
+    assert (standing(provider).state, standing(provider).probes) == (CircuitState.HALF_OPEN, ())
     assert used(provider) == 0
 
 
@@ -417,7 +420,7 @@ def test_a_circuit_that_another_opened_ends_the_loop_too(clock: VirtualClock) ->
 
     def opened_by_another(_: object) -> Exception:
         other = Circuit(store, LANE, CircuitBreaker(1, 10).rule())
-        other.force(State.OPEN)
+        other.force(CircuitState.OPEN)
         return DOWN
 
     provider = Scripted(opened_by_another, store=store)
@@ -434,7 +437,7 @@ def test_with_the_scope_of_an_execution_only_its_end_votes(clock: VirtualClock) 
     call(provider)
     assert (provider.calls, standing(provider).failures) == (3, 1)
     call(provider)
-    assert (provider.calls, standing(provider).state) == (6, State.OPEN)
+    assert (provider.calls, standing(provider).state) == (6, CircuitState.OPEN)
 
 
 @pytest.mark.req("PEF:A-4", "PEF:C-11")
@@ -456,12 +459,12 @@ def test_a_permit_for_all_attempts_is_given_back_when_a_gate_ends_the_call(
         return DOWN
 
     call(provider)
-    assert standing(provider).state is State.OPEN
+    assert standing(provider).state is CircuitState.OPEN
     clock.advance(5.0)
     provider.steps.append(told_to_pause)
     result = call(provider)
     assert (result.attempts, result.stop_reason) == (1, "cooldown")
-    assert (standing(provider).state, standing(provider).probes) == (State.OPEN, ())
+    assert (standing(provider).state, standing(provider).probes) == (CircuitState.OPEN, ())
 
 
 # -- the price of a refusal ----------------------------------------------------------------------
@@ -519,9 +522,9 @@ def test_an_operator_may_open_and_close_it(clock: VirtualClock, store: ProviderS
     """By force, and for everybody who uses the store."""
     provider = build(store)
     circuit = Circuit(store, LANE, CircuitBreaker(**BREAKER).rule())
-    circuit.force(State.OPEN)
+    circuit.force(CircuitState.OPEN)
     assert call(provider).reason_code == "circuit_open"
-    circuit.force(State.CLOSED)
+    circuit.force(CircuitState.CLOSED)
     clock.advance(1.0)
     assert call(provider).success
 
@@ -531,7 +534,7 @@ def test_an_operator_may_hold_it_open_for_a_day(clock: VirtualClock, store: Prov
     """Longer than the provider's cooldown; calls are refused all that time, in plain seconds."""
     provider = build(store)
     circuit = Circuit(store, LANE, CircuitBreaker(**BREAKER).rule())
-    circuit.force(State.OPEN, 86_400.0)
+    circuit.force(CircuitState.OPEN, 86_400.0)
     for number in range(24):  # the refusals after the first few take the short way
         result = call(provider)
         assert result.reason_code == "circuit_open"

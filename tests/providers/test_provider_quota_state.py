@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.limits import Account, Window
+from ergon_framework.core.limits import QuotaUsage, Window
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
 from ergon_framework.providers.errors import (
@@ -41,7 +41,7 @@ def health_of(store: ProviderStore, tenant_id: str = "t") -> LaneHealth:
     return health
 
 
-def account_of(store: ProviderStore, tenant_id: str = "t") -> Account:
+def account_of(store: ProviderStore, tenant_id: str = "t") -> QuotaUsage:
     """The window that is running."""
     account = health_of(store, tenant_id).account
     assert account is not None

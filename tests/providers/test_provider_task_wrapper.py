@@ -21,7 +21,7 @@ from celery import Celery, signals
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 
 from ergon_framework.errors import ConfigurationError, WiringError
-from ergon_framework.ports.providerstore import Batch, LetterStatus
+from ergon_framework.ports.providerstore import LetterStatus, RecordBatch
 from ergon_framework.providers import celery_worker
 from ergon_framework.providers.celery_task import CeleryProviderTask
 from ergon_framework.providers.celery_worker import relay_app
@@ -564,7 +564,7 @@ def test_a_task_that_nobody_registered_is_not_sent(app: Celery) -> None:
     store = task.built[0].store
     (stored,) = store.letters()
     other = replace(stored.letter, dead_letter_id="other", task_name="theirs")
-    store.record(Batch([], [other]))
+    store.record(RecordBatch([], [other]))
     store.move_letter("other", LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
     assert relay_app(app).redriven == 0
     assert store.letters(ids=["other"])[0].status is LetterStatus.REDRIVE
@@ -600,7 +600,7 @@ def test_the_letters_of_another_app_are_left_to_it(app: Celery) -> None:
     assert [each.status for each in store.letters()] == [LetterStatus.PENDING]
     assert relay_app(other).published == 1
     assert len(dead_letters(other)) == 1
-    store.record(Batch([], [replace(store.letters()[0].letter, dead_letter_id="gone")]))
+    store.record(RecordBatch([], [replace(store.letters()[0].letter, dead_letter_id="gone")]))
     task_of(other, "ok", {"store": store}, name="stays")
     other.tasks.pop("theirs")
     assert not relay_app(other)

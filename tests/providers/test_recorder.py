@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreFullError
-from ergon_framework.ports.providerstore import Batch, LaneKey
+from ergon_framework.ports.providerstore import LaneKey, RecordBatch
 from ergon_framework.providers import recorder as module
 from ergon_framework.providers.recorder import Recorder, close_recorders, recorder_of
 from ergon_framework.providers.spill import find_left
@@ -135,7 +135,7 @@ def test_who_listens_badly_harms_nobody(store: ScriptedStore, tmp_path: Path) ->
 @pytest.mark.req("PEF:A-18", "PEF:A-19")
 def test_write_now_writes_to_the_store(recorder: Recorder, store: ScriptedStore) -> None:
     """The letter and its row, in one batch, before it returns."""
-    assert recorder.write_now(Batch([row("last", outcome="dead_letter")], [letter("d1")]))
+    assert recorder.write_now(RecordBatch([row("last", outcome="dead_letter")], [letter("d1")]))
     assert list(store.rows) == ["last"]
     assert list(store.letters) == ["d1"]
 
@@ -146,7 +146,7 @@ def test_write_now_keeps_on_disk_what_the_store_does_not_take(
 ) -> None:
     """It is safe all the same, and reaches the store when that is back, whole."""
     store.fault = away
-    assert recorder.write_now(Batch([row("last", outcome="dead_letter")], [letter("d1")]))
+    assert recorder.write_now(RecordBatch([row("last", outcome="dead_letter")], [letter("d1")]))
     assert find_left(tmp_path / "spill")
     assert not recorder.flush(0.0)
     store.fault = None
@@ -163,7 +163,7 @@ def test_write_now_says_when_it_is_safe_nowhere(store: ScriptedStore, tmp_path: 
     for spill in (None, tmp_path / "file" / "spill"):
         recorder = Recorder(store.as_store, spill=spill)
         store.fault = away
-        assert not recorder.write_now(Batch(rows(1)))
+        assert not recorder.write_now(RecordBatch(rows(1)))
         store.fault = None
         recorder.close(WAIT)
     assert store.rows == {}
@@ -176,10 +176,10 @@ def test_write_now_does_not_ask_a_store_that_is_known_to_be_away(
     clock = FakeClock()
     recorder = Recorder(store.as_store, spill=tmp_path, is_threaded=False, clock=clock)
     store.fault = away
-    assert recorder.write_now(Batch(rows(1, "a")))
+    assert recorder.write_now(RecordBatch(rows(1, "a")))
     asked = store.calls
     store.fault = None
-    assert recorder.write_now(Batch(rows(1, "b")))
+    assert recorder.write_now(RecordBatch(rows(1, "b")))
     assert store.calls == asked
     clock.now += 60.0
     assert recorder.drain()
@@ -191,8 +191,8 @@ def test_a_payload_that_is_no_json(store: ScriptedStore, tmp_path: Path) -> None
     """What cannot be kept is not said to be safe."""
     recorder = Recorder(store.as_store, spill=tmp_path, is_threaded=False)
     store.fault = away
-    assert not recorder.write_now(Batch([], [letter("d1", {"x": object()})]))
-    assert recorder.write_now(Batch([], [letter("d2", {"x": 1})]))
+    assert not recorder.write_now(RecordBatch([], [letter("d1", {"x": object()})]))
+    assert recorder.write_now(RecordBatch([], [letter("d2", {"x": 1})]))
     recorder.close(WAIT)
 
 
@@ -323,7 +323,7 @@ def test_a_refusal_that_needs_no_row_is_counted_before_one_is_built(
         assert not recorder.skips_refusal(key, "rate_limited")
         recorder.add([refused])
     assert recorder.skips_refusal(key, "rate_limited")
-    assert recorder.write_now(Batch([refused]))  # counted, and there is nothing else to keep
+    assert recorder.write_now(RecordBatch([refused]))  # counted, and there is nothing else to keep
     assert recorder.stats().refused_total == {"rate_limited": 4}
     assert recorder.stats().coalesced_rows == 2
     assert recorder.stats().queued_rows == 2
@@ -334,10 +334,10 @@ def test_a_refusal_that_is_written_at_once_is_counted_once(store: ScriptedStore)
     """Whether the store takes it, or its caller adds it afterwards, or it has a letter."""
     recorder = Recorder(store.as_store, spill=None, is_threaded=False)
     refused = row("a", number=0, outcome="failed", reason="quota_exhausted")
-    assert recorder.write_now(Batch([refused]))
-    assert recorder.write_now(Batch([refused._replace(id="b")], [letter()]))
+    assert recorder.write_now(RecordBatch([refused]))
+    assert recorder.write_now(RecordBatch([refused._replace(id="b")], [letter()]))
     store.fault = away
-    assert not recorder.write_now(Batch([refused._replace(id="c")]))
+    assert not recorder.write_now(RecordBatch([refused._replace(id="c")]))
     recorder.add([refused._replace(id="c")])
     assert recorder.stats().refused_total == {"quota_exhausted": 3}
     assert recorder.stats().coalesced_rows == 0
@@ -423,8 +423,8 @@ def test_the_limit_of_the_spill_is_counted(store: ScriptedStore, tmp_path: Path)
     """Rows that do not fit are lost, and the statistics say why."""
     recorder = Recorder(store.as_store, spill=tmp_path, max_spill_bytes=700, is_threaded=False)
     store.fault = away  # a thread that asks again would have the last error
-    recorder.write_now(Batch(rows(1)))
-    assert not recorder.write_now(Batch(rows(1)))
+    recorder.write_now(RecordBatch(rows(1)))
+    assert not recorder.write_now(RecordBatch(rows(1)))
     assert recorder.stats().spill_full == 1
     assert StoreFullError.__name__ in (recorder.stats().last_error or "")
     store.fault = None

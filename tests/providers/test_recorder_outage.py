@@ -14,7 +14,7 @@ from ergon_framework.errors import (
     StoreFullError,
     StoreReadOnlyError,
 )
-from ergon_framework.ports.providerstore import AttemptRow, Batch
+from ergon_framework.ports.providerstore import AttemptRow, RecordBatch
 from ergon_framework.providers.spill import Spill
 from ergon_framework.providers.write_behind import Marker, Writer
 from tests.providers.recorder_fakes import Ear, FakeClock, ScriptedStore, away, row, rows
@@ -244,7 +244,7 @@ def test_who_waits_is_not_passed_by_rows_that_were_put_back(
 def test_who_gave_up_waiting_is_forgotten(bench: Bench) -> None:
     """Markers do not pile up while a store stays away."""
     bench.store.fault = away
-    bench.writer.write_now(Batch(rows(1, "spilt")))
+    bench.writer.write_now(RecordBatch(rows(1, "spilt")))
     bench.clock.now += 60.0
     bench.store.faults = [lambda: None]
     marker = Marker()
@@ -328,7 +328,7 @@ def test_nobody_is_woken_when_nothing_can_be_done(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     bench = Bench(tmp_path / "file" / "spill")
     bench.store.fault = away
-    assert not bench.writer.write_now(Batch(rows(1)))
+    assert not bench.writer.write_now(RecordBatch(rows(1)))
     could = bench.writer.can_make_room
     bench.clock.now += 60.0
     assert (could, bench.writer.can_make_room) == (False, True)
@@ -340,9 +340,9 @@ def test_a_spilled_batch_that_no_store_takes(
 ) -> None:
     """Its file is put aside, and what comes after it is not held up."""
     bench.store.fault = away
-    bench.writer.write_now(Batch(rows(1, "bad")))
+    bench.writer.write_now(RecordBatch(rows(1, "bad")))
     if with_neighbour:
-        bench.writer.write_now(Batch(rows(1, "near")))
+        bench.writer.write_now(RecordBatch(rows(1, "near")))
     bench.store.fault = None
     bench.store.refuses = {"bad0"}
     bench.add(rows(2, "new"))
@@ -365,7 +365,7 @@ def test_files_of_dead_processes_are_looked_for_now_and_then(bench: Bench, tmp_p
     """Not only at the start."""
     bench.run(1.0)
     dead = Spill(tmp_path / "spill")
-    dead.keep([Batch(rows(3))], is_synced=True)
+    dead.keep([RecordBatch(rows(3))], is_synced=True)
     dead.close()
     bench.run(1.0)
     assert bench.store.rows == {}
@@ -423,7 +423,7 @@ def test_every_final_row_is_written_once_or_counted_as_lost(
             given["retry"] += count
             bench.add([each._replace(id=f"x{each.id}", outcome="retry") for each in batch])
         elif what == "now":
-            given["unsafe"] += 0 if bench.writer.write_now(Batch(batch)) else count
+            given["unsafe"] += 0 if bench.writer.write_now(RecordBatch(batch)) else count
         elif what == "disk":
             bench.spill._max_bytes = bench.spill._room = room if count > 6 else 0
         elif what == "close":

@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch, LetterStatus, ProviderStore
+from ergon_framework.ports.providerstore import LetterStatus, ProviderStore, RecordBatch
 from ergon_framework.providers.recorder import Recorder, recorder_of
 from ergon_framework.providers.service import ProviderHealthService
 from ergon_framework.providers.spill import find_left
@@ -30,7 +30,7 @@ class Doubtful:
         self.is_away = False
         self.silent = 0
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         if self.is_away:
             raise StoreUnavailableError("the store is away")
         self._store.record(batch)
@@ -65,7 +65,7 @@ def test_what_is_written_again_counts_once(store: ProviderStore, tmp_path: Path)
     assert recorder.flush(WAIT)
     doubtful.is_away = True
     bad = fresh("bad", outcome="dead_letter", reason="timeout")
-    assert recorder.write_now(Batch([bad], [letter("d1", {"q": "ü"})]))
+    assert recorder.write_now(RecordBatch([bad], [letter("d1", {"q": "ü"})]))
     doubtful.is_away = False
     doubtful.silent = 2
     assert recorder.flush(WAIT)

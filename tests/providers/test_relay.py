@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch, DeadLetter, LetterStatus
+from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, RecordBatch
 from ergon_framework.providers.delivery.dead_letters import LEASE, Relay, Relayed, RelayThread
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -83,7 +83,7 @@ def store() -> MemoryProviderStore:
     """A store with three letters."""
     made = MemoryProviderStore()
     letters = [replace(LETTER, dead_letter_id=f"d-{n}", occurred_at=1.7e9 + n) for n in range(3)]
-    made.record(Batch([], letters))
+    made.record(RecordBatch([], letters))
     return made
 
 
@@ -181,7 +181,7 @@ def test_letters_of_other_tasks_and_without_payload_are_not_in_the_way(
         replace(LETTER, dead_letter_id="large", payload=None, occurred_at=3.0),
         LETTER,
     ]
-    store.record(Batch([], odd))
+    store.record(RecordBatch([], odd))
     relay = Relay(store, counter.open)
     relay.drain()
     for each in odd:
@@ -199,7 +199,7 @@ def test_many_letters_of_other_tasks_do_not_starve_the_rest(counter: FakeCounter
         replace(LETTER, dead_letter_id=f"f-{n}", task_name="unknown", occurred_at=float(n))
         for n in range(5)
     ]
-    store.record(Batch([], [*foreign, LETTER]))
+    store.record(RecordBatch([], [*foreign, LETTER]))
     for each in (*foreign, LETTER):
         store.move_letter(each.dead_letter_id, LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
     Relay(store, counter.open, batch=2).drain()
@@ -214,7 +214,7 @@ def test_a_letter_that_the_queue_refuses_is_not_in_the_way(counter: FakeCounter)
         for n in range(5)
     ]
     good = [replace(LETTER, dead_letter_id=f"g-{n}", occurred_at=10.0 + n) for n in range(5)]
-    store.record(Batch([], [*refused, *good]))
+    store.record(RecordBatch([], [*refused, *good]))
     for each in (*refused, *good):
         store.move_letter(each.dead_letter_id, LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
     relay = Relay(store, counter.open, batch=2)
@@ -248,10 +248,10 @@ def test_the_thread_carries_and_ends(store: MemoryProviderStore, counter: FakeCo
     thread = RelayThread(lambda: [Relay(store, counter.open)], idle=3600.0)
     thread.start()
     assert [counter.heard.get(timeout=30) for _ in range(3)] == ["d-0", "d-1", "d-2"]
-    store.record(Batch([], [replace(LETTER, dead_letter_id="later")]))
+    store.record(RecordBatch([], [replace(LETTER, dead_letter_id="later")]))
     thread.wake()
     assert counter.heard.get(timeout=30) == "later"
-    store.record(Batch([], [replace(LETTER, dead_letter_id="last")]))
+    store.record(RecordBatch([], [replace(LETTER, dead_letter_id="last")]))
     thread.stop(30)
     assert counter.heard.get(timeout=30) == "last"
 
@@ -296,7 +296,7 @@ def test_relays_that_look_at_once_publish_a_letter_once(kind: str, tmp_path: Pat
     """Each prefork child has a relay: while one publishes, the others leave the letters to it."""
     url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path}/work.db"
     store = open_store(url, clock=lambda: 1.7e9)
-    store.record(Batch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(3)]))
+    store.record(RecordBatch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(3)]))
     others = [Relay(store, FakeCounter().open) for _ in range(3)]
     seen: list[Relayed] = []
 
@@ -315,7 +315,7 @@ def test_a_relay_that_died_is_followed_by_another(counter: FakeCounter) -> None:
     """When its lease is over; nobody waits for more than that."""
     now = [1.7e9]
     store = MemoryProviderStore(lambda: now[0])
-    store.record(Batch([], [LETTER]))
+    store.record(RecordBatch([], [LETTER]))
 
     class Dying(FakeCounter):
         def publish(self, message: dict[str, Any]) -> None:
@@ -335,7 +335,7 @@ def test_a_relay_that_was_stopped_for_long_publishes_no_more(counter: FakeCounte
     """Its lease was over and another one took the rest: it looks before each letter."""
     now = [1.7e9]
     store = MemoryProviderStore(lambda: now[0])
-    store.record(Batch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(3)]))
+    store.record(RecordBatch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(3)]))
     other = Relay(store, counter.open, ticks=lambda: now[0])
 
     class Stopped(FakeCounter):
@@ -354,7 +354,7 @@ def test_a_long_batch_keeps_its_lease(counter: FakeCounter) -> None:
     """It is renewed in time: nobody else gets in between."""
     now = [1.7e9]
     store = MemoryProviderStore(lambda: now[0])
-    store.record(Batch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(5)]))
+    store.record(RecordBatch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(5)]))
     other = Relay(store, counter.open, ticks=lambda: now[0])
 
     class Slow(FakeCounter):
@@ -370,7 +370,7 @@ def test_a_long_batch_keeps_its_lease(counter: FakeCounter) -> None:
 def test_draining_waits_for_the_relay_that_is_at_work(clock: VirtualClock) -> None:
     """Until its lease is over at the latest: then what it left behind is carried."""
     store = MemoryProviderStore(clock.now)
-    store.record(Batch([], [replace(LETTER, occurred_at=0.0)]))
+    store.record(RecordBatch([], [replace(LETTER, occurred_at=0.0)]))
     relay = Relay(store, FakeCounter().open, ticks=clock.now)
     with (
         armed("providers.relay.release=error,providers.publish.before=error"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.ports.providerstore import Batch
+from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.recorder import EVERY, KEEP, SLICE, Recorder, Retention, recorder_of
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -24,7 +24,9 @@ def test_old_records_go_and_one_process_does_it(kind: str, tmp_path: Path) -> No
     store = open_store(url, clock=lambda: now[0])
     old = now[0] - KEEP - 3600.0
     for at, count in ((old, SLICE + 5), (now[0], 3)):
-        store.record(Batch([row(f"{at:.0f}-{n}")._replace(created_at=at) for n in range(count)]))
+        store.record(
+            RecordBatch([row(f"{at:.0f}-{n}")._replace(created_at=at) for n in range(count)])
+        )
     store.claim("t", "k", "f", "me", 1.0, 1.0)
     one, other = (Retention(store, lambda: now[0]) for _ in range(2))
     assert one.look() == 0  # a process that just began
@@ -46,7 +48,7 @@ def test_a_process_that_makes_calls_deletes_what_is_old(tmp_path: Path) -> None:
     now = [1.8e9]
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=lambda: now[0])
     old = row("old")._replace(correlation_id="c-old", created_at=now[0] - KEEP - 3600.0)
-    store.record(Batch([old]))
+    store.record(RecordBatch([old]))
     recorder = Recorder(store, spill=tmp_path / "spill", clock=lambda: now[0])
     now[0] += 61.0  # a process that just began leaves it alone
     recorder.add([row("new")._replace(correlation_id="c-new", created_at=now[0])])

@@ -10,10 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneKey, ProviderStore
+from ergon_framework.ports.providerstore import AttemptRow, LaneKey, ProviderStore, RecordBatch
 from ergon_framework.providers import service as module
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.delivery.dead_letters import letter_message
@@ -98,7 +98,7 @@ def test_the_summary_is_the_contract(store: ProviderStore) -> None:
     key = LaneKey(TENANT, "rank", "snapshot")
     store.reserve(key, Window(NOW - 600, NOW + 3000), 10_000, 2_450)
     rows = [ended(f"ok{n}")._replace(duration_ms=210) for n in range(2)]
-    store.record(Batch([*rows, ended("bad", ago=30.5, outcome="failed", reason="timeout")]))
+    store.record(RecordBatch([*rows, ended("bad", ago=30.5, outcome="failed", reason="timeout")]))
     assert ProviderHealthService(store).summary(TENANT) == {
         "tenant_id": TENANT,
         "generated_at": "2023-11-14T22:13:20Z",
@@ -128,9 +128,9 @@ def test_detail_adds_and_changes_nothing(store: ProviderStore) -> None:
     """Streak, open circuit, cooldown and the window's start come on top of the contract."""
     key = LaneKey(TENANT, "rank", "snapshot")
     store.reserve(key, Window(NOW - 600, NOW + 3000), 10, 1)
-    store.record(Batch([ended("bad", outcome="failed", reason="timeout")]))
+    store.record(RecordBatch([ended("bad", outcome="failed", reason="timeout")]))
     version = store.standing(key).version
-    assert store.swap(key, version, Breaker(State.OPEN, 5, NOW + 30, generation=1))
+    assert store.swap(key, version, Breaker(CircuitState.OPEN, 5, NOW + 30, generation=1))
     store.cool(key, NOW + 7)
     service = ProviderHealthService(store)
     [plain] = service.summary(TENANT)["providers"]
@@ -164,7 +164,7 @@ def test_items_are_health_and_running_quotas_in_order(store: ProviderStore) -> N
     store.reserve(LaneKey(TENANT, "maps", "route"), running, 10, 1)
     store.reserve(LaneKey(TENANT, "mail", "send"), over, 10, 1)
     store.reserve(LaneKey(TENANT, "rank", "live"), over, 10, 1)
-    store.record(Batch([ended("a", "snapshot"), ended("b", "live")]))
+    store.record(RecordBatch([ended("a", "snapshot"), ended("b", "live")]))
     items = ProviderHealthService(store).summary(TENANT)["providers"]
     assert [(item["provider_name"], item["capability"]) for item in items] == [
         ("maps", "route"),
@@ -179,7 +179,7 @@ def test_items_are_health_and_running_quotas_in_order(store: ProviderStore) -> N
 @pytest.mark.req("PEF:G-3", "PEF:A-API-4")
 def test_a_tenant_sees_its_own_lanes_only(store: ProviderStore) -> None:
     """Neither another tenant's calls nor quotas nor circuits show up, and nobody's for nobody."""
-    store.record(Batch([ended("mine"), ended("theirs", "secret", tenant=OTHER)]))
+    store.record(RecordBatch([ended("mine"), ended("theirs", "secret", tenant=OTHER)]))
     store.reserve(LaneKey(OTHER, "secret", "plan"), Window(NOW - 1, NOW + 9), 10, 1)
     store.cool(LaneKey("*", "rank", "shared"), NOW + 9)
     service = ProviderHealthService(store)
@@ -199,8 +199,8 @@ def test_a_tenant_sees_its_own_lanes_only(store: ProviderStore) -> None:
 @pytest.mark.req("PEF:A-API-4")
 def test_a_uuid_is_found_however_it_is_written(store: ProviderStore) -> None:
     """As it was given first, then in lower case with hyphens; others are taken literally."""
-    store.record(Batch([ended("lower", "low"), ended("odd", "odd", tenant="acme")]))
-    store.record(Batch([ended("upper", "up", tenant=OTHER.replace("8", "A"))]))
+    store.record(RecordBatch([ended("lower", "low"), ended("odd", "odd", tenant="acme")]))
+    store.record(RecordBatch([ended("upper", "up", tenant=OTHER.replace("8", "A"))]))
     service = ProviderHealthService(store)
 
     def found(tenant: str | UUID) -> list[str]:
@@ -236,7 +236,7 @@ def test_a_recorder_that_fails_does_not_fail_the_read(
         def flush(self, timeout: float) -> bool:
             raise RuntimeError
 
-    store.record(Batch([ended("a")]))
+    store.record(RecordBatch([ended("a")]))
     with monkeypatch.context() as patch:
         patch.setattr(module, "known_recorder", lambda _: Failing())
         told = ProviderHealthService(store).summary(TENANT, detail=True)
@@ -247,7 +247,7 @@ def test_a_store_that_takes_no_rows_can_still_be_read() -> None:
     """The wait for rows is bounded, and what came before is told."""
 
     class Stuck(MemoryProviderStore):
-        def record(self, batch: Batch) -> None:
+        def record(self, batch: RecordBatch) -> None:
             raise StoreUnavailableError("away")
 
     store = Stuck()
@@ -290,7 +290,7 @@ def test_the_body_without_fastapi_fits_the_schema(store: ProviderStore, detail: 
     """What another server sends is the same document, with and without values."""
     key = LaneKey(TENANT, "rank", "snapshot")
     store.reserve(key, Window(NOW - 600, NOW + 3000), 10, 1)
-    store.record(Batch([ended("a"), ended("b", "other", outcome="failed", reason="timeout")]))
+    store.record(RecordBatch([ended("a"), ended("b", "other", outcome="failed", reason="timeout")]))
     store.cool(LaneKey(TENANT, "ünïcode", "☃"), NOW + 5)
     body = summary_json(store, TENANT, detail=detail)
     checked = (ProviderHealthDetail if detail else ProviderHealthSummary).model_validate_json(body)
@@ -332,7 +332,7 @@ def test_items_are_sorted_whatever_the_store_does() -> None:
             return super().health(tenant_id)[::-1]
 
     store = Backwards(lambda: NOW)
-    store.record(Batch([ended("a", "a"), ended("b", "b")]))
+    store.record(RecordBatch([ended("a", "a"), ended("b", "b")]))
     items = ProviderHealthService(store).summary(TENANT)["providers"]
     assert [item["capability"] for item in items] == ["a", "b"]
 
@@ -352,6 +352,8 @@ def test_a_rate_is_not_rounded() -> None:
     """All that failed was one call of very many, but not none."""
     store = MemoryProviderStore(clock=lambda: NOW)
     good = rows(29_999, tenant=TENANT)
-    store.record(Batch([*good, row("bad", tenant=TENANT, outcome="failed", reason="timeout")]))
+    store.record(
+        RecordBatch([*good, row("bad", tenant=TENANT, outcome="failed", reason="timeout")])
+    )
     [item] = ProviderHealthService(store).summary(TENANT)["providers"]
     assert item["success_rate_1h"] == 29_999 / 30_000

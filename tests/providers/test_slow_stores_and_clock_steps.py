@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import BreakerRule, Permit, State, Vote
+from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState, Permit, Vote
 from ergon_framework.core.guard import Do, Guard, GuardRule
 from ergon_framework.core.retry import RetryRule
-from ergon_framework.ports.providerstore import Quota
+from ergon_framework.ports.providerstore import QuotaGrant
 from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
 from ergon_framework.providers.errors import ProviderRateLimitError, ProviderTimeoutError
 from ergon_framework.providers.quota import QuotaPolicy
@@ -55,7 +55,7 @@ def test_what_was_only_read_is_not_brought_back(clock: VirtualClock) -> None:
     there.report(let_in(there), Vote.FAILURE)
     clock.advance(2.0)
     here.refresh()
-    assert here.breaker.state is State.OPEN
+    assert here.breaker.state is CircuitState.OPEN
     clock.advance(2.0)
     flaky.is_away = True
     here.refresh()
@@ -65,7 +65,7 @@ def test_what_was_only_read_is_not_brought_back(clock: VirtualClock) -> None:
     there.report(let_in(there), Vote.SUCCESS)
     clock.advance(600.0)
     here.refresh()
-    assert here.breaker.state is store.standing(LANE).breaker.state is State.CLOSED
+    assert here.breaker.state is store.standing(LANE).breaker.state is CircuitState.CLOSED
 
 
 @pytest.mark.req("PEF:trap-shared-store", "PEF:A-14")
@@ -79,14 +79,14 @@ def test_what_was_learned_meanwhile_is_brought_back(
     circuit.refresh()
     store.is_away = True
     circuit.report(let_in(circuit), Vote.FAILURE)
-    assert circuit.breaker.state is State.OPEN
+    assert circuit.breaker.state is CircuitState.OPEN
     store.is_away = False
     if others_wrote:
         other = Circuit(store, LANE, BreakerRule(9))
         other.report(let_in(other), Vote.FAILURE)
     clock.advance(2.0)
     circuit.refresh()
-    wanted = State.CLOSED if others_wrote else State.OPEN
+    wanted = CircuitState.CLOSED if others_wrote else CircuitState.OPEN
     assert circuit.breaker.state is store.standing(LANE).breaker.state is wanted
 
 
@@ -124,7 +124,7 @@ class Slow(MemoryProviderStore):
         super().__init__(clock=wall_of(clock))
         self._virtual, self.at, self.is_slow = clock, at, True
 
-    def reserve(self, *args: Any) -> Quota:
+    def reserve(self, *args: Any) -> QuotaGrant:
         self._pause("reserve")
         return super().reserve(*args)
 

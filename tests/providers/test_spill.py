@@ -17,7 +17,7 @@ from ergon_framework.errors import (
     StoreFullError,
     StoreReadOnlyError,
 )
-from ergon_framework.ports.providerstore import Batch
+from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.spill import Spill, default_spill, find_left, line_of
 from tests.local_users import NOBODY, acting_as, needs_root, shared_folder
@@ -25,14 +25,14 @@ from tests.providers.recorder_fakes import FakeClock, letter, row
 
 pytestmark = pytest.mark.req("PROVIDERS:storage")
 
-A, B, C = (Batch([row(name)]) for name in "abc")
-BOTH = Batch([row("last", outcome="dead_letter")], [letter("d1", {"q": 1})])
+A, B, C = (RecordBatch([row(name)]) for name in "abc")
+BOTH = RecordBatch([row("last", outcome="dead_letter")], [letter("d1", {"q": 1})])
 
 
-def read_back(spill: Spill, limit: int = 500) -> list[Batch]:
+def read_back(spill: Spill, limit: int = 500) -> list[RecordBatch]:
     """Everything there is, to the end."""
     spill.look()
-    found: list[Batch] = []
+    found: list[RecordBatch] = []
     while chunk := spill.chunk(limit):
         found += chunk
         spill.advance()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.ports.providerstore import AttemptRow, Batch
+from ergon_framework.ports.providerstore import AttemptRow, RecordBatch
 from ergon_framework.providers.spill import batch_of, line_of
 from tests.providers.recorder_fakes import letter, row
 
@@ -47,7 +47,7 @@ ROWS = st.builds(
 @given(st.lists(ROWS, max_size=3), st.lists(st.dictionaries(TEXT, JSON, max_size=3), max_size=2))
 def test_a_batch_comes_back_as_it_was(attempts: list[AttemptRow], payloads: list[Any]) -> None:
     """Every field, whatever text it holds, on one line of printable ASCII."""
-    batch = Batch(attempts, [letter(f"d{n}", payload) for n, payload in enumerate(payloads)])
+    batch = RecordBatch(attempts, [letter(f"d{n}", payload) for n, payload in enumerate(payloads)])
     line = line_of(batch)
     assert batch_of(line) == batch
     assert line.isascii()
@@ -57,7 +57,7 @@ def test_a_batch_comes_back_as_it_was(attempts: list[AttemptRow], payloads: list
 @given(st.data())
 def test_any_change_is_noticed(data: st.DataObject) -> None:
     """One byte that is another, or an end that is missing: never taken for something else."""
-    batch = Batch([row("r1")], [letter(payload={"a": 1})])
+    batch = RecordBatch([row("r1")], [letter(payload={"a": 1})])
     line = line_of(batch)
     at = data.draw(st.integers(0, len(line) - 2))
     other = data.draw(st.integers(0, 255).filter(lambda byte: byte != line[at]))
@@ -69,7 +69,7 @@ def test_any_change_is_noticed(data: st.DataObject) -> None:
 
 def test_it_is_plain_json() -> None:
     """Anybody can read it, and count on the names of the fields."""
-    document = json.loads(line_of(Batch([row("r1")], [letter("d1")])))
+    document = json.loads(line_of(RecordBatch([row("r1")], [letter("d1")])))
     assert document["attempts"][0]["id"] == "r1"
     assert document["letters"][0]["dead_letter_id"] == "d1"
 
@@ -83,7 +83,7 @@ def test_a_later_version_may_have_added_fields() -> None:
     """What this one has no place for is left out."""
     added = row("r1")._asdict() | {"colour": "red"}
     text = json.dumps({"attempts": [added], "letters": [], "more": 1})[1:]
-    assert batch_of(signed(text)) == Batch([row("r1")])
+    assert batch_of(signed(text)) == RecordBatch([row("r1")])
 
 
 @pytest.mark.parametrize(

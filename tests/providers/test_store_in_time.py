@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch, Claim, Quota
+from ergon_framework.ports.providerstore import ClaimResult, QuotaGrant, RecordBatch
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionResult
@@ -23,7 +23,7 @@ from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
-from ergon_framework.providers.stores.sqlite import SqliteGround
+from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase
 from ergon_framework.providers.tasks import Gate, TaskCall, TaskEnd, TaskEnding, TaskOptions
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import Scripted, WatchedStore, acall, call, rows, used
@@ -42,7 +42,7 @@ class Locked:
 
     def __init__(self, path: Path, patience: float = PATIENT) -> None:
         self.path = path
-        self.store = SqlProviderStore(SqliteGround(path, busy_timeout=patience))
+        self.store = SqlProviderStore(SqliteProviderDatabase(path, busy_timeout=patience))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -170,11 +170,11 @@ class Asked(MemoryProviderStore):
         super().__init__()
         self.waits: list[tuple[str, float]] = []
 
-    def claim(self, *given: Any) -> Claim:
+    def claim(self, *given: Any) -> ClaimResult:
         self.waits.append(("claim", at_most(PATIENT)))
         return super().claim(*given)
 
-    def reserve(self, *given: Any) -> Quota:
+    def reserve(self, *given: Any) -> QuotaGrant:
         raise StoreUnavailableError("no answer")
 
     def finish(self, *given: Any, **options: Any) -> bool:
@@ -219,7 +219,7 @@ class SlowStore(WatchedStore):
         super().__init__(clock)
         self.sleep = clock.sleep
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         self.sleep(3.0)
         super().record(batch)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import BreakerRule, Permit, State, Vote
+from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState, Permit, Vote
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import LaneKey, Standing
+from ergon_framework.ports.providerstore import LaneKey, LaneState
 from ergon_framework.providers.circuit_breaker import FRESH_FOR, PATIENCE, Circuit
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -37,7 +37,7 @@ class Hanging(MemoryProviderStore):
         self.asked_by: list[str] = []
         self.answered = threading.Event()
 
-    def standing(self, key: LaneKey) -> Standing:
+    def standing(self, key: LaneKey) -> LaneState:
         self.asked_by.append(threading.current_thread().name)
         if self.hangs:
             threading.Event().wait(PATIENCE * 0.6)
@@ -90,7 +90,7 @@ def test_a_circuit_that_opens_while_the_store_is_away_is_told() -> None:
     store.is_away = False
     instant[0] += FRESH_FOR + 0.1
     circuit.refresh()
-    assert store.standing(LANE).breaker.state is State.OPEN
+    assert store.standing(LANE).breaker.state is CircuitState.OPEN
     assert told == ["circuit.opened"]
 
 
@@ -119,7 +119,7 @@ def test_a_circuit_that_cannot_be_written_stays_open_meanwhile() -> None:
     instant[0] += FRESH_FOR + 0.1
     circuit.refresh()
     assert seen == [True] * 4
-    assert store.standing(LANE).breaker.state is State.OPEN
+    assert store.standing(LANE).breaker.state is CircuitState.OPEN
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.ports.providerstore import Claim, LetterStatus
+from ergon_framework.ports.providerstore import ClaimResult, LetterStatus
 from ergon_framework.providers.delivery import owner_locks
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.retry import RetryPolicy
@@ -101,7 +101,7 @@ def test_a_task_that_is_cancelled_while_it_claims_frees_its_key(place: Path) -> 
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(MemoryProviderStore):
-        def claim(self, *arguments: Any) -> Claim:
+        def claim(self, *arguments: Any) -> ClaimResult:
             inside.set()
             assert go_on.wait(30)
             return super().claim(*arguments)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Permit, State, Vote
+from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderDependencyError
@@ -129,7 +129,7 @@ def test_twenty_probes_race_for_the_places(
         return reason
 
     for _ in range(5):
-        circuit.force(State.OPEN)
+        circuit.force(CircuitState.OPEN)
         clock.advance(5.0)
         room = Room(cap, 20 - cap)
         provider.steps.extend([room.probe] * 20)
@@ -145,7 +145,7 @@ def test_circuits_of_several_processes_share_the_places(
     """Twenty views of one lane, as twenty processes have them."""
     rule = CircuitBreaker(1, 5, half_open_max_calls=2).rule()
     first = Circuit(store, LANE, rule)
-    first.force(State.OPEN)
+    first.force(CircuitState.OPEN)
     clock.advance(5.0)
     circuits = [Circuit(store, LANE, rule) for _ in range(20)]
 
@@ -167,7 +167,7 @@ def test_a_swap_that_is_always_lost_lets_nobody_in(clock: VirtualClock) -> None:
     store = Losing(clock)
     rule = CircuitBreaker(1, 5).rule()
     helper = Circuit(store, LANE, rule)
-    WatchedStore.swap(store, LANE, 0, helper.breaker.forced(rule, State.OPEN, store.now()))
+    WatchedStore.swap(store, LANE, 0, helper.breaker.forced(rule, CircuitState.OPEN, store.now()))
     clock.advance(5.0)
     circuit = Circuit(store, LANE, rule)
     circuit.refresh()
@@ -185,12 +185,12 @@ def test_an_old_reading_does_not_undo_a_new_change(clock: VirtualClock) -> None:
     def slowly(key: Any) -> Any:
         found = plain(key)
         store.standing = plain  # type: ignore[method-assign]
-        circuit.force(State.OPEN)
+        circuit.force(CircuitState.OPEN)
         return found
 
     store.standing = slowly  # type: ignore[method-assign]
     circuit.refresh()
-    assert circuit.breaker.state is State.OPEN
+    assert circuit.breaker.state is CircuitState.OPEN
 
 
 @pytest.mark.req("PEF:A-9")
@@ -239,7 +239,7 @@ def test_a_circuit_that_opens_between_the_gates_gives_the_unit_back(clock: Virtu
     def opens(name: str) -> None:
         if name == "reserve":
             store.before = lambda name: None
-            circuit.force(State.OPEN)
+            circuit.force(CircuitState.OPEN)
 
     store.before = opens
     assert call(provider).reason_code == "circuit_open"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Permit, State, Vote
+from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
 from ergon_framework.providers.errors import (
@@ -61,7 +61,7 @@ def test_the_change_to_half_open_lets_nobody_slip_in(
     """Each of those who saw it open at the same instant asks the same circuit."""
     rule = CircuitBreaker(1, 5).rule()
     circuits = [Circuit(store, LANE, rule) for _ in range(10)]
-    circuits[0].force(State.OPEN)
+    circuits[0].force(CircuitState.OPEN)
     for circuit in circuits:
         circuit.refresh()
     clock.advance(5.0)
@@ -103,7 +103,7 @@ def test_an_ignored_error_gives_its_place_back(clock: VirtualClock, store: Provi
     call(provider)
     clock.advance(5.0)
     assert call(provider).reason_code == "bad_request"
-    assert (standing(provider).state, standing(provider).probes) == (State.HALF_OPEN, ())
+    assert (standing(provider).state, standing(provider).probes) == (CircuitState.HALF_OPEN, ())
     assert call(provider).success
 
 
@@ -117,12 +117,12 @@ def test_a_slow_success_does_not_close_what_opened_meanwhile(
     def slow(_: object) -> dict[str, Any]:
         provider.steps.appendleft(DOWN)
         call(provider)
-        assert standing(provider).state is State.OPEN
+        assert standing(provider).state is CircuitState.OPEN
         return {}
 
     provider.steps.append(slow)
     assert call(provider).success
-    assert standing(provider).state is State.OPEN
+    assert standing(provider).state is CircuitState.OPEN
 
 
 @pytest.mark.req("PEF:trap-neutral-votes")
@@ -171,7 +171,11 @@ def test_two_breakers_share_nothing_by_default(clock: VirtualClock, store: Provi
 @pytest.mark.req("PEF:trap-shared-store")
 def test_a_new_process_does_not_reset_the_streak(clock: VirtualClock, store: ProviderStore) -> None:
     """It goes on where the others are."""
-    for failures, state in ((1, State.CLOSED), (2, State.CLOSED), (3, State.OPEN)):
+    for failures, state in (
+        (1, CircuitState.CLOSED),
+        (2, CircuitState.CLOSED),
+        (3, CircuitState.OPEN),
+    ):
         fresh = Scripted(
             DOWN, store=store, retry_policy=ONCE, circuit_breaker=CircuitBreaker(3, 60)
         )

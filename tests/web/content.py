@@ -15,7 +15,7 @@ from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.ports.jobstore import NewJob, Schedule, WorkerRecord
-from ergon_framework.ports.providerstore import Batch
+from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.stores import open_store as open_provider_store
 from tests.providers.recorder_fakes import letter, row
 
@@ -77,7 +77,7 @@ def fill_calls(url: str, letters: Sequence[str] = ()) -> None:
             replace(letter(name, {"secret": "hidden"}), occurred_at=now - 60 + n)
             for n, name in enumerate(letters)
         ]
-        store.record(Batch([made, failed._replace(created_at=now)], given_up))
+        store.record(RecordBatch([made, failed._replace(created_at=now)], given_up))
 
 
 def fill_zone(place: Path, name: str = "plant-a", facts: int = 3) -> None:

@@ -12,7 +12,7 @@ import schemathesis
 from fastapi import FastAPI
 
 from ergon_framework.errors import MissingExtraError, StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch
+from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.schemas import ProviderHealthError, ProviderHealthSummary
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.web.application import create_app
@@ -52,7 +52,7 @@ PATHS = [
 def store() -> Iterator[MemoryProviderStore]:
     """A store in which one call was made."""
     opened = MemoryProviderStore(lambda: 1_700_000_000.5)
-    opened.record(Batch([row("mine", tenant=TENANT)]))
+    opened.record(RecordBatch([row("mine", tenant=TENANT)]))
     yield opened
     opened.close()
 

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import event
 
-from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
@@ -118,7 +118,7 @@ def fill_lane(url: str) -> None:
     store, now = open_store(url), time.time()
     lane = LaneKey(TENANT, "rank", "snapshot")
     version = store.standing(lane).version
-    assert store.swap(lane, version, Breaker(State.OPEN, 3, now + 30, generation=1))
+    assert store.swap(lane, version, Breaker(CircuitState.OPEN, 3, now + 30, generation=1))
     store.reserve(lane, Window(now - 1000, now + 1000), 10, 3)
     store.close()
 

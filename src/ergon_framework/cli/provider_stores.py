@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreSchemaError
 
 if TYPE_CHECKING:
-    from ergon_framework.ports.providerstore import ProviderLooking, ProviderStore
+    from ergon_framework.ports.providerstore import ProviderInspector, ProviderStore
     from ergon_framework.providers.migrations.database import Database
 
 
@@ -20,7 +20,7 @@ class ProviderDesk:
     """An open store, and who reads the tables it is in."""
 
     store: ProviderStore
-    looking: ProviderLooking
+    looking: ProviderInspector
 
 
 @contextmanager
@@ -28,13 +28,13 @@ def opened(config: Path | None, url: str | None) -> Iterator[ProviderDesk]:
     """The store that the options or the settings name; neither a file nor tables are made."""
     from ergon_framework.providers.migrations.database import database_of
     from ergon_framework.providers.stores import open_store
-    from ergon_framework.providers.stores.inspector import SqlProviderLooking
+    from ergon_framework.providers.stores.inspector import SqlProviderInspector
 
     named = named_store(config, url)
     database = database_of(named)
     check_tables(database)
     with closing(open_store(named)) as store:
-        yield ProviderDesk(store, SqlProviderLooking(database))
+        yield ProviderDesk(store, SqlProviderInspector(database))
 
 
 def opened_each(config: Path | None, url: str | None) -> Generator[ProviderDesk, None, None]:

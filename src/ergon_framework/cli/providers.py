@@ -17,7 +17,7 @@ from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from ergon_framework.ports.providerstore import LaneKey, Standing
+    from ergon_framework.ports.providerstore import LaneKey, LaneState
 
 app = typer.Typer(help="Look at providers and their circuits; open or close one; delete old rows.")
 
@@ -96,7 +96,7 @@ def circuit(
 
     Every process sees it within a second. An open one lets probes in once its time has passed.
     """
-    from ergon_framework.core.circuit_breaker import BreakerRule, State
+    from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState
     from ergon_framework.core.rfc3339 import format_rfc3339
     from ergon_framework.ports.providerstore import LaneKey
     from ergon_framework.providers.circuit_breaker import Circuit
@@ -105,7 +105,7 @@ def circuit(
     with closing(opened_each(config, store)) as desks:
         desk = _knowing(desks, key)
         before = desk.store.standing(key)
-        state = State.OPEN if wish is Wish.OPEN else State.CLOSED
+        state = CircuitState.OPEN if wish is Wish.OPEN else CircuitState.CLOSED
         Circuit(desk.store, key, BreakerRule()).force(state, seconds)
         after = desk.store.standing(key)
     _check_written(before, after)
@@ -187,7 +187,7 @@ def _knowing(desks: Iterable[ProviderDesk], key: LaneKey) -> ProviderDesk:
     )
 
 
-def _check_written(before: Standing, after: Standing) -> None:
+def _check_written(before: LaneState, after: LaneState) -> None:
     """A circuit goes on alone when its store fails; an operator must hear of it."""
     if after.version == before.version:
         raise StoreUnavailableError(

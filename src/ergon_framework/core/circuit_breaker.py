@@ -27,7 +27,7 @@ _MOST_HEARD = 8
 NEVER = float("-inf")
 
 
-class State(StrEnum):
+class CircuitState(StrEnum):
     """How a circuit stands. The values are what the tables hold."""
 
     CLOSED = "closed"
@@ -91,7 +91,7 @@ NOBODY = Witness()
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CircuitRefusal:
     """A call was not let in, and when it is worth asking again."""
 
     retry_at: float
@@ -101,7 +101,7 @@ class Refusal:
 class Breaker:
     """One circuit. Each event answers with the circuit as it is from then on."""
 
-    state: State = State.CLOSED
+    state: CircuitState = CircuitState.CLOSED
     failures: int = 0
     """Failures in a row."""
     open_until: float | None = None
@@ -119,24 +119,26 @@ class Breaker:
     heard: tuple[tuple[str, float], ...] = ()
     """Who wrote it lately, and when."""
 
-    def peek(self, rule: BreakerRule, now: float) -> Refusal | None:
+    def peek(self, rule: BreakerRule, now: float) -> CircuitRefusal | None:
         """Whether a call would be refused now; changes nothing and promises nothing."""
-        if self.state is State.CLOSED:
+        if self.state is CircuitState.CLOSED:
             return None
-        if self.state is State.OPEN:
+        if self.state is CircuitState.OPEN:
             until = self._open_until(rule, now)
-            return Refusal(until) if now < until else None
+            return CircuitRefusal(until) if now < until else None
         taken = self.live_probes(rule, now)
         return _full(taken, now) if len(taken) >= rule.half_open_max_calls else None
 
-    def admit(self, rule: BreakerRule, token: str, now: float) -> tuple[Breaker, Permit | Refusal]:
+    def admit(
+        self, rule: BreakerRule, token: str, now: float
+    ) -> tuple[Breaker, Permit | CircuitRefusal]:
         """Let a call in, as a probe under ``token`` unless the circuit is closed, or refuse it."""
-        if self.state is State.CLOSED:
+        if self.state is CircuitState.CLOSED:
             return self, Permit(self.generation)
-        if self.state is State.OPEN:
+        if self.state is CircuitState.OPEN:
             until = self._open_until(rule, now)
             if now < until:
-                return self.shortened(rule, now), Refusal(until)
+                return self.shortened(rule, now), CircuitRefusal(until)
             return _probe(self._half_open(), rule, token, now)
         return _probe(self, rule, token, now)
 
@@ -146,15 +148,19 @@ class Breaker:
         """The circuit after a call that was let in has ended, or was given up."""
         if permit.generation != self.generation:
             return self
-        if self.state is State.CLOSED:
+        if self.state is CircuitState.CLOSED:
             return self._counted(rule, vote, now, by)
-        if self.state is State.HALF_OPEN:
+        if self.state is CircuitState.HALF_OPEN:
             return self._probed(rule, permit, vote, now)
         return self
 
     def witnessed(self, by: Witness) -> Breaker:
         """Without the failures that came before a success which somebody saw."""
-        if self.state is not State.CLOSED or not self.streak or by.succeeded_at <= self._since:
+        if (
+            self.state is not CircuitState.CLOSED
+            or not self.streak
+            or by.succeeded_at <= self._since
+        ):
             return self
         left = tuple(at for at in self.streak if at >= by.succeeded_at)
         since = left[0] if left else None
@@ -178,7 +184,7 @@ class Breaker:
         A clock that was set back must not keep a circuit open, or a place taken, for longer than
         it ever was to be.
         """
-        if self.state is State.OPEN:
+        if self.state is CircuitState.OPEN:
             until = self._open_until(rule, now)
             return self if until == self.open_until else replace(self, open_until=until)
         if all(probe.expires_at <= now + rule.probe_lease for probe in self.probes):
@@ -191,23 +197,30 @@ class Breaker:
         Nothing is kept of it. Only a call changes the circuit, and there may be none for long.
         """
         is_over = self.open_until is not None and now >= self.open_until
-        if self.state is not State.OPEN or not is_over:
+        if self.state is not CircuitState.OPEN or not is_over:
             return self
-        return Breaker(State.HALF_OPEN, self.failures, generation=self.generation)
+        return Breaker(CircuitState.HALF_OPEN, self.failures, generation=self.generation)
 
     def restored(self, rule: BreakerRule, now: float) -> Breaker:
         """As a process finds it that just started: nobody is left to report for old probes."""
-        if self.state is State.CLOSED:
+        if self.state is CircuitState.CLOSED:
             return self
-        if self.state is State.OPEN and now < self._open_until(rule, now):
+        if self.state is CircuitState.OPEN and now < self._open_until(rule, now):
             return replace(self, open_until=self._open_until(rule, now))
         return replace(
-            self, state=State.HALF_OPEN, open_until=None, probes=(), successes=0, held_for=0.0
+            self,
+            state=CircuitState.HALF_OPEN,
+            open_until=None,
+            probes=(),
+            successes=0,
+            held_for=0.0,
         )
 
-    def forced(self, rule: BreakerRule, state: State, now: float, seconds: float = 0.0) -> Breaker:
+    def forced(
+        self, rule: BreakerRule, state: CircuitState, now: float, seconds: float = 0.0
+    ) -> Breaker:
         """As an operator wants it: open for so many seconds, or for the rule's if not said."""
-        if state is State.OPEN:
+        if state is CircuitState.OPEN:
             opened = self._opened(rule, now, self.failures)
             return (
                 replace(opened, open_until=now + seconds, held_for=seconds) if seconds else opened
@@ -256,10 +269,10 @@ class Breaker:
 
     def _opened(self, rule: BreakerRule, now: float, failures: int) -> Breaker:
         until = now + rule.open_cooldown
-        return Breaker(State.OPEN, failures, until, generation=self.generation + 1)
+        return Breaker(CircuitState.OPEN, failures, until, generation=self.generation + 1)
 
     def _half_open(self) -> Breaker:
-        return Breaker(State.HALF_OPEN, self.failures, generation=self.generation + 1)
+        return Breaker(CircuitState.HALF_OPEN, self.failures, generation=self.generation + 1)
 
     def live_probes(self, rule: BreakerRule, now: float) -> tuple[Probe, ...]:
         """The places that are taken, without those whose lease has run out."""
@@ -277,7 +290,7 @@ class Breaker:
 
 def _probe(
     circuit: Breaker, rule: BreakerRule, token: str, now: float
-) -> tuple[Breaker, Permit | Refusal]:
+) -> tuple[Breaker, Permit | CircuitRefusal]:
     taken = circuit.live_probes(rule, now)
     if len(taken) >= rule.half_open_max_calls:
         kept = circuit if taken == circuit.probes else replace(circuit, probes=taken)
@@ -286,6 +299,6 @@ def _probe(
     return replace(circuit, probes=(*taken, probe)), Permit(circuit.generation, token)
 
 
-def _full(taken: tuple[Probe, ...], now: float) -> Refusal:
+def _full(taken: tuple[Probe, ...], now: float) -> CircuitRefusal:
     """All places are taken; a probe mostly ends long before its lease, so look again soon."""
-    return Refusal(min(now + PROBE_PATIENCE, *(probe.expires_at for probe in taken)))
+    return CircuitRefusal(min(now + PROBE_PATIENCE, *(probe.expires_at for probe in taken)))

@@ -40,7 +40,7 @@ def latest_start(window: Window, now: float) -> float:
     return now + max(_DAY, window.end - window.start)
 
 
-class Account(NamedTuple):
+class QuotaUsage(NamedTuple):
     """What is left of one window's budget."""
 
     window: Window
@@ -52,20 +52,20 @@ class Account(NamedTuple):
         """Units that may still be taken; none when the limit was lowered below what is used."""
         return max(0, self.limit - self.used)
 
-    def reserve(self, units: int) -> Account | None:
+    def reserve(self, units: int) -> QuotaUsage | None:
         """The account after ``units`` were taken, or None when there are not so many left."""
         window, limit, used = self
         if units > limit - used:
             return None
-        return _new(Account, (window, limit, used + units))
+        return _new(QuotaUsage, (window, limit, used + units))
 
-    def refund(self, window: Window, units: int) -> Account:
+    def refund(self, window: Window, units: int) -> QuotaUsage:
         """The account after ``units`` of ``window`` came back; another window's do not count."""
         if window.start != self.window.start:
             return self
         return self._replace(used=max(0, self.used - units))
 
-    def at(self, window: Window, limit: int, now: float = math.inf) -> Account:
+    def at(self, window: Window, limit: int, now: float = math.inf) -> QuotaUsage:
         """The account as of a later window, or of another limit.
 
         A window older than this one is never opened again: a clock that was set back would give
@@ -73,7 +73,7 @@ class Account(NamedTuple):
         """
         own = self.window.start
         if window.start > own or own > latest_start(window, now):
-            return Account(window, limit)
+            return QuotaUsage(window, limit)
         return self if limit == self.limit else self._replace(limit=limit)
 
 

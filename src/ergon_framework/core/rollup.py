@@ -57,7 +57,7 @@ def _ranked(buckets: Mapping[int, int], order: Sequence[int], above: int) -> int
     return _middle_of(order[place])
 
 
-class Durations:
+class DurationHistogram:
     """How long things took, in whole milliseconds."""
 
     __slots__ = ("_buckets", "_few", "count")
@@ -68,7 +68,7 @@ class Durations:
         self.count = 0
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Durations) and self.encode() == other.encode()
+        return isinstance(other, DurationHistogram) and self.encode() == other.encode()
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
@@ -86,7 +86,7 @@ class Durations:
         bucket = _bucket_of(value)
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
 
-    def merge(self, other: Durations) -> None:
+    def merge(self, other: DurationHistogram) -> None:
         """Take in another's, which stays as it is."""
         self.count += other.count
         if self.count <= FEW:
@@ -152,7 +152,7 @@ class Rollup:
     succeeded: int = 0
     failed: int = 0
     dead_lettered: int = 0
-    durations: Durations = field(default_factory=Durations)
+    durations: DurationHistogram = field(default_factory=DurationHistogram)
 
     @property
     def attempts(self) -> int:
@@ -186,7 +186,7 @@ def merged(rollups: Iterable[Rollup]) -> Rollup:
     return whole
 
 
-class Hour:
+class SlidingHour:
     """The latest minutes of a lane, whose sum is kept as they come and go."""
 
     __slots__ = ("_buckets", "_ended", "_minutes", "_order", "_p95", "_succeeded", "attempts")

@@ -13,8 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from ergon_framework.core.circuit_breaker import Breaker, State
-from ergon_framework.core.limits import Account, Window
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
+from ergon_framework.core.limits import QuotaUsage, Window
 
 
 class LaneKey(NamedTuple):
@@ -27,11 +27,11 @@ class LaneKey(NamedTuple):
 
 CLOSED = Breaker()
 
-EVERYBODY = "*"
+ALL_TENANTS = "*"
 """The tenant of a lane that all tenants share: a provider's own circuit."""
 
 
-class Failed(NamedTuple):
+class LaneFailure(NamedTuple):
     """An attempt that failed, as the health of its lane tells of it."""
 
     reason_code: str
@@ -39,7 +39,7 @@ class Failed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LaneState:
     """What all processes know of a lane's gates."""
 
     breaker: Breaker = CLOSED
@@ -48,14 +48,14 @@ class Standing:
     """Grows with every swap; 0 when nobody has written it yet."""
 
 
-class Quota(NamedTuple):
+class QuotaGrant(NamedTuple):
     """The answer to a reservation: the account as it is now, and whether the units were taken."""
 
-    account: Account
+    account: QuotaUsage
     is_granted: bool
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """How an attempt ended, as its row says."""
 
     SUCCESS = "success"
@@ -136,7 +136,7 @@ class StoredLetter:
 
 
 @dataclass(slots=True)
-class Batch:
+class RecordBatch:
     """What is written in one transaction."""
 
     attempts: list[AttemptRow] = field(default_factory=list)
@@ -168,7 +168,7 @@ class ResultNote(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimResult:
     """The answer to a claim."""
 
     state: ClaimState
@@ -197,7 +197,7 @@ class LaneHealth:
     last_error_at: float | None
     last_success_at: float | None
     updated_at: float
-    account: Account | None
+    account: QuotaUsage | None
     """The quota window that is running; None when there is none."""
 
     def told(self, now: float) -> LaneHealth:
@@ -206,9 +206,9 @@ class LaneHealth:
         The store has it as it was written last, and only a call changes it.
         """
         is_over = self.open_until is not None and now >= self.open_until
-        if self.breaker_state != State.OPEN or not is_over:
+        if self.breaker_state != CircuitState.OPEN or not is_over:
             return self
-        return replace(self, breaker_state=State.HALF_OPEN.value, open_until=None)
+        return replace(self, breaker_state=CircuitState.HALF_OPEN.value, open_until=None)
 
 
 class ProviderStore(Protocol):
@@ -219,11 +219,11 @@ class ProviderStore(Protocol):
 
     # -- gates ---------------------------------------------------------------------------------
 
-    def standing(self, key: LaneKey) -> Standing:
+    def standing(self, key: LaneKey) -> LaneState:
         """How a lane stands; a fresh one when nobody has written it."""
 
     def swap(
-        self, key: LaneKey, version: int, breaker: Breaker, *, failed: Failed | None = None
+        self, key: LaneKey, version: int, breaker: Breaker, *, failed: LaneFailure | None = None
     ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was.
 
@@ -234,7 +234,7 @@ class ProviderStore(Protocol):
     def cool(self, key: LaneKey, until: float) -> float:
         """Nobody calls before ``until``; never shortened. The instant that holds now."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none.
 
         A window that starts before the newest known one is not opened: that one is asked instead.
@@ -246,7 +246,7 @@ class ProviderStore(Protocol):
 
     # -- records -------------------------------------------------------------------------------
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         """Write attempts, their roll-ups, health and dead letters in one transaction.
 
         A row or letter whose id is there already is left out, roll-ups included, so that a batch
@@ -269,7 +269,7 @@ class ProviderStore(Protocol):
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> Claim:
+    ) -> ClaimResult:
         """Take a key for ``lease`` seconds; remember it for ``keep``."""
 
     def finish(
@@ -371,14 +371,14 @@ class HasCloseHooks(Protocol):
     at_close: list[Callable[[], object]]
 
 
-class LetterPlace(NamedTuple):
+class LetterPosition(NamedTuple):
     """Where a dead letter stands among the others, to the last digit that the database keeps."""
 
     at: datetime
     id: str
 
 
-class Counted(NamedTuple):
+class LaneCount(NamedTuple):
     """How many there are of something at a capability, all tenants together."""
 
     provider_name: str
@@ -387,7 +387,7 @@ class Counted(NamedTuple):
     number: int
 
 
-class Used(NamedTuple):
+class QuotaTotals(NamedTuple):
     """What is used of the quota windows that are running, all tenants together."""
 
     provider_name: str
@@ -396,7 +396,7 @@ class Used(NamedTuple):
     limit: int
 
 
-class Ended(NamedTuple):
+class CallTotals(NamedTuple):
     """The calls to a capability that ended, and the attempts they took."""
 
     provider_name: str
@@ -408,22 +408,22 @@ class Ended(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ProviderStats:
     """How all lanes are, at one instant; nobody is named."""
 
-    circuits: list[Counted]
+    circuits: list[LaneCount]
     """Lanes by the state of their circuit."""
-    failures: list[Counted]
+    failures: list[LaneCount]
     """Lanes that failed in the last hour by their latest reason; the most frequent first."""
-    quotas: list[Used]
-    ended: list[Ended]
+    quotas: list[QuotaTotals]
+    ended: list[CallTotals]
     """In the last hour."""
-    reasons: list[Counted]
+    reasons: list[LaneCount]
     """Attempts of the last five minutes by reason; None for those that succeeded."""
     letters: int
 
 
-class ProviderLooking(Protocol):
+class ProviderInspector(Protocol):
     """Any thread may call any method. ``StoreError`` when it cannot answer."""
 
     def tenants(self, limit: int) -> list[str]:
@@ -436,10 +436,10 @@ class ProviderLooking(Protocol):
         self,
         statuses: Sequence[LetterStatus],
         reason: str | None,
-        after: LetterPlace | None,
+        after: LetterPosition | None,
         limit: int,
-    ) -> list[LetterPlace]:
+    ) -> list[LetterPosition]:
         """Where dead letters stand, the newest first."""
 
-    def figures(self, now: float, statuses: Sequence[LetterStatus]) -> Figures:
+    def figures(self, now: float, statuses: Sequence[LetterStatus]) -> ProviderStats:
         """How all lanes are, and how many dead letters have one of these statuses."""

@@ -25,9 +25,9 @@ from ergon_framework.core.circuit_breaker import (
     NEVER,
     Breaker,
     BreakerRule,
+    CircuitRefusal,
+    CircuitState,
     Permit,
-    Refusal,
-    State,
     Vote,
     Witness,
 )
@@ -36,7 +36,7 @@ from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.notice import Emit
-from ergon_framework.ports.providerstore import Failed, LaneKey, ProviderStore, Standing
+from ergon_framework.ports.providerstore import LaneFailure, LaneKey, LaneState, ProviderStore
 from ergon_framework.providers.decisions import DECISIONS
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
 from ergon_framework.providers.hurry import hurried
@@ -59,7 +59,7 @@ def steady(
 
 
 _ALONE = LaneKey("-", "-", "-")
-_WORST = {State.OPEN: 2, State.HALF_OPEN: 1, State.CLOSED: 0}
+_WORST = {CircuitState.OPEN: 2, CircuitState.HALF_OPEN: 1, CircuitState.CLOSED: 0}
 
 
 class _Lent(Permit):
@@ -136,7 +136,7 @@ class CircuitBreaker:
     # -- what it looks like --------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> CircuitState:
         """``closed``, ``open`` or ``half_open``."""
         return self._worst().state
 
@@ -350,7 +350,7 @@ CLEAR, LOOK = 0.0, -1.0
 _TURNS = 100
 """Swaps lost in a row before the view alone decides: somebody writes without end."""
 
-Change = Callable[[Breaker, float], tuple[Breaker, Permit | Refusal | None]]
+Change = Callable[[Breaker, float], tuple[Breaker, Permit | CircuitRefusal | None]]
 
 
 class _Tokens:
@@ -417,7 +417,7 @@ class Circuit:
         self._tell = tell
         self._fresh_for = fresh_for
         self._lock = threading.Lock()
-        self._view = Standing()
+        self._view = LaneState()
         self._stale_at = float("-inf")
         self._is_cut_off = False
         self._is_ahead = False
@@ -449,7 +449,9 @@ class Circuit:
     def told(self) -> Breaker:
         """The same as people are told that it stands."""
         breaker = self._view.breaker
-        return breaker if breaker.state is not State.OPEN else breaker.told(self._store.now())
+        return (
+            breaker if breaker.state is not CircuitState.OPEN else breaker.told(self._store.now())
+        )
 
     @property
     def is_fresh(self) -> bool:
@@ -467,7 +469,7 @@ class Circuit:
         breaker = view.breaker
         if not now < self._stale_at <= now + self._fresh_for:
             return LOOK
-        if breaker.state is State.CLOSED:
+        if breaker.state is CircuitState.CLOSED:
             return LOOK if breaker.failures or view.cooldown_until > now else CLEAR
         until = breaker.open_until
         longest = breaker.held_for or self.rule.open_cooldown
@@ -534,7 +536,7 @@ class Circuit:
             self.cool(owed_until - self._store.now())
         if is_ahead:
             self._bring_back(found)
-        elif found.breaker.state is not State.CLOSED:
+        elif found.breaker.state is not CircuitState.CLOSED:
             self._swap(lambda breaker, now: (breaker.shortened(self.rule, now), None))
         elif found.breaker.failures:
             by = self._witness()
@@ -543,7 +545,7 @@ class Circuit:
     def _witness(self) -> Witness:
         return Witness(self._name, self._succeeded_at)
 
-    def _bring_back(self, view: Standing) -> None:
+    def _bring_back(self, view: LaneState) -> None:
         """Let the others know what was learned while the store was away; people know it already."""
         try:
             is_swapped = self._ask(lambda: self._store.swap(self.key, view.version, view.breaker))
@@ -563,7 +565,7 @@ class Circuit:
     def refused_for(self) -> float | None:
         """Seconds for which a call would be refused now; None when it would be let in."""
         breaker = self._view.breaker
-        if breaker.state is State.CLOSED:
+        if breaker.state is CircuitState.CLOSED:
             return None
         now = self._store.now()
         refusal = breaker.peek(self.rule, now)
@@ -591,7 +593,7 @@ class Circuit:
     def pass_quickly(self) -> Permit | None:
         """A permit, if that takes no write: the circuit is closed."""
         breaker = self._view.breaker
-        if breaker.state is not State.CLOSED:
+        if breaker.state is not CircuitState.CLOSED:
             return None
         if self._permit.generation != breaker.generation:
             self._permit = Permit(breaker.generation)
@@ -604,7 +606,7 @@ class Circuit:
             return quick
         token = new_token()
         answer = self._swap(lambda breaker, now: breaker.admit(self.rule, token, now))
-        if isinstance(answer, Refusal):
+        if isinstance(answer, CircuitRefusal):
             return max(0.0, answer.retry_at - self._store.now())
         return answer if answer is not None else 0.0
 
@@ -625,14 +627,14 @@ class Circuit:
     def needs_report(self, permit: Permit, vote: Vote) -> bool:
         """Whether reporting would change anything, and so has to be written."""
         breaker = self._view.breaker
-        if vote is Vote.SUCCESS and breaker.state is State.CLOSED:
+        if vote is Vote.SUCCESS and breaker.state is CircuitState.CLOSED:
             if breaker.failures:
                 return True
             self._succeeded_at = self._store.now()
             return False
         return bool(permit.token) or vote is Vote.FAILURE
 
-    def report(self, permit: Permit, vote: Vote, failed: Failed | None = None) -> None:
+    def report(self, permit: Permit, vote: Vote, failed: LaneFailure | None = None) -> None:
         """A call that was let in has ended; ``failed`` is what health tells of a failure."""
         if permit.token:
             KEEPER.forget(permit.token)
@@ -643,7 +645,7 @@ class Circuit:
                 failed=failed if vote is Vote.FAILURE else None,
             )
 
-    def force(self, state: State, seconds: float = 0.0) -> None:
+    def force(self, state: CircuitState, seconds: float = 0.0) -> None:
         """As an operator wants it: open for so many seconds, whatever the rule says."""
         self._swap(lambda breaker, now: (breaker.forced(self.rule, state, now, seconds), None))
 
@@ -667,15 +669,15 @@ class Circuit:
                 self._pause = (until, ends_at)
             view = self._view
             if until > view.cooldown_until:
-                self._view = Standing(view.breaker, until, view.version)
+                self._view = LaneState(view.breaker, until, view.version)
         if self._tell is not None:
             self._tell("cooldown.began", key=self.key, seconds=seconds)
 
     # -- swapping ------------------------------------------------------------------------------
 
     def _swap(
-        self, change: Change, *, is_told: bool = False, failed: Failed | None = None
-    ) -> Permit | Refusal | None:
+        self, change: Change, *, is_told: bool = False, failed: LaneFailure | None = None
+    ) -> Permit | CircuitRefusal | None:
         """Change the circuit; ``is_told`` says that people know of it already."""
         try_it = partial(self._try, change=change, failed=failed, is_told=is_told)
         for _ in range(_TURNS):
@@ -684,20 +686,20 @@ class Circuit:
                 return answer
         return try_it(self._view, is_last=True)[0]
 
-    def _write(self, version: int, after: Breaker, failed: Failed | None) -> bool:
+    def _write(self, version: int, after: Breaker, failed: LaneFailure | None) -> bool:
         if failed is not None and self._tells_failures:
             return self._store.swap(self.key, version, after, failed=failed)
         return self._store.swap(self.key, version, after)
 
     def _try(
         self,
-        view: Standing,
+        view: LaneState,
         *,
         change: Change,
-        failed: Failed | None,
+        failed: LaneFailure | None,
         is_last: bool,
         is_told: bool,
-    ) -> tuple[Permit | Refusal | None, bool]:
+    ) -> tuple[Permit | CircuitRefusal | None, bool]:
         after, answer = change(view.breaker, self._store.now())
         if after is view.breaker:
             return answer, True
@@ -718,23 +720,23 @@ class Circuit:
             self._tell_change(after)
         return answer, True
 
-    def _keep_apart(self, view: Standing, after: Breaker) -> bool:
+    def _keep_apart(self, view: LaneState, after: Breaker) -> bool:
         """Keep a change that the store does not know of yet; people are told of it all the same."""
         is_kept = self._keep(view, after, view.version, is_ahead=True)
         if is_kept and after.generation != view.breaker.generation:
             self._tell_change(after)
         return is_kept
 
-    def _keep(self, before: Standing, after: Breaker, version: int, *, is_ahead: bool) -> bool:
+    def _keep(self, before: LaneState, after: Breaker, version: int, *, is_ahead: bool) -> bool:
         with self._lock:
             view = self._view
             if view.version != before.version or view.breaker is not before.breaker:
                 return False
-            self._view = Standing(after, view.cooldown_until, version)
+            self._view = LaneState(after, view.cooldown_until, version)
             self._is_ahead = is_ahead
             return True
 
-    def _reread(self, before: Standing) -> None:
+    def _reread(self, before: LaneState) -> None:
         try:
             found = self._ask(lambda: self._store.standing(self.key))
         except StoreError:
@@ -759,13 +761,13 @@ class Circuit:
             self._tell(_NOTICES[after.state], key=self.key, failures=after.failures)
 
 
-def _opened_beside(mine: Standing, found: Standing) -> bool:
+def _opened_beside(mine: LaneState, found: LaneState) -> bool:
     """Whether a circuit opened here of which the others know nothing."""
-    return mine.breaker.state is State.OPEN and found.breaker.state is State.CLOSED
+    return mine.breaker.state is CircuitState.OPEN and found.breaker.state is CircuitState.CLOSED
 
 
 _NOTICES = {
-    State.OPEN: "circuit.opened",
-    State.HALF_OPEN: "circuit.half_opened",
-    State.CLOSED: "circuit.closed",
+    CircuitState.OPEN: "circuit.opened",
+    CircuitState.HALF_OPEN: "circuit.half_opened",
+    CircuitState.CLOSED: "circuit.closed",
 }

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec
 
-from ergon_framework.core.circuit_breaker import State
+from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.providerstore import DeadLetter, Outcome
+from ergon_framework.ports.providerstore import AttemptOutcome, DeadLetter
 from ergon_framework.providers.errors import ProviderError, ProviderInternalError
 
 P = ParamSpec("P")
@@ -132,7 +132,7 @@ class ProviderExecutionResult:
     """It succeeded after its deadline: still a success."""
     replayed: bool = False
     """An earlier call under the same idempotency key had the result already."""
-    breaker_state: State = State.CLOSED
+    breaker_state: CircuitState = CircuitState.CLOSED
     quota: QuotaSnapshot | None = None
     attempt_log: tuple[ProviderAttempt, ...] = ()
     dead_letter: DeadLetter | None = None
@@ -145,5 +145,5 @@ class ProviderExecutionResult:
         raise self.error or ProviderInternalError("the call failed without an error")
 
 
-Ending = Callable[[ProviderExecutionResult], DeadLetter | Outcome | None]
+Ending = Callable[[ProviderExecutionResult], DeadLetter | AttemptOutcome | None]
 """What a call that failed comes to: a dead letter, ``RETRY`` if it goes on later, or neither."""

@@ -9,7 +9,7 @@ from datetime import date, datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from ergon_framework.core.limits import Account, Window, block_of, latest_start, window_at
+from ergon_framework.core.limits import QuotaUsage, Window, block_of, latest_start, window_at
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.telemetry import tell
@@ -91,7 +91,7 @@ class Reservation:
 
     window: Window
     units: int
-    account: Account
+    account: QuotaUsage
     is_open: bool = True
 
 
@@ -103,12 +103,12 @@ class QuotaDesk:
         self.policy = policy
         self._store = store
         self._lock = threading.Lock()
-        self._refused: Account | None = None
+        self._refused: QuotaUsage | None = None
         self._believed_until = float("-inf")
         self._window: Window | None = None
-        self._block: Account | None = None
+        self._block: QuotaUsage | None = None
         """Units this process has taken and not yet used: its limit is the block's size."""
-        self._seen: Account | None = None
+        self._seen: QuotaUsage | None = None
 
     def renew(self) -> None:
         """After a fork, in the child: the units that were taken ahead are the parent's."""
@@ -116,7 +116,7 @@ class QuotaDesk:
         self._block = None
 
     @property
-    def account(self) -> Account | None:
+    def account(self) -> QuotaUsage | None:
         """The budget as last seen."""
         return self._seen
 
@@ -191,7 +191,7 @@ class QuotaDesk:
         if taken is None:
             return None
         if taken.units > units:
-            self._keep_block(Account(taken.window, taken.units, units))
+            self._keep_block(QuotaUsage(taken.window, taken.units, units))
             taken.units = units
         return taken
 
@@ -206,7 +206,7 @@ class QuotaDesk:
             tell("quota.exhausted", key=self.key, limit=account.limit, seconds=left)
         return None
 
-    def _keep_block(self, block: Account) -> None:
+    def _keep_block(self, block: QuotaUsage) -> None:
         with self._lock:
             spare, self._block = self._block, block
         if spare is not None and spare.remaining:

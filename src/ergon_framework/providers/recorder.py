@@ -25,9 +25,8 @@ from pathlib import Path
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import (
-    EVERYBODY,
+    ALL_TENANTS,
     AttemptRow,
-    Batch,
     ClaimState,
     DefersWrites,
     HasCloseHooks,
@@ -36,6 +35,7 @@ from ergon_framework.ports.providerstore import (
     HasUrl,
     LaneKey,
     ProviderStore,
+    RecordBatch,
 )
 from ergon_framework.providers.spill import MAX_BYTES, Spill, beside, default_spill
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -152,7 +152,7 @@ class Retention:
             return 0
         self._due_at = now + EVERY
         try:
-            claim = self._store.claim(EVERYBODY, _NAME, _NAME, self._owner, EVERY, EVERY)
+            claim = self._store.claim(ALL_TENANTS, _NAME, _NAME, self._owner, EVERY, EVERY)
             if claim.state is not ClaimState.MINE:
                 return 0
             at = self._store.now()
@@ -243,7 +243,7 @@ class Recorder:
         """Whether a refused call needs no row, as there are many like it: it is counted then."""
         return self._refusals.skips(key, reason_code)
 
-    def write_now(self, batch: Batch) -> bool:
+    def write_now(self, batch: RecordBatch) -> bool:
         """Write before returning, to the store or to disk; whether it is safe in either."""
         first = batch.attempts[0] if batch.attempts else None
         refused = None if first is None or first.attempt_number else first

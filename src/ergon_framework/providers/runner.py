@@ -22,12 +22,12 @@ from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.providerstore import (
-    Batch,
-    Claim,
+    AttemptOutcome,
+    ClaimResult,
     ClaimState,
     DeadLetter,
     LaneKey,
-    Outcome,
+    RecordBatch,
 )
 from ergon_framework.providers import telemetry
 from ergon_framework.providers.base import ProviderBase
@@ -94,7 +94,7 @@ class TaskRun:
     """Whether the key was claimed, so that what comes of the call is written under it."""
     lease_ends_at: float = 0.0
     """When the key that was claimed is free for others, by the store's clock."""
-    overtaken_by: Claim | None = None
+    overtaken_by: ClaimResult | None = None
     """What became of the key while this delivery stood still for longer than its lease."""
     verdict: Verdict = DONE
     held: Held | None = None
@@ -390,7 +390,7 @@ class ProviderTaskRunner:
 
     def _claimed(self, run: TaskRun) -> TaskRun | TaskEnding:
         guard, options, keep = run.guard, self.options, self._keep(run)
-        claim = Claim(ClaimState.MINE)
+        claim = ClaimResult(ClaimState.MINE)
         if options.idempotent:
             dead = dead_owner(guard.name) if run.call.is_redelivered else None
             run.held = take(guard.name, guard.owner)
@@ -413,7 +413,7 @@ class ProviderTaskRunner:
         error = ProviderInternalError(f"its worker was lost {times} times during this call")
         return self._bury(run, error, lost=times)
 
-    def _not_ours(self, run: TaskRun, claim: Claim) -> TaskEnding:
+    def _not_ours(self, run: TaskRun, claim: ClaimResult) -> TaskEnding:
         if claim.state is ClaimState.REPLAY:
             kept = self._keeping.read(run.guard, claim)
             if isinstance(kept, ProviderError):
@@ -483,14 +483,14 @@ class ProviderTaskRunner:
         result = run.not_called(error)
         result.attempts = lost
         letter = self._letter(run, end or self._given_up(run, result))
-        if self._fitted.recorder.write_now(Batch([], [letter])):
+        if self._fitted.recorder.write_now(RecordBatch([], [letter])):
             result.dead_letter = letter
         return self._ended(run, Verdict(TaskEnd.DEAD), result)
 
     # -- after the call ------------------------------------------------------------------------
 
     def _ending_of(self, run: TaskRun) -> Ending:
-        def ending(result: ProviderExecutionResult) -> DeadLetter | Outcome | None:
+        def ending(result: ProviderExecutionResult) -> DeadLetter | AttemptOutcome | None:
             run.verdict = verdict = verdict_on(
                 result,
                 self._table[result.reason_code or ""],
@@ -503,7 +503,7 @@ class ProviderTaskRunner:
                 return None
             if verdict.end is TaskEnd.DEAD:
                 return self._letter(run, self._given_up(run, result))
-            return Outcome.RETRY if verdict.end in {TaskEnd.DEFER, TaskEnd.REQUEUE} else None
+            return AttemptOutcome.RETRY if verdict.end in {TaskEnd.DEFER, TaskEnd.REQUEUE} else None
 
         return ending
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from ergon_framework.core.limits import Account
+from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.ports.providerstore import LaneHealth, ProviderStore
 from ergon_framework.providers.recorder import known_recorder
@@ -101,7 +101,7 @@ def _more(lane: LaneHealth, now: float) -> dict[str, Any]:
     return more
 
 
-def _quota(account: Account) -> dict[str, Any]:
+def _quota(account: QuotaUsage) -> dict[str, Any]:
     return {
         "limit_count": account.limit,
         "used_count": account.used,

@@ -37,7 +37,7 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.providerstore import AttemptRow, Batch, DeadLetter
+from ergon_framework.ports.providerstore import AttemptRow, DeadLetter, RecordBatch
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.fsync import sync_file, sync_folder
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
@@ -51,7 +51,7 @@ _LETTER_FIELDS = tuple(field.name for field in fields(DeadLetter))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def line_of(batch: Batch) -> bytes:
+def line_of(batch: RecordBatch) -> bytes:
     """The batch as one line, its end included. Raises what ``json`` raises for a bad payload."""
     document = {
         "attempts": [row._asdict() for row in batch.attempts],
@@ -63,14 +63,14 @@ def line_of(batch: Batch) -> bytes:
     return _HEAD % zlib.crc32(body) + body + b"\n"
 
 
-def batch_of(line: bytes) -> Batch:
+def batch_of(line: bytes) -> RecordBatch:
     """The batch that a line holds. ``ValueError`` when it was not written like this."""
     body = line[_BODY_AT:].removesuffix(b"\n")
     if line[:_BODY_AT] != _HEAD % zlib.crc32(body):
         raise ValueError("the line does not match its checksum")
     try:
         document = json.loads(line)
-        return Batch(
+        return RecordBatch(
             [AttemptRow(**_known(each, AttemptRow._fields)) for each in document["attempts"]],
             [DeadLetter(**_known(each, _LETTER_FIELDS)) for each in document["letters"]],
         )
@@ -158,9 +158,9 @@ class LeftFile:
         self._lines: deque[bytes] = deque()
         self._rest = b""
         self._is_doubtful = False
-        self._next: list[Batch] = []
+        self._next: list[RecordBatch] = []
 
-    def chunk(self, limit: int) -> list[Batch]:
+    def chunk(self, limit: int) -> list[RecordBatch]:
         """The next batches, the same ones until :meth:`advance`; none at the end of the file."""
         while not self._next and (self._lines or self._fill()):
             for _ in range(min(limit, len(self._lines))):
@@ -344,7 +344,7 @@ class Spill:
         """Whether files are being read back, or wait to be."""
         return self._left is not None or bool(self._found)
 
-    def keep(self, batches: Sequence[Batch], *, is_synced: bool) -> None:
+    def keep(self, batches: Sequence[RecordBatch], *, is_synced: bool) -> None:
         """Keep all the batches, or none; with ``is_synced`` they are on disk when this returns.
 
         ``StoreError`` when they cannot be kept.
@@ -379,7 +379,7 @@ class Spill:
         finally:
             self._let_go(fd)
 
-    def set_aside(self, batches: Sequence[Batch]) -> None:
+    def set_aside(self, batches: Sequence[RecordBatch]) -> None:
         """Leave for people what no store takes: nobody reads it back. ``StoreError`` if in vain."""
         lines = b"".join(map(line_of, batches))
         try:
@@ -394,7 +394,7 @@ class Spill:
         """Look for files that other processes left."""
         self._found = find_left(self.folder)
 
-    def chunk(self, limit: int) -> list[Batch]:
+    def chunk(self, limit: int) -> list[RecordBatch]:
         """Batches to write to the store: this process's first, then those of dead ones."""
         while True:
             left = self._left = self._left or self._next_left()

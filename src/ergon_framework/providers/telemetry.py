@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 from opentelemetry.trace import Span
 
-from ergon_framework.ports.providerstore import AttemptRow, LaneKey, Outcome
+from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow, LaneKey
 from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.execution import (
     Ending,
@@ -35,7 +35,7 @@ logger = logging.getLogger("ergon_framework.providers")
 
 _GOOD = frozenset({"circuit.half_opened", "circuit.closed", "records.replayed", "store.back"})
 """What nobody has to act upon."""
-_OVER = frozenset({Outcome.FAILED.value, Outcome.DEAD_LETTER.value})
+_OVER = frozenset({AttemptOutcome.FAILED.value, AttemptOutcome.DEAD_LETTER.value})
 
 
 def tell(name: str, /, **fields: object) -> None:

@@ -16,14 +16,19 @@ from dataclasses import dataclass, replace
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import ErgonError, StoreError
 from ergon_framework.ports.notice import Emit
-from ergon_framework.ports.providerstore import AttemptRow, Batch, Outcome, ProviderStore
+from ergon_framework.ports.providerstore import (
+    AttemptOutcome,
+    AttemptRow,
+    ProviderStore,
+    RecordBatch,
+)
 from ergon_framework.providers.spill import Spill
 from ergon_framework.providers.telemetry import tell, tell_of_calls
 
 
 def is_final(row: AttemptRow) -> bool:
     """Whether the row says how an execution ended; others may be done without."""
-    return row.attempt_number > 0 and row.outcome != Outcome.RETRY
+    return row.attempt_number > 0 and row.outcome != AttemptOutcome.RETRY
 
 
 def says_away(error: Exception) -> bool:
@@ -31,16 +36,16 @@ def says_away(error: Exception) -> bool:
     return isinstance(error, StoreError) and type(error) is not StoreError
 
 
-def merged(units: Sequence[Batch]) -> Batch:
+def merged(units: Sequence[RecordBatch]) -> RecordBatch:
     """All of them in one."""
-    whole = Batch()
+    whole = RecordBatch()
     for unit in units:
         whole.attempts += unit.attempts
         whole.letters += unit.letters
     return whole
 
 
-def row_count(batches: Sequence[Batch]) -> int:
+def row_count(batches: Sequence[RecordBatch]) -> int:
     """How many rows and letters they hold."""
     return sum(len(batch.attempts) + len(batch.letters) for batch in batches)
 
@@ -225,7 +230,7 @@ class Writer:
         elif finals:
             self._keep_or_lose(finals, is_synced=False)
 
-    def write_now(self, batch: Batch) -> bool:
+    def write_now(self, batch: RecordBatch) -> bool:
         """Write to the store or, failing that, to disk; whether it is safe in either."""
         if not self.is_paused:
             try:
@@ -305,7 +310,9 @@ class Writer:
         hand = self._hand
         if not hand:
             return
-        refused = self._record(Batch(hand), lambda: [Batch([row]) for row in hand], is_alive=False)
+        refused = self._record(
+            RecordBatch(hand), lambda: [RecordBatch([row]) for row in hand], is_alive=False
+        )
         self._hand = []
         self.ledger.count(written=len(hand) - len(refused), lost=len(refused))
         tell_of_calls(hand)
@@ -332,8 +339,8 @@ class Writer:
         return True
 
     def _record(
-        self, whole: Batch, pieces_of: Callable[[], list[Batch]], *, is_alive: bool
-    ) -> list[Batch]:
+        self, whole: RecordBatch, pieces_of: Callable[[], list[RecordBatch]], *, is_alive: bool
+    ) -> list[RecordBatch]:
         """Write everything; what the store does not take is raised, or answered piece by piece.
 
         A row that no store could ever take must not hold up all others. It is told from a store
@@ -353,7 +360,7 @@ class Writer:
         self.store.record(pieces.pop(self._failures % len(pieces)))
         return [piece for piece in pieces if not self._is_taken(piece)]
 
-    def _is_taken(self, piece: Batch) -> bool:
+    def _is_taken(self, piece: RecordBatch) -> bool:
         try:
             self.store.record(piece)
         except Exception as error:
@@ -389,7 +396,7 @@ class Writer:
         self.queue.extendleft(reversed(others))
         while self._hand:
             some = self._hand[: self._batch]
-            if not self._keep([Batch([row]) for row in some], is_synced=True):
+            if not self._keep([RecordBatch([row]) for row in some], is_synced=True):
                 break
             del self._hand[: len(some)]
         self.queue.extendleft(reversed(self._hand[self._batch :]))
@@ -402,7 +409,7 @@ class Writer:
             except IndexError:  # put down by somebody who no longer waits for this driver
                 return
 
-    def _set_aside(self, refused: list[Batch]) -> None:
+    def _set_aside(self, refused: list[RecordBatch]) -> None:
         """Leave for people what the store will never take; nothing is held up if they get none."""
         if refused and self.spill is not None:
             try:
@@ -420,7 +427,7 @@ class Writer:
             rows = self._take(self._batch)
             finals = [row for row in rows if is_final(row)]
             self.ledger.count(dropped=len(rows) - len(finals))
-            if finals and not self._keep([Batch([row]) for row in finals], is_synced=True):
+            if finals and not self._keep([RecordBatch([row]) for row in finals], is_synced=True):
                 self.queue.extendleft(reversed([*finals, *self._reached[reached:]]))
                 del self._reached[reached:]
                 return
@@ -445,10 +452,10 @@ class Writer:
             self._keep_or_lose(finals[at : at + self._batch], is_synced=True)
 
     def _keep_or_lose(self, finals: list[AttemptRow], *, is_synced: bool) -> None:
-        if not self._keep([Batch([row]) for row in finals], is_synced=is_synced):
+        if not self._keep([RecordBatch([row]) for row in finals], is_synced=is_synced):
             self.ledger.count(lost=len(finals))
 
-    def _keep(self, batches: list[Batch], *, is_synced: bool) -> bool:
+    def _keep(self, batches: list[RecordBatch], *, is_synced: bool) -> bool:
         spill = self.spill
         if spill is None or (not is_synced and not spill.is_usable):
             return False

@@ -35,7 +35,12 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.ports.jobstore import FullJobStore
-from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderLooking, ProviderStore
+from ergon_framework.ports.providerstore import (
+    LaneHealth,
+    LaneKey,
+    ProviderInspector,
+    ProviderStore,
+)
 from ergon_framework.providers.stores import open_store as open_provider_store
 from ergon_framework.storage.urls import file_of
 
@@ -117,13 +122,13 @@ class ProviderSource:
         return database_of(self._store)
 
     @cached_property
-    def looking(self) -> ProviderLooking | None:
+    def looking(self) -> ProviderInspector | None:
         """Who reads its tables; None when it has none."""
         if self.database is None:
             return None
-        from ergon_framework.providers.stores.inspector import SqlProviderLooking
+        from ergon_framework.providers.stores.inspector import SqlProviderInspector
 
-        return SqlProviderLooking(self.database)
+        return SqlProviderInspector(self.database)
 
     def has_tables(self) -> bool:
         """Whether there is anything to read; ``StoreError`` when the database does not answer."""

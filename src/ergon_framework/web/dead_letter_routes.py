@@ -83,7 +83,7 @@ def _places(
     looking = source.looking
     if looking is None or not source.has_tables() or "\0" in (reason or ""):
         return []
-    start = None if after is None else providerstore.LetterPlace(after.at, after.id)
+    start = None if after is None else providerstore.LetterPosition(after.at, after.id)
     return [LetterPlace(*each) for each in looking.letter_places(WAITING, reason, start, limit)]
 
 

@@ -21,7 +21,7 @@ from ergon_framework.errors import describe
 from ergon_framework.jobs.stores.unreadable import UNREADABLE
 from ergon_framework.jobs.views import missing_executors, unsynced, worker_state
 from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
-from ergon_framework.ports.providerstore import Counted, Ended, Figures, Used
+from ergon_framework.ports.providerstore import CallTotals, LaneCount, ProviderStats, QuotaTotals
 from ergon_framework.telemetry.prometheus_text import MEDIA_TYPE, Family, Series, text_of
 from ergon_framework.web.backend_pool import House
 from ergon_framework.web.backends import JobSource, ProviderSource, Sources, ZoneSource, zone_part
@@ -160,7 +160,7 @@ def provider_metrics(source: ProviderSource) -> list[Family]:
     ]
 
 
-def _circuits(found: Figures) -> list[Family]:
+def _circuits(found: ProviderStats) -> list[Family]:
     counts = {each[:3]: each.number for each in found.circuits}
     lanes = sorted({each[:2] for each in found.circuits})
     return [
@@ -186,7 +186,7 @@ def _circuits(found: Figures) -> list[Family]:
     ]
 
 
-def _quotas(found: Figures) -> list[Family]:
+def _quotas(found: ProviderStats) -> list[Family]:
     used: list[Series] = [(_labels(each), each.used) for each in found.quotas]
     limits: list[Series] = [(_labels(each), each.limit) for each in found.quotas]
     text = "of the quota windows that are running, all tenants together."
@@ -196,7 +196,7 @@ def _quotas(found: Figures) -> list[Family]:
     ]
 
 
-def _calls(found: Figures) -> list[Family]:
+def _calls(found: ProviderStats) -> list[Family]:
     ends: list[Series] = [
         ({**_labels(each), "outcome": outcome}, getattr(each, outcome))
         for each in found.ended
@@ -219,7 +219,7 @@ def _calls(found: Figures) -> list[Family]:
     ]
 
 
-def _reasons(found: Figures) -> Family:
+def _reasons(found: ProviderStats) -> Family:
     return Family(
         "ergon_provider_attempts_5m",
         "gauge",
@@ -229,7 +229,7 @@ def _reasons(found: Figures) -> Family:
     )
 
 
-def _labels(each: Counted | Used | Ended) -> Mapping[str, str]:
+def _labels(each: LaneCount | QuotaTotals | CallTotals) -> Mapping[str, str]:
     return {"provider": each.provider_name, "capability": each.capability}
 
 

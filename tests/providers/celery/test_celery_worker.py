@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from ergon_framework.cli import invoke
-from ergon_framework.ports.providerstore import Batch, DeadLetter, LetterStatus, StoredLetter
+from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, RecordBatch, StoredLetter
 from ergon_framework.providers.errors import (
     ProviderBadRequestError,
     ProviderTimeoutError,
@@ -165,7 +165,7 @@ def test_letters_that_were_left_behind_are_published(stage: Stage) -> None:
     """At least once and under one id, though the relay dies before it could tell the store."""
     stage.start(ERGON_FAILPOINTS="providers.publish.after=kill")
     stage.wait_until_ready()  # Celery gives up when a child dies before that
-    open_store(stage.store).record(Batch([], [left_behind("old")]))
+    open_store(stage.store).record(RecordBatch([], [left_behind("old")]))
     assert [stage.dead_letter()["dead_letter_id"] for _ in range(2)] == ["old", "old"]
     stage.stop()
     stage.redis.delete("queue.deadletter")

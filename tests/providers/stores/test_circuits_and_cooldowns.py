@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Breaker, Probe, State
-from ergon_framework.ports.providerstore import Batch, LaneKey, ProviderStore, Standing
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe
+from ergon_framework.ports.providerstore import LaneKey, LaneState, ProviderStore, RecordBatch
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, race
 
-OPEN = Breaker(State.OPEN, 5, START + 30.123456789, generation=3)
-HELD = Breaker(State.OPEN, 0, START + 3600.1, generation=5, held_for=3600.1)
+OPEN = Breaker(CircuitState.OPEN, 5, START + 30.123456789, generation=3)
+HELD = Breaker(CircuitState.OPEN, 0, START + 3600.1, generation=5, held_for=3600.1)
 HALF_OPEN = Breaker(
-    State.HALF_OPEN, 5, None, 1, (Probe("one", START + 7.7), Probe("two", START + 8.1)), 4
+    CircuitState.HALF_OPEN, 5, None, 1, (Probe("one", START + 7.7), Probe("two", START + 8.1)), 4
 )
 CIRCUITS = [Breaker(failures=2), OPEN, HELD, HALF_OPEN, Breaker(generation=9)]
 
@@ -19,9 +19,9 @@ CIRCUITS = [Breaker(failures=2), OPEN, HELD, HALF_OPEN, Breaker(generation=9)]
 @pytest.mark.parametrize("breaker", CIRCUITS)
 def test_a_circuit_comes_back_as_it_was_written(store: ProviderStore, breaker: Breaker) -> None:
     """Every field of a circuit survives, to the last bit of its instants."""
-    assert store.standing(LANE) == Standing()
+    assert store.standing(LANE) == LaneState()
     assert store.swap(LANE, 0, breaker)
-    assert store.standing(LANE) == Standing(breaker, 0.0, 1)
+    assert store.standing(LANE) == LaneState(breaker, 0.0, 1)
 
 
 @pytest.mark.req("PEF:A-14", "PEF:H-3")
@@ -31,7 +31,7 @@ def test_a_swap_counts_only_against_the_version_it_was_made_from(store: Provider
     assert not store.swap(LANE, 0, HALF_OPEN)
     assert not store.swap(LANE, 2, HALF_OPEN)
     assert store.swap(LANE, 1, HALF_OPEN)
-    assert store.standing(LANE) == Standing(HALF_OPEN, 0.0, 2)
+    assert store.standing(LANE) == LaneState(HALF_OPEN, 0.0, 2)
     [lane] = store.health(LANE.tenant_id)
     assert (lane.breaker_state, lane.consecutive_failures) == ("half_open", 5)
 
@@ -40,17 +40,17 @@ def test_a_swap_counts_only_against_the_version_it_was_made_from(store: Provider
 def test_a_version_that_nobody_wrote_is_not_swapped(store: ProviderStore) -> None:
     """A lane that is not there has version 0 and no other."""
     assert not store.swap(LANE, 1, OPEN)
-    assert store.standing(LANE) == Standing()
+    assert store.standing(LANE) == LaneState()
 
 
 @pytest.mark.req("PEF:H-1", "PEF:C-8")
 def test_the_first_swap_takes_up_a_row_that_others_made(store: ProviderStore) -> None:
     """Attempts and cooldowns make the lane's one row; the first circuit goes into it."""
-    store.record(Batch([attempt()]))
+    store.record(RecordBatch([attempt()]))
     store.cool(LANE, START + 5)
     assert store.swap(LANE, 0, OPEN)
     assert not store.swap(LANE, 0, OPEN)
-    assert store.standing(LANE) == Standing(OPEN, START + 5, 1)
+    assert store.standing(LANE) == LaneState(OPEN, START + 5, 1)
     assert len(store.health(LANE.tenant_id)) == 1
 
 
@@ -67,7 +67,7 @@ def test_a_cooldown_is_never_shortened(store: ProviderStore) -> None:
 def test_an_endless_cooldown_is_as_long_as_a_calendar(store: ProviderStore) -> None:
     """No instant is too far away to be kept."""
     assert store.cool(LANE, float("inf")) > START + 10**9
-    assert store.swap(LANE, 0, Breaker(State.OPEN, 10**12, float("inf")))
+    assert store.swap(LANE, 0, Breaker(CircuitState.OPEN, 10**12, float("inf")))
     found = store.standing(LANE).breaker.open_until
     assert found is not None
     assert found > START + 10**9
@@ -79,7 +79,7 @@ def test_one_of_twenty_racing_swaps_wins(opened: Opener) -> None:
     stores = [opened(), opened()]
 
     def swap(number: int) -> bool:
-        mine = Breaker(State.HALF_OPEN, 5, None, 0, (Probe(f"{number}", START),), 1)
+        mine = Breaker(CircuitState.HALF_OPEN, 5, None, 0, (Probe(f"{number}", START),), 1)
         return stores[number % 2].swap(LANE, version, mine)
 
     for version in range(3):
@@ -109,5 +109,5 @@ def test_lanes_do_not_touch_each_other(store: ProviderStore, clock: HandClock) -
     ]
     store.swap(LANE, 0, OPEN)
     store.cool(LANE, START + 9)
-    assert all(store.standing(key) == Standing() for key in others)
+    assert all(store.standing(key) == LaneState() for key in others)
     assert store.health("other") == []

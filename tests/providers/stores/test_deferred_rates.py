@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch, LaneKey
+from ergon_framework.ports.providerstore import LaneKey, RecordBatch
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.models import ProviderHealthState
 from ergon_framework.providers.recorder import Recorder
@@ -65,14 +65,14 @@ def told(store: SqlProviderStore, tenant_id: str = LANE.tenant_id) -> dict[str, 
     }
 
 
-def failed(key: LaneKey = LANE) -> Batch:
+def failed(key: LaneKey = LANE) -> RecordBatch:
     """One more that failed, and took long."""
-    return Batch([attempt(key, outcome="failed", reason_code="timeout", duration_ms=900)])
+    return RecordBatch([attempt(key, outcome="failed", reason_code="timeout", duration_ms=900)])
 
 
 def test_what_is_put_off_is_settled(store: SqlProviderStore, url: str) -> None:
     """The second batch within seconds leaves the columns alone, until somebody settles."""
-    store.record(Batch([attempt(duration_ms=10)]))
+    store.record(RecordBatch([attempt(duration_ms=10)]))
     store.record(failed())
     assert columns(url) == {LANE.provider_name: (1.0, 10)}
     store.settle()
@@ -84,7 +84,7 @@ def test_settling_twice_writes_once(
     store: SqlProviderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nothing put off, no transaction is begun."""
-    store.record(Batch([attempt()]))
+    store.record(RecordBatch([attempt()]))
     store.record(failed())
     store.settle()
 
@@ -99,7 +99,7 @@ def test_what_could_not_be_settled_is_settled_later(
     store: SqlProviderStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that is away loses nothing."""
-    store.record(Batch([attempt()]))
+    store.record(RecordBatch([attempt()]))
     store.record(failed())
 
     def away(*_: object, **__: object) -> None:
@@ -118,9 +118,9 @@ def test_lanes_that_wait_are_not_kept_for_ever(
 ) -> None:
     """When there are too many, recording settles them."""
     monkeypatch.setattr(sql_attempts, "_MOST_REMEMBERED_LANES", 1)
-    store.record(Batch([attempt(), attempt(LANE._replace(provider_name="third"))]))
-    store.record(Batch([*failed().attempts, *failed(OTHER).attempts]))
-    store.record(Batch([*failed().attempts, *failed(OTHER).attempts]))
+    store.record(RecordBatch([attempt(), attempt(LANE._replace(provider_name="third"))]))
+    store.record(RecordBatch([*failed().attempts, *failed(OTHER).attempts]))
+    store.record(RecordBatch([*failed().attempts, *failed(OTHER).attempts]))
     assert columns(url)[LANE.provider_name] == told(store)[LANE.provider_name]
 
 
@@ -178,7 +178,7 @@ def test_the_end_of_a_process_settles(url: str, pace: str) -> None:
 
 def test_the_clock_of_the_store_counts(store: SqlProviderStore, url: str, clock: HandClock) -> None:
     """What is settled an hour later is what the last hour was then."""
-    store.record(Batch([attempt(duration_ms=10)]))
+    store.record(RecordBatch([attempt(duration_ms=10)]))
     store.record(failed())
     clock.at = START + 7200
     store.settle()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.limits import Window
-from ergon_framework.ports.providerstore import Batch
+from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.stores.registry import open_store
 from ergon_framework.storage.sqlite.database import Database
 from tests.providers.stores.store_factory import LANE, START, attempt, letter
@@ -31,7 +31,7 @@ def test_keys_and_letters_wait_for_the_disk(
     monkeypatch.setattr(Database, "write", write)
     store.claim("t", "k", "f", "me", 60.0, 3600.0)
     store.finish("t", "k", "me", {"paid": 1}, None)
-    store.record(Batch([attempt()], [letter(1)]))
+    store.record(RecordBatch([attempt()], [letter(1)]))
     assert commits == [True, True, True]
     store.reserve(LANE, Window(START, START + 60.0), 5, 1)
     assert commits[3:] == [False]

@@ -17,14 +17,14 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.providerstore import Batch
+from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.migrations import VERSION_TABLE
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.database import TaskMissingError
-from ergon_framework.providers.stores.postgres import PostgresGround
+from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
-from ergon_framework.providers.stores.sqlite import SqliteGround
+from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.server import ServerClock
 from tests.providers.stores.conftest import Opener
@@ -66,7 +66,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailableError, match="no folder"):
             store.standing(LANE)
     (tmp_path / "none").mkdir()
-    store.record(Batch([attempt()]))
+    store.record(RecordBatch([attempt()]))
     assert len(store.health(LANE.tenant_id)) == 1
     store.close()
 
@@ -95,7 +95,7 @@ def test_tables_that_vanish_are_told(url: str) -> None:
     store = open_store(url)
     execute(url, "DROP TABLE provider_execution_metrics")
     with pytest.raises(StoreError, match="provider_execution_metrics"):
-        store.record(Batch([attempt()]))
+        store.record(RecordBatch([attempt()]))
     store.close()
 
 
@@ -110,14 +110,14 @@ def test_a_database_that_may_only_be_read(postgres_url: str) -> None:
     store = open_store(postgres_url)
     assert store.health(LANE.tenant_id) == []
     with pytest.raises(StoreReadOnlyError, match="may not be written"):
-        store.record(Batch([attempt()]))
+        store.record(RecordBatch([attempt()]))
     store.close()
 
 
 def test_a_file_that_somebody_holds(tmp_path: Path, clock: HandClock) -> None:
     """The wait for a lock has an end."""
     path = tmp_path / "work.db"
-    store = SqlProviderStore(SqliteGround(path, clock, busy_timeout=0.05))
+    store = SqlProviderStore(SqliteProviderDatabase(path, clock, busy_timeout=0.05))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailableError, match="locked"):
@@ -195,7 +195,7 @@ def test_commits_wait_whatever_the_default_of_the_database_is(postgres_url: str)
     for setting in ("synchronous_commit = off", "default_transaction_isolation = serializable"):
         execute(postgres_url, f"ALTER DATABASE {name_of(postgres_url)} SET {setting}")
     asked = "SELECT current_setting('synchronous_commit'), current_setting('transaction_isolation')"
-    with closing(PostgresGround(database_of(postgres_url))) as ground:
+    with closing(PostgresProviderDatabase(database_of(postgres_url))) as ground:
         assert ground.read(lambda hand: hand.rows(asked, {})) == [("on", "read committed")]
     with database_of(postgres_url).connect() as connection:  # as a move has it
         assert connection.exec_driver_sql(asked).fetchall() == [("on", "read committed")]
@@ -260,7 +260,7 @@ def test_a_task_that_the_host_does_not_have(empty_url: str, clock: HandClock) ->
         attempt(correlation_id="one", task_execution_id="unknown"),
         attempt(correlation_id="one"),
     ]
-    store.record(Batch(rows))
+    store.record(RecordBatch(rows))
     found = {row.id: row.task_execution_id for row in store.attempts_of("one")}
     assert found == {rows[0].id: "known", rows[1].id: None, rows[2].id: None}
     [lane] = store.health(LANE.tenant_id)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
-from ergon_framework.ports.providerstore import Batch, Counted, Ended, LaneKey, LetterStatus, Used
+from ergon_framework.ports.providerstore import (
+    CallTotals,
+    LaneCount,
+    LaneKey,
+    LetterStatus,
+    QuotaTotals,
+    RecordBatch,
+)
 from ergon_framework.providers.migrations.database import database_of
-from ergon_framework.providers.stores.inspector import SqlProviderLooking
+from ergon_framework.providers.stores.inspector import SqlProviderInspector
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
@@ -18,15 +25,15 @@ OTHER = LaneKey("another", *LANE[1:])
 
 
 @pytest.fixture
-def looking(url: str) -> SqlProviderLooking:
+def looking(url: str) -> SqlProviderInspector:
     """The tables of the test's own database."""
-    return SqlProviderLooking(database_of(url))
+    return SqlProviderInspector(database_of(url))
 
 
-def test_tenants_have_called_or_have_a_quota(looking: SqlProviderLooking, opened: Opener) -> None:
+def test_tenants_have_called_or_have_a_quota(looking: SqlProviderInspector, opened: Opener) -> None:
     """Each once, in order, and so many."""
     store = opened()
-    store.record(Batch([attempt(), attempt()]))
+    store.record(RecordBatch([attempt(), attempt()]))
     store.reserve(LANE, Window(START, START + 60), 5, 1)
     store.reserve(OTHER, Window(START, START + 60), 5, 1)
     assert looking.tenants(9) == ["another", "tenant"]
@@ -34,7 +41,7 @@ def test_tenants_have_called_or_have_a_quota(looking: SqlProviderLooking, opened
 
 
 def test_attempts_are_found_by_any_of_their_names(
-    looking: SqlProviderLooking, opened: Opener
+    looking: SqlProviderInspector, opened: Opener
 ) -> None:
     """As they were recorded, the oldest of the latest first; a key has others below it."""
     rows = [
@@ -44,17 +51,17 @@ def test_attempts_are_found_by_any_of_their_names(
         attempt(idempotency_key="units", created_at=START + 3),
         attempt(idempotency_key="u%/4", created_at=START + 4),
     ]
-    opened().record(Batch(rows))
+    opened().record(RecordBatch(rows))
     assert looking.attempts_named(["unit"], 9) == rows[:3]
     assert looking.attempts_named(["unit"], 2) == rows[1:3]
     assert looking.attempts_named(["u%", "units"], 9) == rows[3:]
     assert looking.attempts_named(["nobody"], 9) == []
 
 
-def test_letters_are_found_page_by_page(looking: SqlProviderLooking, opened: Opener) -> None:
+def test_letters_are_found_page_by_page(looking: SqlProviderInspector, opened: Opener) -> None:
     """The newest first; of one instant none is left out and none comes twice."""
     store = opened()
-    store.record(Batch(letters=[letter(n, occurred_at=START + n // 2) for n in range(6)]))
+    store.record(RecordBatch(letters=[letter(n, occurred_at=START + n // 2) for n in range(6)]))
     ids = [each.letter.dead_letter_id for each in store.letters(limit=9)]
     store.move_letter(ids[2], LetterStatus.DISCARDED, when=WAITING)
     found, after = [], None
@@ -68,13 +75,13 @@ def test_letters_are_found_page_by_page(looking: SqlProviderLooking, opened: Ope
 
 
 def test_figures_are_of_all_tenants(
-    looking: SqlProviderLooking, opened: Opener, clock: HandClock
+    looking: SqlProviderInspector, opened: Opener, clock: HandClock
 ) -> None:
     """What is old is left out, and so are quota windows that ended."""
     store = opened()
     failed = {"outcome": "failed", "reason_code": "timeout"}
     store.record(
-        Batch(
+        RecordBatch(
             [attempt(), attempt(OTHER, **failed), attempt(created_at=START - 600)],
             [letter(1)],
         )
@@ -84,23 +91,26 @@ def test_figures_are_of_all_tenants(
     store.reserve(OTHER, Window(START, START + 60), 7, 2)
     found = looking.figures(clock(), WAITING)
     lane = LANE[1:]
-    assert found.circuits == [Counted(*lane, "closed", 2)]
-    assert found.failures == [Counted(*lane, "timeout", 1)]
-    assert found.quotas == [Used(*lane, 3, 12)]
-    assert found.ended == [Ended(*lane, 2, 1, 0, 3)]
-    assert sorted(found.reasons, key=str) == [Counted(*lane, "timeout", 1), Counted(*lane, None, 1)]
+    assert found.circuits == [LaneCount(*lane, "closed", 2)]
+    assert found.failures == [LaneCount(*lane, "timeout", 1)]
+    assert found.quotas == [QuotaTotals(*lane, 3, 12)]
+    assert found.ended == [CallTotals(*lane, 2, 1, 0, 3)]
+    assert sorted(found.reasons, key=str) == [
+        LaneCount(*lane, "timeout", 1),
+        LaneCount(*lane, None, 1),
+    ]
     assert found.letters == 1
     assert looking.figures(clock() + 4000, WAITING).failures == []
 
 
 @pytest.mark.req("PEF:C-4")
 def test_a_circuit_whose_cooldown_is_over_counts_as_half_open(
-    looking: SqlProviderLooking, opened: Opener
+    looking: SqlProviderInspector, opened: Opener
 ) -> None:
     """Its row changes with the next call, which may be long in coming."""
     store, lane = opened(), LANE[1:]
-    assert store.swap(LANE, 0, Breaker(State.OPEN, 5, START + 30))
-    assert store.swap(OTHER, 0, Breaker(State.OPEN, 5, START + 60))
-    assert looking.figures(START, WAITING).circuits == [Counted(*lane, "open", 2)]
+    assert store.swap(LANE, 0, Breaker(CircuitState.OPEN, 5, START + 30))
+    assert store.swap(OTHER, 0, Breaker(CircuitState.OPEN, 5, START + 60))
+    assert looking.figures(START, WAITING).circuits == [LaneCount(*lane, "open", 2)]
     found = sorted(looking.figures(START + 30, WAITING).circuits)
-    assert found == [Counted(*lane, "half_open", 1), Counted(*lane, "open", 1)]
+    assert found == [LaneCount(*lane, "half_open", 1), LaneCount(*lane, "open", 1)]

@@ -4,11 +4,11 @@ import pytest
 
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
-    Batch,
-    Claim,
+    ClaimResult,
     ClaimState,
     LetterStatus,
     ProviderStore,
+    RecordBatch,
 )
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.store_factory import START, HandClock, letter, race
@@ -16,7 +16,7 @@ from tests.providers.stores.store_factory import START, HandClock, letter, race
 NAME = ("tenant", "key")
 
 
-def claim(store: ProviderStore, owner: str, fingerprint: str = "print") -> Claim:
+def claim(store: ProviderStore, owner: str, fingerprint: str = "print") -> ClaimResult:
     """For ten seconds, to be remembered for a hundred."""
     return store.claim(*NAME, fingerprint, owner, 10, 100)
 
@@ -24,8 +24,8 @@ def claim(store: ProviderStore, owner: str, fingerprint: str = "print") -> Claim
 @pytest.mark.req("PEF:A-16", "PEF:T-3")
 def test_a_key_has_one_holder(store: ProviderStore, clock: HandClock) -> None:
     """The second is told until when the first may hold it."""
-    assert claim(store, "one") == Claim(ClaimState.MINE, "one", START + 10)
-    assert claim(store, "two") == Claim(ClaimState.RUNNING, lease_expires_at=START + 10)
+    assert claim(store, "one") == ClaimResult(ClaimState.MINE, "one", START + 10)
+    assert claim(store, "two") == ClaimResult(ClaimState.RUNNING, lease_expires_at=START + 10)
     assert store.claim("other", "key", "print", "two", 10, 100).state is ClaimState.MINE
 
 
@@ -34,7 +34,7 @@ def test_the_holder_may_claim_again(store: ProviderStore, clock: HandClock) -> N
     """One who does not know whether its claim was written asks again, and holds it for longer."""
     claim(store, "one")
     clock.at += 4
-    assert claim(store, "one") == Claim(ClaimState.MINE, "one", START + 14)
+    assert claim(store, "one") == ClaimResult(ClaimState.MINE, "one", START + 14)
 
 
 @pytest.mark.req("PEF:A-16")
@@ -74,7 +74,7 @@ def test_a_lease_that_ran_out_is_taken_over(store: ProviderStore, clock: HandClo
     """The old holder's end no longer counts."""
     claim(store, "one")
     clock.at = START + 10
-    assert claim(store, "two") == Claim(ClaimState.MINE, "two", START + 20)
+    assert claim(store, "two") == ClaimResult(ClaimState.MINE, "two", START + 20)
     assert not store.finish(*NAME, "one", {"late": True}, None)
     assert store.finish(*NAME, "two", {}, None)
 
@@ -134,7 +134,7 @@ def test_letters_come_back_as_they_were_written(store: ProviderStore) -> None:
         has_secrets=True,
         payload=None,
     )
-    store.record(Batch([], [letter(1), full, letter(3)]))
+    store.record(RecordBatch([], [letter(1), full, letter(3)]))
     found = store.letters()
     assert [each.letter for each in found] == [letter(3), full, letter(1)]
     assert {each.status for each in found} == {LetterStatus.PENDING}
@@ -147,7 +147,7 @@ def test_letters_come_back_as_they_were_written(store: ProviderStore) -> None:
 @pytest.mark.req("PEF:A-19")
 def test_a_letter_goes_its_way_once(store: ProviderStore, clock: HandClock) -> None:
     """Each step counts only from where it may be taken, and leaves its instant."""
-    store.record(Batch([], [letter(1), letter(2)]))
+    store.record(RecordBatch([], [letter(1), letter(2)]))
     pending, published = LetterStatus.PENDING, LetterStatus.PUBLISHED
     assert [each.letter for each in store.due_letters(pending)] == [letter(1), letter(2)]
     assert [each.letter for each in store.due_letters(pending, 1)] == [letter(1)]
@@ -166,7 +166,7 @@ def test_a_letter_goes_its_way_once(store: ProviderStore, clock: HandClock) -> N
 @pytest.mark.req("PEF:A-19")
 def test_letters_are_deleted_by_name(store: ProviderStore) -> None:
     """As many as there were."""
-    store.record(Batch([], [letter(1), letter(2)]))
+    store.record(RecordBatch([], [letter(1), letter(2)]))
     assert store.delete_letters([]) == 0
     assert store.delete_letters(["letter-1", "letter-1", "none"]) == 1
     assert [each.letter for each in store.letters()] == [letter(2)]
@@ -175,7 +175,7 @@ def test_letters_are_deleted_by_name(store: ProviderStore) -> None:
 @pytest.mark.req("PEF:A-19")
 def test_only_settled_letters_are_pruned(store: ProviderStore) -> None:
     """One that was not published yet is kept, however old."""
-    store.record(Batch([], [letter(1), letter(2)]))
+    store.record(RecordBatch([], [letter(1), letter(2)]))
     store.move_letter("letter-2", LetterStatus.DISCARDED, when=[LetterStatus.PENDING])
     assert store.prune(START + 100) == 1
     assert [each.letter for each in store.letters()] == [letter(1)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError, StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch, ProviderStore
+from ergon_framework.ports.providerstore import ProviderStore, RecordBatch
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.registry import check_url
@@ -131,7 +131,7 @@ def test_a_closed_store_says_so(store: ProviderStore) -> None:
     with pytest.raises(StoreUnavailableError, match="closed"):
         store.standing(LANE)
     with pytest.raises(StoreUnavailableError, match="closed"):
-        store.record(Batch([attempt()]))
+        store.record(RecordBatch([attempt()]))
 
 
 def test_tables_are_made_once_and_found_again(empty_url: str) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import Breaker, State
-from ergon_framework.core.limits import Account, Window
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
+from ergon_framework.core.limits import QuotaUsage, Window
 from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch, LaneKey, ProviderStore
+from ergon_framework.ports.providerstore import LaneKey, ProviderStore, RecordBatch
 from ergon_framework.providers.recorder import Recorder, recorder_of
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -38,12 +38,12 @@ def test_a_circuit_that_cannot_be_read_counts_as_closed(
 ) -> None:
     """A hand edit, or a later version's row, stops no call; the next change mends it."""
     store = opened()
-    assert store.swap(LANE, 0, Breaker(State.OPEN, 5, START + 60))
+    assert store.swap(LANE, 0, Breaker(CircuitState.OPEN, 5, START + 60))
     edit(store, "UPDATE provider_health_states SET breaker_detail = :detail", detail=detail)
     found = store.standing(LANE)
     assert (found.breaker, found.version) == (Breaker(), 1)
     assert store.health(LANE.tenant_id)[0].breaker_state == "closed"
-    assert store.swap(LANE, 1, Breaker(State.OPEN, 7, START + 90))
+    assert store.swap(LANE, 1, Breaker(CircuitState.OPEN, 7, START + 90))
     assert store.standing(LANE).breaker.failures == 7
 
 
@@ -86,7 +86,7 @@ def test_what_comes_twice_in_a_batch_is_kept_as_it_came_first(store: ProviderSto
     first = attempt(correlation_id="twice", duration_ms=10)
     second = first._replace(duration_ms=90, outcome="failed", reason_code="timeout")
     letters = [letter(1, error_message="one"), letter(1, error_message="two")]
-    store.record(Batch([first, second], letters))
+    store.record(RecordBatch([first, second], letters))
     assert [row.duration_ms for row in store.attempts_of("twice")] == [10]
     assert [each.letter.error_message for each in store.letters()] == ["one"]
     assert store.health(LANE.tenant_id)[0].success_rate_1h == 1.0
@@ -100,7 +100,7 @@ def test_a_window_that_ended_is_not_replaced_by_an_older_one(
     store.reserve(LANE, Window(START + 60, START + 120), 10, 1)
     clock.at = START + 90
     [lane] = store.health(LANE.tenant_id)
-    assert lane.account == Account(Window(START + 60, START + 120), 10, 1)
+    assert lane.account == QuotaUsage(Window(START + 60, START + 120), 10, 1)
     clock.at = START + 200
     assert [lane.account for lane in store.health(LANE.tenant_id)] == []
 
@@ -160,15 +160,15 @@ def test_a_memory_store_forgets_lanes_that_hold_nobody_back(clock: HandClock) ->
     """Tenants come and go; circuits that are open and windows that run are never forgotten."""
     store = MemoryProviderStore(clock, lanes=100)
     for n in range(20):
-        store.swap(LaneKey(f"open{n}", "p", "c"), 0, Breaker(State.OPEN, 5, START + 60))
+        store.swap(LaneKey(f"open{n}", "p", "c"), 0, Breaker(CircuitState.OPEN, 5, START + 60))
         store.reserve(LaneKey(f"spent{n}", "p", "c"), HOUR, 1, 1)
         store.cool(LaneKey(f"cool{n}", "p", "c"), START + 60)
     for n in range(1000):
-        store.record(Batch([attempt(LaneKey(f"t{n}", "p", "c"))]))
+        store.record(RecordBatch([attempt(LaneKey(f"t{n}", "p", "c"))]))
     assert len(store._lanes) <= 110
     assert [len(store.health("t999")), len(store.health("t0"))] == [1, 0]
     for n in range(20):
-        assert store.standing(LaneKey(f"open{n}", "p", "c")).breaker.state is State.OPEN
+        assert store.standing(LaneKey(f"open{n}", "p", "c")).breaker.state is CircuitState.OPEN
         assert store.standing(LaneKey(f"cool{n}", "p", "c")).cooldown_until == START + 60
         assert not store.reserve(LaneKey(f"spent{n}", "p", "c"), HOUR, 1, 1).is_granted
     for n in range(1000):  # lanes that all hold somebody back are kept, whatever the limit

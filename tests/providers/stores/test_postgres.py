@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch, ClaimState
+from ergon_framework.ports.providerstore import ClaimState, RecordBatch
 from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
@@ -39,10 +39,10 @@ def server_store(
     postgres_server: PostgresServer, postgres_template: str, clock: HandClock, ticks: HandClock
 ) -> Iterator[SqlProviderStore]:
     """A store on a server."""
-    from ergon_framework.providers.stores.postgres import PostgresGround
+    from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
     url = postgres_server.new_database(postgres_template)
-    store = SqlProviderStore(PostgresGround(database_of(url), clock, ticks))
+    store = SqlProviderStore(PostgresProviderDatabase(database_of(url), clock, ticks))
     yield store
     store.close()
     postgres_server.drop_database(url)
@@ -117,7 +117,7 @@ def test_connections_are_bounded(
 
     for name, value in (("_SHARED", 1), ("_MORE", 0), ("_FREE", 0.05)):
         monkeypatch.setattr(postgres, name, value)
-    store = SqlProviderStore(postgres.PostgresGround(database_of(postgres_url), clock))
+    store = SqlProviderStore(postgres.PostgresProviderDatabase(database_of(postgres_url), clock))
     with pytest.raises(StoreUnavailableError, match="all 1 connections"):
         store.ground.read(lambda hand: store.standing(LANE))
     assert store.cool(LANE, START) == START
@@ -132,7 +132,7 @@ def test_an_interrupted_transaction_leaves_nothing(server_store: SqlProviderStor
 
     with pytest.raises(KeyboardInterrupt):
         server_store.ground.write("cool", work)
-    server_store.record(Batch([attempt()]))
+    server_store.record(RecordBatch([attempt()]))
     assert len(server_store.health(LANE.tenant_id)) == 1
 
 
@@ -171,10 +171,10 @@ def test_a_key_that_somebody_takes_at_the_same_time(server_store: SqlProviderSto
 
 def test_a_server_that_freezes_is_not_waited_for(server_store: SqlProviderStore) -> None:
     """It keeps its side of the connection open and says nothing: the call ends all the same."""
-    from ergon_framework.providers.stores.postgres import PostgresGround
+    from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
     ground = server_store.ground
-    assert isinstance(ground, PostgresGround)
+    assert isinstance(ground, PostgresProviderDatabase)
     [[pid]] = ground.read(lambda hand: hand.rows("SELECT pg_backend_pid()", {}))
     ground._patience.ticks = Leap()
     os.kill(pid, signal.SIGSTOP)
@@ -189,10 +189,10 @@ def test_a_server_that_freezes_is_not_waited_for(server_store: SqlProviderStore)
 
 def test_a_call_in_a_hurry_waits_no_longer_than_it_can(server_store: SqlProviderStore) -> None:
     """That says nothing about the server: those with more time ask it all the same."""
-    from ergon_framework.providers.stores.postgres import PostgresGround
+    from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
     ground = server_store.ground
-    assert isinstance(ground, PostgresGround)
+    assert isinstance(ground, PostgresProviderDatabase)
     [[pid]] = ground.read(lambda hand: hand.rows("SELECT pg_backend_pid()", {}))
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -234,10 +234,10 @@ def test_a_connection_that_froze_at_rest_is_replaced(
     server_store: SqlProviderStore, ticks: HandClock
 ) -> None:
     """Asking it whether it lives takes no longer than that."""
-    from ergon_framework.providers.stores.postgres import PostgresGround
+    from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
     ground = server_store.ground
-    assert isinstance(ground, PostgresGround)
+    assert isinstance(ground, PostgresProviderDatabase)
     [[pid]] = ground.read(lambda hand: hand.rows("SELECT pg_backend_pid()", {}))
     ground._patience.ticks = Leap()
     ticks.at += 60
@@ -261,7 +261,7 @@ def test_the_network_is_watched_unless_the_url_says_otherwise(
         return create_engine(url, **options)
 
     monkeypatch.setattr(postgres, "create_engine", look)
-    ground = postgres.PostgresGround(database_of(f"{postgres_url}&connect_timeout=9"))
+    ground = postgres.PostgresProviderDatabase(database_of(f"{postgres_url}&connect_timeout=9"))
     ground.close()
     assert "connect_timeout" not in seen[0]
     assert {"tcp_user_timeout", "keepalives", "keepalives_idle"} <= set(seen[0])

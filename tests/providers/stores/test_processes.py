@@ -11,14 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.circuit_breaker import State
-from ergon_framework.core.limits import Account, Window
-from ergon_framework.ports.providerstore import (
-    Batch,
-    ClaimState,
-    LetterStatus,
-    ProviderStore,
-)
+from ergon_framework.core.circuit_breaker import CircuitState
+from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.ports.providerstore import ClaimState, LetterStatus, ProviderStore, RecordBatch
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.database import AFTER, BEFORE
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
@@ -178,7 +173,7 @@ def test_a_thousand_units_are_a_thousand_calls(empty_url: str) -> None:
     assert sum(map(int, answers)) == 1000
     store = open_store(empty_url, clock=HandClock())
     [lane] = store.health(LANE.tenant_id)
-    assert lane.account == Account(HOUR, 1000, 1000)
+    assert lane.account == QuotaUsage(HOUR, 1000, 1000)
     store.close()
 
 
@@ -187,7 +182,7 @@ def prepared(url: str) -> ProviderStore:
     store = open_store(url, clock=HandClock())
     store.reserve(LANE, HOUR, 10, 3)
     old = attempt(created_at=START - 1000, correlation_id="old")
-    store.record(Batch([old], [letter(1)]))
+    store.record(RecordBatch([old], [letter(1)]))
     store.claim("tenant", "held", "print", "me", 10, 100)
     return store
 
@@ -211,7 +206,7 @@ def is_settled(store: ProviderStore) -> bool:
 EFFECTS: dict[str, Callable[[ProviderStore], bool]] = {
     "reserve": lambda store: used(store) == 4,
     "refund": lambda store: used(store) == 1,
-    "swap": lambda store: store.standing(LANE).breaker.state is State.OPEN,
+    "swap": lambda store: store.standing(LANE).breaker.state is CircuitState.OPEN,
     "cool": lambda store: store.standing(LANE).cooldown_until == START + 50,
     "record": lambda store: [row.id for row in store.attempts_of("call")] == ["row"],
     "settle": is_settled,
@@ -244,7 +239,7 @@ def test_what_a_killed_process_leaves(url: str, point: str) -> None:
     assert EFFECTS[action](store) is (moment == "after")
     if action == "record":
         assert len(store.letters(ids=["letter-9"])) == (moment == "after")
-        store.record(Batch([attempt(id="row", correlation_id="call")], [letter(9)]))
+        store.record(RecordBatch([attempt(id="row", correlation_id="call")], [letter(9)]))
         [lane] = store.health(LANE.tenant_id)
         assert len(store.attempts_of("call")) == 1
         assert len(store.letters()) == 2

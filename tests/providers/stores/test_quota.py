@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.limits import Account, Window
+from ergon_framework.core.limits import QuotaUsage, Window
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.stores import open_store
 from tests.providers.stores.conftest import Opener
@@ -20,10 +20,10 @@ DAY_BEFORE = Window(START - 3600, START)
 @pytest.mark.req("PEF:Q-1", "PEF:Q-2")
 def test_units_are_taken_until_there_are_too_few(store: ProviderStore) -> None:
     """All or none, and the answer says how the account stands."""
-    assert store.reserve(LANE, HOUR, 5, 3).account == Account(HOUR, 5, 3)
+    assert store.reserve(LANE, HOUR, 5, 3).account == QuotaUsage(HOUR, 5, 3)
     refused = store.reserve(LANE, HOUR, 5, 3)
     assert not refused.is_granted
-    assert refused.account == Account(HOUR, 5, 3)
+    assert refused.account == QuotaUsage(HOUR, 5, 3)
     assert store.reserve(LANE, HOUR, 5, 2).is_granted
     assert not store.reserve(LANE, HOUR, 5, 1).is_granted
 
@@ -41,7 +41,7 @@ def test_a_new_window_has_its_own_budget(store: ProviderStore, clock: HandClock)
     assert store.reserve(LANE, HOUR, 1, 1).is_granted
     assert not store.reserve(LANE, HOUR, 1, 1).is_granted
     clock.at = NEXT.start
-    assert store.reserve(LANE, NEXT, 1, 1).account == Account(NEXT, 1, 1)
+    assert store.reserve(LANE, NEXT, 1, 1).account == QuotaUsage(NEXT, 1, 1)
 
 
 @pytest.mark.req("PEF:trap-clock-skew")
@@ -50,10 +50,10 @@ def test_an_old_window_is_not_opened_again(store: ProviderStore) -> None:
     assert store.reserve(LANE, HOUR, 2, 1).is_granted
     found = store.reserve(LANE, DAY_BEFORE, 2, 1)
     assert found.is_granted
-    assert found.account == Account(HOUR, 2, 2)
+    assert found.account == QuotaUsage(HOUR, 2, 2)
     found = store.reserve(LANE, DAY_BEFORE, 2, 1)
     assert not found.is_granted
-    assert found.account == Account(HOUR, 2, 2)
+    assert found.account == QuotaUsage(HOUR, 2, 2)
 
 
 @pytest.mark.req("PEF:trap-clock-skew")
@@ -61,7 +61,7 @@ def test_a_window_that_is_there_is_old_too(store: ProviderStore) -> None:
     """A clock that is set back does not give the rest of an old budget away."""
     assert store.reserve(LANE, HOUR, 10, 1).is_granted
     assert store.reserve(LANE, NEXT, 10, 1).is_granted
-    assert store.reserve(LANE, HOUR, 10, 1).account == Account(NEXT, 10, 2)
+    assert store.reserve(LANE, HOUR, 10, 1).account == QuotaUsage(NEXT, 10, 2)
 
 
 @pytest.mark.req("PEF:A-12")
@@ -72,10 +72,10 @@ def test_a_changed_limit_holds_from_now_on(store: ProviderStore) -> None:
     assert not lowered.is_granted
     assert (lowered.account.limit, lowered.account.used, lowered.account.remaining) == (4, 6, 0)
     [lane] = store.health(LANE.tenant_id)
-    assert lane.account == Account(HOUR, 4, 6)
+    assert lane.account == QuotaUsage(HOUR, 4, 6)
     raised = store.reserve(LANE, HOUR, 7, 1)
     assert raised.is_granted
-    assert raised.account == Account(HOUR, 7, 7)
+    assert raised.account == QuotaUsage(HOUR, 7, 7)
 
 
 @pytest.mark.req("PEF:trap-refund-window")
@@ -132,7 +132,7 @@ def test_the_first_use_of_a_window_loses_no_unit(opened: Opener) -> None:
     assert Counter(each.is_granted for each in found) == {True: 20, False: 10}
     assert {each.account.used for each in found} == set(range(1, 21))
     [lane] = stores[0].health(LANE.tenant_id)
-    assert lane.account == Account(HOUR, 20, 20)
+    assert lane.account == QuotaUsage(HOUR, 20, 20)
 
 
 @pytest.mark.req("PEF:Q-2")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.core.limits import Account, Window
+from ergon_framework.core.limits import QuotaUsage, Window
 from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.providerstore import Batch, LaneHealth, LaneKey, ProviderStore
+from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore, RecordBatch
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.database import PACKAGE
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -43,7 +43,7 @@ def test_attempts_come_back_as_they_were_written(store: ProviderStore) -> None:
         outcome="dead_letter",
         reason_code="dependency_unavailable",
     )
-    store.record(Batch([second, attempt(correlation_id="other"), first]))
+    store.record(RecordBatch([second, attempt(correlation_id="other"), first]))
     assert store.attempts_of("one") == [first, second]
     assert store.attempts_of("nobody") == []
 
@@ -52,12 +52,12 @@ def test_attempts_come_back_as_they_were_written(store: ProviderStore) -> None:
 def test_a_batch_may_be_written_again(store: ProviderStore) -> None:
     """Rows and letters that are there already change nothing, roll-ups included."""
     rows = [attempt(correlation_id="one", duration_ms=number) for number in range(5)]
-    store.record(Batch(rows, [letter(1)]))
+    store.record(RecordBatch(rows, [letter(1)]))
     before = only(store)
-    store.record(Batch([*rows, *rows], [letter(1), letter(1)]))
+    store.record(RecordBatch([*rows, *rows], [letter(1), letter(1)]))
     assert only(store) == before
     new = attempt(outcome="failed", reason_code="timeout")
-    store.record(Batch([*rows, new, new], [letter(1)]))
+    store.record(RecordBatch([*rows, new, new], [letter(1)]))
     assert only(store).success_rate_1h == pytest.approx(5 / 6)
     assert len(store.attempts_of("one")) == 5
     assert len(store.letters()) == 1
@@ -67,7 +67,9 @@ def test_a_batch_may_be_written_again(store: ProviderStore) -> None:
 def test_a_letter_that_cannot_be_kept_takes_the_batch_with_it(store: ProviderStore) -> None:
     """Attempts and letters are written together or not at all."""
     with pytest.raises(StoreError, match="JSON"):
-        store.record(Batch([attempt(correlation_id="one")], [letter(1, payload={"a": object()})]))
+        store.record(
+            RecordBatch([attempt(correlation_id="one")], [letter(1, payload={"a": object()})])
+        )
     assert store.attempts_of("one") == []
     assert store.health(LANE.tenant_id) == []
 
@@ -76,7 +78,7 @@ def test_a_letter_that_cannot_be_kept_takes_the_batch_with_it(store: ProviderSto
 def test_what_counts_for_rates(store: ProviderStore) -> None:
     """Ends count for the success rate, attempts for durations, refused calls for neither."""
     store.record(
-        Batch(
+        RecordBatch(
             [
                 attempt(duration_ms=10),
                 attempt(duration_ms=400, outcome="retry", reason_code="timeout"),
@@ -96,7 +98,9 @@ def test_what_counts_for_rates(store: ProviderStore) -> None:
 @pytest.mark.req("PEF:A-21", "PEF:A-29")
 def test_a_lane_that_only_refused_has_no_rates(store: ProviderStore) -> None:
     """Nobody was called: there is a lane, but no number."""
-    store.record(Batch([attempt(attempt_number=0, outcome="failed", reason_code="circuit_open")]))
+    store.record(
+        RecordBatch([attempt(attempt_number=0, outcome="failed", reason_code="circuit_open")])
+    )
     lane = only(store)
     assert (lane.success_rate_1h, lane.p95_latency_ms_1h) == (None, None)
     assert (lane.last_error_code, lane.last_error_at) == (None, None)
@@ -105,11 +109,13 @@ def test_a_lane_that_only_refused_has_no_rates(store: ProviderStore) -> None:
 @pytest.mark.req("PEF:H-2")
 def test_success_and_failure_do_not_erase_each_other(store: ProviderStore) -> None:
     """Both last instants stay, and neither ever goes back."""
-    store.record(Batch([attempt(created_at=START + 5)]))
-    store.record(Batch([attempt(created_at=START + 7, outcome="failed", reason_code="timeout")]))
-    store.record(Batch([attempt(created_at=START + 2)]))
+    store.record(RecordBatch([attempt(created_at=START + 5)]))
     store.record(
-        Batch([attempt(created_at=START + 6, outcome="retry", reason_code="rate_limited")])
+        RecordBatch([attempt(created_at=START + 7, outcome="failed", reason_code="timeout")])
+    )
+    store.record(RecordBatch([attempt(created_at=START + 2)]))
+    store.record(
+        RecordBatch([attempt(created_at=START + 6, outcome="retry", reason_code="rate_limited")])
     )
     lane = only(store)
     assert lane.last_success_at == START + 5
@@ -119,9 +125,9 @@ def test_success_and_failure_do_not_erase_each_other(store: ProviderStore) -> No
 @pytest.mark.req("PEF:A-23", "PEF:H-4")
 def test_rates_fade_when_traffic_stops(store: ProviderStore, clock: HandClock) -> None:
     """Rates are of the last sixty minutes as of reading, not of the last write."""
-    store.record(Batch([attempt(outcome="failed", reason_code="timeout", duration_ms=900)]))
+    store.record(RecordBatch([attempt(outcome="failed", reason_code="timeout", duration_ms=900)]))
     clock.at = START + 59 * 60
-    store.record(Batch([attempt(created_at=clock.at, duration_ms=10)]))
+    store.record(RecordBatch([attempt(created_at=clock.at, duration_ms=10)]))
     assert only(store).success_rate_1h == 0.5
     clock.at = START + 60 * 60
     assert (only(store).success_rate_1h, only(store).p95_latency_ms_1h) == (1.0, 10)
@@ -149,7 +155,7 @@ def test_rates_are_those_of_a_scan(store: ProviderStore, clock: HandClock) -> No
             one = Rollup(row.outcome == "success", row.outcome == "failed")
             one.durations.add(row.duration_ms)
             model.append((int(row.created_at // 60), one))
-        store.record(Batch(rows))
+        store.record(RecordBatch(rows))
         expected = Rollup()
         for minute, one in model:
             if minute > clock.at // 60 - 60:
@@ -164,10 +170,10 @@ def test_rates_are_those_of_a_scan(store: ProviderStore, clock: HandClock) -> No
 def test_what_another_process_adds_late_is_seen(opened: Opener, clock: HandClock) -> None:
     """A minute that was read and closed is read again when somebody added to it."""
     one, two = opened(), opened()
-    one.record(Batch([attempt(created_at=START - 1800, duration_ms=5)]))
+    one.record(RecordBatch([attempt(created_at=START - 1800, duration_ms=5)]))
     for _ in range(2):
         assert only(two).p95_latency_ms_1h == 5
-    one.record(Batch([attempt(created_at=START - 1790, duration_ms=700)]))
+    one.record(RecordBatch([attempt(created_at=START - 1790, duration_ms=700)]))
     assert only(two).p95_latency_ms_1h == 700
     clock.at -= 600
     assert only(two).p95_latency_ms_1h == 700
@@ -180,13 +186,13 @@ def test_a_summary_has_health_and_running_windows(store: ProviderStore, clock: H
     """Lanes with either, in order, of this tenant alone."""
     store.reserve(LaneKey("tenant", "zeta", "a"), HOUR, 5, 2)
     store.reserve(LANE, HOUR, 5, 1)
-    store.record(Batch([attempt(), attempt(LaneKey("tenant", "alpha", "z"))]))
-    store.record(Batch([attempt(LaneKey("other", "rank", "snapshot"))]))
+    store.record(RecordBatch([attempt(), attempt(LaneKey("tenant", "alpha", "z"))]))
+    store.record(RecordBatch([attempt(LaneKey("other", "rank", "snapshot"))]))
     found = store.health("tenant")
     assert [(lane.key.provider_name, lane.account) for lane in found] == [
         ("alpha", None),
-        ("rank", Account(HOUR, 5, 1)),
-        ("zeta", Account(HOUR, 5, 2)),
+        ("rank", QuotaUsage(HOUR, 5, 1)),
+        ("zeta", QuotaUsage(HOUR, 5, 2)),
     ]
     assert found[2].breaker_state == "closed"
     assert found[2].updated_at == START
@@ -208,12 +214,12 @@ def test_the_table_has_a_snapshot_of_the_rates(tmp_path: Path, clock: HandClock)
         look.close()
         return found
 
-    store.record(Batch([attempt(duration_ms=30)]))
+    store.record(RecordBatch([attempt(duration_ms=30)]))
     assert columns() == (1.0, 30)
-    store.record(Batch([attempt(outcome="failed", duration_ms=90)]))
+    store.record(RecordBatch([attempt(outcome="failed", duration_ms=90)]))
     assert columns() == (1.0, 30)
     clock.at += 20
-    store.record(Batch([attempt(created_at=clock.at, duration_ms=50)]))
+    store.record(RecordBatch([attempt(created_at=clock.at, duration_ms=50)]))
     assert columns() == (2 / 3, 90)
     store.close()
 
@@ -222,7 +228,7 @@ def test_the_table_has_a_snapshot_of_the_rates(tmp_path: Path, clock: HandClock)
 def test_old_rows_are_pruned_a_few_at_a_time(store: ProviderStore, clock: HandClock) -> None:
     """What is older goes, what waits or is newer stays, and no call deletes more than asked."""
     old = [attempt(correlation_id="old", created_at=START - 90) for _ in range(7)]
-    store.record(Batch([*old, attempt(correlation_id="new")], [letter(-100), letter(1)]))
+    store.record(RecordBatch([*old, attempt(correlation_id="new")], [letter(-100), letter(1)]))
     assert store.prune(START - 30, limit=3) == 3
     assert len(store.attempts_of("old")) == 4
     assert store.prune(START - 30) == 5
@@ -253,7 +259,7 @@ def test_a_strange_row_does_not_hold_up_the_others(store: ProviderStore) -> None
         campaign_id="ü" * 300,
         duration_ms=-(10**15),
     )
-    store.record(Batch([strange, attempt(correlation_id="two")]))
+    store.record(RecordBatch([strange, attempt(correlation_id="two")]))
     assert len(store.attempts_of("two")) == 1
     assert len(store.attempts_of("one")) == 1
     assert only(store).p95_latency_ms_1h == 20
@@ -262,7 +268,7 @@ def test_a_strange_row_does_not_hold_up_the_others(store: ProviderStore) -> None
 @pytest.mark.req("PROVIDERS:storage")
 def test_an_empty_batch_writes_nothing(store: ProviderStore) -> None:
     """Nothing to write is not an error."""
-    store.record(Batch())
+    store.record(RecordBatch())
     assert store.health(LANE.tenant_id) == []
 
 
@@ -271,7 +277,7 @@ def test_memory_is_bounded(clock: HandClock) -> None:
     """The oldest rows, letters and keys make room; the roll-ups keep what they said."""
     store = MemoryProviderStore(clock, rows=10)
     for number in range(25):
-        store.record(Batch([attempt(correlation_id="one")], [letter(number)]))
+        store.record(RecordBatch([attempt(correlation_id="one")], [letter(number)]))
         store.claim("tenant", f"key-{number}", "f", "me", 5, 50)
     assert len(store.attempts_of("one")) == 10
     assert [each.letter.dead_letter_id for each in store.letters(limit=1)] == ["letter-24"]

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import Account, Window
+from ergon_framework.core.limits import QuotaUsage, Window
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
-    Batch,
     LaneHealth,
     LaneKey,
+    LaneState,
     ProviderStore,
-    Quota,
-    Standing,
+    QuotaGrant,
+    RecordBatch,
 )
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing.suites.providerstore.subject import Clock
@@ -138,7 +138,7 @@ class CountsEveryWriting(Honest):
 class NewLaneIsVersionOne(Honest):
     """Counts the row that an attempt made as a circuit that somebody wrote."""
 
-    def standing(self, key: LaneKey) -> Standing:
+    def standing(self, key: LaneKey) -> LaneState:
         found = super().standing(key)
         return replace(found, version=1) if key in self._lanes and not found.version else found
 
@@ -146,7 +146,7 @@ class NewLaneIsVersionOne(Honest):
 class JoinsNames(Honest):
     """Takes a lane's names together for one."""
 
-    def standing(self, key: LaneKey) -> Standing:
+    def standing(self, key: LaneKey) -> LaneState:
         return super().standing(self._joined(key))
 
     def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
@@ -159,7 +159,7 @@ class JoinsNames(Honest):
 class CircuitForAllTenants(Honest):
     """Lets one tenant's failures shut out the others."""
 
-    def standing(self, key: LaneKey) -> Standing:
+    def standing(self, key: LaneKey) -> LaneState:
         return super().standing(key._replace(tenant_id=""))
 
     def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
@@ -171,9 +171,9 @@ class KeepsItsOwnView(Honest):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._seen: dict[LaneKey, Standing] = {}
+        self._seen: dict[LaneKey, LaneState] = {}
 
-    def standing(self, key: LaneKey) -> Standing:
+    def standing(self, key: LaneKey) -> LaneState:
         return self._seen.setdefault(key, super().standing(key))
 
     def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
@@ -216,7 +216,7 @@ class EchoesTheCooldown(Honest):
 class SuccessEndsTheCooldown(Honest):
     """Takes a late success for the end of a rate limit."""
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         super().record(batch)
         for row in batch.attempts:
             lane = self._lanes[LaneKey(row.tenant_id, row.provider_name, row.capability)]
@@ -229,20 +229,20 @@ class SuccessEndsTheCooldown(Honest):
 class ChecksThenTakes(Honest):
     """Looks whether there is something left, and takes it later."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         found = super().reserve(key, window, limit, 0)
         if found.account.reserve(units) is None:
             return found._replace(is_granted=False)
         self.meet()
         lane = self._lanes[key]
         lane.account = found.account._replace(used=found.account.used + units)
-        return Quota(lane.account, is_granted=True)
+        return QuotaGrant(lane.account, is_granted=True)
 
 
 class FirstUseResets(Honest):
     """Finds no account, and makes one, as all others do at that moment."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         lane = self._lane(key)
         if lane.account is None or lane.account.window != window:
             self.meet()
@@ -253,19 +253,19 @@ class FirstUseResets(Honest):
 class OneOpener(Honest):
     """Takes a window that somebody else opened just now for one that is used up."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         if self._lane(key).account is None:
             self.meet()
             opened = self._lane(key).account
             if opened is not None:
-                return Quota(opened, is_granted=False)
+                return QuotaGrant(opened, is_granted=False)
         return super().reserve(key, window, limit, units)
 
 
 class OpensOlderWindows(Honest):
     """Gives every window a budget, whenever it was."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         lane = self._lane(key)
         if lane.account is not None and lane.account.window != window:
             lane.account = None
@@ -275,7 +275,7 @@ class OpensOlderWindows(Honest):
 class NewestWindowHolds(Honest):
     """Asks the newest window, however far ahead the clock was that opened it."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         account = self._lane(key).account
         if account is not None and account.window.start > window.start:
             window = account.window
@@ -285,7 +285,7 @@ class NewestWindowHolds(Honest):
 class TakesWhatIsLeft(Honest):
     """Grants a part of what was asked for."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         found = super().reserve(key, window, limit, units)
         if not found.is_granted and found.account.remaining:
             return super().reserve(key, window, limit, found.account.remaining)
@@ -295,18 +295,18 @@ class TakesWhatIsLeft(Honest):
 class FirstCallerIsNotCounted(Honest):
     """Opens an account with whatever the first caller asked for."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         lane = self._lane(key)
         if lane.account is None:
-            lane.account = Account(window, limit, units)
-            return Quota(lane.account, is_granted=True)
+            lane.account = QuotaUsage(window, limit, units)
+            return QuotaGrant(lane.account, is_granted=True)
         return super().reserve(key, window, limit, units)
 
 
 class FirstLimitHolds(Honest):
     """Keeps the limit a window began with."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         account = self._lane(key).account
         held = limit if account is None or account.window != window else account.limit
         return super().reserve(key, window, held, units)
@@ -315,7 +315,7 @@ class FirstLimitHolds(Honest):
 class ForgivesTheExcess(Honest):
     """Lets a lowered limit wipe out what was used beyond it."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         lane = self._lane(key)
         if lane.account is not None and lane.account.used > limit:
             lane.account = lane.account._replace(used=limit)
@@ -359,7 +359,7 @@ class RefundsNothing(Honest):
 class BudgetForAllTenants(Honest):
     """Lets tenants share a budget."""
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         return super().reserve(key._replace(tenant_id=""), window, limit, units)
 
 
@@ -383,5 +383,5 @@ class BudgetPerProcess(Honest):
         super().__init__(clock)
         self._own = MemoryProviderStore(clock)
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         return self._own.reserve(key, window, limit, units)

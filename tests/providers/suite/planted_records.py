@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import floor
 
-from ergon_framework.core.rollup import Hour, Rollup, merged
+from ergon_framework.core.rollup import Rollup, SlidingHour, merged
 from ergon_framework.ports.providerstore import (
+    AttemptOutcome,
     AttemptRow,
-    Batch,
     LaneHealth,
     LaneKey,
     LetterStatus,
-    Outcome,
+    RecordBatch,
 )
-from ergon_framework.providers.stores.planning import fold
+from ergon_framework.providers.stores.planning import roll_up
 from ergon_framework.testing.suites.providerstore.subject import Clock
 from tests.providers.suite.planted_circuits import Honest
 
@@ -32,9 +32,9 @@ class Changed(Honest):
         """What is written instead."""
         raise NotImplementedError
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         rows = [changed for row in batch.attempts if (changed := self.change(row)) is not None]
-        super().record(Batch(rows, batch.letters))
+        super().record(RecordBatch(rows, batch.letters))
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -75,9 +75,9 @@ class CountsAgain(Honest):
         super().__init__(clock)
         self._counted: set[str] = set()
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         super().record(batch)
-        for key, note in fold(row for row in batch.attempts if row.id in self._counted).items():
+        for key, note in roll_up(row for row in batch.attempts if row.id in self._counted).items():
             self._lanes[key].note(note, self.now())
         self._counted |= {row.id for row in batch.attempts}
 
@@ -85,7 +85,7 @@ class CountsAgain(Honest):
 class LeavesOutTheBatch(Honest):
     """Takes a batch of which something is there for one that was written."""
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         if not any(row.id in self._attempts._ids for row in batch.attempts):
             super().record(batch)
 
@@ -93,7 +93,7 @@ class LeavesOutTheBatch(Honest):
 class ReplacesRows(Honest):
     """Lets the latest row of an id stand."""
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         super().record(batch)
         latest = {row.id: row for row in batch.attempts}
         rows = self._attempts._rows
@@ -103,29 +103,29 @@ class ReplacesRows(Honest):
 class TwoTransactions(Honest):
     """Writes attempts, and then letters."""
 
-    def record(self, batch: Batch) -> None:
-        super().record(Batch(batch.attempts))
-        super().record(Batch([], batch.letters))
+    def record(self, batch: RecordBatch) -> None:
+        super().record(RecordBatch(batch.attempts))
+        super().record(RecordBatch([], batch.letters))
 
 
 class LetterByLetter(Honest):
     """Writes letters one by one, before the attempts."""
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         for letter in batch.letters:
-            super().record(Batch([], [letter]))
-        super().record(Batch(batch.attempts))
+            super().record(RecordBatch([], [letter]))
+        super().record(RecordBatch(batch.attempts))
 
 
 class AddsWithoutALock(Honest):
     """Reads a minute, adds to it, and writes it back, while others do the same."""
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         before = {key: merged(lane.hour._minutes.values()) for key, lane in self._lanes.items()}
         self.meet()
         super().record(batch)
-        for key, note in fold(batch.attempts).items():
-            hour = Hour()
+        for key, note in roll_up(batch.attempts).items():
+            hour = SlidingHour()
             hour.add(floor(self.now() / 60) * 60, before.get(key, Rollup()))
             for minute, rollup in note.minutes.items():
                 hour.add(minute, rollup)
@@ -138,20 +138,20 @@ class AddsWithoutALock(Honest):
 class FailureErasesTheSuccess(Honest):
     """Writes a whole row, without the part it has nothing to say about."""
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         super().record(batch)
         for row in batch.attempts:
-            if row.outcome != Outcome.SUCCESS:
+            if row.outcome != AttemptOutcome.SUCCESS:
                 self._lanes[lane_of(row)].last_success_at = None
 
 
 class SuccessErasesTheError(Honest):
     """Takes a success for a cure."""
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         super().record(batch)
         for row in batch.attempts:
-            if row.outcome == Outcome.SUCCESS:
+            if row.outcome == AttemptOutcome.SUCCESS:
                 lane = self._lanes[lane_of(row)]
                 lane.last_error_at = lane.last_error_code = None
 
@@ -159,11 +159,11 @@ class SuccessErasesTheError(Honest):
 class LatestIsTheLastWritten(Honest):
     """Takes what came in last for what was last."""
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         super().record(batch)
         for row in batch.attempts:
             lane = self._lanes[lane_of(row)]
-            if row.outcome == Outcome.SUCCESS:
+            if row.outcome == AttemptOutcome.SUCCESS:
                 lane.last_success_at = row.created_at
             else:
                 lane.last_error_at, lane.last_error_code = row.created_at, row.reason_code
@@ -172,7 +172,7 @@ class LatestIsTheLastWritten(Honest):
 class RefusalIsAnError(Honest):
     """Hides the provider's last error behind our own refusal."""
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         super().record(batch)
         for row in batch.attempts:
             if row.attempt_number == 0:
@@ -190,9 +190,9 @@ class Counted(Honest):
         """What is counted."""
         raise NotImplementedError
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         before = self._attempts._rows.copy()
-        super().record(Batch([self.counted(row) for row in batch.attempts], batch.letters))
+        super().record(RecordBatch([self.counted(row) for row in batch.attempts], batch.letters))
         known = {row.id for row in before}
         before.extend(row for row in batch.attempts if row.id not in known)
         self._attempts._rows = before
@@ -202,16 +202,16 @@ class RetriesAreFailures(Counted):
     """Takes an attempt for a call."""
 
     def counted(self, row: AttemptRow) -> AttemptRow:
-        is_retry = row.outcome == Outcome.RETRY
-        return row._replace(outcome=Outcome.FAILED.value) if is_retry else row
+        is_retry = row.outcome == AttemptOutcome.RETRY
+        return row._replace(outcome=AttemptOutcome.FAILED.value) if is_retry else row
 
 
 class DeadLettersAreNothing(Counted):
     """Counts failures by one word alone."""
 
     def counted(self, row: AttemptRow) -> AttemptRow:
-        is_dead = row.outcome == Outcome.DEAD_LETTER
-        return row._replace(outcome=Outcome.RETRY.value) if is_dead else row
+        is_dead = row.outcome == AttemptOutcome.DEAD_LETTER
+        return row._replace(outcome=AttemptOutcome.RETRY.value) if is_dead else row
 
 
 class RefusalsAreAttempts(Counted):
@@ -232,7 +232,7 @@ class FailuresTakeNoTime(Counted):
     """Has durations of successes alone."""
 
     def counted(self, row: AttemptRow) -> AttemptRow:
-        return row if row.outcome == Outcome.SUCCESS else row._replace(duration_ms=0)
+        return row if row.outcome == AttemptOutcome.SUCCESS else row._replace(duration_ms=0)
 
 
 class CoarseBuckets(Counted):
@@ -274,7 +274,7 @@ class FrozenRates(Seen):
         super().__init__(clock)
         self._last: dict[LaneKey, LaneHealth] = {}
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         super().record(batch)
         for tenant_id in {row.tenant_id for row in batch.attempts}:
             for lane in super(Seen, self).health(tenant_id):

@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy import QueuePool
 
 from ergon_framework.errors import WiringError
-from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
+from ergon_framework.ports.providerstore import LaneKey, LaneState, ProviderStore
 from ergon_framework.providers.models import metadata
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.stores.database import Hand
+from ergon_framework.providers.stores.database import SqlCursor
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.testing import (
@@ -112,15 +112,15 @@ def test_the_memory_store_keeps_its_promises(check: str) -> None:
 @pytest.mark.req("PROVIDERS:storage")
 def test_closing_leaves_no_connection(postgres: Shelf) -> None:
     """A connection that is in use when a PostgreSQL store is closed is closed when it is free."""
-    from ergon_framework.providers.stores.postgres import PostgresGround
+    from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
     store = postgres.open(lambda: 0.0)
     assert isinstance(store, SqlProviderStore)
     ground = store.ground
-    assert isinstance(ground, PostgresGround)
+    assert isinstance(ground, PostgresProviderDatabase)
     reached, goes_on = threading.Event(), threading.Event()
 
-    def work(hand: Hand) -> None:
+    def work(hand: SqlCursor) -> None:
         reached.set()
         goes_on.wait(60.0)
 
@@ -225,7 +225,7 @@ def test_a_store_that_hangs_is_rejected() -> None:
     woken = threading.Event()
 
     class Hangs(MemoryProviderStore):
-        def standing(self, key: LaneKey) -> Standing:
+        def standing(self, key: LaneKey) -> LaneState:
             woken.wait(60.0)
             return super().standing(key)
 

@@ -172,7 +172,7 @@ def test_callers_who_wait_look_at_a_pooler_once(
     monkeypatch.setattr(provider_tables, "pooling_of", looked)
     with closing(Pooler(postgres_server.folder, is_session=False, is_away=True)) as pooler:
         database = database_of(address(pooler, postgres_url))
-        ground = provider_tables.PostgresGround(database, None, ticks)
+        ground = provider_tables.PostgresProviderDatabase(database, None, ticks)
         pooler.open()
         with closing(ground), ThreadPoolExecutor() as threads:
             while waiting.acquire(blocking=False):

@@ -18,7 +18,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, duration, failure_text
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.providerstore import (
-    EVERYBODY,
+    ALL_TENANTS,
     AttemptRow,
     LaneHealth,
     LaneKey,
@@ -94,9 +94,9 @@ def _place(url: str) -> str:
 
 def _rows(url: str, units: Sequence[str]) -> list[AttemptRow]:
     from ergon_framework.providers.migrations.database import database_of
-    from ergon_framework.providers.stores.inspector import SqlProviderLooking
+    from ergon_framework.providers.stores.inspector import SqlProviderInspector
 
-    return SqlProviderLooking(database_of(url)).attempts_named(units, MOST_ROWS)
+    return SqlProviderInspector(database_of(url)).attempts_named(units, MOST_ROWS)
 
 
 def _letters(store: ProviderStore, unit: str, rows: Sequence[AttemptRow]) -> list[StoredLetter]:
@@ -159,7 +159,7 @@ def _lanes(
         keys.append(LaneKey(letter.tenant_id, letter.provider_name, letter.capability))
     now = store.now()
     for key in dict.fromkeys(keys):
-        for tenant in (key.tenant_id, EVERYBODY):
+        for tenant in (key.tenant_id, ALL_TENANTS):
             for lane in store.health(tenant):
                 if lane.key[1:] == key[1:]:
                     yield from _lane(lane.told(now), now)

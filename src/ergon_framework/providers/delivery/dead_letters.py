@@ -26,7 +26,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.engine.clocks import current_clock, sleep_until
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
-    EVERYBODY,
+    ALL_TENANTS,
     ClaimState,
     DeadLetter,
     LaneKey,
@@ -219,7 +219,7 @@ class _Lease:
     def take(self) -> bool:
         """Ask for it, or for more time; whether it is ours."""
         asked_at = self._ticks()
-        claim = self._store.claim(EVERYBODY, _NAME, _NAME, self._owner, LEASE, LEASE)
+        claim = self._store.claim(ALL_TENANTS, _NAME, _NAME, self._owner, LEASE, LEASE)
         self._renew_at, self._ends_at = asked_at + LEASE / 2, claim.lease_expires_at
         return claim.state is ClaimState.MINE
 
@@ -234,7 +234,7 @@ class _Lease:
         """Let the next one in at once. A store that does not answer lets it in a little later."""
         try:
             failpoint("providers.relay.release")
-            self._store.finish(EVERYBODY, _NAME, self._owner, None, None, may_run_again=True)
+            self._store.finish(ALL_TENANTS, _NAME, self._owner, None, None, may_run_again=True)
         except (OSError, StoreError):
             pass
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ergon_framework.core.failure import Kind
-from ergon_framework.ports.providerstore import Claim, ClaimState, ProviderStore, ResultNote
+from ergon_framework.ports.providerstore import ClaimResult, ClaimState, ProviderStore, ResultNote
 from ergon_framework.providers.decisions import Decision
 from ergon_framework.providers.errors import (
     ERROR_OF,
@@ -65,7 +65,7 @@ class KeyGuard:
     owner: str
     message: str
 
-    def claim(self, lease: float, keep: float) -> Claim:
+    def claim(self, lease: float, keep: float) -> ClaimResult:
         """Ask for the key. The lease outlasts the longest call, so nobody has to renew it."""
         answer = self.store.claim(
             self.tenant_id, self.key, self.fingerprint, self.owner, lease, keep
@@ -73,7 +73,7 @@ class KeyGuard:
         failpoint("providers.claim.after")
         return answer
 
-    def claim_after(self, dead: str, lease: float, keep: float) -> Claim:
+    def claim_after(self, dead: str, lease: float, keep: float) -> ClaimResult:
         """The same after an owner that is known to be dead: its lease need not run out."""
         self.store.finish(self.tenant_id, self.key, dead, None, None, may_run_again=True)
         return self.claim(lease, keep)
@@ -121,7 +121,7 @@ class KeyGuard:
         return f"{self.tenant_id}\n{self.key}\n{self.message}"
 
 
-def earlier_failure(claim: Claim) -> ProviderError:
+def earlier_failure(claim: ClaimResult) -> ProviderError:
     """The error that ended an earlier call under the same key."""
     kind = ERROR_OF.get(claim.reason_code or "", ERROR_OF[Reason.INTERNAL_ERROR.value])
     return kind(claim.error_message or "an earlier call under this idempotency key failed")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.ports.providerstore import Claim, ResultNote
+from ergon_framework.ports.providerstore import ClaimResult, ResultNote
 from ergon_framework.providers.delivery.idempotency import KeyGuard
 from ergon_framework.providers.errors import ProviderInternalError
 from ergon_framework.providers.redaction import strip_secrets
@@ -45,7 +45,7 @@ class ResultKeeping:
                 raise
             return guard.succeed(None, ResultNote.REFUSED)
 
-    def read(self, guard: KeyGuard, claim: Claim) -> dict[str, Any] | ProviderInternalError:
+    def read(self, guard: KeyGuard, claim: ClaimResult) -> dict[str, Any] | ProviderInternalError:
         """The result of an earlier call under the key, or the error that takes its place."""
         note = claim.result_note
         if note is ResultNote.ENCRYPTED:

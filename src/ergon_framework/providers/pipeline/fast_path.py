@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.core.circuit_breaker import State, Vote
+from ergon_framework.core.circuit_breaker import CircuitState, Vote
 from ergon_framework.core.guard import Stopped
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.providerstore import AttemptRow, Outcome
+from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow
 from ergon_framework.providers.circuit_breaker import CLEAR
 from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.execution import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ergon_framework.providers.pipeline.runtime import Fitted
 
 
-_SUCCESS = Outcome.SUCCESS.value
+_SUCCESS = AttemptOutcome.SUCCESS.value
 _SUCCEEDED = Stopped.SUCCEEDED.value
 _CIRCUIT = (Stopped.CIRCUIT_OPEN, Stopped.CIRCUIT_OPEN.value, Reason.CIRCUIT_OPEN.value)
 _QUOTA = (Stopped.QUOTA, Stopped.QUOTA.value, Reason.QUOTA_EXHAUSTED.value)
@@ -162,7 +162,7 @@ class Ticket:
             _SUCCEEDED,
             deadline is not None and ended_at > deadline,
             False,
-            State.CLOSED,
+            CircuitState.CLOSED,
             None if taken is None else quota_snapshot(taken.account),
             (ProviderAttempt(number, started_at, duration),),
         )

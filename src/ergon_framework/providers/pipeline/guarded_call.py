@@ -14,9 +14,9 @@ from typing import Any
 from ergon_framework.core.circuit_breaker import Vote
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.guard import Do, Guard, Scope, Stopped, vote_of
-from ergon_framework.core.limits import Account
+from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.providerstore import AttemptRow, Failed, LaneKey, Outcome
+from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow, LaneFailure, LaneKey
 from ergon_framework.providers.circuit_breaker import circuit_open
 from ergon_framework.providers.decisions import Decision, Spend
 from ergon_framework.providers.errors import (
@@ -47,7 +47,7 @@ _LONGEST_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 
 
-def quota_snapshot(account: Account) -> QuotaSnapshot:
+def quota_snapshot(account: QuotaUsage) -> QuotaSnapshot:
     """A budget as a result shows it."""
     window, limit, used = account
     return _new(QuotaSnapshot, (limit, used, limit - used if used < limit else 0, window.end))
@@ -130,7 +130,7 @@ def give_back(manner: Manner, lane: Lane, reservation: Reservation) -> None:
 
 
 def refusal(
-    stop: Stopped | None, wait: float, account: Account | None, lane: LaneKey
+    stop: Stopped | None, wait: float, account: QuotaUsage | None, lane: LaneKey
 ) -> ProviderError:
     """Why no attempt was made, and for how many seconds that holds.
 
@@ -141,7 +141,7 @@ def refusal(
     return error
 
 
-def _refusal(stop: Stopped | None, wait: float, account: Account | None) -> ProviderError:
+def _refusal(stop: Stopped | None, wait: float, account: QuotaUsage | None) -> ProviderError:
     if stop is Stopped.CIRCUIT_OPEN:
         return circuit_open(wait)
     if stop is Stopped.QUOTA:
@@ -210,7 +210,7 @@ class CallLog:
         correlation_id: str,
         times: tuple[float, float],
         error: ProviderError | None,
-        outcome: Outcome,
+        outcome: AttemptOutcome,
         delay: float | None,
     ) -> None:
         """An attempt has ended; ``times`` are its first and its last instant."""
@@ -227,12 +227,12 @@ class CallLog:
         self._add(correlation_id, line, outcome)
 
     @property
-    def last_failure(self) -> Failed | None:
+    def last_failure(self) -> LaneFailure | None:
         """The last attempt, if it failed, as its row will tell it."""
         row = self.rows[-1] if self.rows else None
         if row is None or row.reason_code is None:
             return None
-        return Failed(row.reason_code, row.created_at)
+        return LaneFailure(row.reason_code, row.created_at)
 
     def failed(self, correlation_id: str, error: ProviderError) -> None:
         """The call is over: nothing follows its last attempt, even if that was the plan."""
@@ -242,8 +242,8 @@ class CallLog:
 
     def given_up(self) -> list[AttemptRow]:
         """The rows of a call that goes no further, whatever the plan was."""
-        if self.rows and self.rows[-1].outcome == Outcome.RETRY:
-            self.rows[-1] = self.rows[-1]._replace(outcome=Outcome.FAILED.value)
+        if self.rows and self.rows[-1].outcome == AttemptOutcome.RETRY:
+            self.rows[-1] = self.rows[-1]._replace(outcome=AttemptOutcome.FAILED.value)
             self.attempts[-1].delay_seconds = None
         return self.rows
 
@@ -251,9 +251,9 @@ class CallLog:
         """A gate refused the call: that is no attempt, and its number is 0."""
         retryable = self._manner.table[error.reason_code].retries
         line = ProviderAttempt(0, 0.0, 0.0, error.reason_code, retryable)
-        self._add(correlation_id, line, Outcome.FAILED)
+        self._add(correlation_id, line, AttemptOutcome.FAILED)
 
-    def _add(self, correlation_id: str, line: ProviderAttempt, outcome: Outcome) -> None:
+    def _add(self, correlation_id: str, line: ProviderAttempt, outcome: AttemptOutcome) -> None:
         context, key = self._context, self._key
         campaign_id, operation = self._who
         row = AttemptRow(
@@ -494,7 +494,7 @@ class Calling:
         self._data = data
         self._error = None
         self._is_late = self._deadline is not None and ended_at > self._deadline
-        self._note(ended_at, None, Outcome.SUCCESS)
+        self._note(ended_at, None, AttemptOutcome.SUCCESS)
         do = self._guard.succeeded()
         self._report(Vote.SUCCESS)
         return do
@@ -521,7 +521,7 @@ class Calling:
             is_time_up=time_up,
         )
         is_last = do is Do.END
-        self._note(ended_at, error, Outcome.FAILED if is_last else Outcome.RETRY)
+        self._note(ended_at, error, AttemptOutcome.FAILED if is_last else AttemptOutcome.RETRY)
         self._kept_vote = decision.vote or Vote.NEUTRAL
         vote = vote_of(self._kept_vote, self._manner.guard.breaker_scope, is_last=is_last)
         if vote is not None:
@@ -651,7 +651,7 @@ class Calling:
         if seconds > 0:
             self._lane.cool(min(seconds, self._manner.longest_cooldown))
 
-    def _note(self, ended_at: float, error: ProviderError | None, outcome: Outcome) -> None:
+    def _note(self, ended_at: float, error: ProviderError | None, outcome: AttemptOutcome) -> None:
         times = (self._started_at, ended_at)
         self._log.attempted(self.correlation_id, times, error, outcome, self._guard.delay)
 

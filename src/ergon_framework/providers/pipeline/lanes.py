@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ergon_framework.core.circuit_breaker import Permit, State, Vote
-from ergon_framework.ports.providerstore import Failed, LaneKey
+from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
+from ergon_framework.ports.providerstore import LaneFailure, LaneKey
 from ergon_framework.providers.circuit_breaker import LOOK, Circuit
 from ergon_framework.providers.quota import QuotaDesk
 
@@ -98,15 +98,15 @@ class Lane:
         pairs = zip(self.circuits, permits, strict=False)
         return any(circuit.needs_report(permit, vote) for circuit, permit in pairs)
 
-    def report(self, permits: Permits, vote: Vote, failed: Failed | None = None) -> None:
+    def report(self, permits: Permits, vote: Vote, failed: LaneFailure | None = None) -> None:
         """A call that was let in has ended; ``failed`` is what health tells of a failure."""
         for circuit, permit in zip(self.circuits, permits, strict=False):
             circuit.report(permit, vote, failed)
 
     @property
-    def state(self) -> State:
+    def state(self) -> CircuitState:
         """How the lane's own circuit stands."""
-        return self.circuits[0].told.state if self.circuits else State.CLOSED
+        return self.circuits[0].told.state if self.circuits else CircuitState.CLOSED
 
 
 class Lanes:

@@ -11,13 +11,13 @@ from ergon_framework.core.guard import GuardRule, Scope
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.ports.providerstore import (
-    EVERYBODY,
+    ALL_TENANTS,
+    AttemptOutcome,
     AttemptRow,
-    Batch,
     DeadLetter,
     LaneKey,
-    Outcome,
     ProviderStore,
+    RecordBatch,
 )
 from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker, steady
 from ergon_framework.providers.decisions import decisions
@@ -125,9 +125,9 @@ class Fitted:
         """What this tenant's calls share."""
         lane = self.lanes.get(tenant_id)
         if lane is None:
-            if tenant_id == EVERYBODY:
+            if tenant_id == ALL_TENANTS:
                 raise ProviderBadRequestError(
-                    f"tenant_id must not be {EVERYBODY!r}: that stands for all tenants",
+                    f"tenant_id must not be {ALL_TENANTS!r}: that stands for all tenants",
                     never_sent=True,
                     details={"path": "tenant_id"},
                 )
@@ -159,16 +159,16 @@ class Fitted:
         """
         end = None if ending is None or result.success else ending(result)
         if isinstance(end, DeadLetter):
-            last = rows[-1]._replace(outcome=Outcome.DEAD_LETTER.value)
-            if self._is_written(result, Batch([*rows[:-1], last], [end])):
+            last = rows[-1]._replace(outcome=AttemptOutcome.DEAD_LETTER.value)
+            if self._is_written(result, RecordBatch([*rows[:-1], last], [end])):
                 result.dead_letter = end
                 return
-        elif end is Outcome.RETRY:
+        elif end is AttemptOutcome.RETRY:
             rows = _going_on(rows)
-        if not self.options.durable or not self._is_written(result, Batch(rows)):
+        if not self.options.durable or not self._is_written(result, RecordBatch(rows)):
             self.recorder.add(rows)
 
-    def _is_written(self, result: ProviderExecutionResult, batch: Batch) -> bool:
+    def _is_written(self, result: ProviderExecutionResult, batch: RecordBatch) -> bool:
         """Write it before anything else; the call takes as much longer."""
         now = self.manner.clock().now
         began_at = now()
@@ -193,7 +193,7 @@ class Fitted:
         parent = self.options.parent_breaker
         if parent is None:
             return None
-        key = LaneKey(EVERYBODY, self.provider_name, self.capability)
+        key = LaneKey(ALL_TENANTS, self.provider_name, self.capability)
         return parent.circuit(self.store, key, self.options.timeout_budget_seconds, tell)
 
 
@@ -208,8 +208,8 @@ def fit(
 def _going_on(rows: list[AttemptRow]) -> list[AttemptRow]:
     """The rows of a call that is put off: its last attempt was not the last one."""
     return [
-        row._replace(outcome=Outcome.RETRY.value)
-        if row.attempt_number > 0 and row.outcome == Outcome.FAILED
+        row._replace(outcome=AttemptOutcome.RETRY.value)
+        if row.attempt_number > 0 and row.outcome == AttemptOutcome.FAILED
         else row
         for row in rows
     ]

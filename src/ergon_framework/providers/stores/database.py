@@ -32,7 +32,7 @@ from ergon_framework.storage.failpoints import declare
 T = TypeVar("T")
 
 
-class Late(Generic[T]):
+class LazyOpen(Generic[T]):
     """Something that is opened once, as early as it can be. Any thread may ask.
 
     Whoever waits while another one tries in vain does not try again.
@@ -103,7 +103,7 @@ MARKS = "ergon_provider_moves"
 FIND_MARK = f"SELECT mark FROM {MARKS}"  # noqa: S608 - our own name
 
 
-def refuse_unsettled_tables(found: bytes | None, name: str) -> None:
+def refuse_moved_tables(found: bytes | None, name: str) -> None:
     """Refuse tables that a move has not filled yet, or whose rows went elsewhere.
 
     A call that is recorded there would be missing where it is looked for; a quota would be spent
@@ -145,7 +145,7 @@ class TaskMissingError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Into:
+class TableSpec:
     """A table into which rows go whose first column says whether they are there already."""
 
     table: str
@@ -153,7 +153,7 @@ class Into:
     """Names, and types as PostgreSQL calls them."""
 
 
-class Hand(Protocol):
+class SqlCursor(Protocol):
     """What work may do in a transaction."""
 
     def rows(self, sql: str, values: Values) -> list[Row]:
@@ -168,11 +168,11 @@ class Hand(Protocol):
     def many(self, sql: str, values: Sequence[Values]) -> None:
         """Run a statement that answers nothing once for each, in this order."""
 
-    def insert_new(self, into: Into, rows: Sequence[Row]) -> set[str]:
+    def insert_new(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
         """Insert rows unless they are there; the first columns of those that were not."""
 
 
-class Ground(Protocol):
+class ProviderDatabase(Protocol):
     """One database. ``work`` may be run more than once, and by another thread."""
 
     name: str
@@ -189,7 +189,7 @@ class Ground(Protocol):
     def write(
         self,
         call: str,
-        work: Callable[[Hand], T],
+        work: Callable[[SqlCursor], T],
         *,
         is_synced: bool = True,
         is_large: bool = False,
@@ -200,7 +200,7 @@ class Ground(Protocol):
         What ``is_large`` takes longer to get to a server.
         """
 
-    def read(self, work: Callable[[Hand], T]) -> T:
+    def read(self, work: Callable[[SqlCursor], T]) -> T:
         """Run ``work``, which changes nothing."""
 
     def stamp(self, instant: float | None) -> Any:
@@ -210,14 +210,14 @@ class Ground(Protocol):
         """Let go of everything. Closing twice is fine."""
 
 
-def moment(instant: float) -> datetime:
+def to_datetime(instant: float) -> datetime:
     """An instant in the form of a calendar; one that no calendar has becomes the nearest."""
     # Written so that a number that is none ends up as the first.
     bounded = min(instant, _LAST) if instant > _FIRST else _FIRST
     return datetime.fromtimestamp(bounded, UTC)
 
 
-def instant_of(value: Any) -> float | None:
+def from_optional_db_time(value: Any) -> float | None:
     """What a database gave for an instant."""
     if value is None:
         return None
@@ -225,9 +225,9 @@ def instant_of(value: Any) -> float | None:
     return found.timestamp()
 
 
-def sure_instant(value: Any) -> float:
+def from_db_time(value: Any) -> float:
     """What a database gave for an instant that is always there."""
-    found = instant_of(value)
+    found = from_optional_db_time(value)
     return 0.0 if found is None else found
 
 
@@ -238,7 +238,7 @@ def same_instant(one: float | None, other: float | None) -> bool:
     return abs(one - other) < 2e-6
 
 
-def fitted(text: str, most: int) -> str:
+def truncated(text: str, most: int) -> str:
     """A text as every database takes it: not too long, and nothing in it that is no character."""
     if len(text) > most:
         text = text[:most]
@@ -247,7 +247,7 @@ def fitted(text: str, most: int) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
-def listed(prefix: str, items: Iterable[Any]) -> tuple[str, dict[str, Any]]:
+def placeholders(prefix: str, items: Iterable[Any]) -> tuple[str, dict[str, Any]]:
     """Placeholders for a list of values, and the values."""
     values = {f"{prefix}{number}": item for number, item in enumerate(items)}
     return ", ".join(f":{name}" for name in values), values
@@ -256,7 +256,7 @@ def listed(prefix: str, items: Iterable[Any]) -> tuple[str, dict[str, Any]]:
 _DELETED_AT_ONCE = 1000  # rows of one transaction, so that nobody waits long for it
 
 
-def prune_rows(ground: Ground, sql: str, before: float, limit: int) -> int:
+def prune_rows(ground: ProviderDatabase, sql: str, before: float, limit: int) -> int:
     """Delete up to ``limit`` rows older than ``before``, some in each transaction; how many."""
     count, end = 0, ground.stamp(before)
     while count < limit:
@@ -268,5 +268,5 @@ def prune_rows(ground: Ground, sql: str, before: float, limit: int) -> int:
     return count
 
 
-def _run(hand: Hand, sql: str, values: Values) -> int:
+def _run(hand: SqlCursor, sql: str, values: Values) -> int:
     return hand.run(sql, values)

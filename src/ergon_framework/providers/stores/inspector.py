@@ -8,16 +8,16 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, union
 
-from ergon_framework.core.circuit_breaker import State
+from ergon_framework.core.circuit_breaker import CircuitState
 from ergon_framework.ports.providerstore import (
-    EVERYBODY,
+    ALL_TENANTS,
     AttemptRow,
-    Counted,
-    Ended,
-    Figures,
-    LetterPlace,
+    CallTotals,
+    LaneCount,
+    LetterPosition,
     LetterStatus,
-    Used,
+    ProviderStats,
+    QuotaTotals,
 )
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.models import (
@@ -27,14 +27,14 @@ from ergon_framework.providers.models import (
     ProviderMetricRollup,
     ProviderQuotaState,
 )
-from ergon_framework.providers.stores.database import sure_instant
+from ergon_framework.providers.stores.database import from_db_time
 
 _HOUR, _MINUTES = timedelta(hours=1), timedelta(minutes=5)
 _health, _quota, _letter = ProviderHealthState, ProviderQuotaState, ProviderDeadLetter
 _rollup, _attempt = ProviderMetricRollup, ProviderExecutionMetric
 
 
-class SqlProviderLooking:
+class SqlProviderInspector:
     """Each answer is read in one transaction of its own."""
 
     def __init__(self, database: Database) -> None:
@@ -59,15 +59,15 @@ class SqlProviderLooking:
         )
         with self._database.connect() as connection:
             newest = [AttemptRow(*row) for row in connection.execute(wanted)]
-        return [row._replace(created_at=sure_instant(row.created_at)) for row in reversed(newest)]
+        return [row._replace(created_at=from_db_time(row.created_at)) for row in reversed(newest)]
 
     def letter_places(
         self,
         statuses: Sequence[LetterStatus],
         reason: str | None,
-        after: LetterPlace | None,
+        after: LetterPosition | None,
         limit: int,
-    ) -> list[LetterPlace]:
+    ) -> list[LetterPosition]:
         """Found by their indexed columns alone: a payload may be long."""
         wanted = (
             select(_letter.occurred_at, _letter.dead_letter_id)
@@ -81,14 +81,14 @@ class SqlProviderLooking:
             same = and_(_letter.occurred_at == after.at, _letter.dead_letter_id < after.id)
             wanted = wanted.where(or_(_letter.occurred_at < after.at, same))
         with self._database.connect() as connection:
-            return [LetterPlace(at, letter_id) for at, letter_id in connection.execute(wanted)]
+            return [LetterPosition(at, letter_id) for at, letter_id in connection.execute(wanted)]
 
-    def figures(self, now: float, statuses: Sequence[LetterStatus]) -> Figures:
+    def figures(self, now: float, statuses: Sequence[LetterStatus]) -> ProviderStats:
         """How all lanes are, and how many dead letters have one of these statuses."""
         moment = datetime.fromtimestamp(now, UTC)
         named = _letter.status.in_([status.value for status in statuses])
         with self._database.connect() as connection:
-            return Figures(
+            return ProviderStats(
                 _circuits(connection, moment),
                 _failures(connection, moment - _HOUR),
                 _quotas(connection, moment),
@@ -98,18 +98,20 @@ class SqlProviderLooking:
             )
 
 
-def _circuits(connection: Connection, now: datetime) -> list[Counted]:
+def _circuits(connection: Connection, now: datetime) -> list[LaneCount]:
     lane = (_health.provider_name, _health.capability)
     # The column changes with the next call; until then it is told as it stands.
-    is_over = and_(_health.breaker_state == State.OPEN.value, _health.open_until <= now)
-    state = case((is_over, State.HALF_OPEN.value), else_=_health.breaker_state).label("state")
+    is_over = and_(_health.breaker_state == CircuitState.OPEN.value, _health.open_until <= now)
+    state = case((is_over, CircuitState.HALF_OPEN.value), else_=_health.breaker_state).label(
+        "state"
+    )
     lanes = select(*lane, state).subquery()
     of_each = (lanes.c.provider_name, lanes.c.capability, lanes.c.state)
     wanted = select(*of_each, func.count()).group_by(*of_each)
-    return [Counted(*row) for row in connection.execute(wanted)]
+    return [LaneCount(*row) for row in connection.execute(wanted)]
 
 
-def _failures(connection: Connection, since: datetime) -> list[Counted]:
+def _failures(connection: Connection, since: datetime) -> list[LaneCount]:
     lane = (_health.provider_name, _health.capability)
     wanted = (
         select(*lane, _health.last_error_code, func.count())
@@ -117,10 +119,10 @@ def _failures(connection: Connection, since: datetime) -> list[Counted]:
         .group_by(*lane, _health.last_error_code)
         .order_by(func.count().desc(), *lane)
     )
-    return [Counted(*row) for row in connection.execute(wanted)]
+    return [LaneCount(*row) for row in connection.execute(wanted)]
 
 
-def _quotas(connection: Connection, now: datetime) -> list[Used]:
+def _quotas(connection: Connection, now: datetime) -> list[QuotaTotals]:
     lane = (_quota.provider_name, _quota.capability)
     wanted = (
         select(*lane, func.sum(_quota.used_count), func.sum(_quota.limit_count))
@@ -128,32 +130,34 @@ def _quotas(connection: Connection, now: datetime) -> list[Used]:
         .group_by(*lane)
         .order_by(*lane)
     )
-    return [Used(row[0], row[1], int(row[2]), int(row[3])) for row in connection.execute(wanted)]
+    return [
+        QuotaTotals(row[0], row[1], int(row[2]), int(row[3])) for row in connection.execute(wanted)
+    ]
 
 
-def _ended(connection: Connection, since: datetime) -> list[Ended]:
+def _ended(connection: Connection, since: datetime) -> list[CallTotals]:
     lane = (_health.provider_name, _health.capability)
     sums = (_rollup.succeeded, _rollup.failed, _rollup.dead_lettered, _rollup.attempts)
     wanted = (
         select(*lane, *(func.coalesce(func.sum(column), 0) for column in sums))
-        .where(_health.tenant_id != EVERYBODY)
+        .where(_health.tenant_id != ALL_TENANTS)
         .outerjoin(_rollup, _of_lane_since(_rollup, _rollup.minute, since))
         .group_by(*lane)
         .order_by(*lane)
     )
-    return [Ended(row[0], row[1], *map(int, row[2:])) for row in connection.execute(wanted)]
+    return [CallTotals(row[0], row[1], *map(int, row[2:])) for row in connection.execute(wanted)]
 
 
-def _reasons(connection: Connection, since: datetime) -> list[Counted]:
+def _reasons(connection: Connection, since: datetime) -> list[LaneCount]:
     lane = (_health.provider_name, _health.capability)
     wanted = (
         select(*lane, _attempt.reason_code, func.count(_attempt.id))
-        .where(_health.tenant_id != EVERYBODY)
+        .where(_health.tenant_id != ALL_TENANTS)
         .outerjoin(_attempt, _of_lane_since(_attempt, _attempt.created_at, since))
         .group_by(*lane, _attempt.reason_code)
         .order_by(*lane, _attempt.reason_code)
     )
-    return [Counted(*row) for row in connection.execute(wanted) if row[3]]
+    return [LaneCount(*row) for row in connection.execute(wanted) if row[3]]
 
 
 def _of_lane_since(table: Any, column: Any, moment: datetime) -> ColumnElement[bool]:

@@ -12,52 +12,52 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from ergon_framework.core.circuit_breaker import Breaker, State
-from ergon_framework.core.limits import Account, Window
-from ergon_framework.core.rollup import Hour
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
+from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.rollup import SlidingHour
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import (
     AttemptRow,
-    Batch,
-    Claim,
+    ClaimResult,
     ClaimState,
     DeadLetter,
-    Failed,
+    LaneFailure,
     LaneHealth,
     LaneKey,
+    LaneState,
     LetterStatus,
-    Quota,
+    QuotaGrant,
+    RecordBatch,
     ResultNote,
-    Standing,
     StoredLetter,
 )
 from ergon_framework.providers.stores.planning import (
     KeyRecord,
     KeyStatus,
-    LaneNote,
+    LaneChanges,
+    decide_claim,
     first_minute,
-    fold,
     from_json,
-    healed,
-    refused,
+    lease_after_clock_change,
+    roll_up,
     status_after,
     to_json,
 )
 
-_FRESH = Standing()
+_FRESH = LaneState()
 
 
 @dataclass(slots=True, eq=False)
 class MemoryLane:
     """Gates, quota and health of one lane."""
 
-    standing: Standing = _FRESH
-    account: Account | None = None
+    standing: LaneState = _FRESH
+    account: QuotaUsage | None = None
     counted_at: float = 0.0
     updated_at: float | None = None
     """None until somebody wrote more than its quota."""
-    hour: Hour = field(default_factory=Hour)
+    hour: SlidingHour = field(default_factory=SlidingHour)
     last_success_at: float | None = None
     last_error_at: float | None = None
     last_error_code: str | None = None
@@ -70,10 +70,10 @@ class MemoryLane:
         """Whether calls would be let in just so if it were forgotten: only its past would be."""
         standing = self.standing
         breaker = standing.breaker
-        is_closed = breaker.state is State.CLOSED and not breaker.failures
+        is_closed = breaker.state is CircuitState.CLOSED and not breaker.failures
         return is_closed and standing.cooldown_until <= now and self._running(now) is None
 
-    def note(self, note: LaneNote, now: float) -> None:
+    def note(self, note: LaneChanges, now: float) -> None:
         """Take in what a batch says. A success does not erase the last error, nor the reverse."""
         self.updated_at = now
         for minute, rollup in note.minutes.items():
@@ -110,12 +110,12 @@ class MemoryLane:
             account=self._running(now),
         )
 
-    def _running(self, now: float) -> Account | None:
+    def _running(self, now: float) -> QuotaUsage | None:
         account = self.account
         return account if account is not None and now < account.window.end else None
 
 
-class Attempts:
+class MemoryAttempts:
     """The latest attempts; the oldest makes room for the newest."""
 
     def __init__(self, most: int) -> None:
@@ -135,7 +135,7 @@ class Attempts:
         self._rows.extend(fresh)
         while len(self._rows) > self._most:
             self._ids.discard(self._rows.popleft().id)
-        for key, note in fold(fresh).items():
+        for key, note in roll_up(fresh).items():
             lanes.setdefault(key, MemoryLane()).note(note, now)
 
     def of(self, correlation_id: str) -> list[AttemptRow]:
@@ -169,7 +169,7 @@ SETTLED = frozenset({LetterStatus.PUBLISHED, LetterStatus.REDRIVEN, LetterStatus
 """Letters that wait for nothing."""
 
 
-class Keys:
+class MemoryKeys:
     """Who holds which key, and what came of the calls under them."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -180,13 +180,13 @@ class Keys:
         self._records: OrderedDict[tuple[str, str], KeyRecord] = OrderedDict()
 
     def claim(
-        self, name: tuple[str, str], fingerprint: str, owner: str, now: float, ends: Ends
-    ) -> Claim:
+        self, name: tuple[str, str], fingerprint: str, owner: str, now: float, ends: KeyExpiries
+    ) -> ClaimResult:
         """Take a key, unless it is taken."""
-        restated = healed(self._records.get(name), now)
+        restated = lease_after_clock_change(self._records.get(name), now)
         if restated is not None:
             self._put(name, restated)
-        no = refused(self._records.get(name), fingerprint, owner, now)
+        no = decide_claim(self._records.get(name), fingerprint, owner, now)
         if no is not None:
             return no
         status, times = KeyStatus.IN_PROGRESS, (ends.lease, ends.memory)
@@ -194,7 +194,7 @@ class Keys:
         self._records.move_to_end(name)
         if len(self._records) > self._most:
             self._drop(next(iter(self._records)))
-        return Claim(ClaimState.MINE, owner, ends.lease)
+        return ClaimResult(ClaimState.MINE, owner, ends.lease)
 
     def finish(self, name: tuple[str, str], owner: str, end: KeyRecord) -> bool:
         """Record the end under a key that is still the owner's."""
@@ -236,14 +236,14 @@ def _size(record: KeyRecord | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class KeyExpiries:
     """Until when a claim holds, and until when it is remembered."""
 
     lease: float
     memory: float
 
 
-class Letters:
+class MemoryDeadLetters:
     """Dead letters in the order of their writing."""
 
     def __init__(self, most: int) -> None:
@@ -362,15 +362,15 @@ class MemoryProviderStore:
         self._lock = threading.Lock()
         self._lanes: dict[LaneKey, MemoryLane] = {}
         self._most_lanes = self._crowded_at = lanes
-        self._attempts = Attempts(rows)
-        self._keys = Keys(rows, result_bytes)
-        self._letters = Letters(rows)
+        self._attempts = MemoryAttempts(rows)
+        self._keys = MemoryKeys(rows, result_bytes)
+        self._letters = MemoryDeadLetters(rows)
         self.is_closed = False
         renew_after_fork(self)
 
     # -- gates ---------------------------------------------------------------------------------
 
-    def standing(self, key: LaneKey) -> Standing:
+    def standing(self, key: LaneKey) -> LaneState:
         """How a lane stands; a fresh one when nobody has written it."""
         lane = self._lanes.get(key)  # one look at one object: no lock is needed
         if self.is_closed:
@@ -378,7 +378,7 @@ class MemoryProviderStore:
         return _FRESH if lane is None else lane.standing
 
     def swap(
-        self, key: LaneKey, version: int, breaker: Breaker, *, failed: Failed | None = None
+        self, key: LaneKey, version: int, breaker: Breaker, *, failed: LaneFailure | None = None
     ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was."""
         with self._lock:  # without _step: this is on the way of every failure
@@ -387,7 +387,7 @@ class MemoryProviderStore:
             lane = self._lanes.get(key) or self._lane(key)
             if lane.standing.version != version:
                 return False
-            lane.standing = Standing(breaker, lane.standing.cooldown_until, version + 1)
+            lane.standing = LaneState(breaker, lane.standing.cooldown_until, version + 1)
             lane.updated_at = self._clock()
             if failed is not None:
                 lane.note_error(*failed)
@@ -402,7 +402,7 @@ class MemoryProviderStore:
             lane.updated_at = self._clock()
             return lane.standing.cooldown_until
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, or none."""
         with self._lock:
             if self.is_closed:
@@ -410,16 +410,16 @@ class MemoryProviderStore:
             lane = self._lanes.get(key) or self._lane(key)
             account = lane.account
             if account is None:
-                account = Account(window, limit)
+                account = QuotaUsage(window, limit)
             elif account.window is not window or account.limit != limit:
                 account = account.at(window, limit, self._clock())
             after = account.reserve(units)
             lane.counted_at = self._clock()
             if after is not None:
                 lane.account = after
-                return _new(Quota, (after, True))
+                return _new(QuotaGrant, (after, True))
             lane.account = account
-        return Quota(account, is_granted=False)
+        return QuotaGrant(account, is_granted=False)
 
     def refund(self, key: LaneKey, window: Window, units: int) -> None:
         """Give ``units`` back to the window they were taken from; never below nothing used."""
@@ -431,7 +431,7 @@ class MemoryProviderStore:
 
     # -- records -------------------------------------------------------------------------------
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         """Write attempts, their roll-ups, health and dead letters in one step."""
         with self._step():
             self._letters.add(batch.letters)
@@ -464,11 +464,11 @@ class MemoryProviderStore:
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> Claim:
+    ) -> ClaimResult:
         """Take a key for ``lease`` seconds; remember it for ``keep``."""
         with self._step():
             now = self._clock()
-            ends = Ends(now + lease, now + max(lease, keep))
+            ends = KeyExpiries(now + lease, now + max(lease, keep))
             return self._keys.claim((tenant_id, key), fingerprint, owner, now, ends)
 
     def finish(

@@ -17,11 +17,11 @@ import msgspec
 from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
+    AttemptOutcome,
     AttemptRow,
-    Claim,
+    ClaimResult,
     ClaimState,
     LaneKey,
-    Outcome,
     ResultNote,
 )
 
@@ -61,24 +61,26 @@ _MARKERS = frozenset(
 """What earlier versions kept in the place of a result."""
 
 
-def refused(found: KeyRecord | None, fingerprint: str, owner: str, now: float) -> Claim | None:
+def decide_claim(
+    found: KeyRecord | None, fingerprint: str, owner: str, now: float
+) -> ClaimResult | None:
     """Why a key cannot be had; None when it can, since it is new, forgotten, ours or left alone."""
     if found is None or found.expires_at <= now:
         return None
     if found.fingerprint != fingerprint:
-        return Claim(ClaimState.CONFLICT)
+        return ClaimResult(ClaimState.CONFLICT)
     if found.status == KeyStatus.SUCCEEDED:
         return _replay(found)
     if found.status == KeyStatus.FAILED:
-        return Claim(
+        return ClaimResult(
             ClaimState.FAILED, reason_code=found.reason_code, error_message=found.error_message
         )
     if found.lease_expires_at <= now or found.owner in ("", owner):
         return None
-    return Claim(ClaimState.RUNNING, lease_expires_at=found.lease_expires_at)
+    return ClaimResult(ClaimState.RUNNING, lease_expires_at=found.lease_expires_at)
 
 
-def healed(found: KeyRecord | None, now: float) -> KeyRecord | None:
+def lease_after_clock_change(found: KeyRecord | None, now: float) -> KeyRecord | None:
     """A lease that was given after ``now``, so before the clock was set back, as it counts from now
     on: for as long as was asked. None when there is nothing to heal.
     """
@@ -89,16 +91,16 @@ def healed(found: KeyRecord | None, now: float) -> KeyRecord | None:
     return replace(found, lease_expires_at=now + lease, written_at=now)
 
 
-def _replay(found: KeyRecord) -> Claim:
+def _replay(found: KeyRecord) -> ClaimResult:
     """A success with its result, or with the reason why there is none."""
     text = found.result.decode() if isinstance(found.result, bytes) else found.result
     if text in _MARKERS:
-        return Claim(ClaimState.REPLAY, result_note=ResultNote.EARLIER)
+        return ClaimResult(ClaimState.REPLAY, result_note=ResultNote.EARLIER)
     try:
         note = None if found.error_message is None else ResultNote(found.error_message)
-        return Claim(ClaimState.REPLAY, result=from_json(text), result_note=note)
+        return ClaimResult(ClaimState.REPLAY, result=from_json(text), result_note=note)
     except (ValueError, RecursionError):  # msgspec's are ValueErrors
-        return Claim(ClaimState.REPLAY, result_note=ResultNote.UNREADABLE)
+        return ClaimResult(ClaimState.REPLAY, result_note=ResultNote.UNREADABLE)
 
 
 def status_after(reason_code: str | None, *, may_run_again: bool) -> KeyStatus:
@@ -130,12 +132,12 @@ MINUTE = 60
 HOUR = 60
 """Minutes that a rate is over."""
 
-_SUCCESS = Outcome.SUCCESS.value
-_FAILED, _DEAD_LETTER = Outcome.FAILED.value, Outcome.DEAD_LETTER.value
+_SUCCESS = AttemptOutcome.SUCCESS.value
+_FAILED, _DEAD_LETTER = AttemptOutcome.FAILED.value, AttemptOutcome.DEAD_LETTER.value
 
 
 @dataclass(slots=True)
-class LaneNote:
+class LaneChanges:
     """What the attempts of one lane in a batch say."""
 
     minutes: dict[int, Rollup] = field(default_factory=dict)
@@ -154,21 +156,21 @@ def first_minute(now: float) -> int:
     return minute_of(now) - (HOUR - 1) * MINUTE
 
 
-def fold(attempts: Iterable[AttemptRow]) -> dict[LaneKey, LaneNote]:
+def roll_up(attempts: Iterable[AttemptRow]) -> dict[LaneKey, LaneChanges]:
     """What attempts come to, by lane."""
-    notes: dict[LaneKey, LaneNote] = {}
+    notes: dict[LaneKey, LaneChanges] = {}
     for row in attempts:
         key = LaneKey(row.tenant_id, row.provider_name, row.capability)
         note = notes.get(key)
         if note is None:
-            note = notes[key] = LaneNote()
+            note = notes[key] = LaneChanges()
         if row.attempt_number > 0:
             _count(note, row)
-            _hear(note, row)
+            _note_last(note, row)
     return notes
 
 
-def _count(note: LaneNote, row: AttemptRow) -> None:
+def _count(note: LaneChanges, row: AttemptRow) -> None:
     minute = minute_of(row.created_at)
     rollup = note.minutes.get(minute)
     if rollup is None:
@@ -182,7 +184,7 @@ def _count(note: LaneNote, row: AttemptRow) -> None:
         rollup.dead_lettered += 1
 
 
-def _hear(note: LaneNote, row: AttemptRow) -> None:
+def _note_last(note: LaneChanges, row: AttemptRow) -> None:
     if row.outcome == _SUCCESS:
         note.last_success_at = max(row.created_at, note.last_success_at or row.created_at)
     elif note.last_error_at is None or row.created_at >= note.last_error_at:

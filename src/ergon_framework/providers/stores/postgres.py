@@ -31,14 +31,14 @@ from ergon_framework.providers.stores.database import (
     BEFORE,
     FIND_MARK,
     MARKS,
-    Hand,
-    Into,
-    Late,
+    LazyOpen,
     Row,
+    SqlCursor,
+    TableSpec,
     TaskMissingError,
     Values,
-    moment,
-    refuse_unsettled_tables,
+    refuse_moved_tables,
+    to_datetime,
 )
 from ergon_framework.storage.connection_errors import as_unavailable
 from ergon_framework.storage.deadlines import HasSocket, SocketWatchdog
@@ -61,7 +61,7 @@ def translate(error: BaseException, name: str) -> StoreError:
 _NAME = re.compile(r"(?<!:):([a-z_]\w*)")
 
 
-class PostgresHand:
+class PostgresCursor:
     """A cursor in a transaction."""
 
     __slots__ = ("_cursor",)
@@ -71,18 +71,18 @@ class PostgresHand:
 
     def rows(self, sql: str, values: Values) -> list[Row]:
         """Run a statement that answers with rows."""
-        return self._cursor.execute(_spelt(sql), values).fetchall()
+        return self._cursor.execute(_psycopg_sql(sql), values).fetchall()
 
     def run(self, sql: str, values: Values) -> int:
         """Run a statement that changes rows; how many."""
-        return self._cursor.execute(_spelt(sql), values).rowcount
+        return self._cursor.execute(_psycopg_sql(sql), values).rowcount
 
     def each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
         """Run a statement once for each, in this order; the driver sends them all at once."""
         if not values:
             return []
         cursor = self._cursor
-        cursor.executemany(_spelt(sql), values, returning=True)
+        cursor.executemany(_psycopg_sql(sql), values, returning=True)
         found = [cursor.fetchall()]
         while cursor.nextset():
             found.append(cursor.fetchall())
@@ -90,23 +90,23 @@ class PostgresHand:
 
     def many(self, sql: str, values: Sequence[Values]) -> None:
         """Run a statement that answers nothing once for each, in this order."""
-        self._cursor.executemany(_spelt(sql), values)
+        self._cursor.executemany(_psycopg_sql(sql), values)
 
-    def insert_new(self, into: Into, rows: Sequence[Row]) -> set[str]:
+    def insert_new(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
         """Insert rows unless they are there, all with one statement."""
         # In one order for everybody: two who write the same rows must not wait for each other.
         names = [name for name, _ in into.columns]
         ordered = sorted(rows, key=lambda row: str(row[0]))
         values = [dict(zip(names, row, strict=True)) for row in ordered]
         sent = {"rows": msgspec.json.encode(values).decode()}
-        return {found for (found,) in self.rows(_inserting(into), sent)}
+        return {found for (found,) in self.rows(_insertion(into), sent)}
 
 
 _spellings: dict[str, bytes] = {}
-_insertions: dict[Into, str] = {}
+_insertions: dict[TableSpec, str] = {}
 
 
-def _spelt(sql: str) -> bytes:
+def _psycopg_sql(sql: str) -> bytes:
     """A statement as psycopg takes it."""
     spelt = _spellings.get(sql)
     if spelt is None:
@@ -116,7 +116,7 @@ def _spelt(sql: str) -> bytes:
     return spelt
 
 
-def _inserting(into: Into) -> str:
+def _insertion(into: TableSpec) -> str:
     found = _insertions.get(into)
     if found is None:
         names = ", ".join(name for name, _ in into.columns)
@@ -160,7 +160,7 @@ _TAKE_YOUR_TIME = "SET LOCAL lock_timeout = '30s'; SET LOCAL statement_timeout =
 _IDLE = 5.0  # seconds after which a connection is asked whether it still lives
 
 
-class PostgresGround:
+class PostgresProviderDatabase:
     """One database, through a pool of connections."""
 
     def __init__(
@@ -181,7 +181,7 @@ class PostgresGround:
         self._engine = self._connected(database)
         self._inherited: list[Any] = []
         self._given_clock = clock
-        self._late = Late(self._opened, ticks)
+        self._late = LazyOpen(self._opened, ticks)
         renew_after_fork(self)
         try:
             self._late.begin()
@@ -197,14 +197,14 @@ class PostgresGround:
     def write(
         self,
         call: str,
-        work: Callable[[Hand], T],
+        work: Callable[[SqlCursor], T],
         *,
         is_synced: bool = True,
         is_large: bool = False,
     ) -> T:
         """Run ``work`` in a transaction, and return what it returns once that is committed."""
 
-        def whole(hand: Hand) -> T:
+        def whole(hand: SqlCursor) -> T:
             result = work(hand)
             failpoint(BEFORE[call])
             return result
@@ -221,7 +221,7 @@ class PostgresGround:
                 f"a write to {self.name} failed: {error}", remedy="try again"
             ) from error
 
-    def read(self, work: Callable[[Hand], T]) -> T:
+    def read(self, work: Callable[[SqlCursor], T]) -> T:
         """Run ``work``, which changes nothing."""
         self._ready()
         try:
@@ -233,7 +233,7 @@ class PostgresGround:
 
     def stamp(self, instant: float | None) -> Any:
         """An instant as the driver takes it."""
-        return None if instant is None else moment(instant)
+        return None if instant is None else to_datetime(instant)
 
     def close(self) -> None:
         """Close what is idle, and what is in use when it comes back. Closing twice is fine."""
@@ -243,7 +243,7 @@ class PostgresGround:
 
     # -- transactions ----------------------------------------------------------------------------
 
-    def _transact(self, work: Callable[[Hand], T], seconds: float = _SHORT) -> T:
+    def _transact(self, work: Callable[[SqlCursor], T], seconds: float = _SHORT) -> T:
         for turn in itertools.count(1):
             connection = self._take()
             given = at_most(seconds)
@@ -267,10 +267,10 @@ class PostgresGround:
                     self._engine.pool.dispose()
         raise AssertionError  # one turn or another ends it
 
-    def _attempt(self, connection: PoolProxiedConnection, work: Callable[[Hand], T]) -> T:
+    def _attempt(self, connection: PoolProxiedConnection, work: Callable[[SqlCursor], T]) -> T:
         try:
             with closing(connection.cursor()) as cursor:
-                result = work(PostgresHand(cursor))
+                result = work(PostgresCursor(cursor))
             connection.commit()
             return result
         except BaseException as error:
@@ -417,7 +417,7 @@ class PostgresGround:
                         f" with {HEAD}",
                         remedy="run `ergon db upgrade`, or upgrade ergon-framework if it is older",
                     )
-                refuse_unsettled_tables(_mark_in(connection), self.name)
+                refuse_moved_tables(_mark_in(connection), self.name)
         except exc.SQLAlchemyError as error:
             raise self._told(error) from error
 

@@ -88,15 +88,15 @@ def _opened(
     from ergon_framework.providers.stores.sql_store import SqlProviderStore
 
     if kind == "sqlite":
-        from ergon_framework.providers.stores.sqlite import SqliteGround
+        from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase
 
-        return SqlProviderStore(SqliteGround(path_in(rest), clock or time.time))
+        return SqlProviderStore(SqliteProviderDatabase(path_in(rest), clock or time.time))
     from ergon_framework.providers.migrations.database import database_of
 
     database = database_of(f"postgresql://{rest}")  # names the extra that is missing
-    from ergon_framework.providers.stores.postgres import PostgresGround
+    from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
-    return SqlProviderStore(PostgresGround(database, clock))
+    return SqlProviderStore(PostgresProviderDatabase(database, clock))
 
 
 def _open_memory(rest: str, clock: Callable[[], float]) -> MemoryProviderStore:

@@ -16,30 +16,30 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import Account, Window
-from ergon_framework.core.rollup import Durations, Hour, Rollup, merged
+from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.core.rollup import DurationHistogram, Rollup, SlidingHour, merged
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneHealth, LaneKey
+from ergon_framework.ports.providerstore import AttemptRow, LaneHealth, LaneKey, RecordBatch
 from ergon_framework.providers.stores.database import (
     PACKAGE,
-    Ground,
-    Hand,
-    Into,
+    ProviderDatabase,
     Row,
+    SqlCursor,
+    TableSpec,
     TaskMissingError,
-    fitted,
-    instant_of,
-    listed,
+    from_db_time,
+    from_optional_db_time,
+    placeholders,
     prune_rows,
-    sure_instant,
+    truncated,
 )
 from ergon_framework.providers.stores.planning import (
     MINUTE,
-    LaneNote,
+    LaneChanges,
     first_minute,
-    fold,
     minute_of,
+    roll_up,
 )
 from ergon_framework.providers.stores.sql_lanes import breaker_of, new_id
 from ergon_framework.providers.stores.sql_tasks import add_letters
@@ -55,12 +55,12 @@ Lane = tuple[str, str]
 Rate = tuple[float | None, int | None]
 
 
-class _View:
+class _TenantHour:
     """The last hour of one tenant's lanes, as last read."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.hours: dict[Lane, Hour] = {}
+        self.hours: dict[Lane, SlidingHour] = {}
         self.rows: dict[Row, Row] = {}
         """The latest minutes as they were read, so that one that is the same costs nothing."""
         self.read_until = 0
@@ -71,25 +71,25 @@ class _View:
         """How many minutes of lanes they are, and the attempts in them."""
 
 
-class Rates:
+class HourlyRates:
     """The last hour of every lane. Any thread may ask."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: ProviderDatabase) -> None:
         self._ground = ground
         self._lock = threading.Lock()
-        self._views: OrderedDict[str, _View] = OrderedDict()
+        self._views: OrderedDict[str, _TenantHour] = OrderedDict()
         self._written_at: dict[LaneKey, float] = {}
         self._stale: set[LaneKey] = set()
         renew_after_fork(self)
 
-    def of_tenant(self, hand: Hand, tenant_id: str, now: float) -> dict[Lane, Rate]:
+    def of_tenant(self, hand: SqlCursor, tenant_id: str, now: float) -> dict[Lane, Rate]:
         """Each lane's share of successes, and the milliseconds that 95 of 100 did not exceed."""
         view = self._view(tenant_id)
         with view.lock:
             self._refresh(hand, view, tenant_id, now)
             return {lane: (hour.success_rate, hour.p95) for lane, hour in view.hours.items()}
 
-    def of_lanes(self, hand: Hand, keys: Sequence[LaneKey], now: float) -> list[Rollup]:
+    def of_lanes(self, hand: SqlCursor, keys: Sequence[LaneKey], now: float) -> list[Rollup]:
         """The last hour of some lanes, as the transaction sees it."""
         since = self._ground.stamp(first_minute(now))
         found = hand.each(_SQL["lane_minutes"], [{**key._asdict(), "since": since} for key in keys])
@@ -100,7 +100,7 @@ class Rates:
         written_at = self._written_at.get(key)
         return written_at is None or not written_at <= now < written_at + SNAPSHOT_EVERY
 
-    def heard(self, notes: Mapping[LaneKey, LaneNote], now: float) -> None:
+    def heard(self, notes: Mapping[LaneKey, LaneChanges], now: float) -> None:
         """A batch was committed, and with it the columns of those of its lanes that were due."""
         due = {key for key in notes if self.is_snapshot_due(key, now)}
         with self._lock:
@@ -133,15 +133,15 @@ class Rates:
         self._views = OrderedDict()
         self._stale = set()  # the parent writes them
 
-    def _view(self, tenant_id: str) -> _View:
+    def _view(self, tenant_id: str) -> _TenantHour:
         with self._lock:
-            view = self._views.setdefault(tenant_id, _View())
+            view = self._views.setdefault(tenant_id, _TenantHour())
             self._views.move_to_end(tenant_id)
             if len(self._views) > _TENANTS:
                 self._views.popitem(last=False)
             return view
 
-    def _refresh(self, hand: Hand, view: _View, tenant_id: str, now: float) -> None:
+    def _refresh(self, hand: SqlCursor, view: _TenantHour, tenant_id: str, now: float) -> None:
         oldest, current = first_minute(now), minute_of(now)
         since = max(oldest, min(view.read_until, current) - MINUTE)
         count = self._read(hand, view, tenant_id, since)
@@ -155,7 +155,7 @@ class Rates:
             _move_on(view, oldest, since)
         view.read_until = current
 
-    def _read(self, hand: Hand, view: _View, tenant_id: str, since: int) -> int:
+    def _read(self, hand: SqlCursor, view: _TenantHour, tenant_id: str, since: int) -> int:
         values = {"tenant_id": tenant_id, "since": self._ground.stamp(since)}
         found = hand.rows(_SQL["recent"], values)
         for row in found:
@@ -163,11 +163,11 @@ class Rates:
             if view.rows.get(place) != row:
                 view.rows[place] = row
                 provider_name, capability, minute, *rest = row
-                hour = view.hours.setdefault((provider_name, capability), Hour())
-                hour.put(round(sure_instant(minute)), _rollup_of(*rest))
+                hour = view.hours.setdefault((provider_name, capability), SlidingHour())
+                hour.put(round(from_db_time(minute)), _rollup_of(*rest))
         return len(found)
 
-    def _sums(self, hand: Hand, tenant_id: str, oldest: int, since: int) -> Row:
+    def _sums(self, hand: SqlCursor, tenant_id: str, oldest: int, since: int) -> Row:
         values = {
             "tenant_id": tenant_id,
             "since": self._ground.stamp(oldest),
@@ -176,7 +176,7 @@ class Rates:
         return hand.rows(_SQL["sums"], values)[0]
 
 
-def _move_on(view: _View, oldest: int, since: int) -> None:
+def _move_on(view: _TenantHour, oldest: int, since: int) -> None:
     """Forget what is older than an hour, and add up what is not read again."""
     minutes = attempts = 0
     for lane, hour in list(view.hours.items()):
@@ -186,12 +186,12 @@ def _move_on(view: _View, oldest: int, since: int) -> None:
         later, made = hour.since(since)
         minutes += len(hour) - later
         attempts += hour.attempts - made
-    view.rows = {place: row for place, row in view.rows.items() if sure_instant(place[2]) >= since}
+    view.rows = {place: row for place, row in view.rows.items() if from_db_time(place[2]) >= since}
     view.older, view.in_older = (oldest, since), (minutes, attempts)
 
 
 def _rollup_of(succeeded: int, failed: int, dead_lettered: int, histogram: Any) -> Rollup:
-    return Rollup(succeeded, failed, dead_lettered, Durations.decode(histogram))
+    return Rollup(succeeded, failed, dead_lettered, DurationHistogram.decode(histogram))
 
 
 _ROLLUP, _ADD_ROLLUP, _SET_ROLLUP = _SQL["rollup"], _SQL["add_rollup"], _SQL["set_rollup"]
@@ -203,7 +203,7 @@ _LARGEST = (1 << 31) - 1
 _MONTH = 32 * 86_400.0
 """Seconds: a window that begins later than this was opened by a clock that ran ahead."""
 _SHORT = 120  # texts that together are no longer fit each for itself
-_ATTEMPTS = Into(
+_ATTEMPTS = TableSpec(
     "provider_execution_metrics",
     (
         ("id", "text"),
@@ -231,19 +231,19 @@ _ATTEMPTS = Into(
 class AttemptTables:
     """Attempts, their roll-ups by minute, and the health of lanes."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: ProviderDatabase) -> None:
         self._ground = ground
-        self._rates = Rates(ground)
+        self._rates = HourlyRates(ground)
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         """Write attempts, their roll-ups, health and dead letters in one transaction."""
         attempts = {row.id: row for row in reversed(batch.attempts)}  # so that the first one stays
         if not attempts and not batch.letters:
             return
         now = self._ground.now()
-        rows = [_fitting(row) for row in reversed(attempts.values())]
+        rows = [_truncated_row(row) for row in reversed(attempts.values())]
 
-        def work(hand: Hand) -> dict[LaneKey, LaneNote]:
+        def work(hand: SqlCursor) -> dict[LaneKey, LaneChanges]:
             add_letters(hand, self._ground, batch.letters)
             return self._add(hand, rows, now) if rows else {}
 
@@ -281,7 +281,7 @@ class AttemptTables:
         stamp = self._ground.stamp
         values = {"tenant_id": tenant_id, "now": stamp(now), "latest": stamp(now + _MONTH)}
 
-        def work(hand: Hand) -> list[LaneHealth]:
+        def work(hand: SqlCursor) -> list[LaneHealth]:
             lanes = {(row[0], row[1]): row[2:] for row in hand.rows(_LANE_ROWS, values)}
             budgets = _budgets(hand.rows(_RUNNING, values))
             rates = self._rates.of_tenant(hand, tenant_id, now) if lanes else {}
@@ -302,10 +302,12 @@ class AttemptTables:
         count = prune_rows(self._ground, _SQL["prune_attempts"], before, limit)
         return count + prune_rows(self._ground, _SQL["prune_rollups"], before, limit - count)
 
-    def _add(self, hand: Hand, rows: Sequence[AttemptRow], now: float) -> dict[LaneKey, LaneNote]:
+    def _add(
+        self, hand: SqlCursor, rows: Sequence[AttemptRow], now: float
+    ) -> dict[LaneKey, LaneChanges]:
         stamp = self._ground.stamp
         fresh = hand.insert_new(_ATTEMPTS, [_row_of(row, stamp(row.created_at)) for row in rows])
-        notes = fold(row for row in rows if row.id in fresh)
+        notes = roll_up(row for row in rows if row.id in fresh)
         # In one order for everybody: two who write the same lanes must not wait for each other.
         keys, at = sorted(notes), stamp(now)
         _add_minutes(
@@ -322,11 +324,11 @@ class AttemptTables:
             self._set_rates(hand, due, now)
         return notes
 
-    def _set_rates(self, hand: Hand, keys: Sequence[LaneKey], now: float) -> None:
+    def _set_rates(self, hand: SqlCursor, keys: Sequence[LaneKey], now: float) -> None:
         hours = self._rates.of_lanes(hand, keys, now)
         hand.many(_RATES, [_rates(key, hour) for key, hour in zip(keys, hours, strict=True)])
 
-    def _note(self, key: LaneKey, note: LaneNote, at: Any) -> dict[str, Any]:
+    def _note(self, key: LaneKey, note: LaneChanges, at: Any) -> dict[str, Any]:
         stamp = self._ground.stamp
         return {
             **key._asdict(),
@@ -338,7 +340,7 @@ class AttemptTables:
         }
 
     def _without_missing_tasks(self, rows: Sequence[AttemptRow]) -> list[AttemptRow]:
-        marks, values = listed("i", {row.task_execution_id for row in rows})
+        marks, values = placeholders("i", {row.task_execution_id for row in rows})
         sql = _SQL["known_tasks"].format(ids=marks)
         known = {found for (found,) in self._ground.read(lambda hand: hand.rows(sql, values))}
         return [
@@ -347,19 +349,19 @@ class AttemptTables:
         ]
 
 
-def _add_minutes(hand: Hand, minutes: list[tuple[dict[str, Any], Rollup]]) -> None:
+def _add_minutes(hand: SqlCursor, minutes: list[tuple[dict[str, Any], Rollup]]) -> None:
     """Add to each minute what a batch says of it; who adds to one keeps others from it."""
     found = hand.each(_ROLLUP, [values for values, _ in minutes])
     fresh = [each for each, rows in zip(minutes, found, strict=True) if not rows]
     known = [(*each, rows[0]) for each, rows in zip(minutes, found, strict=True) if rows]
     added = hand.each(_ADD_ROLLUP, [{**values, **_columns(rollup)} for values, rollup in fresh])
     for (values, rollup), rows in zip(fresh, added, strict=True):
-        if not rows and (row := _other_hand(hand, values, rollup)):
+        if not rows and (row := _minute_of_another(hand, values, rollup)):
             known.append((values, rollup, row))
     hand.many(_SET_ROLLUP, [{**values, **_columns(_sum(more, row))} for values, more, row in known])
 
 
-def _other_hand(hand: Hand, values: dict[str, Any], rollup: Rollup) -> Row | None:
+def _minute_of_another(hand: SqlCursor, values: dict[str, Any], rollup: Rollup) -> Row | None:
     """The minute as somebody who was faster wrote it; None when ours is in after all.
 
     It may be there when it is to be inserted and gone when it is to be read: pruned in between.
@@ -377,7 +379,7 @@ def _other_hand(hand: Hand, values: dict[str, Any], rollup: Rollup) -> Row | Non
 
 def _sum(rollup: Rollup, row: Row) -> Rollup:
     succeeded, failed, dead_lettered, histogram = row
-    whole = Rollup(succeeded, failed, dead_lettered, Durations.decode(histogram))
+    whole = Rollup(succeeded, failed, dead_lettered, DurationHistogram.decode(histogram))
     whole.merge(rollup)
     return whole
 
@@ -396,7 +398,7 @@ def _columns(rollup: Rollup) -> dict[str, Any]:
     }
 
 
-def _fitting(row: AttemptRow) -> AttemptRow:
+def _truncated_row(row: AttemptRow) -> AttemptRow:
     """A row that no database refuses for the length of a text: one must not hold up the others."""
     key, campaign_id = row.idempotency_key, row.campaign_id
     texts = f"{row.operation}{row.correlation_id}{key}{campaign_id}"
@@ -408,11 +410,11 @@ def _fitting(row: AttemptRow) -> AttemptRow:
     ):
         return row
     return row._replace(
-        operation=fitted(row.operation, 120),
-        idempotency_key=None if key is None else fitted(key, 255),
-        correlation_id=fitted(row.correlation_id, 255),
+        operation=truncated(row.operation, 120),
+        idempotency_key=None if key is None else truncated(key, 255),
+        correlation_id=truncated(row.correlation_id, 255),
         duration_ms=min(max(row.duration_ms, 0), _LARGEST),
-        campaign_id=None if campaign_id is None else fitted(campaign_id, 255),
+        campaign_id=None if campaign_id is None else truncated(campaign_id, 255),
     )
 
 
@@ -422,25 +424,25 @@ def _row_of(row: AttemptRow, created_at: Any) -> Row:
 
 def _attempt_of(row: Row) -> AttemptRow:
     retryable, http_status, created_at, campaign_id = row[14:]
-    rest = (bool(retryable), http_status, sure_instant(created_at), campaign_id)
+    rest = (bool(retryable), http_status, from_db_time(created_at), campaign_id)
     return AttemptRow._make((*row[:14], *rest))
 
 
-def _budgets(rows: list[Row]) -> dict[Lane, tuple[Account, float]]:
+def _budgets(rows: list[Row]) -> dict[Lane, tuple[QuotaUsage, float]]:
     """The window of each lane, and when it was last counted."""
-    found: dict[Lane, tuple[Account, float]] = {}
+    found: dict[Lane, tuple[QuotaUsage, float]] = {}
     for provider_name, capability, start, end, limit, used, updated_at in rows:
-        window = Window(sure_instant(start), sure_instant(end))
-        found[provider_name, capability] = Account(window, limit, used), sure_instant(updated_at)
+        window = Window(from_db_time(start), from_db_time(end))
+        found[provider_name, capability] = QuotaUsage(window, limit, used), from_db_time(updated_at)
     return found
 
 
 def _health(
-    key: LaneKey, row: Row | None, rate: Rate, budget: tuple[Account, float] | None
+    key: LaneKey, row: Row | None, rate: Rate, budget: tuple[QuotaUsage, float] | None
 ) -> LaneHealth:
     account, counted_at = budget or (None, 0.0)
     if row is None:
-        return _unheard(key, account, counted_at)
+        return _quota_only(key, account, counted_at)
     state, failures, open_until, cooldown_until, code, error_at, success_at, at, detail = row
     breaker = breaker_of(key, state, failures, open_until, detail)
     return LaneHealth(
@@ -448,18 +450,18 @@ def _health(
         breaker_state=breaker.state.value,
         consecutive_failures=breaker.failures,
         open_until=breaker.open_until,
-        cooldown_until=instant_of(cooldown_until),
+        cooldown_until=from_optional_db_time(cooldown_until),
         success_rate_1h=rate[0],
         p95_latency_ms_1h=rate[1],
         last_error_code=code,
-        last_error_at=instant_of(error_at),
-        last_success_at=instant_of(success_at),
-        updated_at=sure_instant(at),
+        last_error_at=from_optional_db_time(error_at),
+        last_success_at=from_optional_db_time(success_at),
+        updated_at=from_db_time(at),
         account=account,
     )
 
 
-def _unheard(key: LaneKey, account: Account | None, counted_at: float) -> LaneHealth:
+def _quota_only(key: LaneKey, account: QuotaUsage | None, counted_at: float) -> LaneHealth:
     """A lane that has a budget and nothing else yet."""
     return LaneHealth(
         key=key,

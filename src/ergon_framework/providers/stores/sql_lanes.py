@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.circuit_breaker import Breaker, Probe, State
-from ergon_framework.core.limits import Account, Window, latest_start
-from ergon_framework.ports.providerstore import CLOSED, Failed, LaneKey, Quota, Standing
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe
+from ergon_framework.core.limits import QuotaUsage, Window, latest_start
+from ergon_framework.ports.providerstore import CLOSED, LaneFailure, LaneKey, LaneState, QuotaGrant
 from ergon_framework.providers.stores.database import (
     PACKAGE,
-    Ground,
-    Hand,
-    instant_of,
+    ProviderDatabase,
+    SqlCursor,
+    from_db_time,
+    from_optional_db_time,
     prune_rows,
     same_instant,
-    sure_instant,
 )
 from ergon_framework.providers.telemetry import logger
 from ergon_framework.storage.sql_files import load
@@ -60,20 +60,22 @@ _decode = msgspec.json.Decoder(_Detail).decode
 class LaneTables:
     """Circuits, cooldowns and quota windows of lanes."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: ProviderDatabase) -> None:
         self._ground = ground
 
-    def standing(self, key: LaneKey) -> Standing:
+    def standing(self, key: LaneKey) -> LaneState:
         """How a lane stands; a fresh one when nobody has written it."""
         values = key._asdict()
         found = self._ground.read(lambda hand: hand.rows(_STANDING, values))
         if not found:
-            return Standing()
+            return LaneState()
         *circuit, cooldown_until, version = found[0]
-        return Standing(breaker_of(key, *circuit), instant_of(cooldown_until) or 0.0, version)
+        return LaneState(
+            breaker_of(key, *circuit), from_optional_db_time(cooldown_until) or 0.0, version
+        )
 
     def swap(
-        self, key: LaneKey, version: int, breaker: Breaker, *, failed: Failed | None = None
+        self, key: LaneKey, version: int, breaker: Breaker, *, failed: LaneFailure | None = None
     ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was."""
         stamp = self._ground.stamp
@@ -95,13 +97,13 @@ class LaneTables:
             "now": self._ground.stamp(self._ground.now()),
         }
 
-        def work(hand: Hand) -> Any:
+        def work(hand: SqlCursor) -> Any:
             return hand.rows(_COOL, values)[0][0]
 
-        held = sure_instant(self._ground.write("cool", work, is_synced=False))
+        held = from_db_time(self._ground.write("cool", work, is_synced=False))
         return until if same_instant(held, until) else held
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none."""
         ground, now = self._ground, self._ground.now()
         values = {
@@ -113,10 +115,10 @@ class LaneTables:
             "latest": ground.stamp(latest_start(window, now)),
         }
 
-        def work(hand: Hand) -> Quota:
+        def work(hand: SqlCursor) -> QuotaGrant:
             spent = hand.rows(_SPEND, values)
             if spent:
-                return Quota(Account(window, limit, spent[0][0]), is_granted=True)
+                return QuotaGrant(QuotaUsage(window, limit, spent[0][0]), is_granted=True)
             more = {
                 "id": new_id(),
                 "end": ground.stamp(window.end),
@@ -170,9 +172,9 @@ def breaker_of(
     """
     try:
         found = _Detail() if detail is None else _decode(detail)
-        until = instant_of(open_until)
+        until = from_optional_db_time(open_until)
         return Breaker(
-            State(state),
+            CircuitState(state),
             int(failures),
             found.open_until if same_instant(found.open_until, until) else until,
             found.successes,
@@ -200,7 +202,7 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-def _open_or_refuse(hand: Hand, values: dict[str, Any], window: Window) -> Quota:
+def _open_or_refuse(hand: SqlCursor, values: dict[str, Any], window: Window) -> QuotaGrant:
     """Why nothing could be spent: a window that is new, not the newest any more, or used up."""
     limit, used = values["limit"], 0
     for _ in range(_TURNS):
@@ -208,7 +210,7 @@ def _open_or_refuse(hand: Hand, values: dict[str, Any], window: Window) -> Quota
         if newest and newest[0][0] > values["start"]:
             # The caller's clock is behind, or was set back: an old budget is not opened again.
             values["start"], values["end"], used = newest[0]
-            window = Window(sure_instant(values["start"]), sure_instant(values["end"]))
+            window = Window(from_db_time(values["start"]), from_db_time(values["end"]))
             taken = hand.rows(_SPEND, values)
         elif newest and newest[0][0] == values["start"]:
             used = newest[0][2]
@@ -219,6 +221,6 @@ def _open_or_refuse(hand: Hand, values: dict[str, Any], window: Window) -> Quota
         else:
             taken = hand.rows(_TAKE, values)
         if taken:
-            return Quota(Account(window, limit, taken[0][0]), is_granted=True)
+            return QuotaGrant(QuotaUsage(window, limit, taken[0][0]), is_granted=True)
     hand.run(_REFUSE, values)
-    return Quota(Account(window, limit, used), is_granted=False)
+    return QuotaGrant(QuotaUsage(window, limit, used), is_granted=False)

@@ -13,18 +13,18 @@ from ergon_framework.core.circuit_breaker import Breaker
 from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import (
     AttemptRow,
-    Batch,
-    Claim,
-    Failed,
+    ClaimResult,
+    LaneFailure,
     LaneHealth,
     LaneKey,
+    LaneState,
     LetterStatus,
-    Quota,
+    QuotaGrant,
+    RecordBatch,
     ResultNote,
-    Standing,
     StoredLetter,
 )
-from ergon_framework.providers.stores.database import Ground
+from ergon_framework.providers.stores.database import ProviderDatabase
 from ergon_framework.providers.stores.sql_attempts import AttemptTables
 from ergon_framework.providers.stores.sql_lanes import LaneTables
 from ergon_framework.providers.stores.sql_tasks import DeadLetterTable, KeyTable
@@ -35,7 +35,7 @@ class SqlProviderStore:
 
     durability = "What was recorded, claimed or finished is on the database's disk."
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: ProviderDatabase) -> None:
         self.ground = ground
         self.lane_tables = LaneTables(ground)
         self.attempt_tables = AttemptTables(ground)
@@ -68,12 +68,12 @@ class SqlProviderStore:
 
     # -- lanes ---------------------------------------------------------------------------------
 
-    def standing(self, key: LaneKey) -> Standing:
+    def standing(self, key: LaneKey) -> LaneState:
         """How a lane stands; a fresh one when nobody has written it."""
         return self.lane_tables.standing(key)
 
     def swap(
-        self, key: LaneKey, version: int, breaker: Breaker, *, failed: Failed | None = None
+        self, key: LaneKey, version: int, breaker: Breaker, *, failed: LaneFailure | None = None
     ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was."""
         return self.lane_tables.swap(key, version, breaker, failed=failed)
@@ -82,7 +82,7 @@ class SqlProviderStore:
         """Nobody calls before ``until``; never shortened. The instant that holds now."""
         return self.lane_tables.cool(key, until)
 
-    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none."""
         return self.lane_tables.reserve(key, window, limit, units)
 
@@ -92,7 +92,7 @@ class SqlProviderStore:
 
     # -- attempts ------------------------------------------------------------------------------
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: RecordBatch) -> None:
         """Write attempts, their roll-ups, health and dead letters in one transaction."""
         self.attempt_tables.record(batch)
 
@@ -122,7 +122,7 @@ class SqlProviderStore:
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> Claim:
+    ) -> ClaimResult:
         """Take a key for ``lease`` seconds; remember it for ``keep``."""
         return self.key_table.claim(tenant_id, key, fingerprint, owner, lease, keep)
 

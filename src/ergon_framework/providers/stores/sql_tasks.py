@@ -10,7 +10,7 @@ from typing import Any
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import (
-    Claim,
+    ClaimResult,
     ClaimState,
     DeadLetter,
     LetterStatus,
@@ -19,21 +19,21 @@ from ergon_framework.ports.providerstore import (
 )
 from ergon_framework.providers.stores.database import (
     PACKAGE,
-    Ground,
-    Hand,
-    Into,
+    ProviderDatabase,
     Row,
-    fitted,
-    instant_of,
-    listed,
+    SqlCursor,
+    TableSpec,
+    from_db_time,
+    from_optional_db_time,
+    placeholders,
     prune_rows,
-    sure_instant,
+    truncated,
 )
 from ergon_framework.providers.stores.planning import (
     KeyRecord,
+    decide_claim,
     from_json,
-    healed,
-    refused,
+    lease_after_clock_change,
     status_after,
     to_json,
 )
@@ -48,12 +48,12 @@ _LARGE = 1 << 20  # characters of a result that the database needs more time for
 class KeyTable:
     """Idempotency keys: which claim holds each, and how its call ended."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: ProviderDatabase) -> None:
         self._ground = ground
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
-    ) -> Claim:
+    ) -> ClaimResult:
         """Take a key for ``lease`` seconds; remember it for ``keep``."""
         stamp, now = self._ground.stamp, self._ground.now()
         values = {
@@ -66,8 +66,8 @@ class KeyTable:
             "now": stamp(now),
         }
 
-        def work(hand: Hand) -> Claim:
-            return self._take(hand, values, now) or Claim(ClaimState.MINE, owner, now + lease)
+        def work(hand: SqlCursor) -> ClaimResult:
+            return self._take(hand, values, now) or ClaimResult(ClaimState.MINE, owner, now + lease)
 
         return self._ground.write("claim", work)
 
@@ -94,7 +94,7 @@ class KeyTable:
             "status": status_after(reason_code, may_run_again=may_run_again).value,
             "result": kept,
             "reason_code": reason_code,
-            "error_message": None if message is None else fitted(message, _MESSAGE),
+            "error_message": None if message is None else truncated(message, _MESSAGE),
             "now": self._ground.stamp(self._ground.now()),
         }
         is_large = kept is not None and len(kept) > _LARGE
@@ -108,7 +108,7 @@ class KeyTable:
         """Delete keys that were to be remembered until ``before``."""
         return prune_rows(self._ground, _KEY_SQL["prune"], before, limit)
 
-    def _take(self, hand: Hand, values: dict[str, Any], now: float) -> Claim | None:
+    def _take(self, hand: SqlCursor, values: dict[str, Any], now: float) -> ClaimResult | None:
         """Take the key, or say why not."""
         for _ in range(_TURNS):
             found = hand.rows(_KEY_SQL["find"], values)
@@ -117,7 +117,7 @@ class KeyTable:
                     return None
                 continue  # somebody else was faster, and has it now
             record = self._healed(hand, values, _record_of(*found[0]), now)
-            no = refused(record, values["fingerprint"], values["owner"], now)
+            no = decide_claim(record, values["fingerprint"], values["owner"], now)
             if no is not None:
                 return no
             held = {**values, "holder": record.owner, "status": record.status}
@@ -128,13 +128,13 @@ class KeyTable:
         )
 
     def _healed(
-        self, hand: Hand, values: dict[str, Any], record: KeyRecord, now: float
+        self, hand: SqlCursor, values: dict[str, Any], record: KeyRecord, now: float
     ) -> KeyRecord:
         """The key with a lease that counts from now on, if its own is from after now."""
-        if healed(record, now) is None:
+        if lease_after_clock_change(record, now) is None:
             return record
         # Whoever waited for the database may have an old instant in hand, and no clock was set.
-        restated = healed(record, self._ground.now())
+        restated = lease_after_clock_change(record, self._ground.now())
         if restated is None:
             return record
         stamp = self._ground.stamp
@@ -148,7 +148,7 @@ class KeyTable:
 
 
 def _record_of(fingerprint: str, status: str, owner: str, *rest: Any) -> KeyRecord:
-    lease_expires_at, expires_at, written_at = map(sure_instant, rest[:3])
+    lease_expires_at, expires_at, written_at = map(from_db_time, rest[:3])
     result, reason_code, error_message = rest[3:]
     return KeyRecord(
         fingerprint,
@@ -164,7 +164,7 @@ def _record_of(fingerprint: str, status: str, owner: str, *rest: Any) -> KeyReco
 
 
 _LETTER_SQL = load(PACKAGE, "dead_letters.sql")
-_LETTERS = Into(
+_LETTERS = TableSpec(
     "provider_dead_letters",
     (
         ("dead_letter_id", "text"),
@@ -197,7 +197,7 @@ _FIELDS = tuple(name for name, _ in _LETTERS.columns[:-1])
 class DeadLetterTable:
     """Calls that were given up, and what became of them."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: ProviderDatabase) -> None:
         self._ground = ground
 
     def letters(
@@ -216,7 +216,7 @@ class DeadLetterTable:
             ("dead_letter_id", "i", list(ids)),
         ):
             if items:
-                marks, more = listed(name, items)
+                marks, more = placeholders(name, items)
                 conditions.append(f"{column} IN ({marks})")
                 values.update(more)
         return self._find(" AND ".join(conditions), "DESC", values)
@@ -228,7 +228,7 @@ class DeadLetterTable:
         condition = "status = :status"
         values: dict[str, Any] = {"status": status.value, "limit": limit}
         if task_names is not None:
-            marks, more = listed("n", task_names)
+            marks, more = placeholders("n", task_names)
             condition += f" AND task_name IN ({marks or 'NULL'})"
             values |= more
         return self._find(condition, "ASC", values)
@@ -238,7 +238,7 @@ class DeadLetterTable:
     ) -> bool:
         """Change a letter's status if it is one of ``when``; whether it was."""
         now = self._ground.stamp(self._ground.now())
-        marks, values = listed("s", [each.value for each in when])
+        marks, values = placeholders("s", [each.value for each in when])
         sql = _LETTER_SQL["move"].format(statuses=marks or "NULL")
         values |= {
             "id": dead_letter_id,
@@ -252,7 +252,7 @@ class DeadLetterTable:
         """Delete letters for good; how many there were."""
         if not ids:
             return 0
-        marks, values = listed("i", set(ids))
+        marks, values = placeholders("i", set(ids))
         sql = _LETTER_SQL["delete"].format(ids=marks)
         return self._ground.write("letters", lambda hand: hand.run(sql, values))
 
@@ -265,7 +265,7 @@ class DeadLetterTable:
         return [_letter_of(row) for row in self._ground.read(lambda hand: hand.rows(sql, values))]
 
 
-def add_letters(hand: Hand, ground: Ground, letters: Iterable[DeadLetter]) -> None:
+def add_letters(hand: SqlCursor, ground: ProviderDatabase, letters: Iterable[DeadLetter]) -> None:
     """Write those that are not there yet."""
     rows: dict[str, Row] = {}
     for letter in letters:
@@ -275,25 +275,25 @@ def add_letters(hand: Hand, ground: Ground, letters: Iterable[DeadLetter]) -> No
         hand.insert_new(_LETTERS, list(rows.values()))
 
 
-def _row_of(letter: DeadLetter, ground: Ground) -> Row:
+def _row_of(letter: DeadLetter, ground: ProviderDatabase) -> Row:
     return (
         letter.dead_letter_id,
         letter.tenant_id,
         letter.campaign_id,
-        fitted(letter.task_name, 255),
+        truncated(letter.task_name, 255),
         letter.provider_name,
         letter.capability,
-        fitted(letter.operation, 120),
-        fitted(letter.idempotency_key, 255),
-        fitted(letter.correlation_id, 255),
+        truncated(letter.operation, 120),
+        truncated(letter.idempotency_key, 255),
+        truncated(letter.correlation_id, 255),
         letter.reason_code,
-        fitted(letter.error_type, 255),
-        fitted(letter.error_message, _MESSAGE),
+        truncated(letter.error_type, 255),
+        truncated(letter.error_message, _MESSAGE),
         letter.attempts,
         ground.stamp(letter.occurred_at),
         letter.http_status,
         letter.retryable,
-        None if letter.traceparent is None else fitted(letter.traceparent, 255),
+        None if letter.traceparent is None else truncated(letter.traceparent, 255),
         letter.redrive_count,
         to_json(letter.payload, "payload of a dead letter"),
         letter.has_secrets,
@@ -304,12 +304,12 @@ def _row_of(letter: DeadLetter, ground: Ground) -> Row:
 def _letter_of(row: Row) -> StoredLetter:
     found = dict(zip(_FIELDS, row, strict=False))
     found["payload"] = from_json(found.pop("payload_json"))
-    found["occurred_at"] = sure_instant(found["occurred_at"])
+    found["occurred_at"] = from_db_time(found["occurred_at"])
     found["retryable"], found["has_secrets"] = bool(found["retryable"]), bool(found["has_secrets"])
     status, published_at, redriven_at = row[len(_FIELDS) :]
     return StoredLetter(
         DeadLetter(**found),
         LetterStatus(status),
-        instant_of(published_at),
-        instant_of(redriven_at),
+        from_optional_db_time(published_at),
+        from_optional_db_time(redriven_at),
     )

@@ -23,14 +23,14 @@ from ergon_framework.providers.stores.database import (
     AFTER,
     BEFORE,
     FIND_MARK,
-    Hand,
-    Into,
-    Late,
+    LazyOpen,
     Row,
+    SqlCursor,
+    TableSpec,
     TaskMissingError,
     Values,
-    moment,
-    refuse_unsettled_tables,
+    refuse_moved_tables,
+    to_datetime,
 )
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sqlite.connections import connect, open_reader
@@ -65,7 +65,7 @@ class _Tables(Schema):
                 f" with {HEAD}",
                 remedy="run `ergon db upgrade`, or upgrade ergon-framework if it is the older one",
             )
-        refuse_unsettled_tables(_found(connection, FIND_MARK), str(path))
+        refuse_moved_tables(_found(connection, FIND_MARK), str(path))
 
 
 _TABLES = _Tables("providers", __name__)
@@ -87,7 +87,7 @@ def _found(connection: sqlite3.Connection, question: str) -> Any:
     return None if found is None else found[0]
 
 
-class _SqliteHand:
+class _SqliteCursor:
     """A cursor in a transaction."""
 
     __slots__ = ("_cursor",)
@@ -97,24 +97,24 @@ class _SqliteHand:
 
     def rows(self, sql: str, values: Values) -> list[Row]:
         """Run a statement that answers with rows."""
-        return self._cursor.execute(_spelt(sql), values).fetchall()
+        return self._cursor.execute(_sqlite_sql(sql), values).fetchall()
 
     def run(self, sql: str, values: Values) -> int:
         """Run a statement that changes rows; how many."""
-        return self._cursor.execute(_spelt(sql), values).rowcount
+        return self._cursor.execute(_sqlite_sql(sql), values).rowcount
 
     def each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
         """Run a statement once for each, in this order; what each answered."""
-        execute, spelt = self._cursor.execute, _spelt(sql)
+        execute, spelt = self._cursor.execute, _sqlite_sql(sql)
         return [execute(spelt, each).fetchall() for each in values]
 
     def many(self, sql: str, values: Sequence[Values]) -> None:
         """Run a statement that answers nothing once for each, in this order."""
-        self._cursor.executemany(_spelt(sql), values)
+        self._cursor.executemany(_sqlite_sql(sql), values)
 
-    def insert_new(self, into: Into, rows: Sequence[Row]) -> set[str]:
+    def insert_new(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
         """Insert rows unless they are there; nobody else writes between looking and inserting."""
-        sql = _inserting(into)
+        sql = _insertion(into)
         ids = msgspec.json.encode([row[0] for row in rows]).decode()
         known = {found for (found,) in self._cursor.execute(sql.looking, (ids,))}
         fresh: dict[Any, Row] = {}
@@ -130,11 +130,11 @@ class _Insertion(msgspec.Struct):
     adding: str
 
 
-_insertions: dict[Into, _Insertion] = {}
+_insertions: dict[TableSpec, _Insertion] = {}
 _spellings: dict[str, str] = {}
 
 
-def _spelt(sql: str) -> str:
+def _sqlite_sql(sql: str) -> str:
     """A statement as SQLite takes it, which locks the whole file and not single rows."""
     spelt = _spellings.get(sql)
     if spelt is None:
@@ -144,7 +144,7 @@ def _spelt(sql: str) -> str:
     return spelt
 
 
-def _inserting(into: Into) -> _Insertion:
+def _insertion(into: TableSpec) -> _Insertion:
     found = _insertions.get(into)
     if found is None:
         names = ", ".join(name for name, _ in into.columns)
@@ -158,7 +158,7 @@ def _inserting(into: Into) -> _Insertion:
     return found
 
 
-class SqliteGround:
+class SqliteProviderDatabase:
     """One file. Callers that come while a commit is under way share the next one."""
 
     def __init__(
@@ -169,13 +169,13 @@ class SqliteGround:
         self.is_closed = False
         self.now = clock
         self._patience = busy_timeout
-        self._late = Late(self._opened)
+        self._late = LazyOpen(self._opened)
         self._late.begin()
 
     def write(
         self,
         call: str,
-        work: Callable[[Hand], T],
+        work: Callable[[SqlCursor], T],
         *,
         is_synced: bool = True,
         is_large: bool = False,
@@ -184,7 +184,7 @@ class SqliteGround:
 
         def whole(connection: sqlite3.Connection) -> T:
             with closing(connection.cursor()) as cursor:
-                result = work(_SqliteHand(cursor))
+                result = work(_SqliteCursor(cursor))
             failpoint(BEFORE[call])
             return result
 
@@ -197,12 +197,12 @@ class SqliteGround:
         except (sqlite3.Error, OSError, OverflowError, UnicodeError) as error:
             raise self._told(error) from error
 
-    def read(self, work: Callable[[Hand], T]) -> T:
+    def read(self, work: Callable[[SqlCursor], T]) -> T:
         """Run ``work``, which changes nothing."""
 
         def whole(connection: sqlite3.Connection) -> T:
             with closing(connection.cursor()) as cursor:
-                return work(_SqliteHand(cursor))
+                return work(_SqliteCursor(cursor))
 
         try:
             return self._late.get().read(whole)
@@ -211,7 +211,7 @@ class SqliteGround:
 
     def stamp(self, instant: float | None) -> Any:
         """An instant as text that sorts by time."""
-        return None if instant is None else moment(instant).isoformat(timespec="microseconds")
+        return None if instant is None else to_datetime(instant).isoformat(timespec="microseconds")
 
     def close(self) -> None:
         """Let go of the file. Closing twice is fine."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ergon_framework.core.circuit_breaker import Breaker, State
-from ergon_framework.ports.providerstore import EVERYBODY, Failed, Standing
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
+from ergon_framework.ports.providerstore import ALL_TENANTS, LaneFailure, LaneState
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     FAILED,
@@ -27,7 +27,7 @@ check = register(CHECKS)
 @check()
 def unknown_lane_is_fresh(s: ProviderStoreSubject) -> None:
     """A lane that nobody has written is closed, not cooling, and at version 0."""
-    same(s.store.standing(LANE), Standing(), "its standing")
+    same(s.store.standing(LANE), LaneState(), "its standing")
     same(s.store.health(LANE.tenant_id), [], "the summary, after it was only asked about")
 
 
@@ -49,8 +49,8 @@ def circuit_comes_back_whole(s: ProviderStoreSubject) -> None:
         replace(s.opened(), generation=12),
         Breaker(failures=4, generation=13),
         replace(s.probing(), probes=()),
-        Breaker(State.OPEN, 1, s.start - 0.125, generation=14),
-        Breaker(State.OPEN, 0, s.start + 3600.5, generation=15, held_for=3600.5),
+        Breaker(CircuitState.OPEN, 1, s.start - 0.125, generation=14),
+        Breaker(CircuitState.OPEN, 0, s.start + 3600.5, generation=15, held_for=3600.5),
         Breaker(generation=16),
     )
     for circuit in circuits:
@@ -82,7 +82,7 @@ def stale_swap_changes_nothing(s: ProviderStoreSubject) -> None:
 def swap_ahead_changes_nothing(s: ProviderStoreSubject) -> None:
     """A version that the lane has not reached is as wrong as one it has left."""
     same(s.store.swap(LANE, 1, s.opened()), False, "the answer of a lane that nobody has written")
-    same(s.store.standing(LANE), Standing(), "the standing of that lane")
+    same(s.store.standing(LANE), LaneState(), "the standing of that lane")
     version = s.must_swap(0, s.opened())
     same(s.store.swap(LANE, version + 1, Breaker()), False, "the answer")
     same(s.store.standing(LANE).breaker, s.opened(), "the circuit")
@@ -91,7 +91,10 @@ def swap_ahead_changes_nothing(s: ProviderStoreSubject) -> None:
 @check()
 def failure_comes_with_its_swap(s: ProviderStoreSubject) -> None:
     """Whoever sees the circuit changed by a failure sees which one it was."""
-    first, last = Failed("timeout", s.start), Failed("dependency_unavailable", s.start + 2.0)
+    first, last = (
+        LaneFailure("timeout", s.start),
+        LaneFailure("dependency_unavailable", s.start + 2.0),
+    )
     for count, failed in enumerate((first, last), 1):
         version = s.store.standing(LANE).version
         is_done = s.store.swap(LANE, version, Breaker(failures=count), failed=failed)
@@ -107,7 +110,10 @@ def failure_of_a_swap_does_not_hide_a_later_one(s: ProviderStoreSubject) -> None
     """The latest failure is told, whoever writes last; a swap that is refused tells of none."""
     s.record(s.attempt(FAILED, reason_code="timeout", created_at=s.start + 5.0))
     known = ("timeout", s.start + 5.0)
-    earlier, later = Failed("internal_error", s.start), Failed("internal_error", s.start + 9.0)
+    earlier, later = (
+        LaneFailure("internal_error", s.start),
+        LaneFailure("internal_error", s.start + 9.0),
+    )
     expect(s.store.swap(LANE, 0, Breaker(failures=1), failed=earlier), "a swap was refused")
     same((s.lane().last_error_code, s.lane().last_error_at), known, "after an earlier one")
     same(s.store.swap(LANE, 0, Breaker(failures=2), failed=later), False, "a stale swap")
@@ -137,7 +143,7 @@ def cooling_spoils_no_swap(s: ProviderStoreSubject) -> None:
 def recording_spoils_no_swap(s: ProviderStoreSubject) -> None:
     """Attempts on record change neither a circuit nor its version."""
     s.ran(FAILED)
-    same(s.store.standing(LANE), Standing(), "the standing of a lane that only has attempts")
+    same(s.store.standing(LANE), LaneState(), "the standing of a lane that only has attempts")
     s.must_swap(0, s.probing())
     before = s.store.standing(LANE)
     s.ran(FAILED)
@@ -148,8 +154,8 @@ def recording_spoils_no_swap(s: ProviderStoreSubject) -> None:
 def circuits_are_apart(s: ProviderStoreSubject) -> None:
     """Tenants, providers and capabilities share no circuit, and nobody has the one of everybody."""
     s.must_swap(0, s.opened())
-    for key in (*NEIGHBOURS, LANE._replace(tenant_id=EVERYBODY)):
-        same(s.store.standing(key), Standing(), f"the standing of {key}")
+    for key in (*NEIGHBOURS, LANE._replace(tenant_id=ALL_TENANTS)):
+        same(s.store.standing(key), LaneState(), f"the standing of {key}")
         s.must_swap(0, s.probing(), key)
     same(s.store.standing(LANE).breaker, s.opened(), "the circuit")
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import partial
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import Account
+from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.ports.providerstore import (
-    Batch,
     ClaimState,
     LaneHealth,
+    LaneState,
     LetterStatus,
     ProviderStore,
-    Standing,
+    RecordBatch,
 )
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
@@ -82,7 +82,7 @@ def last_unit_is_granted_once(s: ProviderStoreSubject) -> None:
         s.take(9, key=key)
         answers = s.together([partial(s.reserve, key=key)] * 12)
         same(sum(each.is_granted for each in answers), 1, "granted")
-        same(s.lane(key).account, Account(s.window(), 10, 10), "the account")
+        same(s.lane(key).account, QuotaUsage(s.window(), 10, 10), "the account")
 
 
 @check()
@@ -93,7 +93,7 @@ def first_use_loses_no_unit(s: ProviderStoreSubject) -> None:
         answers = s.together([partial(s.reserve, key=key, limit=8)] * 14)
         used = sorted(each.account.used for each in answers if each.is_granted)
         same(used, list(range(1, 9)), "units used after each grant")
-        same(s.lane(key).account, Account(s.window(), 8, 8), "the account")
+        same(s.lane(key).account, QuotaUsage(s.window(), 8, 8), "the account")
 
 
 @check()
@@ -104,7 +104,7 @@ def enough_for_all_is_granted_to_all(s: ProviderStoreSubject) -> None:
         answers = s.together([partial(s.reserve, key=key, limit=12)] * 12)
         refused = [each.account for each in answers if not each.is_granted]
         same(refused, [], "accounts of those who were refused")
-        same(s.lane(key).account, Account(s.window(), 12, 12), "the account")
+        same(s.lane(key).account, QuotaUsage(s.window(), 12, 12), "the account")
 
 
 @check()
@@ -130,7 +130,7 @@ def refunds_and_reservations(s: ProviderStoreSubject) -> None:
         return most
 
     expect(max(s.together([borrow] * 6)) <= 6, "more was used than the limit")
-    same(s.lane().account, Account(s.window(), 6, 0), "the account")
+    same(s.lane().account, QuotaUsage(s.window(), 6, 0), "the account")
 
 
 @check()
@@ -147,7 +147,7 @@ def roll_over_among_threads(s: ProviderStoreSubject) -> None:
     old, new = (granted.count(s.window(n).start) for n in (0, 1))
     expect(old <= 7, f"the old window gave {old} of 7")
     same((new, len(granted)), (7, old + new), "units of the new window, and of both")
-    same(s.must_refuse(limit=7).account, Account(s.window(1), 7, 7), "the account afterwards")
+    same(s.must_refuse(limit=7).account, QuotaUsage(s.window(1), 7, 7), "the account afterwards")
 
 
 @check()
@@ -206,7 +206,7 @@ def summary_while_others_write(s: ProviderStoreSubject) -> None:
 
     *_, one, two = s.together([write, write, write, read, read])
     expect({lane.success_rate_1h for lane in one + two} <= {0.5, None}, "a rate cannot be")
-    same((s.rates()[0], s.lane().account), (0.5, Account(s.window(), 100, 24)), "in the end")
+    same((s.rates()[0], s.lane().account), (0.5, QuotaUsage(s.window(), 100, 24)), "in the end")
 
 
 @check()
@@ -246,7 +246,7 @@ def one_end_is_told(s: ProviderStoreSubject) -> None:
 def gates_are_shared(s: ProviderStoreSubject) -> None:
     """A circuit or cooldown that one process writes holds for the other at once."""
     other = s.beside()
-    same((s.store.standing(LANE), other.standing(LANE)), (Standing(), Standing()), "at first")
+    same((s.store.standing(LANE), other.standing(LANE)), (LaneState(), LaneState()), "at first")
     version = s.must_swap(0, s.probing())
     s.store.cool(LANE, s.start + 60.0)
     same(other.standing(LANE), s.store.standing(LANE), "the standing")
@@ -266,7 +266,9 @@ def budget_is_shared(s: ProviderStoreSubject) -> None:
     other.refund(LANE, s.window(), 1)
     same(s.take(1), 10, "used after a refund")
     other.reserve(LANE, s.window(1), 10, 10)
-    same(s.must_refuse().account, Account(s.window(1), 10, 10), "the account of the newer window")
+    same(
+        s.must_refuse().account, QuotaUsage(s.window(1), 10, 10), "the account of the newer window"
+    )
 
 
 @check(BESIDE)
@@ -279,7 +281,7 @@ def budget_is_exact_among_processes(s: ProviderStoreSubject) -> None:
 
     granted = s.together([partial(ask, stores[n % 2]) for n in range(10)])
     same(sum(granted), 50, "granted")
-    same(s.lane().account, Account(s.window(), 50, 50), "the account")
+    same(s.lane().account, QuotaUsage(s.window(), 50, 50), "the account")
 
 
 @check(BESIDE)
@@ -301,7 +303,7 @@ def records_are_shared(s: ProviderStoreSubject) -> None:
     row = s.attempt(DEAD, correlation_id="c")
     s.record(row, letters=[s.letter(1)])
     same(other.attempts_of("c"), [row], "the attempts")
-    other.record(Batch([row, s.attempt(correlation_id="d")], [s.letter(1), s.letter(2)]))
+    other.record(RecordBatch([row, s.attempt(correlation_id="d")], [s.letter(1), s.letter(2)]))
     same(s.store.attempts_of("c"), [row], "the attempts, written by both")
     same(len(s.store.letters()), 2, "letters")
     same(s.rates()[0], 0.5, "the success rate")
@@ -316,7 +318,7 @@ def rates_are_shared(s: ProviderStoreSubject) -> None:
     ages = (0.0, 0.0, 30.0, 10.0, 0.0, 55.0, 30.0)
     for n, minutes in enumerate(ages, 2):
         late = s.attempt(FAILED, created_at=s.start - minutes * MINUTE)
-        (other if n % 2 else s.store).record(Batch([late]))
+        (other if n % 2 else s.store).record(RecordBatch([late]))
         near(s.rates()[0], 1 / n, "the success rate")
         near(s.lane(store=other).success_rate_1h, 1 / n, "the success rate for the other")
 
@@ -328,7 +330,7 @@ def rates_add_up_among_processes(s: ProviderStoreSubject) -> None:
 
     def write(number: int) -> None:
         for _ in range(3):
-            stores[number % 2].record(Batch([s.attempt(), s.attempt()]))
+            stores[number % 2].record(RecordBatch([s.attempt(), s.attempt()]))
 
     s.together([partial(write, n) for n in range(8)])
     s.ran(FAILED)

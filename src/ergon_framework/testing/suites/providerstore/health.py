@@ -6,8 +6,8 @@ from collections.abc import Callable
 from math import ceil
 from random import Random
 
-from ergon_framework.core.limits import Account
-from ergon_framework.ports.providerstore import EVERYBODY, AttemptRow, LaneKey
+from ergon_framework.core.limits import QuotaUsage
+from ergon_framework.ports.providerstore import ALL_TENANTS, AttemptRow, LaneKey
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
@@ -44,11 +44,11 @@ def tenants_see_their_own_lanes(s: ProviderStoreSubject) -> None:
     s.ran(FAILED, key=theirs)
     s.take(2, key=theirs)
     s.store.cool(theirs._replace(capability="more"), s.start + 1.0)
-    s.must_swap(0, s.opened(), LANE._replace(tenant_id=EVERYBODY))
+    s.must_swap(0, s.opened(), LANE._replace(tenant_id=ALL_TENANTS))
     same([one.key for one in s.store.health(TENANT)], [LANE], "the lanes")
     same((s.rates(), s.lane().account), ((1.0, 20), None), "rates and account")
     same(s.rates(theirs)[0], 0.0, "the success rate of the other")
-    same(len(s.store.health(EVERYBODY)), 1, "lanes of everybody")
+    same(len(s.store.health(ALL_TENANTS)), 1, "lanes of everybody")
 
 
 @check()
@@ -72,7 +72,7 @@ def lane_is_there_once(s: ProviderStoreSubject) -> None:
     s.ran(SUCCESS, RETRY, FAILED)
     s.must_swap(0, s.opened(3))
     lane = s.lane()
-    same(lane.account, Account(s.window(), 10, 4), "the account")
+    same(lane.account, QuotaUsage(s.window(), 10, 4), "the account")
     same((lane.breaker_state, lane.consecutive_failures), ("open", 3), "the circuit")
     same((lane.open_until, lane.cooldown_until), (s.start + 30.25, s.start + 5.0), "the instants")
     same((lane.success_rate_1h, lane.last_error_code), (0.5, "timeout"), "rate and last error")

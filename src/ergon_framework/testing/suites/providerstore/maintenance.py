@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Breaker
-from ergon_framework.core.limits import Account
+from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import ClaimState, LetterStatus
 from ergon_framework.testing.suites.framework import Check, expect, register
@@ -141,7 +141,7 @@ def pruning_leaves_the_gates_alone(s: ProviderStoreSubject) -> None:
     s.store.prune(s.start + MINUTE)
     same(s.store.standing(LANE), standing, "the standing")
     lane = s.lane()
-    same(lane.account, Account(s.window(), 10, 4), "the account")
+    same(lane.account, QuotaUsage(s.window(), 10, 4), "the account")
     same((lane.last_success_at, lane.last_error_code), (s.start - 2 * DAY, "timeout"), "last heard")
     same(s.take(6), 10, "used")
 
@@ -154,7 +154,7 @@ def pruning_reopens_no_window(s: ProviderStoreSubject) -> None:
     s.clock.forward(30 * DAY)
     s.store.prune(s.clock())
     s.must_refuse()
-    same(s.must_refuse(window=-1).account, Account(s.window(), 10, 10), "the account")
+    same(s.must_refuse(window=-1).account, QuotaUsage(s.window(), 10, 10), "the account")
 
 
 @check()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ergon_framework.core.limits import Account, Window
-from ergon_framework.ports.providerstore import Quota
+from ergon_framework.core.limits import QuotaUsage, Window
+from ergon_framework.ports.providerstore import QuotaGrant
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
@@ -23,15 +23,15 @@ check = register(CHECKS)
 @check()
 def first_units_are_taken(s: ProviderStoreSubject) -> None:
     """The first reservation of a window opens its account and takes the units."""
-    same(s.reserve(3), Quota(Account(s.window(), 10, 3), True), "the answer")
-    same(s.lane().account, Account(s.window(), 10, 3), "the account in the summary")
+    same(s.reserve(3), QuotaGrant(QuotaUsage(s.window(), 10, 3), True), "the answer")
+    same(s.lane().account, QuotaUsage(s.window(), 10, 3), "the account in the summary")
 
 
 @check()
 def units_add_up(s: ProviderStoreSubject) -> None:
     """Each reservation is on top of those before."""
     same([s.take(units) for units in (1, 2, 4, 1)], [1, 3, 7, 8], "used")
-    same(s.lane().account, Account(s.window(), 10, 8), "the account in the summary")
+    same(s.lane().account, QuotaUsage(s.window(), 10, 8), "the account in the summary")
 
 
 @check()
@@ -40,22 +40,22 @@ def used_up_is_refused(s: ProviderStoreSubject) -> None:
     s.take(9)
     same(s.take(1), 10, "used")
     for _ in range(3):
-        same(s.must_refuse(), Quota(Account(s.window(), 10, 10), False), "the answer")
-    same(s.lane().account, Account(s.window(), 10, 10), "the account in the summary")
+        same(s.must_refuse(), QuotaGrant(QuotaUsage(s.window(), 10, 10), False), "the answer")
+    same(s.lane().account, QuotaUsage(s.window(), 10, 10), "the account in the summary")
 
 
 @check()
 def all_units_or_none(s: ProviderStoreSubject) -> None:
     """When too few units are left, none is taken, and fewer can still be had."""
     s.take(8)
-    same(s.must_refuse(3), Quota(Account(s.window(), 10, 8), False), "the answer")
+    same(s.must_refuse(3), QuotaGrant(QuotaUsage(s.window(), 10, 8), False), "the answer")
     same(s.take(2), 10, "used")
 
 
 @check()
 def more_than_the_limit_is_refused(s: ProviderStoreSubject) -> None:
     """A first reservation that asks for more than there is takes nothing."""
-    same(s.must_refuse(11), Quota(Account(s.window(), 10, 0), False), "the answer")
+    same(s.must_refuse(11), QuotaGrant(QuotaUsage(s.window(), 10, 0), False), "the answer")
     same(s.take(10), 10, "used")
 
 
@@ -73,8 +73,8 @@ def raised_limit_holds(s: ProviderStoreSubject) -> None:
     """A higher limit gives more at once."""
     s.take(2, limit=2)
     s.must_refuse(limit=2)
-    same(s.reserve(limit=4), Quota(Account(s.window(), 4, 3), True), "the answer")
-    same(s.lane().account, Account(s.window(), 4, 3), "the account in the summary")
+    same(s.reserve(limit=4), QuotaGrant(QuotaUsage(s.window(), 4, 3), True), "the answer")
+    same(s.lane().account, QuotaUsage(s.window(), 4, 3), "the account in the summary")
 
 
 @check()
@@ -82,9 +82,9 @@ def lowered_limit_holds(s: ProviderStoreSubject) -> None:
     """A limit below what is used refuses, takes nothing away, and is what the summary shows."""
     s.take(5)
     answer = s.must_refuse(limit=3)
-    same(answer.account, Account(s.window(), 3, 5), "the account")
+    same(answer.account, QuotaUsage(s.window(), 3, 5), "the account")
     same(answer.account.remaining, 0, "what is left of it")
-    same(s.lane().account, Account(s.window(), 3, 5), "the account in the summary")
+    same(s.lane().account, QuotaUsage(s.window(), 3, 5), "the account in the summary")
 
 
 @check()
@@ -92,7 +92,7 @@ def refund_is_for_others(s: ProviderStoreSubject) -> None:
     """Units that came back can be taken again, and no more than they."""
     s.take(10)
     s.store.refund(LANE, s.window(), 3)
-    same(s.lane().account, Account(s.window(), 10, 7), "the account after the refund")
+    same(s.lane().account, QuotaUsage(s.window(), 10, 7), "the account after the refund")
     s.must_refuse(4)
     same(s.take(3), 10, "used")
 
@@ -103,7 +103,7 @@ def refund_stops_at_nothing_used(s: ProviderStoreSubject) -> None:
     s.take(2)
     s.store.refund(LANE, s.window(), 2)
     s.store.refund(LANE, s.window(), 2)
-    same(s.lane().account, Account(s.window(), 10, 0), "the account")
+    same(s.lane().account, QuotaUsage(s.window(), 10, 0), "the account")
     s.must_refuse(11)
     same(s.take(10), 10, "used")
 
@@ -156,7 +156,7 @@ def next_window_is_fresh(s: ProviderStoreSubject) -> None:
     """A window that begins where the last one ended has a budget of its own."""
     s.take(10)
     s.must_refuse()
-    same(s.reserve(4, window=1), Quota(Account(s.window(1), 10, 4), True), "the answer")
+    same(s.reserve(4, window=1), QuotaGrant(QuotaUsage(s.window(1), 10, 4), True), "the answer")
     same(s.take(6, window=1), 10, "used")
     s.must_refuse(window=1)
 
@@ -173,8 +173,12 @@ def older_window_is_not_asked_again(s: ProviderStoreSubject) -> None:
     """Whoever comes with an older window is served from the newest."""
     s.take(3)
     s.take(6, window=1)
-    same(s.reserve(2), Quota(Account(s.window(1), 10, 8), True), "the answer")
-    same(s.must_refuse(3), Quota(Account(s.window(1), 10, 8), False), "the answer to too much")
+    same(s.reserve(2), QuotaGrant(QuotaUsage(s.window(1), 10, 8), True), "the answer")
+    same(
+        s.must_refuse(3),
+        QuotaGrant(QuotaUsage(s.window(1), 10, 8), False),
+        "the answer to too much",
+    )
     same(s.take(2, window=1), 10, "used of the newest")
 
 
@@ -183,7 +187,7 @@ def older_window_is_not_opened(s: ProviderStoreSubject) -> None:
     """An older window is not opened though nobody has used it: its time is over."""
     s.take(10, window=2)
     for older in (1, 0, -5):
-        same(s.must_refuse(window=older).account, Account(s.window(2), 10, 10), "the account")
+        same(s.must_refuse(window=older).account, QuotaUsage(s.window(2), 10, 10), "the account")
 
 
 @check()
@@ -191,7 +195,11 @@ def refused_first_use_makes_a_window_known(s: ProviderStoreSubject) -> None:
     """A window whose first reservation asked for too much is the newest all the same."""
     s.take(10)
     s.must_refuse(11, window=1)
-    same(s.reserve(4), Quota(Account(s.window(1), 10, 4), True), "the answer to the older window")
+    same(
+        s.reserve(4),
+        QuotaGrant(QuotaUsage(s.window(1), 10, 4), True),
+        "the answer to the older window",
+    )
 
 
 @check()
@@ -218,7 +226,11 @@ def refund_opens_no_window(s: ProviderStoreSubject) -> None:
 def changed_limit_of_the_next_window(s: ProviderStoreSubject) -> None:
     """A window has the limit that its first caller names, whatever it was before."""
     s.take(2, limit=2)
-    same(s.reserve(5, window=1, limit=7), Quota(Account(s.window(1), 7, 5), True), "the answer")
+    same(
+        s.reserve(5, window=1, limit=7),
+        QuotaGrant(QuotaUsage(s.window(1), 7, 5), True),
+        "the answer",
+    )
 
 
 @check()
@@ -226,7 +238,7 @@ def summary_has_the_newest_window(s: ProviderStoreSubject) -> None:
     """Of several windows, the summary shows the newest."""
     s.take(9)
     s.take(2, window=1)
-    same(s.lane().account, Account(s.window(1), 10, 2), "the account")
+    same(s.lane().account, QuotaUsage(s.window(1), 10, 2), "the account")
 
 
 @check()
@@ -235,10 +247,14 @@ def windows_of_any_length(s: ProviderStoreSubject) -> None:
     brief = Window(s.start, s.start + 0.25)
     expect(s.store.reserve(LANE, brief, 1, 1).is_granted, "a unit was refused")
     after = Window(brief.end, brief.end + 0.25)
-    same(s.store.reserve(LANE, after, 1, 1), Quota(Account(after, 1, 1), True), "the next")
-    same(s.store.reserve(LANE, brief, 1, 1), Quota(Account(after, 1, 1), False), "the one before")
+    same(s.store.reserve(LANE, after, 1, 1), QuotaGrant(QuotaUsage(after, 1, 1), True), "the next")
+    same(
+        s.store.reserve(LANE, brief, 1, 1),
+        QuotaGrant(QuotaUsage(after, 1, 1), False),
+        "the one before",
+    )
     month = Window(after.end, after.end + 31 * 24 * HOUR)
-    same(s.store.reserve(LANE, month, 9, 1), Quota(Account(month, 9, 1), True), "a month")
+    same(s.store.reserve(LANE, month, 9, 1), QuotaGrant(QuotaUsage(month, 9, 1), True), "a month")
 
 
 @check(CLOCK)
@@ -247,7 +263,7 @@ def window_ends_in_the_summary(s: ProviderStoreSubject) -> None:
     s.take(3)
     end = s.window().end
     s.clock.to(end - 0.5)
-    same(s.lane().account, Account(s.window(), 10, 3), "the account just before the end")
+    same(s.lane().account, QuotaUsage(s.window(), 10, 3), "the account just before the end")
     s.clock.to(end)
     same(s.store.health(LANE.tenant_id), [], "the summary of a lane that has nothing else")
 
@@ -268,7 +284,7 @@ def clock_that_is_set_back(s: ProviderStoreSubject) -> None:
     s.clock.to(s.window(1).start)
     s.take(10, window=1)
     s.clock.forward(-HOUR)
-    same(s.must_refuse().account, Account(s.window(1), 10, 10), "the account")
+    same(s.must_refuse().account, QuotaUsage(s.window(1), 10, 10), "the account")
 
 
 @check(CLOCK)
@@ -278,8 +294,8 @@ def window_of_a_clock_that_ran_ahead(s: ProviderStoreSubject) -> None:
     ahead = Window(s.clock(), s.clock() + HOUR)
     expect(s.store.reserve(LANE, ahead, 10, 10).is_granted, "units were refused a year ahead")
     s.clock.forward(-365 * DAY)
-    same(s.reserve(3), Quota(Account(s.window(), 10, 3), True), "the answer")
+    same(s.reserve(3), QuotaGrant(QuotaUsage(s.window(), 10, 3), True), "the answer")
     s.must_refuse(8)
-    same(s.lane().account, Account(s.window(), 10, 3), "the account in the summary")
+    same(s.lane().account, QuotaUsage(s.window(), 10, 3), "the account in the summary")
     same(s.take(10, window=1), 10, "used of the next window")
-    same(s.must_refuse().account, Account(s.window(1), 10, 10), "the newest that counts")
+    same(s.must_refuse().account, QuotaUsage(s.window(1), 10, 10), "the newest that counts")

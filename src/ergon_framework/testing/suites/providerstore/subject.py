@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.core.circuit_breaker import Breaker, Probe, State
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe
 from ergon_framework.core.limits import Window
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
+    AttemptOutcome,
     AttemptRow,
-    Batch,
-    Claim,
+    ClaimResult,
     ClaimState,
     DeadLetter,
     LaneHealth,
     LaneKey,
     LetterStatus,
-    Outcome,
     ProviderStore,
-    Quota,
+    QuotaGrant,
+    RecordBatch,
     StoredLetter,
 )
 from ergon_framework.testing.suites.drivers import HandClock
@@ -45,8 +45,8 @@ NEIGHBOURS = (
 )
 """Lanes that are easily taken for it."""
 
-SUCCESS, RETRY = Outcome.SUCCESS, Outcome.RETRY
-FAILED, DEAD = Outcome.FAILED, Outcome.DEAD_LETTER
+SUCCESS, RETRY = AttemptOutcome.SUCCESS, AttemptOutcome.RETRY
+FAILED, DEAD = AttemptOutcome.FAILED, AttemptOutcome.DEAD_LETTER
 
 Clock = Callable[[], float]
 OpenStore = Callable[[Clock], ProviderStore]
@@ -97,12 +97,12 @@ class ProviderStoreSubject(StoreSubject[ProviderStore]):
 
     def opened(self, failures: int = 5) -> Breaker:
         """A circuit that opened after so many failures."""
-        return Breaker(State.OPEN, failures, self.start + 30.25, generation=1)
+        return Breaker(CircuitState.OPEN, failures, self.start + 30.25, generation=1)
 
     def probing(self) -> Breaker:
         """A half-open circuit, of which two places are taken."""
         probes = (Probe("one", self.start + 12.5), Probe("two", self.start + 13.75))
-        return Breaker(State.HALF_OPEN, 7, None, 1, probes, 9)
+        return Breaker(CircuitState.HALF_OPEN, 7, None, 1, probes, 9)
 
     def must_swap(self, version: int, breaker: Breaker, key: LaneKey = LANE) -> int:
         """Write a circuit, which has to work; the version from then on."""
@@ -116,7 +116,7 @@ class ProviderStoreSubject(StoreSubject[ProviderStore]):
 
     def reserve(
         self, units: int = 1, *, window: int = 0, limit: int = 10, key: LaneKey = LANE
-    ) -> Quota:
+    ) -> QuotaGrant:
         """Ask for units of a window."""
         return self.store.reserve(key, self.window(window), limit, units)
 
@@ -126,7 +126,7 @@ class ProviderStoreSubject(StoreSubject[ProviderStore]):
         expect(answer.is_granted, f"{units} units were refused: {answer.account}")
         return answer.account.used
 
-    def must_refuse(self, units: int = 1, **options: Any) -> Quota:
+    def must_refuse(self, units: int = 1, **options: Any) -> QuotaGrant:
         """Ask for units that must not be had."""
         answer = self.reserve(units, **options)
         expect(not answer.is_granted, f"{units} units were granted: {answer.account}")
@@ -135,7 +135,7 @@ class ProviderStoreSubject(StoreSubject[ProviderStore]):
     # ---- records --------------------------------------------------------------------------------
 
     def attempt(
-        self, outcome: Outcome = SUCCESS, *, key: LaneKey = LANE, **fields: Any
+        self, outcome: AttemptOutcome = SUCCESS, *, key: LaneKey = LANE, **fields: Any
     ) -> AttemptRow:
         """One attempt at the start of the check, unless told otherwise."""
         number = next(self._numbers)
@@ -159,9 +159,9 @@ class ProviderStoreSubject(StoreSubject[ProviderStore]):
 
     def record(self, *rows: AttemptRow, letters: Iterable[DeadLetter] = ()) -> None:
         """Write them in one batch."""
-        self.store.record(Batch(list(rows), list(letters)))
+        self.store.record(RecordBatch(list(rows), list(letters)))
 
-    def ran(self, *outcomes: Outcome, **fields: Any) -> list[AttemptRow]:
+    def ran(self, *outcomes: AttemptOutcome, **fields: Any) -> list[AttemptRow]:
         """Write an attempt of each outcome in one batch."""
         rows = [self.attempt(outcome, **fields) for outcome in outcomes]
         self.record(*rows)
@@ -184,12 +184,14 @@ class ProviderStoreSubject(StoreSubject[ProviderStore]):
 
     # ---- keys -----------------------------------------------------------------------------------
 
-    def claim(self, owner: str = "me", fingerprint: str = "same", **options: Any) -> Claim:
+    def claim(self, owner: str = "me", fingerprint: str = "same", **options: Any) -> ClaimResult:
         """Ask for the key ``k``."""
         given: dict[str, Any] = {"tenant_id": TENANT, "key": "k", "lease": LEASE, "keep": KEEP}
         return self.store.claim(fingerprint=fingerprint, owner=owner, **(given | options))
 
-    def must_claim(self, owner: str = "me", fingerprint: str = "same", **options: Any) -> Claim:
+    def must_claim(
+        self, owner: str = "me", fingerprint: str = "same", **options: Any
+    ) -> ClaimResult:
         """Claim the key ``k``, which has to be free."""
         found = self.claim(owner, fingerprint, **options)
         same(found.state, ClaimState.MINE, f"the claim of {owner}")
