@@ -10,7 +10,7 @@ from dataclasses import replace
 from races import Effort, Entry, FailedError, Record, race
 
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
-from ergon_framework.providers.quota import QuotaDesk
+from ergon_framework.providers.quota import QuotaLimiter
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from provider_parts import peers
@@ -58,7 +58,7 @@ def _stored(
 
 
 def _taking(store: ProviderStore, block: int = 1) -> Call:
-    desk = QuotaDesk(store, KEY, replace(PLENTY, block=block))
+    desk = QuotaLimiter(store, KEY, replace(PLENTY, block=block))
     if desk.reserve(1) is None:
         raise FailedError("nothing was granted")
     return lambda: desk.reserve(1)

@@ -44,7 +44,7 @@ from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import RecorderStats
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.schemas import DeadLetterMessage, ProviderHealthItem
-from ergon_framework.providers.tasks import Gate, TaskOptions
+from ergon_framework.providers.tasks import TaskGate, TaskOptions
 from ergon_framework.providers.telemetry import OUTCOMES
 from ergon_framework.storage import failpoints
 from tests.docs.pages import ROOT, blocks
@@ -221,7 +221,7 @@ def test_the_reference_has_every_http_status_with_a_reason_of_its_own() -> None:
     assert shown == {status: reason.value for status, reason in STATUS_REASONS.items()}
 
 
-@pytest.mark.parametrize("words", [CircuitState, AttemptOutcome, Gate])
+@pytest.mark.parametrize("words", [CircuitState, AttemptOutcome, TaskGate])
 def test_the_reference_has_every_word(words: Any) -> None:
     """Those that rows, results and options hold."""
     assert [each.value for each in words if f"`{each.value}`" not in page(REFERENCE)] == []

@@ -18,8 +18,8 @@ from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.tasks import Gate, TaskCall, TaskEnd, TaskOptions
-from ergon_framework.providers.threads import OwnThreads
+from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskGate, TaskOptions
+from ergon_framework.providers.threads import BoundedThreads
 from tests.providers.scripted import (
     ONCE,
     PATIENCE,
@@ -39,7 +39,7 @@ DAILY = QuotaPolicy(limit=9, window_seconds=1e9)
 
 
 @contextmanager
-def taken(threads: OwnThreads) -> Iterator[None]:
+def taken(threads: BoundedThreads) -> Iterator[None]:
     """All of them hang meanwhile."""
     threads.pool = ThreadPoolExecutor(1)
     is_busy, may_go_on = threading.Event(), threading.Event()
@@ -180,7 +180,7 @@ def test_a_task_that_cannot_ask_for_its_key_is_put_off(tmp_path: Path) -> None:
     try:
         with taken(provider.fitted.steps):
             ending = asyncio.run(runner.arun(TaskCall("t", None, "fetch", {}, call_id="m")))
-        assert (ending.end, ending.gate, provider.calls) == (TaskEnd.DEFER, Gate.STORE, 0)
+        assert (ending.end, ending.gate, provider.calls) == (TaskEnd.DEFER, TaskGate.STORE, 0)
     finally:
         provider.close()
         store.close()

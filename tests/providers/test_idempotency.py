@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.ports.providerstore import ClaimState, LaneKey
-from ergon_framework.providers.delivery.idempotency import KeyGuard, check_key
-from ergon_framework.providers.delivery.owner_locks import dead_owner, take
+from ergon_framework.providers.delivery.idempotency import KeyClaim, check_key
+from ergon_framework.providers.delivery.owner_locks import acquire, dead_owner
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
 from ergon_framework.providers.pipeline.request import fingerprint
 from ergon_framework.providers.redaction import (
@@ -25,7 +25,7 @@ from ergon_framework.providers.redaction import (
     strip_secrets,
 )
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.tasks import Carried, Gate, TaskEnd
+from ergon_framework.providers.tasks import CallProgress, TaskEnd, TaskGate
 from ergon_framework.redaction import is_secret
 from ergon_framework.testing import VirtualClock
 from tests.local_users import NOBODY, acting_as, needs_root, shared_folder
@@ -312,7 +312,7 @@ def test_a_key_in_use_defers_the_duplicate() -> None:
     waiting = run.run(call(idempotency_key="k", call_id="message-2"))
     go.set()
     thread.join(30)
-    assert (waiting.end, waiting.gate) == (TaskEnd.DEFER, Gate.DUPLICATE)
+    assert (waiting.end, waiting.gate) == (TaskEnd.DEFER, TaskGate.DUPLICATE)
     assert ends[0].end is TaskEnd.DONE
     done = run.run(call(idempotency_key="k", call_id="message-2", carried=waiting.carried))
     assert (done.end, done.result.data) == (TaskEnd.REPLAYED, {"by": "the first"})
@@ -322,7 +322,7 @@ def test_a_duplicate_that_waited_too_often_is_buried() -> None:
     """Deferrals end, whatever they wait for; who may not wait at all is told that it is busy."""
     run = runner("ok", max_deferrals=1)
     run.provider.store.claim("t", "k", key_of_call(run), "somebody", 1e6, 1e6)
-    last = run.run(call(idempotency_key="k", carried=Carried(deferrals=1)))
+    last = run.run(call(idempotency_key="k", carried=CallProgress(deferrals=1)))
     assert (last.end, last.result.reason_code) == (TaskEnd.DEAD, "dependency_unavailable")
     busy = run.run(call(idempotency_key="k", may_wait=False))
     assert (busy.end, busy.result.reason_code) == (TaskEnd.FAILED, "dependency_unavailable")
@@ -353,10 +353,10 @@ def test_a_message_that_comes_back_goes_on_when_its_worker_is_dead() -> None:
     run = runner("ok")
     store, name = run.provider.store, "t\nk\nmessage-1"
     store.claim("t", "k", key_of_call(run), "the dead one", 90.0, 3600.0)
-    held = take(name, "the dead one")
+    held = acquire(name, "the dead one")
     assert held is not None
     alive = run.run(call(idempotency_key="k", is_redelivered=True))
-    assert (alive.end, alive.gate) == (TaskEnd.DEFER, Gate.DUPLICATE)
+    assert (alive.end, alive.gate) == (TaskEnd.DEFER, TaskGate.DUPLICATE)
     os.close(held._file)  # as the system does for a process that dies
     other = run.run(call(idempotency_key="k", call_id="message-2", is_redelivered=True))
     assert other.end is TaskEnd.DEFER
@@ -382,7 +382,7 @@ def test_a_second_copy_of_a_message_does_not_call_beside_the_first() -> None:
     assert began.wait(30)
     for is_redelivered in (False, True):
         copy = run.run(call(idempotency_key="k", is_redelivered=is_redelivered))
-        assert (copy.end, copy.gate) == (TaskEnd.DEFER, Gate.DUPLICATE)
+        assert (copy.end, copy.gate) == (TaskEnd.DEFER, TaskGate.DUPLICATE)
     go.set()
     thread.join(30)
     assert calls == [1]
@@ -403,7 +403,7 @@ def test_a_folder_of_somebody_else_is_not_used(
         with acting_as(NOBODY):
             folder.mkdir(exist_ok=True)
             (folder / hashlib.sha256(b"name").hexdigest()).write_text("somebody")
-        assert take("name", "me") is None
+        assert acquire("name", "me") is None
         assert dead_owner("name") is None
         assert runner("ok").run(call()).end is TaskEnd.DONE
 
@@ -451,7 +451,7 @@ def test_redeliveries_are_counted_per_message() -> None:
     """Each one leaves a mark; another message has marks of its own."""
     store = MemoryProviderStore()
     guards = [
-        KeyGuard(store, "t", "k", "f", f"{n}", m) for n, m in enumerate(["m1", "m1", "m1", "m2"])
+        KeyClaim(store, "t", "k", "f", f"{n}", m) for n, m in enumerate(["m1", "m1", "m1", "m2"])
     ]
     marks = [each.mark_redelivery(2, 100.0) for each in guards]
     assert [mark is not None for mark in marks] == [True, True, False, True]

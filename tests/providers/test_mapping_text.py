@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.providers.mapping import canonical
-from ergon_framework.providers.redaction import LONGEST_MESSAGE, describe_safely, veiled
+from ergon_framework.providers.redaction import LONGEST_MESSAGE, describe_safely, redact_text
 
 
 @pytest.mark.req("PEF:T-8")
@@ -41,7 +41,7 @@ from ergon_framework.providers.redaction import LONGEST_MESSAGE, describe_safely
 )
 def test_what_looks_like_a_secret_is_left_out(text: str, shown: str | None) -> None:
     """Credentials and query strings of URLs, headers, and values with telling names."""
-    veil = veiled(text)
+    veil = redact_text(text)
     assert "S3CRET" not in veil
     assert "UzNDUkVU" not in veil
     if shown is not None:
@@ -75,7 +75,7 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----"
 )
 def test_a_secret_that_nobody_calls_one_is_left_out(text: str, shown: str) -> None:
     """It gives itself away by its form, or by the word before it."""
-    assert veiled(text) == shown
+    assert redact_text(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_secret_that_nobody_calls_one_is_left_out(text: str, shown: str) -> No
 )
 def test_what_is_no_secret_is_told(text: str) -> None:
     """Or nobody could say what went wrong."""
-    assert veiled(text) == text
+    assert redact_text(text) == text
 
 
 def test_only_the_first_line_is_told() -> None:
@@ -119,7 +119,7 @@ def test_a_message_can_be_stored_and_shown() -> None:
 @given(st.text(max_size=5000))
 def test_any_text_can_be_veiled(text: str) -> None:
     """Bounded, printable, and the same when it is veiled again."""
-    veil = veiled(text)
+    veil = redact_text(text)
     assert len(veil) <= LONGEST_MESSAGE
     assert veil.isprintable()
 
@@ -132,11 +132,11 @@ SECRETS = st.text("abcdefXYZ0123456789-_.~%!:@", min_size=4, max_size=30)
 def test_no_url_gives_its_secret_away(secret: str, form: str) -> None:
     """Whatever characters it is made of."""
     marked = f"q{secret}q"
-    assert marked not in veiled(f"failed for {form.format(marked)} today")
+    assert marked not in redact_text(f"failed for {form.format(marked)} today")
 
 
 @pytest.mark.parametrize("unit", ["a-", "#", "?", "https://", "token", "bearer ", "@", "a:", "'"])
 def test_a_long_text_takes_no_time(unit: str) -> None:
     """No pattern goes back and forth over it: the test would not end."""
     for _ in range(20):
-        veiled(unit * 1_000_000)
+        redact_text(unit * 1_000_000)

@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.core.circuit_breaker import Permit, Vote
 from ergon_framework.ports.providerstore import LaneKey
-from ergon_framework.providers.circuit_breaker import LEASE, Circuit, CircuitBreaker, ProbeKeeper
+from ergon_framework.providers.circuit_breaker import LEASE, Circuit, CircuitBreaker, ProbeRenewer
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.pipeline.lanes import Lane
 from ergon_framework.providers.stores import open_store
@@ -70,7 +70,7 @@ def test_a_probe_under_way_keeps_its_place(circuits: list[Circuit], time: Time) 
     here, there = circuits
     permit = here.admit()
     assert isinstance(permit, Permit)
-    keeper = ProbeKeeper(time)
+    keeper = ProbeRenewer(time)
     keeper.keep(here, permit, LEASE, CALL)
     for _ in range(11):
         time.now += LEASE
@@ -89,7 +89,7 @@ def test_a_probe_without_a_budget_keeps_its_place(
     tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that may take as long as it likes is under way for longer than the cooldown."""
-    keeper = ProbeKeeper(time)
+    keeper = ProbeRenewer(time)
     monkeypatch.setattr("ergon_framework.providers.circuit_breaker.KEEPER", keeper)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
     here, there = (CircuitBreaker(1, 1).circuit(store, LANE, None) for _ in range(2))
@@ -111,7 +111,7 @@ def test_a_place_that_nobody_knows_of_is_not_renewed(
     tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A time limit strikes just when it was taken: the place is free when its lease is over."""
-    keeper = ProbeKeeper(time)
+    keeper = ProbeRenewer(time)
     monkeypatch.setattr("ergon_framework.providers.circuit_breaker.KEEPER", keeper)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
     breaker = CircuitBreaker(1, 1)
@@ -155,7 +155,7 @@ def test_a_process_without_threads_to_spare_renews_probes_later(
             self.tokens.put(permit.token)
             return False
 
-    keeper, circuit = ProbeKeeper(), Renewed()
+    keeper, circuit = ProbeRenewer(), Renewed()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         keeper.keep(circuit, Permit(1, "first"), 0.003, CALL)

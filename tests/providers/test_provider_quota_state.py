@@ -18,7 +18,7 @@ from ergon_framework.providers.errors import (
     ProviderConnectionError,
     ProviderTimeoutError,
 )
-from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
+from ergon_framework.providers.quota import QuotaLimiter, QuotaPolicy
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     EPOCH,
@@ -339,7 +339,7 @@ def test_each_attempt_settles_its_own_unit(store: ProviderStore) -> None:
 @pytest.mark.req("PEF:trap-refund-window")
 def test_a_reservation_is_given_back_once(store: ProviderStore) -> None:
     """However often it is tried, and from however many threads."""
-    desk = QuotaDesk(store, LANE, QuotaPolicy(limit=9))
+    desk = QuotaLimiter(store, LANE, QuotaPolicy(limit=9))
     kept, taken = desk.reserve(2), desk.reserve(3)
     assert kept is not None
     assert taken is not None
@@ -354,7 +354,7 @@ def test_units_go_back_to_the_window_they_came_from(
 ) -> None:
     """A call that began in the last window does not lengthen this one."""
     policy = QuotaPolicy(limit=5, window_seconds=60)
-    desk = QuotaDesk(store, LANE, policy)
+    desk = QuotaLimiter(store, LANE, policy)
     old = desk.reserve(3)
     assert old is not None
     clock.advance(60.0)
@@ -366,7 +366,7 @@ def test_units_go_back_to_the_window_they_came_from(
 @pytest.mark.req("PEF:Q-3")
 def test_a_refund_is_seen_at_once_by_those_who_were_refused(store: ProviderStore) -> None:
     """A refusal is believed for a moment, but not against better knowledge."""
-    desk = QuotaDesk(store, LANE, QuotaPolicy(limit=1))
+    desk = QuotaLimiter(store, LANE, QuotaPolicy(limit=1))
     taken = desk.reserve()
     assert taken is not None
     assert desk.reserve() is None
@@ -380,7 +380,7 @@ def test_a_refusal_is_believed_for_a_second(clock: VirtualClock) -> None:
     store = WatchedStore(clock)
     policy = QuotaPolicy(limit=1)
     provider = Scripted(quota=policy, store=store)
-    other = QuotaDesk(store, LANE, policy)
+    other = QuotaLimiter(store, LANE, policy)
     taken = other.reserve()
     assert taken is not None
     store.asked.clear()
@@ -400,7 +400,7 @@ def test_a_hot_lane_takes_blocks_and_still_ends_at_the_limit(clock: VirtualClock
     """Two processes on one budget: the store is asked far less often than they call."""
     store = WatchedStore(clock)
     policy = QuotaPolicy(limit=1000, block=50)
-    desks = [QuotaDesk(store, LANE, policy) for _ in range(2)]
+    desks = [QuotaLimiter(store, LANE, policy) for _ in range(2)]
     granted = 0
     for number in range(1200):
         granted += desks[number % 2].reserve() is not None
@@ -414,7 +414,7 @@ def test_a_hot_lane_takes_blocks_and_still_ends_at_the_limit(clock: VirtualClock
 def test_the_last_units_are_taken_one_by_one(store: ProviderStore) -> None:
     """So that nobody holds back what another could use: all of them are given out."""
     policy = QuotaPolicy(limit=100, block=64)
-    desks = [QuotaDesk(store, LANE, policy) for _ in range(3)]
+    desks = [QuotaLimiter(store, LANE, policy) for _ in range(3)]
     granted, refused = 0, 0
     while refused < 3:
         refused = 0
@@ -448,7 +448,7 @@ def test_a_block_of_the_last_window_is_not_used_in_this_one(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
     """Its units are gone with the window."""
-    desk = QuotaDesk(store, LANE, QuotaPolicy(limit=100, window_seconds=60, block=50))
+    desk = QuotaLimiter(store, LANE, QuotaPolicy(limit=100, window_seconds=60, block=50))
     for _ in range(3):
         desk.reserve()
     clock.advance(60.0)

@@ -14,7 +14,7 @@ from ergon_framework.errors import StoreFullError
 from ergon_framework.ports.providerstore import LaneKey, RecordBatch
 from ergon_framework.providers import recorder as module
 from ergon_framework.providers.recorder import Recorder, close_recorders, recorder_of
-from ergon_framework.providers.spill import find_left
+from ergon_framework.providers.spill import find_replayable
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.recorder_fakes import (
     WAIT,
@@ -147,12 +147,12 @@ def test_write_now_keeps_on_disk_what_the_store_does_not_take(
     """It is safe all the same, and reaches the store when that is back, whole."""
     store.fault = away
     assert recorder.write_now(RecordBatch([row("last", outcome="dead_letter")], [letter("d1")]))
-    assert find_left(tmp_path / "spill")
+    assert find_replayable(tmp_path / "spill")
     assert not recorder.flush(0.0)
     store.fault = None
     assert recorder.flush(WAIT)
     assert (list(store.rows), list(store.letters)) == (["last"], ["d1"])
-    assert find_left(tmp_path / "spill") == []
+    assert find_replayable(tmp_path / "spill") == []
     stats = recorder.stats()
     assert (stats.spilled_rows, stats.replayed_rows, stats.lost_rows) == (2, 2, 0)
 
@@ -229,7 +229,7 @@ def test_closing_while_the_store_is_away(
     heir.close(WAIT)
     heir.drain()
     assert set(store.rows) == {f"{n}-2" for n in range(10)} | {"new0"}
-    assert find_left(tmp_path / "spill") == []
+    assert find_replayable(tmp_path / "spill") == []
 
 
 def test_closing_while_the_store_hangs(

@@ -16,7 +16,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.providerstore import AttemptRow, RecordBatch
 from ergon_framework.providers.spill import Spill
-from ergon_framework.providers.write_behind import Marker, Writer
+from ergon_framework.providers.write_behind import FlushMarker, WriteBehindQueue
 from tests.providers.recorder_fakes import Ear, FakeClock, ScriptedStore, away, row, rows
 
 pytestmark = pytest.mark.req("PROVIDERS:storage", "PEF:B-11")
@@ -32,7 +32,7 @@ class Bench:
         self.store = ScriptedStore()
         self.ear = Ear()
         self.spill = Spill(folder, max_bytes=room, clock=self.clock)
-        self.writer = Writer(
+        self.writer = WriteBehindQueue(
             self.store.as_store,
             self.spill,
             capacity=capacity,
@@ -134,7 +134,7 @@ def test_room_is_made_before_there_is_none(bench: Bench) -> None:
 def test_final_rows_are_on_disk_soon_after_the_store_went_away(bench: Bench) -> None:
     """A process that is killed then takes only retries with it; whoever waits is answered."""
     bench.store.fault = away
-    marker = Marker()
+    marker = FlushMarker()
     for n in range(20):
         bench.add([row(f"{n}-1", outcome="retry"), row(f"{n}-2", number=2)])
     bench.writer.queue.append(marker)
@@ -204,7 +204,7 @@ def test_who_waits_is_answered_when_all_before_is_in_the_store(bench: Bench) -> 
     bench.add(rows(10, "hand"))
     bench.run(0.01)
     bench.add(rows(50, "a"))
-    marker = Marker()
+    marker = FlushMarker()
     bench.writer.queue.append(marker)
     bench.add(rows(49, "b"))
     bench.writer.step()
@@ -224,7 +224,7 @@ def test_who_waits_is_not_passed_by_rows_that_were_put_back(
     bench.add(rows(10, "hand"))
     bench.run(0.01)
     bench.add(rows(5, "a"))
-    marker = Marker()
+    marker = FlushMarker()
     bench.writer.queue.append(marker)
     bench.add(rows(90, "b"))
 
@@ -247,7 +247,7 @@ def test_who_gave_up_waiting_is_forgotten(bench: Bench) -> None:
     bench.writer.write_now(RecordBatch(rows(1, "spilt")))
     bench.clock.now += 60.0
     bench.store.faults = [lambda: None]
-    marker = Marker()
+    marker = FlushMarker()
     marker.is_abandoned = True
     bench.writer.queue.append(marker)
     bench.writer.step()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.providers.spill import find_left
+from ergon_framework.providers.spill import find_replayable
 from ergon_framework.storage.failpoints import NAMES
 from tests.providers import recorder_child
 from tests.providers.recorder_child import ROWS, DurableStore
@@ -52,7 +52,7 @@ def test_killed_while_spilling(tmp_path: Path, moment: str, nth: int) -> None:
     child("replay", tmp_path)
     assert set(sent(tmp_path)) == letters(nth - 1 if moment == "before" else nth)
     assert set(sent(tmp_path).values()) <= {1}
-    assert find_left(tmp_path / "spill") == []
+    assert find_replayable(tmp_path / "spill") == []
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -63,10 +63,10 @@ def test_killed_while_replaying(tmp_path: Path, moment: str, nth: int) -> None:
     if moment == "after" and nth == 2:
         child("spill", tmp_path)  # another file, which dies with the second
     child("replay", tmp_path, f"providers.replay.{moment}=kill@{nth}")
-    assert find_left(tmp_path / "spill")
+    assert find_replayable(tmp_path / "spill")
     child("replay", tmp_path)
     assert set(sent(tmp_path)) == letters(ROWS)
-    assert find_left(tmp_path / "spill") == []
+    assert find_replayable(tmp_path / "spill") == []
 
 
 def test_all_failpoints_are_known() -> None:

@@ -14,7 +14,7 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import LetterStatus, ProviderStore, RecordBatch
 from ergon_framework.providers.recorder import Recorder, recorder_of
 from ergon_framework.providers.service import ProviderHealthService
-from ergon_framework.providers.spill import find_left
+from ergon_framework.providers.spill import find_replayable
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.recorder_fakes import WAIT, letter, row
@@ -75,7 +75,7 @@ def test_what_is_written_again_counts_once(store: ProviderStore, tmp_path: Path)
     assert len(store.attempts_of("c1")) == 10
     [stored] = store.letters()
     assert (stored.letter, stored.status) == (letter("d1", {"q": "ü"}), LetterStatus.PENDING)
-    assert find_left(tmp_path / "spill") == []
+    assert find_replayable(tmp_path / "spill") == []
     recorder.close(WAIT)
 
 
@@ -86,7 +86,7 @@ def test_a_file_has_its_spill_beside_it(store: ProviderStore, tmp_path: Path) ->
     recorder.add([fresh("late")])
     assert not recorder.flush(0.0)
     recorder.close(WAIT)
-    assert len(find_left(tmp_path / "work.db-spill")) == 1
+    assert len(find_replayable(tmp_path / "work.db-spill")) == 1
     again = open_store(f"sqlite:///{tmp_path}/work.db")
     heir = recorder_of(again)
     assert heir is not recorder

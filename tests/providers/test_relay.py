@@ -14,7 +14,12 @@ import pytest
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, RecordBatch
-from ergon_framework.providers.delivery.dead_letters import LEASE, Relay, Relayed, RelayThread
+from ergon_framework.providers.delivery.dead_letters import (
+    LEASE,
+    DeadLetterRelay,
+    RelayCounts,
+    RelayThread,
+)
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.storage.failpoints import armed
@@ -103,8 +108,8 @@ def test_letters_are_published_oldest_first(
     store: MemoryProviderStore, counter: FakeCounter
 ) -> None:
     """Once; then the store knows, and the queue is not even opened."""
-    relay = Relay(store, counter.open)
-    assert relay.pump() == Relayed(published=3)
+    relay = DeadLetterRelay(store, counter.open)
+    assert relay.pump() == RelayCounts(published=3)
     assert ids(counter) == ["d-0", "d-1", "d-2"]
     assert not relay.pump()
     assert counter.openings == 1
@@ -120,11 +125,11 @@ def test_what_the_queue_did_not_take_waits(
 ) -> None:
     """The one that failed and those behind it; nothing is published out of turn."""
     counter.fails_after = 1
-    relay = Relay(store, counter.open)
+    relay = DeadLetterRelay(store, counter.open)
     with pytest.raises(ConnectionError):
         relay.pump()
     counter.fails_after = None
-    assert relay.drain() == Relayed(published=2)
+    assert relay.drain() == RelayCounts(published=2)
     assert ids(counter) == ["d-0", "d-1", "d-2"]
 
 
@@ -132,7 +137,7 @@ def test_a_relay_that_dies_before_it_tells_the_store_publishes_again(
     store: MemoryProviderStore, counter: FakeCounter
 ) -> None:
     """Under the same id, by which consumers know it."""
-    relay = Relay(store, counter.open)
+    relay = DeadLetterRelay(store, counter.open)
     with armed("providers.publish.after=error"), pytest.raises(OSError, match=r"publish\.after"):
         relay.pump()
     with armed("providers.publish.before=error"), pytest.raises(OSError, match=r"publish\.before"):
@@ -145,7 +150,10 @@ def test_two_relays_on_one_store_lose_nothing(
     store: MemoryProviderStore, counter: FakeCounter
 ) -> None:
     """What one has moved, the other leaves alone."""
-    one, two = Relay(store, counter.open, batch=2), Relay(store, counter.open, batch=2)
+    one, two = (
+        DeadLetterRelay(store, counter.open, batch=2),
+        DeadLetterRelay(store, counter.open, batch=2),
+    )
     while one.pump() or two.pump():
         pass
     assert sorted(set(ids(counter))) == ["d-0", "d-1", "d-2"]
@@ -156,7 +164,7 @@ def test_a_call_is_sent_again_and_counted_once(
     store: MemoryProviderStore, counter: FakeCounter
 ) -> None:
     """Published letters are only sent; one that nobody has heard of is published as well."""
-    relay = Relay(store, counter.open)
+    relay = DeadLetterRelay(store, counter.open)
     store.move_letter("d-0", LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
     relay.drain()
     store.move_letter("d-1", LetterStatus.REDRIVE, when=[LetterStatus.PUBLISHED])
@@ -182,7 +190,7 @@ def test_letters_of_other_tasks_and_without_payload_are_not_in_the_way(
         LETTER,
     ]
     store.record(RecordBatch([], odd))
-    relay = Relay(store, counter.open)
+    relay = DeadLetterRelay(store, counter.open)
     relay.drain()
     for each in odd:
         store.move_letter(each.dead_letter_id, LetterStatus.REDRIVE, when=[LetterStatus.PUBLISHED])
@@ -202,7 +210,7 @@ def test_many_letters_of_other_tasks_do_not_starve_the_rest(counter: FakeCounter
     store.record(RecordBatch([], [*foreign, LETTER]))
     for each in (*foreign, LETTER):
         store.move_letter(each.dead_letter_id, LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
-    Relay(store, counter.open, batch=2).drain()
+    DeadLetterRelay(store, counter.open, batch=2).drain()
     assert [each.dead_letter_id for each in counter.sent] == ["d-0"]
 
 
@@ -217,7 +225,7 @@ def test_a_letter_that_the_queue_refuses_is_not_in_the_way(counter: FakeCounter)
     store.record(RecordBatch([], [*refused, *good]))
     for each in (*refused, *good):
         store.move_letter(each.dead_letter_id, LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
-    relay = Relay(store, counter.open, batch=2)
+    relay = DeadLetterRelay(store, counter.open, batch=2)
     with pytest.raises(TypeError, match="unexpected"):
         relay.pump()
     with pytest.raises(TypeError, match="unexpected"):
@@ -232,10 +240,10 @@ def test_two_relays_send_a_call_once(store: MemoryProviderStore, counter: FakeCo
 
     @contextmanager
     def beside() -> Iterator[FakeCounter]:
-        Relay(store, counter.open).pump()
+        DeadLetterRelay(store, counter.open).pump()
         yield counter
 
-    Relay(store, beside).pump()
+    DeadLetterRelay(store, beside).pump()
     assert [each.dead_letter_id for each in counter.sent] == ["d-0"]
     assert status(store, "d-0") is LetterStatus.REDRIVEN
 
@@ -245,7 +253,7 @@ def test_two_relays_send_a_call_once(store: MemoryProviderStore, counter: FakeCo
 
 def test_the_thread_carries_and_ends(store: MemoryProviderStore, counter: FakeCounter) -> None:
     """What comes later is carried when it is woken; a last look is had when it ends."""
-    thread = RelayThread(lambda: [Relay(store, counter.open)], idle=3600.0)
+    thread = RelayThread(lambda: [DeadLetterRelay(store, counter.open)], idle=3600.0)
     thread.start()
     assert [counter.heard.get(timeout=30) for _ in range(3)] == ["d-0", "d-1", "d-2"]
     store.record(RecordBatch([], [replace(LETTER, dead_letter_id="later")]))
@@ -261,7 +269,7 @@ def test_after_failures_it_waits_longer_and_longer(
 ) -> None:
     """Whatever fails, the thread goes on; a look that works begins anew."""
     counter.fails_after = 0
-    thread = RelayThread(lambda: [Relay(store, counter.open)], idle=2.0, dice=lambda: 0.5)
+    thread = RelayThread(lambda: [DeadLetterRelay(store, counter.open)], idle=2.0, dice=lambda: 0.5)
     assert [thread.look() for _ in range(4)] == [1.0, 2.0, 4.0, 8.0]
     assert "relay.failed" in caplog.text
     counter.fails_after = None
@@ -271,7 +279,7 @@ def test_after_failures_it_waits_longer_and_longer(
 def test_a_store_that_cannot_be_opened_does_not_end_the_thread() -> None:
     """The provider may not be buildable yet: it is tried again."""
 
-    def nothing() -> list[Relay]:
+    def nothing() -> list[DeadLetterRelay]:
         raise StoreUnavailableError("not yet")
 
     assert RelayThread(nothing, dice=lambda: 0.5).look() == 1.0
@@ -283,7 +291,7 @@ def test_one_relay_that_fails_does_not_stop_the_others(
     """Another store, another queue: only the wait before the next look is common to them."""
     away = MemoryProviderStore()
     away.close()
-    relays = [Relay(away, counter.open), Relay(store, counter.open)]
+    relays = [DeadLetterRelay(away, counter.open), DeadLetterRelay(store, counter.open)]
     assert RelayThread(lambda: relays, dice=lambda: 0.5).look() == 1.0
     assert ids(counter) == ["d-0", "d-1", "d-2"]
 
@@ -297,8 +305,8 @@ def test_relays_that_look_at_once_publish_a_letter_once(kind: str, tmp_path: Pat
     url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path}/work.db"
     store = open_store(url, clock=lambda: 1.7e9)
     store.record(RecordBatch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(3)]))
-    others = [Relay(store, FakeCounter().open) for _ in range(3)]
-    seen: list[Relayed] = []
+    others = [DeadLetterRelay(store, FakeCounter().open) for _ in range(3)]
+    seen: list[RelayCounts] = []
 
     class Busy(FakeCounter):
         def publish(self, message: dict[str, Any]) -> None:
@@ -306,7 +314,7 @@ def test_relays_that_look_at_once_publish_a_letter_once(kind: str, tmp_path: Pat
             super().publish(message)
 
     counter = Busy()
-    assert Relay(store, counter.open).pump() == Relayed(published=3)
+    assert DeadLetterRelay(store, counter.open).pump() == RelayCounts(published=3)
     assert ids(counter) == ["d-0", "d-1", "d-2"]
     assert not any(seen)
 
@@ -325,10 +333,10 @@ def test_a_relay_that_died_is_followed_by_another(counter: FakeCounter) -> None:
         pytest.raises(KeyboardInterrupt),
         armed("providers.relay.release=error"),  # as if it had not come to that
     ):
-        Relay(store, Dying().open).pump()
-    assert not Relay(store, counter.open).pump()
+        DeadLetterRelay(store, Dying().open).pump()
+    assert not DeadLetterRelay(store, counter.open).pump()
     now[0] += LEASE + 1.0
-    assert Relay(store, counter.open).pump() == Relayed(published=1)
+    assert DeadLetterRelay(store, counter.open).pump() == RelayCounts(published=1)
 
 
 def test_a_relay_that_was_stopped_for_long_publishes_no_more(counter: FakeCounter) -> None:
@@ -336,7 +344,7 @@ def test_a_relay_that_was_stopped_for_long_publishes_no_more(counter: FakeCounte
     now = [1.7e9]
     store = MemoryProviderStore(lambda: now[0])
     store.record(RecordBatch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(3)]))
-    other = Relay(store, counter.open, ticks=lambda: now[0])
+    other = DeadLetterRelay(store, counter.open, ticks=lambda: now[0])
 
     class Stopped(FakeCounter):
         def publish(self, message: dict[str, Any]) -> None:
@@ -345,7 +353,7 @@ def test_a_relay_that_was_stopped_for_long_publishes_no_more(counter: FakeCounte
             other.pump()
 
     slow = Stopped()
-    Relay(store, slow.open, ticks=lambda: now[0]).pump()
+    DeadLetterRelay(store, slow.open, ticks=lambda: now[0]).pump()
     assert ids(slow) == ["d-0"]
     assert ids(counter) == ["d-0", "d-1", "d-2"]  # the one in flight, at least once
 
@@ -355,7 +363,7 @@ def test_a_long_batch_keeps_its_lease(counter: FakeCounter) -> None:
     now = [1.7e9]
     store = MemoryProviderStore(lambda: now[0])
     store.record(RecordBatch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(5)]))
-    other = Relay(store, counter.open, ticks=lambda: now[0])
+    other = DeadLetterRelay(store, counter.open, ticks=lambda: now[0])
 
     class Slow(FakeCounter):
         def publish(self, message: dict[str, Any]) -> None:
@@ -364,18 +372,20 @@ def test_a_long_batch_keeps_its_lease(counter: FakeCounter) -> None:
             super().publish(message)
 
     slow = Slow()
-    assert Relay(store, slow.open, ticks=lambda: now[0]).pump() == Relayed(published=5)
+    assert DeadLetterRelay(store, slow.open, ticks=lambda: now[0]).pump() == RelayCounts(
+        published=5
+    )
 
 
 def test_draining_waits_for_the_relay_that_is_at_work(clock: VirtualClock) -> None:
     """Until its lease is over at the latest: then what it left behind is carried."""
     store = MemoryProviderStore(clock.now)
     store.record(RecordBatch([], [replace(LETTER, occurred_at=0.0)]))
-    relay = Relay(store, FakeCounter().open, ticks=clock.now)
+    relay = DeadLetterRelay(store, FakeCounter().open, ticks=clock.now)
     with (
         armed("providers.relay.release=error,providers.publish.before=error"),
         pytest.raises(OSError, match=r"publish\.before"),
     ):
         relay.pump()
     counter = FakeCounter()
-    assert Relay(store, counter.open, ticks=clock.now).drain() == Relayed(published=1)
+    assert DeadLetterRelay(store, counter.open, ticks=clock.now).drain() == RelayCounts(published=1)

@@ -21,11 +21,11 @@ from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.tasks import (
-    Carried,
-    Gate,
+    CallProgress,
     TaskCall,
     TaskEnd,
     TaskEnding,
+    TaskGate,
     TaskOptions,
 )
 from ergon_framework.testing import VirtualClock
@@ -53,7 +53,7 @@ def attempts(run: ProviderTaskRunner) -> list[AttemptRow]:
 def again(first: TaskCall, ending: TaskEnding) -> TaskCall:
     """The next delivery, as a queue makes it of an ending."""
     assert not ending.is_final
-    carried = Carried.from_dict(json.loads(json.dumps(ending.carried.to_dict())))
+    carried = CallProgress.from_dict(json.loads(json.dumps(ending.carried.to_dict())))
     return replace(first, carried=carried)
 
 
@@ -123,7 +123,7 @@ def test_an_open_circuit_defers_and_spends_no_attempt(clock: VirtualClock) -> No
     run.run(call(call_id="other"))
     first = call({"q": 2})
     ending = run.run(first)
-    assert (ending.end, ending.gate) == (TaskEnd.DEFER, Gate.CIRCUIT)
+    assert (ending.end, ending.gate) == (TaskEnd.DEFER, TaskGate.CIRCUIT)
     assert ending.seconds == pytest.approx(30, abs=1)
     assert (ending.carried.attempts, ending.carried.deferrals) == (0, 1)
     clock.advance(ending.seconds)
@@ -193,7 +193,7 @@ def test_deferrals_have_a_cap_and_then_there_is_a_letter(clock: VirtualClock) ->
             clock.advance(ending.seconds)
             carried = msgspec.structs.replace(delivery.carried, waits_until=0.0)
             delivery = replace(delivery, carried=carried)  # the clock on the wall stood still
-    assert gates == [Gate.CIRCUIT, Gate.CIRCUIT, None]
+    assert gates == [TaskGate.CIRCUIT, TaskGate.CIRCUIT, None]
     assert (ending.end, ending.result.reason_code) == (TaskEnd.DEAD, "circuit_open")
     assert ending.letter is not None
     assert ending.letter.attempts == 0
@@ -206,7 +206,7 @@ def test_a_circuit_that_opens_between_attempts_carries_those_made() -> None:
         run = runner("timeout", provider_options={"circuit_breaker": breaker})
         first = call()
         ending = run.run(first)
-        assert (ending.end, ending.gate) == (TaskEnd.DEFER, Gate.CIRCUIT)
+        assert (ending.end, ending.gate) == (TaskEnd.DEFER, TaskGate.CIRCUIT)
         assert (ending.result.reason_code, ending.carried.attempts) == ("timeout", 2)
         clock.advance(ending.seconds)
         last = run.run(again(first, ending))
@@ -220,7 +220,11 @@ def test_a_cooldown_longer_than_the_budget_defers(clock: VirtualClock) -> None:
     run = runner("http:429:100 ok", timeout_budget_seconds=10.0)
     first = call()
     ending = run.run(first)
-    assert (ending.end, ending.gate, ending.carried.attempts) == (TaskEnd.DEFER, Gate.COOLDOWN, 1)
+    assert (ending.end, ending.gate, ending.carried.attempts) == (
+        TaskEnd.DEFER,
+        TaskGate.COOLDOWN,
+        1,
+    )
     early = run.run(again(first, ending))
     assert (early.end, early.result.attempts, early.carried.deferrals) == (TaskEnd.DEFER, 0, 1)
     clock.advance(early.seconds)
@@ -235,7 +239,7 @@ def test_a_long_window_takes_several_messages_and_counts_once() -> None:
     delivery = call({"q": 2})
     for _ in range(5):
         ending = run.run(delivery)
-        assert (ending.end, ending.gate) == (TaskEnd.DEFER, Gate.WINDOW)
+        assert (ending.end, ending.gate) == (TaskEnd.DEFER, TaskGate.WINDOW)
         assert (ending.seconds, ending.carried.deferrals) == (900, 1)
         delivery = again(delivery, ending)
 
@@ -289,7 +293,7 @@ def test_requeues_never_make_more_attempts_than_the_policy() -> None:
     assert (made, ends) == (3, [TaskEnd.REQUEUE, TaskEnd.REQUEUE, TaskEnd.DEAD])
     assert ending.letter is not None
     assert ending.letter.attempts == 3
-    spent = run.run(replace(delivery, carried=Carried(attempts=3)))
+    spent = run.run(replace(delivery, carried=CallProgress(attempts=3)))
     assert (spent.end, spent.result.attempts) == (TaskEnd.DEAD, 0)
 
 
@@ -329,7 +333,7 @@ def test_a_store_that_is_away_defers() -> None:
     store.refuses = {"claim"}
     first = call()
     ending = run.run(first)
-    assert (ending.end, ending.gate, ending.result.attempts) == (TaskEnd.DEFER, Gate.STORE, 0)
+    assert (ending.end, ending.gate, ending.result.attempts) == (TaskEnd.DEFER, TaskGate.STORE, 0)
     store.refuses.clear()
     assert run.run(again(first, ending)).end is TaskEnd.DONE
 
@@ -568,7 +572,7 @@ def test_a_delivery_that_was_overtaken_says_not_how_the_call_ended(
     elif other == "failed":
         assert (ending.end, ending.result.reason_code) == (TaskEnd.FAILED, "auth_failed")
     elif other == "is_running":
-        assert (ending.end, ending.gate) == (TaskEnd.DEFER, Gate.DUPLICATE)
+        assert (ending.end, ending.gate) == (TaskEnd.DEFER, TaskGate.DUPLICATE)
     else:
         assert (ending.end, ending.result.reason_code) == (TaskEnd.DEAD, reason)
     assert [row.outcome for row in attempts(run)] == ["dead_letter" if letters(run) else "failed"]
@@ -621,7 +625,7 @@ def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
 def test_what_a_message_carries_is_checked(wrong: Any) -> None:
     """Anybody can write to a queue."""
     with pytest.raises(ProviderError, match="carries"):
-        Carried.from_dict(wrong)
+        CallProgress.from_dict(wrong)
 
 
 def test_a_runner_keeps_no_recorder_of_its_own() -> None:

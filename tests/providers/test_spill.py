@@ -19,7 +19,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.migrations.database import database_of
-from ergon_framework.providers.spill import Spill, default_spill, find_left, line_of
+from ergon_framework.providers.spill import Spill, default_spill, find_replayable, line_of
 from tests.local_users import NOBODY, acting_as, needs_root, shared_folder
 from tests.providers.recorder_fakes import FakeClock, letter, row
 
@@ -54,7 +54,7 @@ def test_what_was_kept_comes_back_in_order(folder: Path, limit: int) -> None:
     before = spill.has_own
     assert read_back(spill, limit) == [A, BOTH, C]
     assert (before, spill.has_own) == (True, False)
-    assert find_left(folder) == []
+    assert find_replayable(folder) == []
 
 
 def test_a_chunk_is_the_same_until_it_is_written(folder: Path) -> None:
@@ -96,7 +96,7 @@ def test_nobody_else_may_read_it(folder: Path) -> None:
     """It holds payloads."""
     spill = Spill(folder)
     spill.keep([A], is_synced=True)
-    [path] = find_left(folder)
+    [path] = find_replayable(folder)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     spill.close()

@@ -24,7 +24,7 @@ from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase
-from ergon_framework.providers.tasks import Gate, TaskCall, TaskEnd, TaskEnding, TaskOptions
+from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskEnding, TaskGate, TaskOptions
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import Scripted, WatchedStore, acall, call, rows, used
 
@@ -138,7 +138,7 @@ def test_a_key_is_not_waited_for_beyond_the_budget(locked: Locked, is_async: boo
 
     with locked.lock():
         ending = in_time(run)
-    assert (ending.end, ending.gate) == (TaskEnd.DEFER, Gate.STORE)
+    assert (ending.end, ending.gate) == (TaskEnd.DEFER, TaskGate.STORE)
     assert ending.result.duration_ms >= 1000 * BUDGET
     assert provider.calls == 0
     assert run().end is TaskEnd.DONE

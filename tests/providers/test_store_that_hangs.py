@@ -17,7 +17,7 @@ import pytest
 from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState, Permit, Vote
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneKey, LaneState
-from ergon_framework.providers.circuit_breaker import FRESH_FOR, PATIENCE, Circuit
+from ergon_framework.providers.circuit_breaker import FRESH_FOR, STORE_TIMEOUT, Circuit
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.scripted import Scripted, acall, call
@@ -40,7 +40,7 @@ class Hanging(MemoryProviderStore):
     def standing(self, key: LaneKey) -> LaneState:
         self.asked_by.append(threading.current_thread().name)
         if self.hangs:
-            threading.Event().wait(PATIENCE * 0.6)
+            threading.Event().wait(STORE_TIMEOUT * 0.6)
             raise StoreUnavailableError("no answer")
         self.answered.set()
         return super().standing(key)

@@ -162,7 +162,7 @@ def test_a_task_that_is_cancelled_at_its_end_has_ended(place: Path) -> None:
 
 def test_a_hold_always_has_a_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one before may end between the opening of its file and the lock on it."""
-    first = owner_locks.take("call", "a")
+    first = owner_locks.acquire("call", "a")
     assert first is not None
 
     def between(file: int, how: int) -> None:
@@ -172,30 +172,30 @@ def test_a_hold_always_has_a_name(place: Path, monkeypatch: pytest.MonkeyPatch) 
 
     racing = SimpleNamespace(LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB, flock=between)
     monkeypatch.setattr(owner_locks, "fcntl", racing)
-    second = owner_locks.take("call", "b")
+    second = owner_locks.acquire("call", "b")
     assert second is not None
-    assert owner_locks.take("call", "c") is None
+    assert owner_locks.acquire("call", "c") is None
     second.release()
     assert list(place.iterdir()) == []
 
 
 def test_only_ones_own_hold_is_removed(place: Path) -> None:
     """Somebody cleaned up, and another one holds the call since."""
-    first = owner_locks.take("call", "a")
+    first = owner_locks.acquire("call", "a")
     assert first is not None
     next(place.iterdir()).unlink()
-    second = owner_locks.take("call", "b")
+    second = owner_locks.acquire("call", "b")
     first.release()
     assert second is not None
     assert len(list(place.iterdir())) == 1
-    assert owner_locks.take("call", "c") is None
+    assert owner_locks.acquire("call", "c") is None
     second.release()
 
 
 def test_what_the_dead_left_behind_is_swept(place: Path) -> None:
     """A day later, and only what nobody holds."""
     holds: dict[str, Any] = {
-        name: owner_locks.take(name, "o") for name in ("dead", "alive", "young")
+        name: owner_locks.acquire(name, "o") for name in ("dead", "alive", "young")
     }
     files = {name: hold._path for name, hold in holds.items()}
     for name in ("dead", "young"):
@@ -203,7 +203,7 @@ def test_what_the_dead_left_behind_is_swept(place: Path) -> None:
     for name in ("dead", "alive"):
         os.utime(files[name], (time.time() - 100_000,) * 2)
     owner_locks._swept_at = 0.0
-    another = owner_locks.take("another", "o")
+    another = owner_locks.acquire("another", "o")
     assert another is not None
     another.release()
     assert set(place.iterdir()) == {files["alive"], files["young"]}

@@ -14,7 +14,7 @@ from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderDependencyError
-from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
+from ergon_framework.providers.quota import QuotaLimiter, QuotaPolicy
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     LANE,
@@ -251,7 +251,7 @@ def test_a_clock_that_is_set_back_throws_no_block_away(clock: VirtualClock) -> N
     """What this process has in hand belongs to the newest window, and that is still the newest."""
     store = WatchedStore(clock)
     clock.advance(60.0)
-    desk = QuotaDesk(store, LANE, QuotaPolicy(limit=1000, window_seconds=60, block=50))
+    desk = QuotaLimiter(store, LANE, QuotaPolicy(limit=1000, window_seconds=60, block=50))
     for _ in range(2):
         desk.reserve()
     store.asked.clear()

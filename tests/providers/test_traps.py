@@ -27,7 +27,7 @@ from ergon_framework.providers.errors import (
     ProviderError,
     ProviderTimeoutError,
 )
-from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
+from ergon_framework.providers.quota import QuotaLimiter, QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores import open_store
@@ -304,7 +304,7 @@ def test_no_way_round_the_limit(clock: VirtualClock, store: ProviderStore) -> No
     """Neither a second look nor a fallback admits after it is reached."""
     policy = QuotaPolicy(limit=3)
     # Every time a process that knows nothing yet.
-    fresh = [QuotaDesk(store, LANE, policy).reserve() is not None for _ in range(10)]
+    fresh = [QuotaLimiter(store, LANE, policy).reserve() is not None for _ in range(10)]
     assert fresh == [True] * 3 + [False] * 7
     [health] = store.health("t")
     assert health.account is not None

@@ -15,7 +15,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.notice import CATALOGUE, Notice
 from ergon_framework.ports.providerstore import AttemptRow, LaneKey
-from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
+from ergon_framework.providers.quota import QuotaLimiter, QuotaPolicy
 from ergon_framework.providers.recorder import Recorder
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.telemetry import add_listener, remove_listener
@@ -112,7 +112,7 @@ def test_a_schedule_that_fires(heard: list[Notice]) -> None:
 def test_a_quota_that_is_used_up(heard: list[Notice]) -> None:
     """It is told once in a window, however many are refused."""
     with closing(MemoryProviderStore()) as store:
-        desk = QuotaDesk(store, LANE, QuotaPolicy(limit=1, window_seconds=3600))
+        desk = QuotaLimiter(store, LANE, QuotaPolicy(limit=1, window_seconds=3600))
         assert desk.reserve() is not None
         for _ in range(3):
             assert desk.reserve() is None

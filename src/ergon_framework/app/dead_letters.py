@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def letter_shape(stored: StoredLetter, *, shows_payload: bool = False) -> dict[str, Any]:
     """A letter, what has become of it, and whether its call could be made again."""
-    from ergon_framework.providers.delivery.dead_letters import letter_message, why_not_sendable
+    from ergon_framework.providers.delivery.dead_letters import letter_message, redrive_refusal
 
     shape = {
         "kind": "provider",
@@ -33,7 +33,7 @@ def letter_shape(stored: StoredLetter, *, shows_payload: bool = False) -> dict[s
         **letter_message(stored.letter),
         "published_at": _moment(stored.published_at),
         "redriven_at": _moment(stored.redriven_at),
-        "why_not_sendable": why_not_sendable(stored.letter),
+        "why_not_sendable": redrive_refusal(stored.letter),
     }
     return {**shape, "payload": stored.letter.payload} if shows_payload else shape
 
@@ -227,14 +227,14 @@ def deal(where: Places, do: Deal, wanted: Wanted, limit: int | None, *, is_dry: 
 def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
     """Ask for calls to be made again: a relay sends them. It is an error to name one it cannot."""
     from ergon_framework.ports.providerstore import LetterStatus
-    from ergon_framework.providers.delivery.dead_letters import why_not_sendable
+    from ergon_framework.providers.delivery.dead_letters import redrive_refusal
     from ergon_framework.telemetry.notices import tell
 
     ready = (LetterStatus.PENDING, LetterStatus.PUBLISHED)
     tally = Tally()
     for stored in wanted.of(store, ready, limit):
         letter = stored.letter
-        why = why_not_sendable(letter)
+        why = redrive_refusal(letter)
         if why is not None and wanted.ids:
             raise ConfigurationError(
                 f"the dead letter {letter.dead_letter_id} cannot be sent again: {why}",

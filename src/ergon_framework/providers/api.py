@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ergon_framework.errors import MissingExtraError, StoreError
-from ergon_framework.providers.authorization import Authorize, adapted
+from ergon_framework.providers.authorization import Authorize, as_authorizer
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.telemetry import logger
 
@@ -32,7 +32,7 @@ def create_router(store: str | ProviderStore, authorize: Authorize | None = None
         ) from error
     from ergon_framework.providers.health_routes import build_router
 
-    asked = adapted(authorize)
+    asked = as_authorizer(authorize)
     try:
         open_store(store)
     except StoreError as error:

@@ -25,7 +25,7 @@ _PASSED_ON = frozenset(
 )
 
 
-def adapted(authorize: Any) -> Authorize | None:
+def as_authorizer(authorize: Any) -> Authorize | None:
     """Called with a request and a tenant, or with the one of them that it takes."""
     if authorize is None:
         return None
@@ -55,7 +55,7 @@ def _takes(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def is_from_here(address: str | None, headers: Iterable[str], host: str) -> bool:
+def is_local_request(address: str | None, headers: Iterable[str], host: str) -> bool:
     """Whether a request was made on this machine, as far as its peer and its headers tell.
 
     ``address`` is the peer's, ``headers`` are the names of all headers, ``host`` is what the one

@@ -24,21 +24,21 @@ from ergon_framework.providers import telemetry
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
 from ergon_framework.providers.execution import (
-    Ending,
+    OnFailure,
     ProviderExecutionContext,
     ProviderExecutionResult,
     refusing_renamed,
 )
 from ergon_framework.providers.mapping import Rule
 from ergon_framework.providers.pipeline import drivers
-from ergon_framework.providers.pipeline.fast_path import Ticket, board
-from ergon_framework.providers.pipeline.options import Options
-from ergon_framework.providers.pipeline.request import body_of, surrounded
-from ergon_framework.providers.pipeline.runtime import Fitted, fit
+from ergon_framework.providers.pipeline.fast_path import FastPathCall, try_fast_path
+from ergon_framework.providers.pipeline.options import ProviderOptions
+from ergon_framework.providers.pipeline.request import attempt_body, inherit_context
+from ergon_framework.providers.pipeline.runtime import ProviderRuntime, build_runtime
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import KEEP
 from ergon_framework.providers.retry import RetryPolicy
-from ergon_framework.providers.validation import check_call
+from ergon_framework.providers.validation import validate_call
 from ergon_framework.telemetry.tracing import is_traced
 
 
@@ -84,7 +84,7 @@ class ProviderBase(ABC):
         ``durable`` writes the rows of a call before it returns. ``circuit_breaker=False`` does
         without one.
         """
-        options = Options(
+        options = ProviderOptions(
             retry_policy=retry_policy or RetryPolicy(),
             circuit_breaker=CircuitBreaker() if circuit_breaker is None else circuit_breaker,
             quota=quota,
@@ -109,7 +109,7 @@ class ProviderBase(ABC):
         )
         is_async = inspect.iscoroutinefunction(self._execute_impl)
         name, capability = _named(self, "provider_name"), _named(self, "capability")
-        self._fitted = fit(name, capability, options, self.error_rules, is_async=is_async)
+        self._fitted = build_runtime(name, capability, options, self.error_rules, is_async=is_async)
 
     @abstractmethod
     def _execute_impl(
@@ -139,7 +139,7 @@ class ProviderBase(ABC):
         """Make one guarded call. Failures are in the result; a wrong argument raises at once."""
         if is_traced():
             call = (tenant_id, campaign_id, operation, payload, context)
-            return telemetry.execute(self, None, *call)
+            return telemetry.traced_execute(self, None, *call)
         return self.execute_until(None, tenant_id, campaign_id, operation, payload, context)
 
     async def aexecute(
@@ -154,12 +154,12 @@ class ProviderBase(ABC):
         """The same for asyncio. An ``_execute_impl`` that is not async runs on a thread."""
         if is_traced():
             call = (tenant_id, campaign_id, operation, payload, context)
-            return await telemetry.aexecute(self, None, *call)
+            return await telemetry.traced_aexecute(self, None, *call)
         return await self.aexecute_until(None, tenant_id, campaign_id, operation, payload, context)
 
     def execute_until(
         self,
-        ending: Ending | None,
+        ending: OnFailure | None,
         tenant_id: str,
         campaign_id: str | None,
         operation: str,
@@ -167,31 +167,31 @@ class ProviderBase(ABC):
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
         """As :meth:`execute`, for a task that may bury what fails: ``ending`` says how."""
-        text = check_call(tenant_id, campaign_id, operation, payload, context)
+        text = validate_call(tenant_id, campaign_id, operation, payload, context)
         fitted = self._ready()
         if fitted.is_async:
             drivers.refuse_inside_loop()
         lane, who = fitted.lane(tenant_id), (campaign_id, operation)
         around = current_unit()
         if around is not None:
-            context = surrounded(context, around, lane.key, campaign_id, operation, payload)
+            context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
         what, is_retried = (tenant_id, campaign_id, operation), fitted.manner.max_attempts > 1
-        body = body_of(self._execute_impl, *what, payload, text, is_retried=is_retried)
+        body = attempt_body(self._execute_impl, *what, payload, text, is_retried=is_retried)
         call = None
         if fitted.has_express and fitted.is_plain:
             may_refuse = ending is None
-            ticket = board(fitted, lane, who, context, may_wait=True, may_refuse=may_refuse)
-            if isinstance(ticket, Ticket):
-                return drivers.ride(fitted, ticket, body, ending)
+            ticket = try_fast_path(fitted, lane, who, context, may_wait=True, may_refuse=may_refuse)
+            if isinstance(ticket, FastPathCall):
+                return drivers.run_fast(fitted, ticket, body, ending)
             if isinstance(ticket, ProviderExecutionResult):
                 return ticket
             call = ticket
         call = call or fitted.calling(lane, who, context)
-        return drivers.drive(fitted, call, body, ending)
+        return drivers.run_call(fitted, call, body, ending)
 
     async def aexecute_until(
         self,
-        ending: Ending | None,
+        ending: OnFailure | None,
         tenant_id: str,
         campaign_id: str | None,
         operation: str,
@@ -199,25 +199,27 @@ class ProviderBase(ABC):
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
         """As :meth:`aexecute`, for a task that may bury what fails."""
-        text = check_call(tenant_id, campaign_id, operation, payload, context)
+        text = validate_call(tenant_id, campaign_id, operation, payload, context)
         fitted = self._ready()
         lane, who = fitted.lane(tenant_id), (campaign_id, operation)
         around = current_unit()
         if around is not None:
-            context = surrounded(context, around, lane.key, campaign_id, operation, payload)
+            context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
         what, is_retried = (tenant_id, campaign_id, operation), fitted.manner.max_attempts > 1
-        body = body_of(self._execute_impl, *what, payload, text, is_retried=is_retried)
+        body = attempt_body(self._execute_impl, *what, payload, text, is_retried=is_retried)
         call = None
         if fitted.has_express and fitted.is_async:
             may_wait, may_refuse = fitted.is_local, ending is None
-            ticket = board(fitted, lane, who, context, may_wait=may_wait, may_refuse=may_refuse)
-            if isinstance(ticket, Ticket):
-                return await drivers.aride(fitted, ticket, body, ending)
+            ticket = try_fast_path(
+                fitted, lane, who, context, may_wait=may_wait, may_refuse=may_refuse
+            )
+            if isinstance(ticket, FastPathCall):
+                return await drivers.arun_fast(fitted, ticket, body, ending)
             if isinstance(ticket, ProviderExecutionResult):
                 return ticket
             call = ticket
         call = call or fitted.calling(lane, who, context)
-        return await drivers.adrive(fitted, call, body, ending)
+        return await drivers.arun_call(fitted, call, body, ending)
 
     # -- beside the calls ----------------------------------------------------------------------
 
@@ -228,7 +230,7 @@ class ProviderBase(ABC):
         return None if breaker is False else breaker
 
     @property
-    def fitted(self) -> Fitted:
+    def fitted(self) -> ProviderRuntime:
         """What its calls are made with, for those who run them."""
         return self._ready()
 
@@ -264,7 +266,7 @@ class ProviderBase(ABC):
     ) -> None:
         self.close()
 
-    def _ready(self) -> Fitted:
+    def _ready(self) -> ProviderRuntime:
         try:
             return self._fitted
         except AttributeError:

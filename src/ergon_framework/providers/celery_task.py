@@ -38,15 +38,15 @@ from ergon_framework.providers.redaction import safe_message
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.tasks import (
     LARGEST_RESULT,
-    Carried,
+    CallProgress,
     ComputedKeys,
-    Gate,
     KeepResults,
     ResultCipher,
     TaskCall,
+    TaskGate,
     TaskOptions,
 )
-from ergon_framework.providers.telemetry import tell
+from ergon_framework.providers.telemetry import emit
 
 try:
     from celery import Task
@@ -100,7 +100,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     keep_computed_key_seconds: float | None = None
     lease_grace_seconds: float = 30.0
     max_deferrals: int = 25
-    defer_on: Collection[str] = frozenset(Gate)
+    defer_on: Collection[str] = frozenset(TaskGate)
     longest_deferral_seconds: float = 900.0
     max_requeues: int = 0
     requeue_on: Collection[str] = frozenset()
@@ -282,7 +282,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         text, where = text_of(error), f"{frame.filename}:{frame.lineno}"
         if text != self._told_unbuilt:
             self._told_unbuilt = text
-            tell("task.unbuilt", task_name=self.name, error=text, where=where)
+            emit("task.unbuilt", task_name=self.name, error=text, where=where)
 
     def _wait_for_provider(self, call: TaskCall, error: Exception) -> NoReturn:
         times = call.carried.unbuilt
@@ -295,7 +295,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         self._send_again(call, carried, seconds, told)
 
     def _send_again(
-        self, call: TaskCall, carried: Carried, seconds: float, why: ProviderError
+        self, call: TaskCall, carried: CallProgress, seconds: float, why: ProviderError
     ) -> NoReturn:
         kwargs = {
             "tenant_id": call.tenant_id,
@@ -345,7 +345,7 @@ def _within(options: TaskOptions, limit: float | None) -> TaskOptions:
     return replace(options, timeout_budget_seconds=capped)
 
 
-def _carried(given: dict[str, Any]) -> Carried:
+def _carried(given: dict[str, Any]) -> CallProgress:
     unknown = sorted(given.keys() - {CARRIED})
     if unknown:
         raise ProviderBadRequestError(
@@ -353,7 +353,7 @@ def _carried(given: dict[str, Any]) -> Carried:
             never_sent=True,
             remedy="what the provider needs belongs into the payload",
         )
-    return Carried.from_dict(given[CARRIED]) if CARRIED in given else Carried()
+    return CallProgress.from_dict(given[CARRIED]) if CARRIED in given else CallProgress()
 
 
 def _told(error: ProviderError | None) -> ProviderError:

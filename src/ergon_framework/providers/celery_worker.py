@@ -22,19 +22,24 @@ from kombu.exceptions import OperationalError
 
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter
-from ergon_framework.providers.delivery.dead_letters import Relay, Relayed, RelayThread, sent_id
+from ergon_framework.providers.delivery.dead_letters import (
+    DeadLetterRelay,
+    RelayCounts,
+    RelayThread,
+    sent_id,
+)
 from ergon_framework.providers.recorder import close_recorders
 from ergon_framework.providers.redaction import describe_safely
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores.registry import preload
-from ergon_framework.providers.tasks import Carried
-from ergon_framework.providers.telemetry import tell
+from ergon_framework.providers.tasks import CallProgress
+from ergon_framework.providers.telemetry import emit
 
 _PATIENCE = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.4, "interval_max": 1.0}
 _CLOSING = 5.0
 _PREFORK = "celery.concurrency.prefork"
 
-_Relays = dict[tuple[int, int, str], Relay]
+_Relays = dict[tuple[int, int, str], DeadLetterRelay]
 
 
 class RelayedTask(Protocol):
@@ -61,7 +66,7 @@ _lock = threading.Lock()
 _thread: RelayThread | None = None
 
 
-class CeleryCounter:
+class CeleryQueueSession:
     """The broker of a Celery app, open for a while."""
 
     def __init__(self, app: Any, connection: Any, queue: str) -> None:
@@ -92,7 +97,7 @@ class CeleryCounter:
     def send(self, letter: DeadLetter) -> None:
         """Send a call again under the key it had, with fresh counters."""
         task = self._app.tasks[letter.task_name]
-        carried = Carried(redrive_count=letter.redrive_count + 1)
+        carried = CallProgress(redrive_count=letter.redrive_count + 1)
         kwargs = {
             "tenant_id": letter.tenant_id,
             "campaign_id": letter.campaign_id,
@@ -118,7 +123,7 @@ def _broker_errors() -> Iterator[None]:
 
 
 @contextmanager
-def celery_post(app: Any, queue: str) -> Iterator[CeleryCounter]:
+def open_celery_queue(app: Any, queue: str) -> Iterator[CeleryQueueSession]:
     """Open an app's broker for a dead-letter queue, with publisher confirms where it has them."""
     with app.connection_for_write() as connection:
         if connection.transport.driver_type == "amqp":
@@ -127,10 +132,10 @@ def celery_post(app: Any, queue: str) -> Iterator[CeleryCounter]:
                 "confirm_publish": True,
             }
         connection.ensure_connection(max_retries=1, interval_start=0.1)
-        yield CeleryCounter(app, connection, queue)
+        yield CeleryQueueSession(app, connection, queue)
 
 
-def relay_of(task: RelayedTask, *, has_all: bool = False) -> Relay:
+def relay_of(task: RelayedTask, *, has_all: bool = False) -> DeadLetterRelay:
     """The relay from a task's store to its queue. Builds the provider if that was not done yet.
 
     It carries the letters of all tasks of the app that name this queue; with ``has_all``, those of
@@ -138,7 +143,9 @@ def relay_of(task: RelayedTask, *, has_all: bool = False) -> Relay:
     """
     app, queue = task.app, task.dead_letter_queue
     names = None if has_all else partial(_names, app, queue)
-    return Relay(task.runner().provider.store, lambda: celery_post(app, queue), tasks=names)
+    return DeadLetterRelay(
+        task.runner().provider.store, lambda: open_celery_queue(app, queue), tasks=names
+    )
 
 
 def _names(app: Any, queue: str) -> set[str]:
@@ -163,10 +170,10 @@ def carry(task: RelayedTask, *, is_now: bool = False) -> None:
     try:
         relay_of(task).pump()
     except Exception as error:
-        tell("relay.failed", error=describe_safely(error), failures=1)
+        emit("relay.failed", error=describe_safely(error), failures=1)
 
 
-def relay_app(app: Any, *, has_all: bool = False, name: str = "") -> Relayed:
+def relay_app(app: Any, *, has_all: bool = False, name: str = "") -> RelayCounts:
     """Carry what waits of an app's provider tasks in their stores, until nothing does.
 
     ``has_all``: also the letters of tasks that the app does not have, to a queue of one it has.
@@ -178,7 +185,7 @@ def relay_app(app: Any, *, has_all: bool = False, name: str = "") -> Relayed:
         done = relay.drain()
         published += done.published
         redriven += done.redriven
-    return Relayed(published, redriven)
+    return RelayCounts(published, redriven)
 
 
 def _import_tasks(app: Any, name: str) -> None:
@@ -198,7 +205,7 @@ def _import_tasks(app: Any, name: str) -> None:
 
 def _relays(
     app: Any = None, known: _Relays | None = None, *, has_all: bool = False
-) -> Iterator[Relay]:
+) -> Iterator[DeadLetterRelay]:
     """One relay for each store and queue of the tasks that are registered here.
 
     ``known`` are those of an earlier look, which know what they cannot carry. With ``has_all``
@@ -206,7 +213,7 @@ def _relays(
     keeps nobody else's letters back: its error comes last.
     """
     known = {} if known is None else known
-    seen, rest = set(), list[Relay]()
+    seen, rest = set(), list[DeadLetterRelay]()
     failure: Exception | None = None
     for task in list(_tasks):
         own = task._app  # noqa: SLF001 - the property would make one

@@ -40,9 +40,9 @@ from ergon_framework.ports.providerstore import LaneFailure, LaneKey, LaneState,
 from ergon_framework.providers.decisions import DECISIONS
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
 from ergon_framework.providers.hurry import hurried
-from ergon_framework.providers.mapping.rules import tidy
+from ergon_framework.providers.mapping.rules import canonical_or_rebuilt
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.threads import OwnThreads
+from ergon_framework.providers.threads import BoundedThreads
 from ergon_framework.providers.validation import check_count, check_seconds
 
 
@@ -62,7 +62,7 @@ _ALONE = LaneKey("-", "-", "-")
 _WORST = {CircuitState.OPEN: 2, CircuitState.HALF_OPEN: 1, CircuitState.CLOSED: 0}
 
 
-class _Lent(Permit):
+class _LentPermit(Permit):
     """A permit of somebody else's code: whatever that does, its call counts once."""
 
     __slots__ = ("is_reported",)
@@ -185,7 +185,7 @@ class CircuitBreaker:
         circuit = self._own()
         answer = circuit.admit()
         if isinstance(answer, Permit):
-            return _Lent(answer)
+            return _LentPermit(answer)
         raise circuit_open(answer)
 
     def after_call(self, permit: Permit, error: BaseException | None = None) -> None:
@@ -195,7 +195,7 @@ class CircuitBreaker:
         failure, and what is not (a cancellation, an exit) says nothing. A permit is reported once;
         what comes after changes nothing.
         """
-        if isinstance(permit, _Lent):
+        if isinstance(permit, _LentPermit):
             if permit.is_reported:
                 return
             object.__setattr__(permit, "is_reported", True)
@@ -232,7 +232,7 @@ def _vote(error: BaseException | None) -> Vote:
     if error is None:
         return Vote.SUCCESS
     if isinstance(error, ProviderError):
-        known = tidy(error)  # one with a reason of its own is an internal error
+        known = canonical_or_rebuilt(error)  # one with a reason of its own is an internal error
         return DECISIONS[Reason(known.reason_code)].vote or Vote.NEUTRAL
     return Vote.FAILURE if isinstance(error, Exception) else Vote.NEUTRAL
 
@@ -247,7 +247,7 @@ _PARTS = 3
 """A lease is renewed when a third of it is over: one renewal may fail."""
 
 
-class Renewable(Protocol):
+class RenewableProbe(Protocol):
     """A circuit, as the keeper sees it."""
 
     def renew_probe(self, permit: Permit) -> bool:
@@ -255,15 +255,15 @@ class Renewable(Protocol):
 
 
 @dataclass(slots=True)
-class _Kept:
-    circuit: Renewable
+class _KeptProbe:
+    circuit: RenewableProbe
     permit: Permit
     lease: float
     due_at: float
     until: float
 
 
-class ProbeKeeper:
+class ProbeRenewer:
     """The probes of one process. Any thread may call any method."""
 
     def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
@@ -272,14 +272,14 @@ class ProbeKeeper:
 
     def renew(self) -> None:
         """In a forked child: the probes are the parent's."""
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _KeptProbe] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def keep(self, circuit: Renewable, permit: Permit, lease: float, longest: float) -> None:
+    def keep(self, circuit: RenewableProbe, permit: Permit, lease: float, longest: float) -> None:
         """Renew a probe's lease from now on, for at most ``longest`` seconds."""
         now = self._ticks()
-        kept = _Kept(circuit, permit, lease, now + lease / _PARTS, now + longest)
+        kept = _KeptProbe(circuit, permit, lease, now + lease / _PARTS, now + longest)
         with self._changed:
             self._kept[permit.token] = kept
             if self._thread is None:
@@ -304,7 +304,7 @@ class ProbeKeeper:
         with self._changed:
             due = [each for each in self._kept.values() if each.due_at <= now]
         for each in due:
-            is_held = now < each.until and _is_renewed(each)
+            is_held = now < each.until and _renewed(each)
             each.due_at = self._ticks() + each.lease / _PARTS
             if not is_held:
                 self.forget(each.permit.token)
@@ -321,16 +321,16 @@ class ProbeKeeper:
                 self._changed.wait(max(0.01, wait or 0.0))
 
 
-def _is_renewed(kept: _Kept) -> bool:
+def _renewed(kept: _KeptProbe) -> bool:
     try:
         return kept.circuit.renew_probe(kept.permit)
     except StoreError:
         return True  # it may answer next time
 
 
-KEEPER = ProbeKeeper()
+PROBE_RENEWER = ProbeRenewer()
 """Of this process."""
-os.register_at_fork(after_in_child=KEEPER.renew)
+os.register_at_fork(after_in_child=PROBE_RENEWER.renew)
 
 
 T = TypeVar("T")
@@ -338,10 +338,10 @@ T = TypeVar("T")
 FRESH_FOR = 1.0
 """Seconds after which the view is read anew."""
 
-PATIENCE = 0.5
+STORE_TIMEOUT = 0.5
 """Seconds that a caller waits for the store to tell of a circuit, or to be told."""
 
-BEHIND = OwnThreads("ergon-gates", 4)
+REFRESH_THREADS = BoundedThreads("ergon-gates", 4)
 """For looks at a store that nobody waits for."""
 
 CLEAR, LOOK = 0.0, -1.0
@@ -371,7 +371,7 @@ class _Tokens:
 new_token = _Tokens()
 
 
-def _tells_failures(store: ProviderStore) -> bool:
+def _stores_failures(store: ProviderStore) -> bool:
     """Whether a store writes a failure with the circuit that it changed.
 
     One of somebody else may have been made before there was a parameter for it, and one that
@@ -428,7 +428,7 @@ class Circuit:
         """A pause as the store states it, and its end by the clock that is never set."""
         self._permit = Permit(0)
         self._name = new_token()
-        self._tells_failures = _tells_failures(store)
+        self._tells_failures = _stores_failures(store)
         self._succeeded_at = NEVER
         """When a call last succeeded here of which the store was not told, by the store's clock."""
 
@@ -493,7 +493,7 @@ class Circuit:
             self._is_looking = True
             self._stale_at = self._store.now() + self._fresh_for
         try:
-            BEHIND.do(self._look_behind)
+            REFRESH_THREADS.do(self._look_behind)
         except RuntimeError:  # the interpreter ends
             self._is_looking = False
 
@@ -507,9 +507,9 @@ class Circuit:
         """Ask the store, and wait for it a moment only: a circuit can be told later."""
         began_at = monotonic()
         try:
-            answer = hurried(PATIENCE, work)
+            answer = hurried(STORE_TIMEOUT, work)
         except StoreError:
-            self._is_slow = monotonic() - began_at >= PATIENCE / 2
+            self._is_slow = monotonic() - began_at >= STORE_TIMEOUT / 2
             raise
         self._is_slow = False
         return answer
@@ -617,7 +617,7 @@ class Circuit:
         of no place to give back, and that place is free again when its lease is over.
         """
         if permit.token and self._longest_probe is not None:
-            KEEPER.keep(self, permit, self.rule.probe_lease, self._longest_probe)
+            PROBE_RENEWER.keep(self, permit, self.rule.probe_lease, self._longest_probe)
 
     def renew_probe(self, permit: Permit) -> bool:
         """Prolong the lease of a probe; whether it still has its place."""
@@ -637,7 +637,7 @@ class Circuit:
     def report(self, permit: Permit, vote: Vote, failed: LaneFailure | None = None) -> None:
         """A call that was let in has ended; ``failed`` is what health tells of a failure."""
         if permit.token:
-            KEEPER.forget(permit.token)
+            PROBE_RENEWER.forget(permit.token)
         if self.needs_report(permit, vote):
             by = self._witness()
             self._swap(

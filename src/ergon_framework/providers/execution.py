@@ -145,5 +145,5 @@ class ProviderExecutionResult:
         raise self.error or ProviderInternalError("the call failed without an error")
 
 
-Ending = Callable[[ProviderExecutionResult], DeadLetter | AttemptOutcome | None]
+OnFailure = Callable[[ProviderExecutionResult], DeadLetter | AttemptOutcome | None]
 """What a call that failed comes to: a dead letter, ``RETRY`` if it goes on later, or neither."""

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import ProviderStore
-from ergon_framework.providers.authorization import Authorize, is_from_here
+from ergon_framework.providers.authorization import Authorize, is_local_request
 from ergon_framework.providers.schemas import (
     ProviderHealthDetail,
     ProviderHealthError,
@@ -124,7 +124,7 @@ async def _refusal(
         is_allowed = await _is_authorized(request, tenant_id, authorize)
         return None if is_allowed else _not_permitted("this caller may not read this tenant")
     address = None if request.client is None else request.client.host
-    if is_from_here(address, request.headers.keys(), request.headers.get("host", "")):
+    if is_local_request(address, request.headers.keys(), request.headers.get("host", "")):
         return None
     return _not_permitted(
         "provider health is told to callers on this machine only",

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from ergon_framework.core.limits import QuotaUsage, Window, block_of, latest_start, window_at
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
-from ergon_framework.providers.telemetry import tell
+from ergon_framework.providers.telemetry import emit
 from ergon_framework.providers.validation import check_count, is_finite
 
 ASK_AGAIN = 1.0
@@ -95,7 +95,7 @@ class Reservation:
     is_open: bool = True
 
 
-class QuotaDesk:
+class QuotaLimiter:
     """Takes units of one lane from the store. Any thread may ask."""
 
     def __init__(self, store: ProviderStore, key: LaneKey, policy: QuotaPolicy) -> None:
@@ -203,7 +203,7 @@ class QuotaDesk:
         known, self._refused, self._believed_until = self._refused, account, now + ASK_AGAIN
         if not account.remaining and (known is None or known.window != account.window):
             left = max(0.0, account.window.end - now)
-            tell("quota.exhausted", key=self.key, limit=account.limit, seconds=left)
+            emit("quota.exhausted", key=self.key, limit=account.limit, seconds=left)
         return None
 
     def _keep_block(self, block: QuotaUsage) -> None:

@@ -37,10 +37,9 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
     RecordBatch,
 )
-from ergon_framework.providers.spill import MAX_BYTES, Spill, beside, default_spill
+from ergon_framework.providers.spill import MAX_BYTES, Spill, default_spill, spill_beside
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.telemetry import tell
-from ergon_framework.providers.write_behind import LOOK, Marker, Writer
+from ergon_framework.providers.write_behind import LOOK, FlushMarker, WriteBehindQueue
 
 _MOST_LANES = 10_000
 
@@ -48,7 +47,7 @@ _Second = list[int]
 """Of a lane: the second, refusals in it, rows allowed in it. A list: refusing must be cheap."""
 
 
-class RefusalGate:
+class RefusalSampler:
     """Counts every refusal, and lets some of them have a row. Any thread may call any method.
 
     A lane may have ``rate`` rows within a second. One that wanted more goes on with a single row
@@ -207,13 +206,13 @@ class Recorder:
         tell: Emit = tell,
     ) -> None:
         folder = None if spill is None else Spill(spill, max_bytes=max_spill_bytes, clock=clock)
-        self._writer = Writer(
+        self._writer = WriteBehindQueue(
             store, folder, capacity=capacity, batch=batch, linger=linger, clock=clock, tell=tell
         )
         self._queue = self._writer.queue
         self._calm = self._writer.calm if is_threaded else capacity
         self.retention = Retention(store, clock)
-        self._refusals = RefusalGate(refusal_rate, clock)
+        self._refusals = RefusalSampler(refusal_rate, clock)
         self._is_threaded = is_threaded
         self._starting = threading.Lock()
         self._bell = threading.Event()
@@ -262,7 +261,7 @@ class Recorder:
         """Wait until every row added so far is in the store; whether that was so in time."""
         if not self._is_threaded:
             return self.drain()
-        marker = Marker()
+        marker = FlushMarker()
         self._queue.append(marker)
         self._wake()
         if not marker.wait(timeout):
@@ -277,7 +276,7 @@ class Recorder:
         A store in memory is read through this: nothing else writes its rows. What dead processes
         left on disk is written too.
         """
-        marker = Marker()
+        marker = FlushMarker()
         self._queue.append(marker)
         while not marker.is_set() or self._writer.has_left:
             self._writer.step()
@@ -344,7 +343,7 @@ class Recorder:
 
     # -- the thread ----------------------------------------------------------------------------
 
-    def _give_up(self, marker: Marker) -> None:
+    def _give_up(self, marker: FlushMarker) -> None:
         marker.is_abandoned = True
         with contextlib.suppress(ValueError, IndexError):  # the writer took it, or moves others
             self._queue.remove(marker)
@@ -465,7 +464,7 @@ def _spill_of(store: ProviderStore) -> Path | None:
     would get each other's rows.
     """
     if isinstance(store, HasFile) and store.path is not None:
-        return beside(store.path)
+        return spill_beside(store.path)
     url = (isinstance(store, HasUrl) and store.url) or (isinstance(store, HasName) and store.name)
     return default_spill(url) if isinstance(url, str) else None
 

@@ -29,10 +29,10 @@ def describe_safely(error: BaseException) -> str:
     """
     name, _, text = describe(error).partition(": ")
     line = text.strip().partition("\n")[0]
-    return veiled(line, f"{name}: ") if line else name
+    return redact_text(line, f"{name}: ") if line else name
 
 
-def veiled(text: str, title: str = "") -> str:
+def redact_text(text: str, title: str = "") -> str:
     """A text without what looks like a secret, and not longer than a message may be."""
     text = title + redaction.message(text[:_LONGEST_READ])
     if not text.isprintable():  # databases refuse some of these, and terminals obey others
@@ -112,4 +112,4 @@ def _is_count(name: str, value: Any) -> bool:
 def safe_message(error: ProviderError) -> str:
     """What an error says, short and without what looks like a secret."""
     # A class of somebody else's may have an __init__ that never called ours.
-    return veiled(str(getattr(error, "message", "") or type(error).__name__))
+    return redact_text(str(getattr(error, "message", "") or type(error).__name__))

@@ -16,7 +16,7 @@ from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.decisions import DECISIONS, RETRYABLE_KINDS
 from ergon_framework.providers.errors import ProviderError, ProviderTimeoutError, Reason
 from ergon_framework.providers.execution import ProviderAttempt
-from ergon_framework.providers.mapping.rules import tidy
+from ergon_framework.providers.mapping.rules import canonical_or_rebuilt
 from ergon_framework.providers.validation import check_seconds
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ def run_with_retries(
             value, error = call(), None
             do = guard.succeeded()
         except Exception as raised:
-            error = tidy(raised)
+            error = canonical_or_rebuilt(raised)
             do = guard.failed(_failure(error), clock.now(), random.random())  # noqa: S311 - jitter
         log.append(_attempt(guard, started_at, clock.now(), error))
     if not log:
@@ -160,7 +160,7 @@ def _attempt(
     )
 
 
-class Retries:
+class RetryBudgetTracker:
     """Counts the calls under way. Without a budget nothing is counted, and everybody may retry."""
 
     def __init__(self, budget: RetryBudget | None = None) -> None:

@@ -32,16 +32,16 @@ from ergon_framework.ports.providerstore import (
 from ergon_framework.providers import telemetry
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.decisions import Decision, decisions
-from ergon_framework.providers.delivery.dead_letters import LetterNames, kept_payload, new_letter
+from ergon_framework.providers.delivery.dead_letters import LetterIdentity, kept_payload, new_letter
 from ergon_framework.providers.delivery.idempotency import (
-    KeyGuard,
+    KeyClaim,
     check_key,
     conflict,
     earlier_failure,
     may_run_again,
     message_key,
 )
-from ergon_framework.providers.delivery.owner_locks import Held, dead_owner, take
+from ergon_framework.providers.delivery.owner_locks import OwnerLock, acquire, dead_owner
 from ergon_framework.providers.delivery.results import ResultKeeping
 from ergon_framework.providers.errors import (
     ERROR_OF,
@@ -51,7 +51,7 @@ from ergon_framework.providers.errors import (
     ProviderInternalError,
 )
 from ergon_framework.providers.execution import (
-    Ending,
+    OnFailure,
     ProviderExecutionContext,
     ProviderExecutionResult,
 )
@@ -60,34 +60,34 @@ from ergon_framework.providers.pipeline.request import fingerprint
 from ergon_framework.providers.redaction import plain_json, safe_message, squeezed_names
 from ergon_framework.providers.tasks import (
     ComputedKeys,
-    Gate,
-    GivenUp,
+    DecisionInputs,
+    DeliveryDecision,
+    FinalFailure,
     KeepResults,
-    Moment,
     TaskCall,
     TaskEnd,
     TaskEnding,
+    TaskGate,
     TaskOptions,
-    Verdict,
-    defer,
-    verdict_on,
+    decide_deferral,
+    decide_ending,
 )
-from ergon_framework.providers.telemetry import log_ending, tell
-from ergon_framework.providers.threads import step
-from ergon_framework.providers.validation import check_call
+from ergon_framework.providers.telemetry import emit, log_ending
+from ergon_framework.providers.threads import offload
+from ergon_framework.providers.validation import validate_call
 
-DONE = Verdict(TaskEnd.DONE)
+DONE = DeliveryDecision(TaskEnd.DONE)
 
 
 @dataclass(slots=True)
-class TaskRun:
+class CallDelivery:
     """What one delivery knows of itself."""
 
     call: TaskCall
     lane: LaneKey
-    names: LetterNames
+    names: LetterIdentity
     context: ProviderExecutionContext
-    guard: KeyGuard
+    guard: KeyClaim
     clock: Clock
     began_at: float
     is_ours: bool = False
@@ -96,11 +96,11 @@ class TaskRun:
     """When the key that was claimed is free for others, by the store's clock."""
     overtaken_by: ClaimResult | None = None
     """What became of the key while this delivery stood still for longer than its lease."""
-    verdict: Verdict = DONE
-    held: Held | None = None
+    verdict: DeliveryDecision = DONE
+    held: OwnerLock | None = None
     mark: str | None = None
     """That a message which came back is being tried; taken away when it ends as it should."""
-    end: GivenUp | None = None
+    end: FinalFailure | None = None
     letter: DeadLetter | None = None
 
     def arguments(
@@ -126,10 +126,12 @@ class TaskRun:
         result.duration_ms = (self.clock.now() - self.began_at) * 1000
         return result
 
-    def given_up(self, result: ProviderExecutionResult, now: float, *, retryable: bool) -> GivenUp:
+    def given_up(
+        self, result: ProviderExecutionResult, now: float, *, retryable: bool
+    ) -> FinalFailure:
         """What its dead letter says about the end."""
         error = result.error or ProviderInternalError("the call failed without an error")
-        return GivenUp(
+        return FinalFailure(
             reason_code=error.reason_code,
             error_type=type(error).__name__,
             message=safe_message(error),
@@ -158,14 +160,14 @@ def not_called(
     )
 
 
-def error_of(end: GivenUp) -> ProviderError:
+def error_of(end: FinalFailure) -> ProviderError:
     """The error of a call that was given up by an earlier delivery."""
     kind = ERROR_OF.get(end.reason_code, ProviderInternalError)
     return kind(end.message, http_status=end.http_status)
 
 
 def settle(
-    run: TaskRun,
+    run: CallDelivery,
     result: ProviderExecutionResult,
     table: dict[str, Decision],
     keeping: ResultKeeping,
@@ -176,14 +178,14 @@ def settle(
     try:
         is_ours = _is_finished(run, result, table, keeping)
     except StoreError as fault:
-        tell("key.left_open", key=run.lane, error=type(fault).__name__)
+        emit("key.left_open", key=run.lane, error=type(fault).__name__)
         return
     if not is_ours:  # the lease was over, and somebody else has it
-        tell("key.lost", key=run.lane)
+        emit("key.lost", key=run.lane)
 
 
 def _is_finished(
-    run: TaskRun,
+    run: CallDelivery,
     result: ProviderExecutionResult,
     table: dict[str, Decision],
     keeping: ResultKeeping,
@@ -198,7 +200,7 @@ def _is_finished(
     return guard.free(result.reason_code)
 
 
-def let_go(run: TaskRun) -> None:
+def release_delivery(run: CallDelivery) -> None:
     """The delivery ends as it should: its worker was not lost."""
     run.let_go()
     mark, run.mark = run.mark, None
@@ -206,10 +208,10 @@ def let_go(run: TaskRun) -> None:
         if mark is not None:
             run.guard.unmark(mark)
     except StoreError as fault:
-        tell("key.left_open", key=run.lane, error=type(fault).__name__)
+        emit("key.left_open", key=run.lane, error=type(fault).__name__)
 
 
-def free(run: TaskRun) -> None:
+def abandon_delivery(run: CallDelivery) -> None:
     """The call was broken off: whoever comes next need not wait for the lease to end.
 
     It still counts as a lost worker: a call that breaks off every time must come to an end.
@@ -219,7 +221,7 @@ def free(run: TaskRun) -> None:
         if run.is_ours:
             run.guard.free()
     except StoreError as fault:
-        tell("key.left_open", key=run.lane, error=type(fault).__name__)
+        emit("key.left_open", key=run.lane, error=type(fault).__name__)
 
 
 T = TypeVar("T")
@@ -277,22 +279,22 @@ class ProviderTaskRunner:
         if isinstance(run, TaskEnding):
             return run
         try:
-            result = telemetry.execute(self.provider, self._ending_of(run), *run.arguments())
+            result = telemetry.traced_execute(self.provider, self._ending_of(run), *run.arguments())
         except BaseException:
-            free(run)
+            abandon_delivery(run)
             raise
         return self._close(run, result)
 
     async def arun(self, call: TaskCall) -> TaskEnding:
         """The same for asyncio. Cancelled, it still writes what became of the key."""
-        opened: list[TaskRun | TaskEnding] = []
+        opened: list[CallDelivery | TaskEnding] = []
         began_at, now, budget = self._clock().now(), self._clock().now, self._budget()
 
         async def in_time(work: Callable[[], T], late: Callable[[], T] | None = None) -> T:
             def hurriedly() -> T:
                 return hurried(None if budget is None else budget - (now() - began_at), work)
 
-            return await step(hurriedly, self._fitted.steps, within=budget, late=late)
+            return await offload(hurriedly, self._fitted.steps, within=budget, late=late)
 
         try:
             await in_time(
@@ -303,15 +305,17 @@ class ProviderTaskRunner:
             if isinstance(run, TaskEnding):
                 return run
             ending = self._ending_of(run)
-            result = await telemetry.aexecute(self.provider, ending, *run.arguments())
+            result = await telemetry.traced_aexecute(self.provider, ending, *run.arguments())
         except BaseException as error:
             for each in opened:
-                if not isinstance(each, TaskRun):
+                if not isinstance(each, CallDelivery):
                     continue
                 if isinstance(error, GeneratorExit):
-                    free(each)  # a coroutine that is thrown away cannot wait for a thread
+                    abandon_delivery(
+                        each
+                    )  # a coroutine that is thrown away cannot wait for a thread
                 else:
-                    await in_time(partial(free, each))
+                    await in_time(partial(abandon_delivery, each))
             raise
         return await in_time(partial(self._close, run, result))
 
@@ -320,9 +324,13 @@ class ProviderTaskRunner:
     def _unopened(self, call: TaskCall) -> TaskEnding:
         """The end of a delivery whose key could not even be asked for: no thread was free."""
         run = self._begun(call)
-        return run if isinstance(run, TaskEnding) else self._put_off(run, Gate.STORE, _away())
+        return (
+            run
+            if isinstance(run, TaskEnding)
+            else self._put_off(run, TaskGate.STORE, _store_down_error())
+        )
 
-    def _begun(self, call: TaskCall) -> TaskRun | TaskEnding:
+    def _begun(self, call: TaskCall) -> CallDelivery | TaskEnding:
         """A delivery whose call makes sense; the end of one that does not."""
         call_id = call.call_id or str(uuid.uuid4())
         correlation_id = call.correlation_id or call.carried.correlation_id or call_id
@@ -331,7 +339,7 @@ class ProviderTaskRunner:
         except ProviderBadRequestError as error:
             return self._refused(call, correlation_id, error)
 
-    def _open(self, call: TaskCall) -> TaskRun | TaskEnding:
+    def _open(self, call: TaskCall) -> CallDelivery | TaskEnding:
         """Check the call and claim its key; an ending when there is nothing to call."""
         run = self._begun(call)
         if isinstance(run, TaskEnding):
@@ -345,15 +353,15 @@ class ProviderTaskRunner:
         try:
             return self._claimed(run)
         except StoreError as error:
-            away = _away()
+            away = _store_down_error()
             away.__cause__ = error
-            free(run)
-            return self._put_off(run, Gate.STORE, away)
+            abandon_delivery(run)
+            return self._put_off(run, TaskGate.STORE, away)
         except BaseException:  # a time limit that strikes here, for example
-            free(run)
+            abandon_delivery(run)
             raise
 
-    def _checked(self, call: TaskCall, call_id: str, correlation_id: str) -> TaskRun:
+    def _checked(self, call: TaskCall, call_id: str, correlation_id: str) -> CallDelivery:
         given = None if call.idempotency_key is None else check_key(call.idempotency_key)
         budget, clock = self.options.timeout_budget_seconds, self._clock()
         began_at = clock.now()
@@ -365,7 +373,7 @@ class ProviderTaskRunner:
             attempt_offset=call.carried.attempts,
             traceparent=call.traceparent,
         )
-        check_call(call.tenant_id, call.campaign_id, call.operation, call.payload, context)
+        validate_call(call.tenant_id, call.campaign_id, call.operation, call.payload, context)
         lane = self._fitted.lane(call.tenant_id).key
         # Ours from now on: what the provider does with its own does not reach a letter or a key.
         call = replace(call, payload=plain_json(call.payload))
@@ -379,21 +387,21 @@ class ProviderTaskRunner:
         )
         key = context.idempotency_key = given or self._computed_key(print_of_call, call_id)
         store, owner = self.provider.store, str(uuid.uuid4())
-        guard = KeyGuard(store, call.tenant_id, key, print_of_call, owner, call_id)
-        names = LetterNames(self.task_name, call_id, key, correlation_id)
-        return TaskRun(call, lane, names, context, guard, clock, began_at)
+        guard = KeyClaim(store, call.tenant_id, key, print_of_call, owner, call_id)
+        names = LetterIdentity(self.task_name, call_id, key, correlation_id)
+        return CallDelivery(call, lane, names, context, guard, clock, began_at)
 
     def _computed_key(self, print_of_call: str, call_id: str) -> str:
         if self.options.computed_keys == ComputedKeys.REQUEST:
             return print_of_call
         return message_key(print_of_call, call_id)
 
-    def _claimed(self, run: TaskRun) -> TaskRun | TaskEnding:
+    def _claimed(self, run: CallDelivery) -> CallDelivery | TaskEnding:
         guard, options, keep = run.guard, self.options, self._keep(run)
         claim = ClaimResult(ClaimState.MINE)
         if options.idempotent:
             dead = dead_owner(guard.name) if run.call.is_redelivered else None
-            run.held = take(guard.name, guard.owner)
+            run.held = acquire(guard.name, guard.owner)
             claim = guard.claim(self._lease(), keep)
             if claim.state is ClaimState.RUNNING and dead is not None:
                 claim = guard.claim_after(dead, self._lease(), keep)
@@ -407,28 +415,28 @@ class ProviderTaskRunner:
             run.mark = mark if claim.state is ClaimState.MINE else None
         return run if claim.state is ClaimState.MINE else self._not_ours(run, claim)
 
-    def _lost_too_often(self, run: TaskRun) -> TaskEnding:
-        free(run)
+    def _lost_too_often(self, run: CallDelivery) -> TaskEnding:
+        abandon_delivery(run)
         times = self.options.max_redeliveries + 1
         error = ProviderInternalError(f"its worker was lost {times} times during this call")
         return self._bury(run, error, lost=times)
 
-    def _not_ours(self, run: TaskRun, claim: ClaimResult) -> TaskEnding:
+    def _not_ours(self, run: CallDelivery, claim: ClaimResult) -> TaskEnding:
         if claim.state is ClaimState.REPLAY:
             kept = self._keeping.read(run.guard, claim)
             if isinstance(kept, ProviderError):
                 return self._failed_early(run, kept, replayed=True)
-            return self._ended(run, Verdict(TaskEnd.REPLAYED), run.not_called(None, kept))
+            return self._ended(run, DeliveryDecision(TaskEnd.REPLAYED), run.not_called(None, kept))
         if claim.state is ClaimState.RUNNING:
             busy = ProviderDependencyError(
                 "another call under this idempotency key is still under way", never_sent=True
             )
-            return self._put_off(run, Gate.DUPLICATE, busy)
+            return self._put_off(run, TaskGate.DUPLICATE, busy)
         is_conflict = claim.state is ClaimState.CONFLICT
         error = conflict() if is_conflict else earlier_failure(claim)
         return self._failed_early(run, error, replayed=not is_conflict)
 
-    def _keep(self, run: TaskRun) -> float:
+    def _keep(self, run: CallDelivery) -> float:
         """Seconds for which the key is remembered."""
         is_given = run.call.idempotency_key is not None
         return self.options.keep_key_seconds if is_given else self.options.computed_key_memory
@@ -453,28 +461,34 @@ class ProviderTaskRunner:
         log_ending(self.task_name, call, lane, ending)
         return ending
 
-    def _failed_early(self, run: TaskRun, error: ProviderError, *, replayed: bool) -> TaskEnding:
+    def _failed_early(
+        self, run: CallDelivery, error: ProviderError, *, replayed: bool
+    ) -> TaskEnding:
         if error.reason_code in self.options.bury_on and not replayed:
             return self._bury(run, error)
         result = run.not_called(error)
         result.replayed = replayed
-        return self._ended(run, Verdict(TaskEnd.FAILED), result)
+        return self._ended(run, DeliveryDecision(TaskEnd.FAILED), result)
 
-    def _put_off(self, run: TaskRun, gate: Gate, error: ProviderError) -> TaskEnding:
+    def _put_off(self, run: CallDelivery, gate: TaskGate, error: ProviderError) -> TaskEnding:
         """Nobody knows when it will be over: look again soon, and then less and less often."""
         may_wait = gate in self.options.defer_on and self.options.max_deferrals > 0
         if may_wait:
             attempts, moment = run.call.carried.attempts, self._moment(run.call)
-            verdict = defer(gate, 0.0, attempts, self.options, moment)
+            verdict = decide_deferral(gate, 0.0, attempts, self.options, moment)
             if verdict is not None:
                 return self._ended(run, verdict, run.not_called(error))
-        if gate is Gate.DUPLICATE and not (may_wait and run.call.may_wait):
+        if gate is TaskGate.DUPLICATE and not (may_wait and run.call.may_wait):
             # Nothing is lost: the other one makes the call.
-            return self._ended(run, Verdict(TaskEnd.FAILED), run.not_called(error))
+            return self._ended(run, DeliveryDecision(TaskEnd.FAILED), run.not_called(error))
         return self._bury(run, error)
 
     def _bury(
-        self, run: TaskRun, error: ProviderError, end: GivenUp | None = None, lost: int = 0
+        self,
+        run: CallDelivery,
+        error: ProviderError,
+        end: FinalFailure | None = None,
+        lost: int = 0,
     ) -> TaskEnding:
         """Give a call up that was not made by this delivery.
 
@@ -485,13 +499,13 @@ class ProviderTaskRunner:
         letter = self._letter(run, end or self._given_up(run, result))
         if self._fitted.recorder.write_now(RecordBatch([], [letter])):
             result.dead_letter = letter
-        return self._ended(run, Verdict(TaskEnd.DEAD), result)
+        return self._ended(run, DeliveryDecision(TaskEnd.DEAD), result)
 
     # -- after the call ------------------------------------------------------------------------
 
-    def _ending_of(self, run: TaskRun) -> Ending:
+    def _ending_of(self, run: CallDelivery) -> OnFailure:
         def ending(result: ProviderExecutionResult) -> DeadLetter | AttemptOutcome | None:
-            run.verdict = verdict = verdict_on(
+            run.verdict = verdict = decide_ending(
                 result,
                 self._table[result.reason_code or ""],
                 self._policy.backoff,
@@ -507,7 +521,7 @@ class ProviderTaskRunner:
 
         return ending
 
-    def _is_overtaken(self, run: TaskRun) -> bool:
+    def _is_overtaken(self, run: CallDelivery) -> bool:
         """Whether another delivery has the key by now: it says how the call ended, not this one.
 
         That takes a process which was stopped, or a machine which slept, for longer than the lease.
@@ -522,17 +536,17 @@ class ProviderTaskRunner:
         if claim.state is ClaimState.MINE:
             return False
         run.is_ours, run.overtaken_by = False, claim
-        tell("key.lost", key=run.lane)
+        emit("key.lost", key=run.lane)
         return True
 
-    def _close(self, run: TaskRun, result: ProviderExecutionResult) -> TaskEnding:
+    def _close(self, run: CallDelivery, result: ProviderExecutionResult) -> TaskEnding:
         if run.overtaken_by is not None:
             return self._not_ours(run, run.overtaken_by)
         # Nobody writes it later, and without it a call that was made would be made again.
         work = partial(self._settled, run, result)
         return unhurried(work) if result.attempts else work()
 
-    def _settled(self, run: TaskRun, result: ProviderExecutionResult) -> TaskEnding:
+    def _settled(self, run: CallDelivery, result: ProviderExecutionResult) -> TaskEnding:
         try:
             settle(run, result, self._table, self._keeping)
             return self._ended(run, run.verdict, result)
@@ -542,8 +556,10 @@ class ProviderTaskRunner:
 
     # -- parts ---------------------------------------------------------------------------------
 
-    def _ended(self, run: TaskRun, verdict: Verdict, result: ProviderExecutionResult) -> TaskEnding:
-        let_go(run)
+    def _ended(
+        self, run: CallDelivery, verdict: DeliveryDecision, result: ProviderExecutionResult
+    ) -> TaskEnding:
+        release_delivery(run)
         is_undelivered = run.letter is not None and result.dead_letter is None
         carried, seconds = verdict.carried, verdict.seconds
         if is_undelivered:
@@ -563,18 +579,20 @@ class ProviderTaskRunner:
         log_ending(self.task_name, run.call, run.lane, ending)
         return ending
 
-    def _moment(self, call: TaskCall) -> Moment:
-        return Moment(call.carried, self._wall(), self._dice(), call.may_wait, self._longest())
+    def _moment(self, call: TaskCall) -> DecisionInputs:
+        return DecisionInputs(
+            call.carried, self._wall(), self._dice(), call.may_wait, self._longest()
+        )
 
     def _longest(self) -> float:
         own = self.options.longest_deferral_seconds
         return own if self._longest_wait is None else min(own, self._longest_wait())
 
-    def _given_up(self, run: TaskRun, result: ProviderExecutionResult) -> GivenUp:
+    def _given_up(self, run: CallDelivery, result: ProviderExecutionResult) -> FinalFailure:
         retryable = self._table[result.reason_code or ""].retries
         return run.given_up(result, self._wall(), retryable=retryable)
 
-    def _letter(self, run: TaskRun, end: GivenUp) -> DeadLetter:
+    def _letter(self, run: CallDelivery, end: FinalFailure) -> DeadLetter:
         largest, names = self.options.max_payload_bytes, self._secret_names
         kept = kept_payload(run.call.payload, largest, names)
         run.end = end
@@ -582,7 +600,7 @@ class ProviderTaskRunner:
         return letter
 
 
-def _away() -> ProviderDependencyError:
+def _store_down_error() -> ProviderDependencyError:
     return ProviderDependencyError(
         "the store that keeps the idempotency keys does not answer", never_sent=True
     )

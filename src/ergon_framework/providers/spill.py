@@ -84,7 +84,7 @@ def _known(document: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any
 
 
 SUFFIX = ".jsonl"
-SPOILT = ".bad"
+CORRUPT = ".bad"
 """Added to the name of a file that holds something nobody could write to the store."""
 
 _PIECE = 1 << 18
@@ -144,7 +144,7 @@ class OwnFile:
         return True
 
 
-class LeftFile:
+class ReplayFile:
     """A file that is read back: this process's own, or one that a dead process left."""
 
     def __init__(self, path: Path, fd: int, *, is_own: bool) -> None:
@@ -175,7 +175,7 @@ class LeftFile:
         """It was read to its end: remove it, or put it aside if it holds what nobody could use."""
         with contextlib.suppress(OSError):
             if self.spoilt:
-                self.path.rename(self.path.with_name(self.path.name + SPOILT))
+                self.path.rename(self.path.with_name(self.path.name + CORRUPT))
             else:
                 self.path.unlink()
         self.close()
@@ -211,7 +211,7 @@ class LeftFile:
             self._is_doubtful = False
 
 
-def find_left(folder: Path) -> list[Path]:
+def find_replayable(folder: Path) -> list[Path]:
     """Every file of the folder, the oldest first, whoever it belongs to."""
     found: list[tuple[float, Path]] = []
     with contextlib.suppress(OSError):
@@ -221,7 +221,7 @@ def find_left(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def take_left(path: Path) -> LeftFile | None:
+def open_replay(path: Path) -> ReplayFile | None:
     """The file, if nobody has it: its process is gone. Never waits."""
     try:
         with Folder.trusted(path.parent) as folder:
@@ -232,7 +232,7 @@ def take_left(path: Path) -> LeftFile | None:
     except OSError:
         return None
     if _lock(fd):
-        return LeftFile(path, fd, is_own=False)
+        return ReplayFile(path, fd, is_own=False)
     os.close(fd)
     return None
 
@@ -244,9 +244,9 @@ def _warn_once(error: UnsafeFileError) -> None:
         logger.warning("%s is not read back: %s", error.filename, error.strerror)
 
 
-def leave(folder: Path, lines: bytes, most: int) -> None:
+def abandon(folder: Path, lines: bytes, most: int) -> None:
     """Add lines to the file of what this process could not write anywhere."""
-    name = f"{os.getpid()}-refused{SUFFIX}{SPOILT}"
+    name = f"{os.getpid()}-refused{SUFFIX}{CORRUPT}"
     with Folder.ensure(folder, parents=True) as opened:
         fd = opened.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
@@ -321,7 +321,7 @@ class Spill:
         self._refused_at = float("-inf")
         self._lock = threading.RLock()  # keeping may be interrupted by a finalizer that keeps too
         self._own: OwnFile | None = None
-        self._left: LeftFile | None = None
+        self._left: ReplayFile | None = None
         self._found: list[Path] = []
         self._duplicates: set[int] = set()
         """Of the own file's descriptor: they hold its lock as well."""
@@ -384,7 +384,7 @@ class Spill:
         lines = b"".join(map(line_of, batches))
         try:
             with self._lock:
-                leave(self.folder, lines, self._max_bytes)
+                abandon(self.folder, lines, self._max_bytes)
         except OSError as error:
             raise _told(error, self.folder) from error
 
@@ -392,7 +392,7 @@ class Spill:
 
     def look(self) -> None:
         """Look for files that other processes left."""
-        self._found = find_left(self.folder)
+        self._found = find_replayable(self.folder)
 
     def chunk(self, limit: int) -> list[RecordBatch]:
         """Batches to write to the store: this process's first, then those of dead ones."""
@@ -451,7 +451,7 @@ class Spill:
     def _append(self, lines: bytes) -> tuple[OwnFile, int]:
         own = self._own
         if own is None:
-            self._room = self._max_bytes - _size_of(find_left(self.folder))
+            self._room = self._max_bytes - _size_of(find_replayable(self.folder))
         start = 0 if own is None else own.size
         if start + len(lines) > self._room:
             self.full_count += 1
@@ -478,18 +478,18 @@ class Spill:
         finally:
             self._let_go(fd)
 
-    def _next_left(self) -> LeftFile | None:
+    def _next_left(self) -> ReplayFile | None:
         with self._lock:
             own, self._own = self._own, None
         if own is not None:
-            return LeftFile(own.path, own.fd, is_own=True)
+            return ReplayFile(own.path, own.fd, is_own=True)
         while self._found:
-            if left := take_left(self._found.pop(0)):
+            if left := open_replay(self._found.pop(0)):
                 return left
         return None
 
 
-def beside(path: Path) -> Path:
+def spill_beside(path: Path) -> Path:
     """Where the records of an SQLite file wait."""
     whole = path.absolute()
     return whole.with_name(f"{whole.name}-spill")
@@ -504,7 +504,7 @@ def default_spill(url: str) -> Path | None:
     scheme, _, rest = url.partition("://")
     if scheme.partition("+")[0] == "sqlite":
         name = rest.removeprefix("/").partition("?")[0]
-        return beside(Path(name)) if name and name != ":memory:" else None
+        return spill_beside(Path(name)) if name and name != ":memory:" else None
     parts = urlsplit(url)
     where = [pair for pair in parse_qsl(parts.query) if pair[0] in TARGET]
     named = {name for name, _ in where}

@@ -47,7 +47,7 @@ _REQUEST_KEY = 3_600.0
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Gate(StrEnum):
+class TaskGate(StrEnum):
     """What a call may be put off for."""
 
     CIRCUIT = "circuit"  # until it lets calls in again
@@ -83,7 +83,7 @@ class ResultCipher(Protocol):
         """What :meth:`encrypt` was given; raises when it was not, or was changed."""
 
 
-class GivenUp(msgspec.Struct, frozen=True, omit_defaults=True):
+class FinalFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     """The end of a call whose dead letter could not be written anywhere yet."""
 
     reason_code: str
@@ -95,7 +95,7 @@ class GivenUp(msgspec.Struct, frozen=True, omit_defaults=True):
     http_status: int | None = None
 
 
-class Carried(msgspec.Struct, frozen=True, omit_defaults=True):
+class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one message of a call tells the next one, so that nothing is counted twice."""
 
     attempts: Count = 0
@@ -105,7 +105,7 @@ class Carried(msgspec.Struct, frozen=True, omit_defaults=True):
     waits_until: float = 0.0
     """The end of the wait under way, in seconds since 1970: a long one takes several messages."""
     correlation_id: str | None = None
-    given_up: GivenUp | None = None
+    given_up: FinalFailure | None = None
     unbuilt: Count = 0
     """Messages in a row whose worker could not build the provider."""
 
@@ -115,7 +115,7 @@ class Carried(msgspec.Struct, frozen=True, omit_defaults=True):
         return found
 
     @classmethod
-    def from_dict(cls, value: Any) -> Carried:
+    def from_dict(cls, value: Any) -> CallProgress:
         """As it came in a message; a bad request when it is none of ours."""
         try:
             return msgspec.convert(value, cls)
@@ -125,7 +125,7 @@ class Carried(msgspec.Struct, frozen=True, omit_defaults=True):
             ) from error
 
 
-NOTHING = Carried()
+NO_PROGRESS = CallProgress()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class TaskCall:
     may_wait: bool = True
     """Whether the queue can hold a call back for a while."""
     traceparent: str | None = None
-    carried: Carried = NOTHING
+    carried: CallProgress = NO_PROGRESS
 
 
 class TaskEnd(StrEnum):
@@ -168,9 +168,9 @@ class TaskEnding:
     idempotency_key: str | None = None
     seconds: float = 0.0
     """After which to send the call again."""
-    gate: Gate | None = None
+    gate: TaskGate | None = None
     """What it is put off for."""
-    carried: Carried = NOTHING
+    carried: CallProgress = NO_PROGRESS
     """What to send along."""
     letter: DeadLetter | None = None
     undelivered: bool = False
@@ -203,7 +203,7 @@ class TaskOptions:
     """Beyond the budget, until another one may take the call over."""
     max_deferrals: int = 25
     """How often a call may be put off; 0: it fails where it would be."""
-    defer_on: Collection[str] = frozenset(Gate)
+    defer_on: Collection[str] = frozenset(TaskGate)
     """What it may be put off for."""
     longest_deferral_seconds: float = 900.0
     """In one message; longer waits take several, and count as one."""
@@ -246,7 +246,7 @@ class TaskOptions:
             check_count(name, getattr(self, name))
         for name in ("max_result_bytes", "max_payload_bytes"):
             check_count(name, getattr(self, name))
-        check_words("defer_on", self.defer_on, Gate)
+        check_words("defer_on", self.defer_on, TaskGate)
         check_words("requeue_on", self.requeue_on, Reason)
         check_words("bury_on", self.bury_on, Reason)
         for name in ("secret_names", "volatile_names"):
@@ -265,33 +265,33 @@ TaskOptions.__init__ = refusing_renamed(TaskOptions.__init__)  # type: ignore[me
 
 
 _GATE_OF_STOP = {
-    Stopped.CIRCUIT_OPEN: Gate.CIRCUIT,
-    Stopped.COOLDOWN: Gate.COOLDOWN,
-    Stopped.QUOTA: Gate.WINDOW,
-    Stopped.STORE: Gate.STORE,
+    Stopped.CIRCUIT_OPEN: TaskGate.CIRCUIT,
+    Stopped.COOLDOWN: TaskGate.COOLDOWN,
+    Stopped.QUOTA: TaskGate.WINDOW,
+    Stopped.STORE: TaskGate.STORE,
 }
 _GATE_OF_REQUEUE = {
-    Requeue.OPEN_UNTIL: Gate.CIRCUIT,
-    Requeue.COOLDOWN_END: Gate.COOLDOWN,
-    Requeue.WINDOW_END: Gate.WINDOW,
+    Requeue.OPEN_UNTIL: TaskGate.CIRCUIT,
+    Requeue.COOLDOWN_END: TaskGate.COOLDOWN,
+    Requeue.WINDOW_END: TaskGate.WINDOW,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DeliveryDecision:
     """What becomes of the message, and what to send along if it goes back."""
 
     end: TaskEnd
     seconds: float = 0.0
-    gate: Gate | None = None
-    carried: Carried = NOTHING
+    gate: TaskGate | None = None
+    carried: CallProgress = NO_PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class DecisionInputs:
     """What a verdict needs to know beside the result."""
 
-    carried: Carried
+    carried: CallProgress
     """As it came."""
     now: float
     """Seconds since 1970."""
@@ -301,27 +301,27 @@ class Moment:
     longest_wait: float
 
 
-def verdict_on(
+def decide_ending(
     result: ProviderExecutionResult,
     decision: Decision,
     backoff: Backoff,
     max_attempts: int,
     options: TaskOptions,
-    moment: Moment,
-) -> Verdict:
+    moment: DecisionInputs,
+) -> DeliveryDecision:
     """What becomes of a call that failed.
 
     Which gate refused it and which reasons go back is read from the tables here. Whether it is
     deferred or requeued, and for how long, ``core/redelivery.py`` decides.
     """
     carried, made = moment.carried, moment.carried.attempts + result.attempts
-    is_asked_for = _is_asked_for(result, decision, options)
+    is_asked_for = _is_opted_in(result, decision, options)
     on = RETRYABLE_KINDS | {decision.kind} if is_asked_for else RETRYABLE_KINDS
     gate = _gate(result, decision)
     may_go_on = made < max_attempts and moment.may_wait
     is_held = gate in options.defer_on and may_go_on and options.max_deferrals > 0
     if gate is not None and is_held:
-        deferred = defer(gate, result.retry_after_seconds or 0.0, made, options, moment)
+        deferred = decide_deferral(gate, result.retry_after_seconds or 0.0, made, options, moment)
         if deferred is not None:
             return deferred
     elif moment.may_wait:
@@ -335,46 +335,48 @@ def verdict_on(
             dice=moment.dice,
         )
         if again is not None:
-            return _sent_again(TaskEnd.REQUEUE, None, again, carried)
+            return _redelivered(TaskEnd.REQUEUE, None, again, carried)
     # What went back to the queue was retried, and now that is exhausted, whatever its reason.
     is_exhausted = carried.requeues > 0 and is_asked_for
     is_buried = is_held or is_exhausted or decision.bury is Bury.ON_EXHAUSTION
     is_dead = is_buried or result.reason_code in options.bury_on
-    return Verdict(TaskEnd.DEAD if is_dead else TaskEnd.FAILED)
+    return DeliveryDecision(TaskEnd.DEAD if is_dead else TaskEnd.FAILED)
 
 
-def defer(
-    gate: Gate, seconds: float, attempts: int, options: TaskOptions, moment: Moment
-) -> Verdict | None:
+def decide_deferral(
+    gate: TaskGate, seconds: float, attempts: int, options: TaskOptions, moment: DecisionInputs
+) -> DeliveryDecision | None:
     """Put a call off until a gate opens; None when that was done often enough."""
     if not moment.may_wait:
         return None
     counts = _counts(moment.carried, attempts)
     again = redelivery.defer(_rule(options, moment), counts, seconds, moment.now, moment.dice)
-    return None if again is None else _sent_again(TaskEnd.DEFER, gate, again, moment.carried)
+    return None if again is None else _redelivered(TaskEnd.DEFER, gate, again, moment.carried)
 
 
-def _rule(options: TaskOptions, moment: Moment) -> RedeliveryRule:
+def _rule(options: TaskOptions, moment: DecisionInputs) -> RedeliveryRule:
     return RedeliveryRule(options.max_deferrals, options.max_requeues, moment.longest_wait)
 
 
-def _counts(carried: Carried, attempts: int) -> DeliveryCounts:
+def _counts(carried: CallProgress, attempts: int) -> DeliveryCounts:
     return DeliveryCounts(attempts, carried.deferrals, carried.requeues, carried.waits_until)
 
 
-def _sent_again(end: TaskEnd, gate: Gate | None, again: Redelivery, carried: Carried) -> Verdict:
+def _redelivered(
+    end: TaskEnd, gate: TaskGate | None, again: Redelivery, carried: CallProgress
+) -> DeliveryDecision:
     counts = again.counts
-    sent = Carried(
+    sent = CallProgress(
         counts.attempts,
         counts.deferrals,
         counts.requeues,
         carried.redrive_count,
         counts.waits_until,
     )
-    return Verdict(end, again.delay, gate, sent)
+    return DeliveryDecision(end, again.delay, gate, sent)
 
 
-def _gate(result: ProviderExecutionResult, decision: Decision) -> Gate | None:
+def _gate(result: ProviderExecutionResult, decision: Decision) -> TaskGate | None:
     at_gate = _GATE_OF_STOP.get(Stopped(result.stop_reason))
     if at_gate is not None:
         return at_gate
@@ -383,8 +385,6 @@ def _gate(result: ProviderExecutionResult, decision: Decision) -> Gate | None:
     return _GATE_OF_REQUEUE.get(decision.requeue) if told else None
 
 
-def _is_asked_for(
-    result: ProviderExecutionResult, decision: Decision, options: TaskOptions
-) -> bool:
+def _is_opted_in(result: ProviderExecutionResult, decision: Decision, options: TaskOptions) -> bool:
     """Whether the task wants a reason to go back that does not do so by itself."""
     return decision.requeue is Requeue.OPT_IN and result.reason_code in options.requeue_on

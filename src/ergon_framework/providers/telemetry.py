@@ -19,7 +19,7 @@ from opentelemetry.trace import Span
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow, LaneKey
 from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.execution import (
-    Ending,
+    OnFailure,
     ProviderExecutionContext,
     ProviderExecutionResult,
 )
@@ -38,7 +38,7 @@ _GOOD = frozenset({"circuit.half_opened", "circuit.closed", "records.replayed", 
 _OVER = frozenset({AttemptOutcome.FAILED.value, AttemptOutcome.DEAD_LETTER.value})
 
 
-def tell(name: str, /, **fields: object) -> None:
+def emit(name: str, /, **fields: object) -> None:
     """Tell of a change of state; it happens seldom enough to be logged as well."""
     key = fields.pop("key", None)
     if isinstance(key, tuple):
@@ -52,7 +52,7 @@ def tell(name: str, /, **fields: object) -> None:
             logger.log(level, "%s %s", name, words, extra={"ergon": fields})
 
 
-def tell_of_calls(rows: Iterable[AttemptRow]) -> None:
+def emits_calls(rows: Iterable[AttemptRow]) -> None:
     """Tell of the calls among these rows that ended badly; the rows themselves are the record."""
     if not has_listeners():
         return
@@ -80,31 +80,33 @@ class Provider(Protocol):
     provider_name: str
     capability: str
 
-    def execute_until(self, ending: Ending | None, *call: Any) -> ProviderExecutionResult:
+    def execute_until(self, ending: OnFailure | None, *call: Any) -> ProviderExecutionResult:
         """Make a call."""
 
     def aexecute_until(
-        self, ending: Ending | None, *call: Any
+        self, ending: OnFailure | None, *call: Any
     ) -> Coroutine[Any, Any, ProviderExecutionResult]:
         """Make a call, for asyncio."""
 
 
-def execute(provider: Provider, ending: Ending | None, *call: Any) -> ProviderExecutionResult:
+def traced_execute(
+    provider: Provider, ending: OnFailure | None, *call: Any
+) -> ProviderExecutionResult:
     """Make a call, in a span; it is tenant, campaign, operation, payload and context."""
     if _is_alone(call):
         return provider.execute_until(ending, *call)
     with _calling(provider, call) as (span, context):
-        return _told(span, provider.execute_until(ending, *call[:-1], context))
+        return _ended_call(span, provider.execute_until(ending, *call[:-1], context))
 
 
-async def aexecute(
-    provider: Provider, ending: Ending | None, *call: Any
+async def traced_aexecute(
+    provider: Provider, ending: OnFailure | None, *call: Any
 ) -> ProviderExecutionResult:
     """The same for asyncio."""
     if _is_alone(call):
         return await provider.aexecute_until(ending, *call)
     with _calling(provider, call) as (span, context):
-        return _told(span, await provider.aexecute_until(ending, *call[:-1], context))
+        return _ended_call(span, await provider.aexecute_until(ending, *call[:-1], context))
 
 
 def _is_alone(call: tuple[Any, ...]) -> bool:
@@ -129,7 +131,7 @@ def _calling(provider: Provider, call: tuple[Any, ...]) -> Iterator[tuple[Span, 
         yield span, context
 
 
-def _told(span: Span, result: ProviderExecutionResult) -> ProviderExecutionResult:
+def _ended_call(span: Span, result: ProviderExecutionResult) -> ProviderExecutionResult:
     if not span.is_recording():
         return result
     attributes: dict[str, Any] = {
@@ -141,13 +143,13 @@ def _told(span: Span, result: ProviderExecutionResult) -> ProviderExecutionResul
     if result.reason_code is not None:
         attributes["ergon.reason_code"] = str(result.reason_code)
     if len(result.attempt_log) > 1:
-        _tell_attempts(span, result)
+        _emit_attempts(span, result)
     failure = None if result.success else str(result.reason_code or result.stop_reason)
     end(span, failure, attributes)
     return result
 
 
-def _tell_attempts(span: Span, result: ProviderExecutionResult) -> None:
+def _emit_attempts(span: Span, result: ProviderExecutionResult) -> None:
     carrier, last = carried(span), result.attempt_log[-1]
     over_at = last.started_at + last.duration_ms / 1000
     for each in result.attempt_log:

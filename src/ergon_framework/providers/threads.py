@@ -25,7 +25,7 @@ CALLS = 64
 """Threads for attempts of one provider that is not async, in calls that are."""
 
 
-class OwnThreads:
+class BoundedThreads:
     """So many threads at most, begun when they are needed."""
 
     def __init__(self, name: str, size: int, owner: object = None) -> None:
@@ -51,14 +51,14 @@ class OwnThreads:
         return asyncio.get_running_loop().run_in_executor(self.pool, context.run, work)
 
 
-_of_stores: weakref.WeakValueDictionary[int, OwnThreads] = weakref.WeakValueDictionary()
+_of_stores: weakref.WeakValueDictionary[int, BoundedThreads] = weakref.WeakValueDictionary()
 
 
-def step_threads(store: object) -> OwnThreads:
+def offload_threads(store: object) -> BoundedThreads:
     """The threads for steps that wait for a store, for all who use it."""
     known = _of_stores.get(id(store))  # they keep their store, so the number stays its own
     if known is None:
-        known = _of_stores[id(store)] = OwnThreads("ergon-store", STEPS, store)
+        known = _of_stores[id(store)] = BoundedThreads("ergon-store", STEPS, store)
     return known
 
 
@@ -88,9 +88,9 @@ class _Turn(Generic[T]):
             return self._is_left
 
 
-async def step(
+async def offload(
     work: Callable[[], T],
-    threads: OwnThreads,
+    threads: BoundedThreads,
     *,
     within: float | None = None,
     late: Callable[[], T] | None = None,
@@ -114,11 +114,11 @@ async def step(
         if late is not None and turn.is_left():
             running.cancel()
         else:
-            await _heard_out(running)
+            await _drained(running)
         raise
 
 
-async def _heard_out(running: asyncio.Future[Any]) -> None:
+async def _drained(running: asyncio.Future[Any]) -> None:
     while not running.done():
         try:
             await asyncio.wait({running})
@@ -128,7 +128,7 @@ async def _heard_out(running: asyncio.Future[Any]) -> None:
         running.exception()  # heard, or it would be complained about
 
 
-class Errand:
+class ThreadAttempt:
     """One call on a thread, which goes on when nobody waits for it any more.
 
     ``settle`` takes its outcome then, on that thread: a request that was sent is to be paid for.
@@ -142,7 +142,7 @@ class Errand:
         self._is_left = False
         self._outcome: Outcome | None = None
 
-    async def run(self, threads: OwnThreads, within: float | None) -> Any:
+    async def run(self, threads: BoundedThreads, within: float | None) -> Any:
         """What the call returns or raises; ``NotBegunError`` if it has not begun in time."""
         running = threads.promise(self._do)
         if within is not None:
@@ -192,7 +192,7 @@ def _outcome(work: Callable[[], Any]) -> Outcome:
         return None, error
 
 
-class Isolation:
+class IsolatedThreads:
     """Runs calls on daemonic threads. A call that outlasts its time is abandoned, not stopped:
     Python cannot end a thread. At most ``limit`` are left behind; then nothing new is begun.
     """
@@ -238,7 +238,7 @@ class Isolation:
 class _Watch:
     """One call and the thread that waits for it."""
 
-    def __init__(self, clock: Clock, isolation: Isolation) -> None:
+    def __init__(self, clock: Clock, isolation: IsolatedThreads) -> None:
         self._clock = clock
         self._isolation = isolation
         self._lock = threading.Lock()

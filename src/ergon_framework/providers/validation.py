@@ -87,7 +87,7 @@ _LONGEST = {"tenant_id": 36, "campaign_id": 36, "operation": 120}
 """Characters: what the columns hold."""
 
 
-def check_call(
+def validate_call(
     tenant_id: Any, campaign_id: Any, operation: Any, payload: Any, context: Any
 ) -> bytes:
     """The payload as JSON. A call that is wrong is refused, and told what is wrong with it."""
@@ -113,7 +113,7 @@ def check_call(
     try:
         # The encoder writes null for a number that JSON has no word for.
         text = msgspec.json.encode(payload)
-        is_fine = text.find(b"null") < 0 or _is_sayable(payload)
+        is_fine = text.find(b"null") < 0 or _has_only_finite_numbers(payload)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise _refused("payload", f"cannot be written as JSON: {error}") from error
     if not is_fine:
@@ -123,14 +123,16 @@ def check_call(
     return text
 
 
-def _is_sayable(value: Any) -> bool:
+def _has_only_finite_numbers(value: Any) -> bool:
     """Whether every number in it is one."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, Mapping):
-        return all(map(_is_sayable, value.values())) and all(map(_is_sayable, value))
+        return all(map(_has_only_finite_numbers, value.values())) and all(
+            map(_has_only_finite_numbers, value)
+        )
     if isinstance(value, list | tuple | set | frozenset):
-        return all(map(_is_sayable, value))
+        return all(map(_has_only_finite_numbers, value))
     return True
 
 

@@ -23,7 +23,7 @@ from ergon_framework.ports.providerstore import (
     RecordBatch,
 )
 from ergon_framework.providers.spill import Spill
-from ergon_framework.providers.telemetry import tell, tell_of_calls
+from ergon_framework.providers.telemetry import emits_calls
 
 
 def is_final(row: AttemptRow) -> bool:
@@ -31,12 +31,12 @@ def is_final(row: AttemptRow) -> bool:
     return row.attempt_number > 0 and row.outcome != AttemptOutcome.RETRY
 
 
-def says_away(error: Exception) -> bool:
+def is_store_down(error: Exception) -> bool:
     """Whether the store said that the fault is its own, and not of what it was given."""
     return isinstance(error, StoreError) and type(error) is not StoreError
 
 
-def merged(units: Sequence[RecordBatch]) -> RecordBatch:
+def merged_batch(units: Sequence[RecordBatch]) -> RecordBatch:
     """All of them in one."""
     whole = RecordBatch()
     for unit in units:
@@ -55,7 +55,7 @@ _TOLD = ("dropped", "lost", "spilled", "replayed")
 
 
 @dataclass(slots=True)
-class Counts:
+class RowCounts:
     """Rows by what has become of them."""
 
     written: int = 0
@@ -65,7 +65,7 @@ class Counts:
     replayed: int = 0
 
 
-class Ledger:
+class RowCounter:
     """The counts of one recorder. Any thread may call any method."""
 
     def __init__(self, tell: Emit) -> None:
@@ -75,8 +75,8 @@ class Ledger:
     def renew(self) -> None:
         """Begin at nothing: at first, and in a forked child."""
         self._lock = threading.RLock()  # counting may be interrupted by a finalizer that counts
-        self._counts = Counts()
-        self._told = Counts()
+        self._counts = RowCounts()
+        self._told = RowCounts()
         self._told_at = float("-inf")
         self.last_error: str | None = None
 
@@ -98,7 +98,7 @@ class Ledger:
             counts.spilled += spilled
             counts.replayed += replayed
 
-    def counts(self) -> Counts:
+    def counts(self) -> RowCounts:
         """The counts as they are now."""
         with self._lock:
             return replace(self._counts)
@@ -134,13 +134,13 @@ LOOK = 30.0
 """Seconds between looks for files that dead processes left."""
 
 
-class Marker(threading.Event):
+class FlushMarker(threading.Event):
     """Goes through the queue behind the rows that somebody waits for."""
 
     is_abandoned = False
 
 
-class Writer:
+class WriteBehindQueue:
     """One store's queue. Any thread may call any method."""
 
     def __init__(
@@ -156,14 +156,14 @@ class Writer:
     ) -> None:
         self.store = store
         self.spill = spill
-        self.queue: deque[AttemptRow | Marker] = deque()
+        self.queue: deque[AttemptRow | FlushMarker] = deque()
         self.capacity = capacity
         self.calm = capacity - capacity // 4
         """From here on there is room for final rows only."""
         self._batch = batch
         self._linger = linger
         self._clock = clock
-        self.ledger = Ledger(tell)
+        self.ledger = RowCounter(tell)
         self.renew()
 
     def renew(self) -> None:
@@ -174,7 +174,7 @@ class Writer:
         self.ledger.renew()
         self._look_at = float("-inf")
         self._hand: list[AttemptRow] = []
-        self._reached: list[Marker] = []
+        self._reached: list[FlushMarker] = []
         self._failures = 0
         self._retry_at = float("-inf")
         self._away_since = float("inf")
@@ -237,11 +237,11 @@ class Writer:
                 self.store.record(batch)
             except Exception as error:
                 self.ledger.note(error)
-                if says_away(error):
+                if is_store_down(error):
                     self._pause(error)
             else:
                 self.ledger.count(written=len(batch.attempts))
-                tell_of_calls(batch.attempts)
+                emits_calls(batch.attempts)
                 return True
         return self._keep([batch], is_synced=True)
 
@@ -300,7 +300,7 @@ class Writer:
                 item = self.queue.popleft()
             except IndexError:  # put down by somebody who no longer waits for this driver
                 break
-            if isinstance(item, Marker):
+            if isinstance(item, FlushMarker):
                 self._reached.append(item)
             else:
                 rows.append(item)
@@ -315,7 +315,7 @@ class Writer:
         )
         self._hand = []
         self.ledger.count(written=len(hand) - len(refused), lost=len(refused))
-        tell_of_calls(hand)
+        emits_calls(hand)
         self._set_aside(refused)
         self._recover()
 
@@ -331,7 +331,7 @@ class Writer:
         self.ledger.count(lost=spill.spoilt_count - spoilt)
         if not units:
             return False
-        refused = self._record(merged(units), lambda: list(units), is_alive=is_alive)
+        refused = self._record(merged_batch(units), lambda: list(units), is_alive=is_alive)
         lost = row_count(refused)
         self.ledger.count(replayed=row_count(units) - lost, lost=lost)
         spill.advance(len(refused))
@@ -350,7 +350,7 @@ class Writer:
             self.store.record(whole)
         except Exception as error:
             pieces = pieces_of()
-            if says_away(error) or (len(pieces) < 2 and not is_alive):
+            if is_store_down(error) or (len(pieces) < 2 and not is_alive):
                 raise
             if len(pieces) < 2:
                 self.ledger.note(error)
@@ -364,7 +364,7 @@ class Writer:
         try:
             self.store.record(piece)
         except Exception as error:
-            if says_away(error):
+            if is_store_down(error):
                 raise
             self.ledger.note(error)
             return False
@@ -386,9 +386,9 @@ class Writer:
         if spill is None or not spill.is_usable:
             return
         finals: list[AttemptRow] = []
-        others: list[AttemptRow | Marker] = []
+        others: list[AttemptRow | FlushMarker] = []
         for item in [*self._hand, *self._emptied()]:
-            if isinstance(item, Marker) or not is_final(item):
+            if isinstance(item, FlushMarker) or not is_final(item):
                 others.append(item)
             else:
                 finals.append(item)
@@ -402,7 +402,7 @@ class Writer:
         self.queue.extendleft(reversed(self._hand[self._batch :]))
         del self._hand[self._batch :]
 
-    def _emptied(self) -> Iterator[AttemptRow | Marker]:
+    def _emptied(self) -> Iterator[AttemptRow | FlushMarker]:
         for _ in range(len(self.queue)):
             try:
                 yield self.queue.popleft()
@@ -480,7 +480,7 @@ class Writer:
 
     def _since(self, error: Exception) -> float:
         """Since when the store says that it is away; if it blames a row, others are to be tried."""
-        if not says_away(error):
+        if not is_store_down(error):
             return float("inf")
         return min(self._away_since, self._clock())
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ergon_framework.boundary.http.addresses import is_loopback
-from ergon_framework.providers.authorization import is_from_here
+from ergon_framework.providers.authorization import is_local_request
 from ergon_framework.web.responses import refusal
 from ergon_framework.web.tokens import Tokens
 
@@ -91,7 +91,7 @@ class Gate:
         client = scope.get("client")
         host = headers.get("host", "")
         known = "localhost" if _name_in(host) in self._names else host
-        return is_from_here(None if client is None else client[0], headers.keys(), known)
+        return is_local_request(None if client is None else client[0], headers.keys(), known)
 
     def _unknown(self) -> Response:
         if self._keeper.tokens is None:

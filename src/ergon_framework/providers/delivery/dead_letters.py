@@ -35,8 +35,8 @@ from ergon_framework.ports.providerstore import (
     StoredLetter,
 )
 from ergon_framework.providers.redaction import describe_safely, strip_secrets
-from ergon_framework.providers.tasks import GivenUp, TaskCall
-from ergon_framework.providers.telemetry import tell
+from ergon_framework.providers.tasks import FinalFailure, TaskCall
+from ergon_framework.providers.telemetry import emit
 from ergon_framework.storage.failpoints import declare, failpoint
 
 SCHEMA_VERSION = 1
@@ -70,8 +70,8 @@ def kept_payload(
 def new_letter(
     call: TaskCall,
     lane: LaneKey,
-    names: LetterNames,
-    end: GivenUp,
+    names: LetterIdentity,
+    end: FinalFailure,
     kept: tuple[dict[str, Any] | None, bool],
 ) -> DeadLetter:
     """The letter of a call that is given up."""
@@ -100,7 +100,7 @@ def new_letter(
     )
 
 
-class LetterNames(msgspec.Struct, frozen=True):
+class LetterIdentity(msgspec.Struct, frozen=True):
     """Under which names a call goes."""
 
     task_name: str
@@ -134,7 +134,7 @@ def letter_message(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def why_not_sendable(letter: DeadLetter) -> str | None:
+def redrive_refusal(letter: DeadLetter) -> str | None:
     """Why a letter cannot be made into a call again; None when it can."""
     if letter.payload is None:
         return "its payload was too large to be kept"
@@ -174,7 +174,7 @@ declare(
 )
 
 
-class Counter(Protocol):
+class QueueSession(Protocol):
     """A queue, open for a while."""
 
     def publish(self, message: dict[str, Any]) -> None:
@@ -187,12 +187,12 @@ class Counter(Protocol):
         """Send its call again, counted; twice sent, it has the same id."""
 
 
-Post = Callable[[], AbstractContextManager[Counter]]
+Post = Callable[[], AbstractContextManager[QueueSession]]
 """Opens a queue."""
 
 
 @dataclass(frozen=True, slots=True)
-class Relayed:
+class RelayCounts:
     """What one look came to."""
 
     published: int = 0
@@ -239,7 +239,7 @@ class _Lease:
             pass
 
 
-class Relay:
+class DeadLetterRelay:
     """Carries the letters of one store to one queue. It belongs to one thread."""
 
     def __init__(
@@ -263,7 +263,7 @@ class Relay:
         """Letters at the head that the queue does not take."""
         self._owner = str(uuid.uuid4())
 
-    def pump(self) -> Relayed:
+    def pump(self) -> RelayCounts:
         """Carry what waits now. Raises what the store or the queue raises; the rest waits on.
 
         A letter that the queue refuses is told of when those behind it were carried.
@@ -273,7 +273,7 @@ class Relay:
             raise refusal
         return done
 
-    def drain(self) -> Relayed:
+    def drain(self) -> RelayCounts:
         """Carry until nothing waits that this queue can take; wait for a relay that is at it."""
         published = redriven = 0
         first: Exception | None = None
@@ -289,14 +289,14 @@ class Relay:
                 break
         if first is not None:
             raise first
-        return Relayed(published, redriven)
+        return RelayCounts(published, redriven)
 
-    def _look(self) -> tuple[Relayed, Exception | None]:
+    def _look(self) -> tuple[RelayCounts, Exception | None]:
         """Look without the lease first: most of the time nothing waits."""
         if not any(self._waiting()[:2]):
-            return Relayed(), None
+            return RelayCounts(), None
         if not self._lease.take():
-            return Relayed(is_busy=True), None
+            return RelayCounts(is_busy=True), None
         try:
             return self._carry()
         finally:
@@ -309,10 +309,10 @@ class Relay:
         pending = due(LetterStatus.PENDING, self._batch + self._refused, task_names=names)
         return pending, due(LetterStatus.REDRIVE, limit, task_names=names), limit
 
-    def _carry(self) -> tuple[Relayed, Exception | None]:
+    def _carry(self) -> tuple[RelayCounts, Exception | None]:
         pending, redrive, limit = self._waiting()
         if not pending and not redrive:
-            return Relayed(), None
+            return RelayCounts(), None
         refusals: list[Exception] = []
         with self._post() as counter:
             published = [self._try(self._publish, counter, each, refusals) for each in pending]
@@ -321,13 +321,13 @@ class Relay:
             sent = [self._try(self._redrive, counter, each, refusals) for each in sendable]
         known, self._foreign = self._foreign, len(sent) - sum(sent)
         has_more = len(redrive) == limit and known < self._foreign < FOREIGN
-        done = Relayed(sum(published), sum(sent), has_more)
+        done = RelayCounts(sum(published), sum(sent), has_more)
         return done, refusals[0] if refusals else None
 
     def _try(
         self,
-        carry: Callable[[Counter, StoredLetter], bool],
-        counter: Counter,
+        carry: Callable[[QueueSession, StoredLetter], bool],
+        counter: QueueSession,
         stored: StoredLetter,
         refusals: list[Exception],
     ) -> bool:
@@ -341,13 +341,13 @@ class Relay:
             refusals.append(error)
             return False
 
-    def _publish(self, counter: Counter, stored: StoredLetter) -> bool:
+    def _publish(self, counter: QueueSession, stored: StoredLetter) -> bool:
         failpoint("providers.publish.before")
         counter.publish(letter_message(stored.letter))
         failpoint("providers.publish.after")
         return self._move(stored, LetterStatus.PUBLISHED, LetterStatus.PENDING)
 
-    def _redrive(self, counter: Counter, stored: StoredLetter) -> bool:
+    def _redrive(self, counter: QueueSession, stored: StoredLetter) -> bool:
         failpoint("providers.redrive.before")
         if not counter.knows(stored.letter) or not self._is_mine(stored.letter):
             return False
@@ -365,7 +365,7 @@ class Relay:
 
     def _sendable(self, letters: list[StoredLetter]) -> Iterator[StoredLetter]:
         for stored in letters:
-            if why_not_sendable(stored.letter) is None:
+            if redrive_refusal(stored.letter) is None:
                 yield stored
             else:  # nothing can come of it: it must not stand in the way of the others
                 self._move(stored, LetterStatus.PUBLISHED, LetterStatus.REDRIVE)
@@ -379,7 +379,7 @@ class RelayThread:
 
     def __init__(
         self,
-        relays: Callable[[], Iterable[Relay]],
+        relays: Callable[[], Iterable[DeadLetterRelay]],
         *,
         idle: float = IDLE,
         dice: Callable[[], float] = random.random,
@@ -431,5 +431,5 @@ class RelayThread:
             self._failures = 0
             return 0.0 if moved else self._idle
         self._failures += 1
-        tell("relay.failed", error=describe_safely(failure), failures=self._failures)
+        emit("relay.failed", error=describe_safely(failure), failures=self._failures)
         return PAUSES.delay(self._failures - 1, self._dice())

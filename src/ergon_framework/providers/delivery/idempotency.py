@@ -55,7 +55,7 @@ def may_run_again(decision: Decision, reason_code: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyGuard:
+class KeyClaim:
     """One delivery that wants a key. ``owner`` is its own; ``message`` is that of all of them."""
 
     store: ProviderStore

@@ -28,7 +28,7 @@ _SWEEPS = 3600.0
 _swept_at = 0.0
 
 
-class Held:
+class OwnerLock:
     """A call that is being made here."""
 
     __slots__ = ("_file", "_path")
@@ -45,7 +45,7 @@ class Held:
         os.close(self._file)
 
 
-def take(name: str, owner: str) -> Held | None:
+def acquire(name: str, owner: str) -> OwnerLock | None:
     """Say that ``owner`` makes the call ``name`` now; None when somebody else does, or one cannot.
 
     Without it nothing is wrong: the lease of the key has to run out then.
@@ -64,14 +64,14 @@ def take(name: str, owner: str) -> Held | None:
     return None
 
 
-def _locked(path: Path, file: int, owner: str) -> Held | None:
+def _locked(path: Path, file: int, owner: str) -> OwnerLock | None:
     """The file, locked, with the owner's name; closed when that cannot be."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_same(path, file):
             os.ftruncate(file, 0)
             os.pwrite(file, owner.encode(), 0)
-            return Held(path, file)
+            return OwnerLock(path, file)
     except OSError:
         os.close(file)
         raise

@@ -14,7 +14,7 @@ import msgspec
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.providerstore import ClaimResult, ResultNote
-from ergon_framework.providers.delivery.idempotency import KeyGuard
+from ergon_framework.providers.delivery.idempotency import KeyClaim
 from ergon_framework.providers.errors import ProviderInternalError
 from ergon_framework.providers.redaction import strip_secrets
 from ergon_framework.providers.tasks import LARGEST_RESULT, KeepResults, ResultCipher
@@ -31,7 +31,7 @@ class ResultKeeping:
     cipher: ResultCipher | None = None
     secret_names: frozenset[str] = frozenset()
 
-    def write(self, guard: KeyGuard, data: dict[str, Any]) -> bool:
+    def write(self, guard: KeyClaim, data: dict[str, Any]) -> bool:
         """Write under the key what came of a call that succeeded; whether the key was still ours.
 
         A result that the store refuses is left out: without the success under its key, the call
@@ -45,7 +45,7 @@ class ResultKeeping:
                 raise
             return guard.succeed(None, ResultNote.REFUSED)
 
-    def read(self, guard: KeyGuard, claim: ClaimResult) -> dict[str, Any] | ProviderInternalError:
+    def read(self, guard: KeyClaim, claim: ClaimResult) -> dict[str, Any] | ProviderInternalError:
         """The result of an earlier call under the key, or the error that takes its place."""
         note = claim.result_note
         if note is ResultNote.ENCRYPTED:
@@ -55,7 +55,7 @@ class ResultKeeping:
         return claim.result
 
     def _sealed(
-        self, guard: KeyGuard, data: dict[str, Any]
+        self, guard: KeyClaim, data: dict[str, Any]
     ) -> tuple[dict[str, Any] | None, ResultNote | None]:
         if self.keep is KeepResults.NEVER:
             return None, ResultNote.NOT_WANTED
@@ -82,7 +82,7 @@ class ResultKeeping:
             return True
 
     def _opened(
-        self, guard: KeyGuard, kept: dict[str, Any]
+        self, guard: KeyClaim, kept: dict[str, Any]
     ) -> dict[str, Any] | ProviderInternalError:
         if self.cipher is None:
             return _error("was encrypted, and this task has no result_cipher", _SAME_CIPHER)

@@ -18,7 +18,7 @@ from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.mapping.retry_after import header, is_used_up, retry_after_seconds
 
 
-class Finding(NamedTuple):
+class ErrorFinding(NamedTuple):
     """What an exception says about the call that raised it."""
 
     reason: Reason
@@ -29,19 +29,19 @@ class Finding(NamedTuple):
     """Better than the exception's own words; empty when those will do."""
 
 
-Look: TypeAlias = Callable[[Exception, Callable[[], float]], Finding | None]
+Look: TypeAlias = Callable[[Exception, Callable[[], float]], ErrorFinding | None]
 """Reads an exception that does not tell everything by its type; given the wall clock."""
 
-TIMEOUT = Finding(Reason.TIMEOUT)
-TIMEOUT_UNSENT = Finding(Reason.TIMEOUT, never_sent=True)
-BROKEN = Finding(Reason.CONNECTION_ERROR)
-UNREACHED = Finding(Reason.CONNECTION_ERROR, never_sent=True)
-DENIED = Finding(Reason.AUTH_FAILED)
-REFUSED = Finding(Reason.BAD_REQUEST)
-REFUSED_UNSENT = Finding(Reason.BAD_REQUEST, never_sent=True)
-INVALID = Finding(Reason.RESPONSE_INVALID)
-DOWN = Finding(Reason.DEPENDENCY_UNAVAILABLE)
-DEFECT = Finding(Reason.INTERNAL_ERROR)
+TIMEOUT = ErrorFinding(Reason.TIMEOUT)
+TIMEOUT_UNSENT = ErrorFinding(Reason.TIMEOUT, never_sent=True)
+BROKEN = ErrorFinding(Reason.CONNECTION_ERROR)
+UNREACHED = ErrorFinding(Reason.CONNECTION_ERROR, never_sent=True)
+DENIED = ErrorFinding(Reason.AUTH_FAILED)
+REFUSED = ErrorFinding(Reason.BAD_REQUEST)
+REFUSED_UNSENT = ErrorFinding(Reason.BAD_REQUEST, never_sent=True)
+INVALID = ErrorFinding(Reason.RESPONSE_INVALID)
+DOWN = ErrorFinding(Reason.DEPENDENCY_UNAVAILABLE)
+DEFECT = ErrorFinding(Reason.INTERNAL_ERROR)
 
 
 def attribute(holder: object, name: str) -> object:
@@ -92,7 +92,7 @@ def reason_of_status(status: int) -> Reason:
     return Reason.DEPENDENCY_UNAVAILABLE if 500 <= status < 600 else Reason.RESPONSE_INVALID
 
 
-def by_status(status: int, headers: object, now: Callable[[], float]) -> Finding:
+def by_status(status: int, headers: object, now: Callable[[], float]) -> ErrorFinding:
     """What an answer of the provider says, with the pause it asks for."""
     reason = reason_of_status(status)
     if status == 403 and _is_throttle(headers):
@@ -101,22 +101,22 @@ def by_status(status: int, headers: object, now: Callable[[], float]) -> Finding
     wait = (
         None if headers is None else retry_after_seconds(headers, now(), is_throttled=is_throttled)
     )
-    return Finding(reason, http_status=status, retry_after=wait, text=_words(status))
+    return ErrorFinding(reason, http_status=status, retry_after=wait, text=_words(status))
 
 
-def by_answer(error: Exception, now: Callable[[], float]) -> Finding | None:
+def by_answer(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
     """For an exception that carries an answer, or its status; whatever the status is."""
     answer = _answer(error)
     return None if answer is None else by_status(*answer, now)
 
 
-def by_error_answer(error: Exception, now: Callable[[], float]) -> Finding | None:
+def by_error_answer(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
     """The same for an exception nobody knows: only a status that is an error counts."""
     answer = _answer(error)
     return None if answer is None or answer[0] < 400 else by_status(*answer, now)
 
 
-def by_content(error: Exception, now: Callable[[], float]) -> Finding | None:
+def by_content(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
     """For an answer that could not be read: unless its status says why, it is invalid."""
     answer = _answer(error)
     if answer is None:
@@ -127,7 +127,7 @@ def by_content(error: Exception, now: Callable[[], float]) -> Finding | None:
     )
 
 
-def by_spent_retries(error: Exception, now: Callable[[], float]) -> Finding | None:
+def by_spent_retries(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
     """For urllib3's "too many 503 error responses": its own retries are spent."""
     for word in str(error).split():
         if len(word) == 3 and word.isascii() and word.isdigit():
@@ -158,7 +158,7 @@ def _words(status: int) -> str:
         return f"HTTP {status}"
 
 
-SQLSTATES: dict[str, Finding] = {
+SQLSTATES: dict[str, ErrorFinding] = {
     # Five characters name a condition, two its class; the condition is asked first.
     "08": BROKEN,
     "0A": REFUSED,  # a feature it does not have
@@ -182,7 +182,7 @@ SQLSTATES: dict[str, Finding] = {
     "58": DOWN,  # its disk
 }
 
-SQLITE_CODES: dict[str, Finding] = {
+SQLITE_CODES: dict[str, ErrorFinding] = {
     "SQLITE_BUSY": DOWN,
     "SQLITE_LOCKED": DOWN,
     "SQLITE_FULL": DOWN,
@@ -199,7 +199,7 @@ SQLITE_CODES: dict[str, Finding] = {
     "SQLITE_NOMEM": DEFECT,
 }
 
-DBAPI_CLASSES: dict[str, Finding] = {
+DBAPI_CLASSES: dict[str, ErrorFinding] = {
     # The names that PEP 249 gives to every driver.
     "OperationalError": DOWN,
     "InterfaceError": BROKEN,
@@ -211,12 +211,12 @@ DBAPI_CLASSES: dict[str, Finding] = {
 }
 
 
-def by_sqlstate(code: str) -> Finding:
+def by_sqlstate(code: str) -> ErrorFinding:
     """What an SQLSTATE says."""
     return SQLSTATES.get(code) or SQLSTATES.get(code[:2]) or DEFECT
 
 
-def by_psycopg(error: Exception, _now: Callable[[], float]) -> Finding | None:
+def by_psycopg(error: Exception, _now: Callable[[], float]) -> ErrorFinding | None:
     """PostgreSQL: the code, if the server got as far as sending one."""
     code = attribute(error, "sqlstate")
     if isinstance(code, str) and code:
@@ -228,7 +228,7 @@ def by_psycopg(error: Exception, _now: Callable[[], float]) -> Finding | None:
     return BROKEN if found is DOWN else found  # without a code, the connection is what failed
 
 
-def by_sqlite(error: Exception, _now: Callable[[], float]) -> Finding | None:
+def by_sqlite(error: Exception, _now: Callable[[], float]) -> ErrorFinding | None:
     """SQLite: its code, where the extended ones begin with the plain one."""
     name = attribute(error, "sqlite_errorname")
     if isinstance(name, str):
@@ -238,7 +238,7 @@ def by_sqlite(error: Exception, _now: Callable[[], float]) -> Finding | None:
     return by_dbapi_class(error)
 
 
-def by_sqlalchemy(error: Exception, _now: Callable[[], float]) -> Finding | None:
+def by_sqlalchemy(error: Exception, _now: Callable[[], float]) -> ErrorFinding | None:
     """A driver's error that says nothing by itself, in SQLAlchemy's wrapping."""
     if attribute(error, "connection_invalidated") is True:
         return BROKEN
@@ -246,7 +246,7 @@ def by_sqlalchemy(error: Exception, _now: Callable[[], float]) -> Finding | None
     return by_sqlstate(code) if isinstance(code, str) and code else by_dbapi_class(error)
 
 
-def by_dbapi_class(error: Exception) -> Finding | None:
+def by_dbapi_class(error: Exception) -> ErrorFinding | None:
     """What the name of its class says, as every driver uses it."""
     names = (kind.__name__ for kind in type(error).__mro__)
     return next((DBAPI_CLASSES[name] for name in names if name in DBAPI_CLASSES), None)
@@ -266,21 +266,21 @@ _NETWORK_ERRNOS = frozenset(
 )
 
 
-def _by_errno(error: Exception, _now: Callable[[], float]) -> Finding | None:
+def _by_errno(error: Exception, _now: Callable[[], float]) -> ErrorFinding | None:
     """A plain OSError: one of the network's, or a file's, which is a bug like any other."""
     return BROKEN if attribute(error, "errno") in _NETWORK_ERRNOS else None
 
 
-def _by_url_reason(error: Exception, _now: Callable[[], float]) -> Finding | None:
+def _by_url_reason(error: Exception, _now: Callable[[], float]) -> ErrorFinding | None:
     """A URLError whose reason is only a text: urllib does not know such URLs."""
     return REFUSED_UNSENT if isinstance(attribute(error, "reason"), str) else BROKEN
 
 
-def _for(package: str, names: dict[str, Finding | Look]) -> dict[str, Finding | Look]:
+def _for(package: str, names: dict[str, ErrorFinding | Look]) -> dict[str, ErrorFinding | Look]:
     return {f"{package}.{name}": found for name, found in names.items()}
 
 
-_HTTPX: dict[str, Finding | Look] = {
+_HTTPX: dict[str, ErrorFinding | Look] = {
     "HTTPStatusError": by_answer,
     "ConnectTimeout": TIMEOUT_UNSENT,
     "PoolTimeout": TIMEOUT_UNSENT,
@@ -297,7 +297,7 @@ _HTTPX: dict[str, Finding | Look] = {
     "RequestError": BROKEN,
 }
 
-_REQUESTS: dict[str, Finding | Look] = {
+_REQUESTS: dict[str, ErrorFinding | Look] = {
     "HTTPError": by_answer,
     "ConnectTimeout": TIMEOUT_UNSENT,
     "Timeout": TIMEOUT,
@@ -317,7 +317,7 @@ _REQUESTS: dict[str, Finding | Look] = {
     "InvalidSchema": REFUSED,
 }
 
-_URLLIB3: dict[str, Finding | Look] = {
+_URLLIB3: dict[str, ErrorFinding | Look] = {
     "NewConnectionError": UNREACHED,
     "ConnectTimeoutError": TIMEOUT_UNSENT,
     "EmptyPoolError": TIMEOUT_UNSENT,
@@ -329,7 +329,7 @@ _URLLIB3: dict[str, Finding | Look] = {
     "HTTPError": BROKEN,
 }
 
-_AIOHTTP: dict[str, Finding | Look] = {
+_AIOHTTP: dict[str, ErrorFinding | Look] = {
     "ContentTypeError": by_content,
     "TooManyRedirects": by_content,
     "WSServerHandshakeError": by_content,
@@ -346,7 +346,7 @@ _AIOHTTP: dict[str, Finding | Look] = {
     "ClientError": BROKEN,
 }
 
-_REDIS: dict[str, Finding | Look] = {
+_REDIS: dict[str, ErrorFinding | Look] = {
     "AuthenticationError": DENIED,
     "AuthenticationWrongNumberOfArgsError": DENIED,
     "AuthorizationError": DENIED,
@@ -366,7 +366,7 @@ _REDIS: dict[str, Finding | Look] = {
     "ResponseError": REFUSED,
 }
 
-_STANDARD: dict[str, Finding | Look] = {
+_STANDARD: dict[str, ErrorFinding | Look] = {
     "builtins.TimeoutError": TIMEOUT,  # also of asyncio, concurrent.futures and sockets
     "multiprocessing.context.TimeoutError": TIMEOUT,
     "subprocess.TimeoutExpired": TIMEOUT,
@@ -392,7 +392,7 @@ _STANDARD: dict[str, Finding | Look] = {
     "sqlite3.Error": by_sqlite,
 }
 
-NAMED: dict[str, Finding | Look] = {
+NAMED: dict[str, ErrorFinding | Look] = {
     **_for("httpx", _HTTPX),
     **_for("httpcore", _HTTPX),
     **_for("requests.exceptions", _REQUESTS),

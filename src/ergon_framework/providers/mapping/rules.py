@@ -21,7 +21,7 @@ from ergon_framework.providers.mapping.clients import (
     NAMED,
     TIME_UP,
     WRAPPERS,
-    Finding,
+    ErrorFinding,
     Look,
     by_error_answer,
 )
@@ -32,20 +32,20 @@ from ergon_framework.providers.validation import is_finite
 _MOST_TYPES = 1024
 
 
-class Known(NamedTuple):
+class KnownError(NamedTuple):
     """What the names of a type say."""
 
     name: str
     names: tuple[str, ...]
     """Its own and those of its bases, the nearest first."""
-    found: Finding | Look | None
+    found: ErrorFinding | Look | None
     unwrap: Callable[[Exception], object] | None
 
 
-_types: dict[type, Known] = {}
+_types: dict[type, KnownError] = {}
 
 
-def known(kind: type[Exception]) -> Known:
+def find_known(kind: type[Exception]) -> KnownError:
     """What is known of a type; after the first time, for the price of one look-up."""
     try:
         found = _types.get(kind)
@@ -60,12 +60,12 @@ def known(kind: type[Exception]) -> Known:
 
 def is_time_up(error: Exception) -> bool:
     """Whether whoever runs the call wants it to end now: there is no time for another attempt."""
-    return not TIME_UP.isdisjoint(known(type(error)).names)
+    return not TIME_UP.isdisjoint(find_known(type(error)).names)
 
 
-def _read_type(kind: type[Exception]) -> Known:
+def _read_type(kind: type[Exception]) -> KnownError:
     names = tuple(f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__)
-    return Known(
+    return KnownError(
         names[0],
         names,
         next((NAMED[name] for name in names if name in NAMED), None),
@@ -189,14 +189,14 @@ def _by_rules(error: Exception, rules: Sequence[Rule], broken: list[str]) -> Pro
 def _is_match(rule: Rule, error: Exception) -> bool:
     match = rule.match
     if isinstance(match, str):
-        return match in known(type(error)).names
+        return match in find_known(type(error)).names
     return isinstance(error, match) if isinstance(match, type) else bool(match(error))
 
 
 def _answer(rule: Rule, error: Exception) -> object:
     answer = rule.answer
     if isinstance(answer, str):
-        return _built(error, Finding(Reason(answer), rule.never_sent))
+        return _built(error, ErrorFinding(Reason(answer), rule.never_sent))
     if isinstance(answer, type):
         return answer(describe_safely(error), never_sent=rule.never_sent, details=_details(error))
     return answer(error)
@@ -213,18 +213,18 @@ def _built_in(error: Exception, rules: Sequence[Rule], now: Callable[[], float])
     except Exception:  # an exception that cannot even be looked at
         found = None
     if found is None:
-        count_unmapped(known(type(error)).name)
+        count_unmapped(find_known(type(error)).name)
     return _built(error, found or DEFECT)
 
 
-def _find(error: Exception, now: Callable[[], float], depth: int) -> Finding | None:
-    _, _, told, unwrap = known(type(error))
+def _find(error: Exception, now: Callable[[], float], depth: int) -> ErrorFinding | None:
+    _, _, told, unwrap = find_known(type(error))
     if unwrap is not None and depth:
         inner = unwrap(error)
         found = _find(inner, now, depth - 1) if isinstance(inner, Exception) else None
         if found is not None:
             return found
-    if isinstance(told, Finding):
+    if isinstance(told, ErrorFinding):
         return told
     found = None if told is None else told(error, now)
     if found is None:
@@ -234,16 +234,18 @@ def _find(error: Exception, now: Callable[[], float], depth: int) -> Finding | N
     return found
 
 
-def _of_cause(cause: Exception, now: Callable[[], float], depth: int) -> Finding | None:
+def _of_cause(cause: Exception, now: Callable[[], float], depth: int) -> ErrorFinding | None:
     """What the cause says, but for one thing: who wrapped it may have tried before, and sent."""
     if isinstance(cause, ProviderError) and cause.reason_code in ERROR_OF:
         wait = cause.retry_after_seconds
-        return Finding(Reason(cause.reason_code), http_status=cause.http_status, retry_after=wait)
+        return ErrorFinding(
+            Reason(cause.reason_code), http_status=cause.http_status, retry_after=wait
+        )
     found = _find(cause, now, depth)
     return None if found is None else found._replace(never_sent=False)
 
 
-def _built(error: Exception, found: Finding) -> ProviderError:
+def _built(error: Exception, found: ErrorFinding) -> ProviderError:
     return ERROR_OF[found.reason](
         found.text or describe_safely(error),
         http_status=found.http_status,
@@ -254,7 +256,7 @@ def _built(error: Exception, found: Finding) -> ProviderError:
 
 
 def _details(error: Exception) -> dict[str, str]:
-    return {"error_type": known(type(error)).name}
+    return {"error_type": find_known(type(error)).name}
 
 
 # -- groups --------------------------------------------------------------------------------------
@@ -295,17 +297,17 @@ def _of_group(
     )
 
 
-def tidy(
+def canonical_or_rebuilt(
     error: Exception, rules: Sequence[Rule] = (), wall: Callable[[], float] = time.time
 ) -> ProviderError:
     """The canonical error for a raw one, with every field as it was agreed; it never raises."""
     try:
-        return _tidied(canonical(error, rules, now=wall), wall)
+        return _canonical_or_rebuilt(canonical(error, rules, now=wall), wall)
     except Exception:
         return _rebuilt(error, wall)
 
 
-def _tidied(error: ProviderError, wall: Callable[[], float]) -> ProviderError:
+def _canonical_or_rebuilt(error: ProviderError, wall: Callable[[], float]) -> ProviderError:
     made: Any = error
     if not isinstance(made.message, str) or not isinstance(made.details, dict):
         raise TypeError("its __init__ did not call super().__init__()")

@@ -14,36 +14,36 @@ from ergon_framework.ports.providerstore import AttemptRow
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.hurry import LEAST, hurried
-from ergon_framework.providers.pipeline.guarded_call import Calling
-from ergon_framework.providers.pipeline.request import Body
-from ergon_framework.providers.threads import Errand, NotBegunError, Outcome, step
+from ergon_framework.providers.pipeline.guarded_call import GuardedCall
+from ergon_framework.providers.pipeline.request import AttemptBody
+from ergon_framework.providers.threads import NotBegunError, Outcome, ThreadAttempt, offload
 
 if TYPE_CHECKING:
-    from ergon_framework.providers.execution import Ending
-    from ergon_framework.providers.pipeline.fast_path import Ticket
-    from ergon_framework.providers.pipeline.runtime import Fitted
+    from ergon_framework.providers.execution import OnFailure
+    from ergon_framework.providers.pipeline.fast_path import FastPathCall
+    from ergon_framework.providers.pipeline.runtime import ProviderRuntime
 
 T = TypeVar("T")
 Ended = tuple[ProviderExecutionResult, list[AttemptRow]]
 
 
-class Look(Protocol):
+class StoreLook(Protocol):
     """A step that looks at the gates."""
 
     def __call__(self, *, looks: bool = True) -> Do:
         """``looks``: in the store, if what is known is old."""
 
 
-def drive(
-    fitted: Fitted, call: Calling, body: Body, ending: Ending | None
+def run_call(
+    fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, ending: OnFailure | None
 ) -> ProviderExecutionResult:
     """Do what the machine says, in this thread, until it says that it is over."""
-    work = partial(_drive, fitted, call, body, None, ending)
+    work = partial(_run_steps, fitted, call, body, None, ending)
     return work() if fitted.is_local else hurried(call.seconds_left, work)
 
 
-def ride(
-    fitted: Fitted, ticket: Ticket, body: Body, ending: Ending | None
+def run_fast(
+    fitted: ProviderRuntime, ticket: FastPathCall, body: AttemptBody, ending: OnFailure | None
 ) -> ProviderExecutionResult:
     """Go the short way, and on with the machine when it turns out longer."""
     data, raised = None, None
@@ -65,16 +65,16 @@ def ride(
             fitted.recorder.add([row])
         return result
     call = ticket.machine()
-    work = partial(_drive, fitted, call, body, _judged(call, data, raised), ending)
+    work = partial(_run_steps, fitted, call, body, _judged(call, data, raised), ending)
     return work() if fitted.is_local else hurried(call.seconds_left, work)
 
 
-def _drive(
-    fitted: Fitted,
-    call: Calling,
-    body: Body,
+def _run_steps(
+    fitted: ProviderRuntime,
+    call: GuardedCall,
+    body: AttemptBody,
     first: Callable[[], Do] | None,
-    ending: Ending | None,
+    ending: OnFailure | None,
 ) -> ProviderExecutionResult:
     try:
         result, rows = _go_on(fitted, call, body, call.begin() if first is None else first())
@@ -85,24 +85,26 @@ def _drive(
     return result
 
 
-def _judged(call: Calling, data: Any, raised: Exception | None) -> Callable[[], Do]:
+def _judged(call: GuardedCall, data: Any, raised: Exception | None) -> Callable[[], Do]:
     """What the machine makes of the first attempt."""
     return partial(call.succeeded, data) if raised is None else partial(call.failed, raised)
 
 
-def _too_late(fitted: Fitted, ticket: Ticket, ending: Ending | None) -> ProviderExecutionResult:
+def _too_late(
+    fitted: ProviderRuntime, ticket: FastPathCall, ending: OnFailure | None
+) -> ProviderExecutionResult:
     call = ticket.machine()
     result, rows = hurried(call.seconds_left, call.too_late)
     hurried(call.seconds_left, partial(fitted.conclude, result, rows, ending))
     return result
 
 
-def _give_up(fitted: Fitted, call: Calling) -> None:
+def _give_up(fitted: ProviderRuntime, call: GuardedCall) -> None:
     """Give back what the call holds; what it did is on record all the same."""
     fitted.recorder.add(call.abandon())
 
 
-def _go_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
+def _go_on(fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
     while do is not Do.END:
         if do is Do.ATTEMPT:
             do = _attempt(fitted, call, body)
@@ -116,7 +118,7 @@ def _go_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
     return call.finish()
 
 
-def _attempt(fitted: Fitted, call: Calling, body: Body) -> Do:
+def _attempt(fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> Do:
     context = call.attempt_context()
     body = body.again(context)
     try:
@@ -133,7 +135,7 @@ def _attempt(fitted: Fitted, call: Calling, body: Body) -> Do:
     return call.succeeded(data)
 
 
-def _end_of(call: Calling, context: ProviderExecutionContext) -> float:
+def _end_of(call: GuardedCall, context: ProviderExecutionContext) -> float:
     return call.clock.now() + (context.attempt_timeout_seconds or 0.0)
 
 
@@ -149,15 +151,15 @@ def refuse_inside_loop() -> None:
     )
 
 
-async def adrive(
-    fitted: Fitted, call: Calling, body: Body, ending: Ending | None
+async def arun_call(
+    fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, ending: OnFailure | None
 ) -> ProviderExecutionResult:
     """Do what the machine says, in this task; what reads or writes a store does so on a thread."""
-    return await _adrive(fitted, call, body, None, ending)
+    return await _arun_steps(fitted, call, body, None, ending)
 
 
-async def aride(
-    fitted: Fitted, ticket: Ticket, body: Body, ending: Ending | None
+async def arun_fast(
+    fitted: ProviderRuntime, ticket: FastPathCall, body: AttemptBody, ending: OnFailure | None
 ) -> ProviderExecutionResult:
     """The short way, on an event loop."""
     data, raised = None, None
@@ -177,15 +179,15 @@ async def aride(
         await _aconclude(fitted, ticket, arrived[0], [arrived[1]], None)
         return arrived[0]
     call = ticket.machine()
-    return await _adrive(fitted, call, body, _judged(call, data, raised), ending)
+    return await _arun_steps(fitted, call, body, _judged(call, data, raised), ending)
 
 
-async def _adrive(
-    fitted: Fitted,
-    call: Calling,
-    body: Body,
+async def _arun_steps(
+    fitted: ProviderRuntime,
+    call: GuardedCall,
+    body: AttemptBody,
     first: Callable[[], Do] | None,
-    ending: Ending | None,
+    ending: OnFailure | None,
 ) -> ProviderExecutionResult:
     try:
         if first is not None:
@@ -203,11 +205,11 @@ async def _adrive(
 
 
 async def _aconclude(
-    fitted: Fitted,
-    call: Calling | Ticket,
+    fitted: ProviderRuntime,
+    call: GuardedCall | FastPathCall,
     result: ProviderExecutionResult,
     rows: list[AttemptRow],
-    ending: Ending | None,
+    ending: OnFailure | None,
 ) -> None:
     """Hand the rows on without holding up the event loop."""
     if fitted.options.durable or (ending is not None and not result.success):
@@ -217,18 +219,22 @@ async def _aconclude(
 
 
 async def _step(
-    fitted: Fitted, call: Calling | Ticket, work: Callable[[], T], *, is_quick: bool
+    fitted: ProviderRuntime,
+    call: GuardedCall | FastPathCall,
+    work: Callable[[], T],
+    *,
+    is_quick: bool,
 ) -> T:
     """One step of a call, which waits for the store no longer than the call's time lasts."""
     if is_quick:
         return work()
-    return await step(lambda: hurried(call.seconds_left, work), fitted.steps)
+    return await offload(lambda: hurried(call.seconds_left, work), fitted.steps)
 
 
-async def _look(fitted: Fitted, call: Calling, look: Look) -> Do:
+async def _look(fitted: ProviderRuntime, call: GuardedCall, look: StoreLook) -> Do:
     """Look at the gates, in half of the time that is left; then go by what is known of them."""
     left = call.seconds_left
-    return await step(
+    return await offload(
         lambda: hurried(call.seconds_left, look),
         fitted.steps,
         within=None if left is None else left / 2,
@@ -236,12 +242,14 @@ async def _look(fitted: Fitted, call: Calling, look: Look) -> Do:
     )
 
 
-async def _ask(fitted: Fitted, call: Calling, ask: Callable[[], Do], late: Callable[[], Do]) -> Do:
+async def _ask(
+    fitted: ProviderRuntime, call: GuardedCall, ask: Callable[[], Do], late: Callable[[], Do]
+) -> Do:
     """Ask at a gate that may take a unit or a place; ``late`` if that could not begin in time."""
     if fitted.is_local:
         return ask()
     left = call.seconds_left
-    return await step(
+    return await offload(
         lambda: hurried(call.seconds_left, ask),
         fitted.steps,
         within=None if left is None else max(left, LEAST),
@@ -249,7 +257,7 @@ async def _ask(fitted: Fitted, call: Calling, ask: Callable[[], Do], late: Calla
     )
 
 
-async def _ago_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
+async def _ago_on(fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
     is_local = fitted.is_local
     while do is not Do.END:
         if do is Do.ATTEMPT:
@@ -266,7 +274,7 @@ async def _ago_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
     return await _step(fitted, call, call.finish, is_quick=is_local or not call.holds_anything)
 
 
-async def _abandon(fitted: Fitted, call: Calling, error: BaseException) -> None:
+async def _abandon(fitted: ProviderRuntime, call: GuardedCall, error: BaseException) -> None:
     if call.is_handed_over:
         return
     # A coroutine that is thrown away cannot wait for a thread.
@@ -274,7 +282,7 @@ async def _abandon(fitted: Fitted, call: Calling, error: BaseException) -> None:
     await _step(fitted, call, partial(_give_up, fitted, call), is_quick=is_quick)
 
 
-async def _aattempt(fitted: Fitted, call: Calling, body: Body) -> Do:
+async def _aattempt(fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> Do:
     context = call.attempt_context()
     body = body.again(context)
     try:
@@ -290,7 +298,7 @@ async def _aattempt(fitted: Fitted, call: Calling, body: Body) -> Do:
     return await _step(fitted, call, partial(call.succeeded, data), is_quick=is_quick)
 
 
-async def _bounded(body: Body, context: ProviderExecutionContext) -> Any:
+async def _bounded(body: AttemptBody, context: ProviderExecutionContext) -> Any:
     limit = context.attempt_timeout_seconds
     if limit is None:
         return await body(context=context)
@@ -305,7 +313,7 @@ async def _bounded(body: Body, context: ProviderExecutionContext) -> Any:
 
 
 async def _on_thread(
-    fitted: Fitted, call: Calling, body: Body, context: ProviderExecutionContext
+    fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, context: ProviderExecutionContext
 ) -> Any:
     """An attempt on a thread. Cancelled, it goes on there, and is settled when it has ended."""
     work = partial(body, context=context)
@@ -313,7 +321,7 @@ async def _on_thread(
         # Not on a thread of the event loop's pool: its end would wait for a call that hangs.
         work = partial(fitted.isolation.run, call.clock, _end_of(call, context), work)
     settle = partial(_settle, fitted, call)
-    errand = Errand(work, settle)
+    errand = ThreadAttempt(work, settle)
     try:
         return await errand.run(fitted.calls, context.attempt_timeout_seconds)
     except Exception:
@@ -326,7 +334,7 @@ async def _on_thread(
         raise
 
 
-def _settle(fitted: Fitted, call: Calling, outcome: Outcome) -> None:
+def _settle(fitted: ProviderRuntime, call: GuardedCall, outcome: Outcome) -> None:
     """The end of an attempt whose call was given up meanwhile."""
     data, error = outcome
     if error is None:

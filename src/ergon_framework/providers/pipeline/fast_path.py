@@ -26,18 +26,18 @@ from ergon_framework.providers.execution import (
 )
 from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.pipeline.guarded_call import (
-    Calling,
+    GuardedCall,
     budget_ms,
-    give_back,
     quota_snapshot,
-    refusal,
+    refund,
+    refusal_error,
 )
 from ergon_framework.providers.pipeline.lanes import Lane, Permits
-from ergon_framework.providers.pipeline.options import Manner
+from ergon_framework.providers.pipeline.options import CallPolicy
 from ergon_framework.providers.quota import Reservation
 
 if TYPE_CHECKING:
-    from ergon_framework.providers.pipeline.runtime import Fitted
+    from ergon_framework.providers.pipeline.runtime import ProviderRuntime
 
 
 _SUCCESS = AttemptOutcome.SUCCESS.value
@@ -50,7 +50,7 @@ Who = tuple[str | None, str]
 """The campaign and the operation of a call."""
 
 
-class Ticket:
+class FastPathCall:
     """One call on the short way, between its gates and its end."""
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Ticket:
 
     def __init__(
         self,
-        manner: Manner,
+        manner: CallPolicy,
         lane: Lane,
         who: Who,
         given: ProviderExecutionContext,
@@ -173,9 +173,9 @@ class Ticket:
         """Of its time; None when it has no end."""
         return None if self._deadline is None else self._deadline - self._now()
 
-    def machine(self) -> Calling:
+    def machine(self) -> GuardedCall:
         """The machine, at the point this call has reached: its first attempt has ended."""
-        call = Calling(self._manner, self._lane, self._who, self._given, self._budget)
+        call = GuardedCall(self._manner, self._lane, self._who, self._given, self._budget)
         call.take_over(
             self._began_at,
             self._started_at,
@@ -194,15 +194,15 @@ def seconds_of(given: ProviderExecutionContext, budget: float | None) -> float |
     return budget
 
 
-def board(
-    fitted: Fitted,
+def try_fast_path(
+    fitted: ProviderRuntime,
     lane: Lane,
     who: Who,
     given: ProviderExecutionContext,
     *,
     may_wait: bool,
     may_refuse: bool,
-) -> Ticket | ProviderExecutionResult | Calling | None:
+) -> FastPathCall | ProviderExecutionResult | GuardedCall | None:
     """A ticket, if every gate is open; a refusal, if one is known to be shut; None otherwise.
 
     With None nothing was taken or counted, and the machine looks closer; if the store was waited
@@ -219,7 +219,7 @@ def board(
     wait = lane.glance()
     if wait != CLEAR:
         is_shut = may_refuse and wait >= 0
-        return _turned_away(fitted, lane, given, _CIRCUIT, wait) if is_shut else None
+        return _refused(fitted, lane, given, _CIRCUIT, wait) if is_shut else None
     now = manner.clock().now
     began_at, reservation = now(), None
     if desk is not None:
@@ -237,18 +237,18 @@ def board(
             return call
         if reservation is None:
             wait = desk.retry_after()
-            return _turned_away(fitted, lane, given, _QUOTA, wait) if may_refuse else None
+            return _refused(fitted, lane, given, _QUOTA, wait) if may_refuse else None
     permits = lane.pass_quickly()
     if permits is None:  # it opened meanwhile; the machine begins anew, with this unit given back
         if reservation is not None:
-            give_back(manner, lane, reservation)
+            refund(manner, lane, reservation)
         return None
     budget = fitted.options.timeout_budget_seconds
-    return Ticket(manner, lane, who, given, budget, permits, reservation, now, began_at)
+    return FastPathCall(manner, lane, who, given, budget, permits, reservation, now, began_at)
 
 
-def _turned_away(
-    fitted: Fitted,
+def _refused(
+    fitted: ProviderRuntime,
     lane: Lane,
     given: ProviderExecutionContext,
     why: tuple[Stopped, str, str],
@@ -265,7 +265,7 @@ def _turned_away(
     return ProviderExecutionResult(
         False,
         None,
-        refusal(stop, wait, seen, lane.key),
+        refusal_error(stop, wait, seen, lane.key),
         reason,
         0,
         0.0,

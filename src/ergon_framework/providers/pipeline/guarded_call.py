@@ -37,7 +37,7 @@ from ergon_framework.providers.execution import (
 from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.mapping.rules import is_time_up
 from ergon_framework.providers.pipeline.lanes import Lane, Permits
-from ergon_framework.providers.pipeline.options import Manner
+from ergon_framework.providers.pipeline.options import CallPolicy
 from ergon_framework.providers.quota import Reservation
 from ergon_framework.providers.validation import check_units
 
@@ -120,7 +120,7 @@ def retry_after(error: ProviderError | None, until: float, now: float) -> float 
     return asked if gate is None or (asked is not None and asked > gate) else gate
 
 
-def give_back(manner: Manner, lane: Lane, reservation: Reservation) -> None:
+def refund(manner: CallPolicy, lane: Lane, reservation: Reservation) -> None:
     """Return units that were not used, and count those that the store does not take."""
     try:
         if lane.quota is not None and reservation.is_open:
@@ -129,7 +129,7 @@ def give_back(manner: Manner, lane: Lane, reservation: Reservation) -> None:
         manner.retries.unreturned(reservation.units)
 
 
-def refusal(
+def refusal_error(
     stop: Stopped | None, wait: float, account: QuotaUsage | None, lane: LaneKey
 ) -> ProviderError:
     """Why no attempt was made, and for how many seconds that holds.
@@ -145,11 +145,11 @@ def _refusal(stop: Stopped | None, wait: float, account: QuotaUsage | None) -> P
     if stop is Stopped.CIRCUIT_OPEN:
         return circuit_open(wait)
     if stop is Stopped.QUOTA:
-        return _no_quota(wait, 0 if account is None else account.remaining)
+        return _quota_error(wait, 0 if account is None else account.remaining)
     if stop is Stopped.COOLDOWN:
-        return _cooling(wait)
+        return _cooldown_error(wait)
     if stop is Stopped.STORE:
-        return _no_store()
+        return _store_error()
     if stop is Stopped.ATTEMPTS_SPENT:
         return ProviderDependencyError(
             "all attempts had been made before this call; the provider was not called",
@@ -160,7 +160,7 @@ def _refusal(stop: Stopped | None, wait: float, account: QuotaUsage | None) -> P
     )
 
 
-def _no_quota(wait: float, left: int) -> ProviderQuotaExceededError:
+def _quota_error(wait: float, left: int) -> ProviderQuotaExceededError:
     told = f"has only {left} left, too few for this call" if left else "is used up"
     return ProviderQuotaExceededError(
         f"the quota of this window {told}; the next begins in {wait:.1f} seconds",
@@ -169,7 +169,7 @@ def _no_quota(wait: float, left: int) -> ProviderQuotaExceededError:
     )
 
 
-def _cooling(wait: float) -> ProviderRateLimitError:
+def _cooldown_error(wait: float) -> ProviderRateLimitError:
     return ProviderRateLimitError(
         f"the provider asked for a pause of another {wait:.1f} seconds; it was not called",
         retry_after_seconds=wait,
@@ -177,7 +177,7 @@ def _cooling(wait: float) -> ProviderRateLimitError:
     )
 
 
-def _no_store() -> ProviderDependencyError:
+def _store_error() -> ProviderDependencyError:
     return ProviderDependencyError(
         "the store that keeps the quota does not answer; the provider was not called",
         never_sent=True,
@@ -185,14 +185,14 @@ def _no_store() -> ProviderDependencyError:
     )
 
 
-class CallLog:
+class AttemptLog:
     """The attempts of one call, as they end."""
 
     __slots__ = ("_context", "_key", "_manner", "_who", "attempts", "budget_ms", "rows")
 
     def __init__(
         self,
-        manner: Manner,
+        manner: CallPolicy,
         key: LaneKey,
         who: tuple[str | None, str],
         context: ProviderExecutionContext,
@@ -279,7 +279,7 @@ class CallLog:
         self.rows.append(row)
 
 
-class Calling:
+class GuardedCall:
     """One execution. It belongs to one driver; no two of its methods run at once."""
 
     __slots__ = (
@@ -312,7 +312,7 @@ class Calling:
 
     def __init__(
         self,
-        manner: Manner,
+        manner: CallPolicy,
         lane: Lane,
         who: tuple[str | None, str],
         context: ProviderExecutionContext,
@@ -321,7 +321,7 @@ class Calling:
         """``who`` is the campaign and the operation; ``budget`` the provider's own, in seconds."""
         self._manner = manner
         self._lane = lane
-        self._log = CallLog(manner, lane.key, who, context)
+        self._log = AttemptLog(manner, lane.key, who, context)
         self.context = context
         self.clock = clock = manner.clock()
         self._began_at = now = clock.now()
@@ -606,7 +606,7 @@ class Calling:
             return self._error  # a gate that refused later does not hide what happened
         account = None if self._lane.quota is None else self._lane.quota.account
         wait = max(0.0, self._guard.until - self.clock.now())
-        return refusal(stop, wait, account, self._lane.key)
+        return refusal_error(stop, wait, account, self._lane.key)
 
     def _settle_quota(self, error: ProviderError) -> None:
         # Taken, and then a gate refused: that much was not used, whatever came before.
@@ -624,7 +624,7 @@ class Calling:
 
     def _refund(self, reservations: Sequence[Reservation]) -> None:
         for each in reservations:
-            give_back(self._manner, self._lane, each)
+            refund(self._manner, self._lane, each)
 
     def _report(self, vote: Vote) -> None:
         permits = self._permits

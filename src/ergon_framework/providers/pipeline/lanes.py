@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import LaneFailure, LaneKey
 from ergon_framework.providers.circuit_breaker import LOOK, Circuit
-from ergon_framework.providers.quota import QuotaDesk
+from ergon_framework.providers.quota import QuotaLimiter
 
 Permits = tuple[Permit, ...]
 
@@ -19,7 +19,7 @@ class Lane:
     __slots__ = ("_only", "circuits", "key", "quota")
 
     def __init__(
-        self, key: LaneKey, circuits: tuple[Circuit, ...], quota: QuotaDesk | None
+        self, key: LaneKey, circuits: tuple[Circuit, ...], quota: QuotaLimiter | None
     ) -> None:
         self.key = key
         self.circuits = circuits
@@ -109,7 +109,7 @@ class Lane:
         return self.circuits[0].told.state if self.circuits else CircuitState.CLOSED
 
 
-class Lanes:
+class LaneCache:
     """The lanes of one provider: made on first use, and dropped when there are too many.
 
     A lane that is dropped loses nothing: the store has its circuit, cooldown and quota.

@@ -20,7 +20,7 @@ from ergon_framework.providers.execution import (
     ProviderExecutionContext,
 )
 from ergon_framework.providers.quota import QuotaPolicy
-from ergon_framework.providers.retry import Retries, RetryPolicy
+from ergon_framework.providers.retry import RetryBudgetTracker, RetryPolicy
 from ergon_framework.providers.validation import check_above_zero, check_seconds
 
 _KINDS = {
@@ -34,7 +34,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ProviderOptions:
     """What a provider was given."""
 
     retry_policy: RetryPolicy
@@ -61,7 +61,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class CallPolicy:
     """How one provider makes its calls: fixed when it is built."""
 
     guard: GuardRule
@@ -74,7 +74,7 @@ class Manner:
     default_cooldown: float
     longest_cooldown: float
     fails_open: bool
-    retries: Retries
+    retries: RetryBudgetTracker
     new_id: Callable[[], str]
 
     def rule_of(self, context: ProviderExecutionContext) -> GuardRule:
@@ -93,7 +93,7 @@ class Manner:
         return min(self.max_attempts, context.max_attempts + context.attempt_offset)
 
 
-def check_options(options: Options, *, is_async: bool) -> None:
+def check_options(options: ProviderOptions, *, is_async: bool) -> None:
     """Check the options by themselves and against each other."""
     for field, kind in _KINDS.items():
         value = getattr(options, field)

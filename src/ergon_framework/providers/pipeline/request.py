@@ -59,21 +59,21 @@ def fingerprint(
         *lane,
         operation,
         campaign_id,
-        _steady(kept, VOLATILE_NAMES | volatile_names),
+        _canonical(kept, VOLATILE_NAMES | volatile_names),
     ]
     return hashlib.sha256(rfc8785.dumps(request)).hexdigest()
 
 
-def _steady(value: Any, volatile: frozenset[str]) -> Any:
+def _canonical(value: Any, volatile: frozenset[str]) -> Any:
     """Without what changes from one sending to the next, and with numbers that can be spelled."""
     if isinstance(value, dict):
         return {
-            name: _steady(each, volatile)
+            name: _canonical(each, volatile)
             for name, each in value.items()
             if squeezed(name) not in volatile
         }
     if isinstance(value, list):
-        return [_steady(each, volatile) for each in value]
+        return [_canonical(each, volatile) for each in value]
     if type(value) is int and abs(value) > _LARGEST_INTEGER:
         return {"": str(value)}  # not the text alone: that is another value
     return value
@@ -85,7 +85,7 @@ _FIXED = frozenset(
 """What nobody can change."""
 
 
-class Body(partial[Any]):
+class AttemptBody(partial[Any]):
     """One attempt. Each is given the payload as the caller gave it, whatever the one before did.
 
     The first gets a copy of the dict alone, which costs next to nothing.
@@ -95,16 +95,16 @@ class Body(partial[Any]):
     payload_again: Callable[[], dict[str, Any]]
     """Makes the payload of a further attempt."""
 
-    def again(self, context: ProviderExecutionContext) -> Body:
+    def again(self, context: ProviderExecutionContext) -> AttemptBody:
         """The attempt of this context."""
         if context.attempt <= context.attempt_offset + 1:
             return self
-        body = Body(self.func, **{**self.keywords, "payload": self.payload_again()})
+        body = AttemptBody(self.func, **{**self.keywords, "payload": self.payload_again()})
         body.payload_again = self.payload_again
         return body
 
 
-def body_of(
+def attempt_body(
     implementation: Callable[..., Any],
     tenant_id: str,
     campaign_id: str | None,
@@ -113,10 +113,10 @@ def body_of(
     text: bytes,
     *,
     is_retried: bool,
-) -> Body:
+) -> AttemptBody:
     """The first attempt of a call; ``text`` is its payload as JSON."""
     is_dict = type(payload) is dict
-    body = Body(
+    body = AttemptBody(
         implementation,
         tenant_id=tenant_id,
         campaign_id=campaign_id,
@@ -161,7 +161,7 @@ LONGEST_EXECUTION_ID = 36
 _MARK = 16  # hexadecimal digits of a request's fingerprint: few requests share one job
 
 
-def surrounded(
+def inherit_context(
     context: ProviderExecutionContext,
     around: UnitOfWork,
     lane: LaneKey,

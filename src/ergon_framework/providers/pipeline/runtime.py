@@ -23,22 +23,27 @@ from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker, s
 from ergon_framework.providers.decisions import decisions
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
 from ergon_framework.providers.execution import (
-    Ending,
+    OnFailure,
     ProviderExecutionContext,
     ProviderExecutionResult,
 )
 from ergon_framework.providers.mapping import Rule
-from ergon_framework.providers.mapping.rules import tidy
-from ergon_framework.providers.pipeline.guarded_call import Calling
-from ergon_framework.providers.pipeline.lanes import Lane, Lanes
-from ergon_framework.providers.pipeline.options import Manner, Options, check_options
-from ergon_framework.providers.quota import QuotaDesk
+from ergon_framework.providers.mapping.rules import canonical_or_rebuilt
+from ergon_framework.providers.pipeline.guarded_call import GuardedCall
+from ergon_framework.providers.pipeline.lanes import Lane, LaneCache
+from ergon_framework.providers.pipeline.options import CallPolicy, ProviderOptions, check_options
+from ergon_framework.providers.quota import QuotaLimiter
 from ergon_framework.providers.recorder import CLOSING, recorder_of
-from ergon_framework.providers.retry import Retries
+from ergon_framework.providers.retry import RetryBudgetTracker
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.telemetry import tell
-from ergon_framework.providers.threads import CALLS, Isolation, OwnThreads, step_threads
+from ergon_framework.providers.telemetry import emit
+from ergon_framework.providers.threads import (
+    CALLS,
+    BoundedThreads,
+    IsolatedThreads,
+    offload_threads,
+)
 from ergon_framework.providers.validation import MOST
 
 NEVER = 2**31
@@ -70,14 +75,14 @@ class RowIds:
 _new_id = RowIds()
 
 
-class Fitted:
+class ProviderRuntime:
     """The parts of one provider."""
 
     def __init__(
         self,
         name: str,
         capability: str,
-        options: Options,
+        options: ProviderOptions,
         rules: Sequence[Rule],
         *,
         is_async: bool,
@@ -95,16 +100,16 @@ class Fitted:
         """Whether the store answers without waiting for anything."""
         self.recorder = recorder_of(self.store, spill=options.spill)
         self._keep_records(options.keep_records_seconds)
-        self.isolation = Isolation()
-        self.steps = step_threads(self.store)
+        self.isolation = IsolatedThreads()
+        self.steps = offload_threads(self.store)
         """Threads for what an event loop must not wait for: the store."""
-        self.calls = OwnThreads("ergon-call", CALLS)
+        self.calls = BoundedThreads("ergon-call", CALLS)
         """And for attempts that are not async."""
-        self.retries = Retries(options.retry_budget)
+        self.retries = RetryBudgetTracker(options.retry_budget)
         self._breaker = options.circuit_breaker or CircuitBreaker(failure_threshold=NEVER)
         self._parent = self._parent_circuit()
-        self.lanes = Lanes(self._new_lane, self._breaker.forget, options.max_lanes)
-        self.manner = _manner(options, rules, self.retries, _wall_of(options, self.store))
+        self.lanes = LaneCache(self._new_lane, self._breaker.forget, options.max_lanes)
+        self.manner = _call_policy(options, rules, self.retries, _wall_of(options, self.store))
         renew_after_fork(self)
 
     def _keep_records(self, seconds: float | None) -> None:
@@ -139,16 +144,16 @@ class Fitted:
         lane: Lane,
         who: tuple[str | None, str],
         context: ProviderExecutionContext,
-    ) -> Calling:
+    ) -> GuardedCall:
         """A call that is about to begin; ``who`` is the campaign and the operation."""
         self.retries.began()
-        return Calling(self.manner, lane, who, context, self.options.timeout_budget_seconds)
+        return GuardedCall(self.manner, lane, who, context, self.options.timeout_budget_seconds)
 
     def conclude(
         self,
         result: ProviderExecutionResult,
         rows: list[AttemptRow],
-        ending: Ending | None = None,
+        ending: OnFailure | None = None,
     ) -> None:
         """Hand the rows on, and the dead letter if ``ending`` has one.
 
@@ -164,7 +169,7 @@ class Fitted:
                 result.dead_letter = end
                 return
         elif end is AttemptOutcome.RETRY:
-            rows = _going_on(rows)
+            rows = _process_clock(rows)
         if not self.options.durable or not self._is_written(result, RecordBatch(rows)):
             self.recorder.add(rows)
 
@@ -185,27 +190,29 @@ class Fitted:
 
     def _new_lane(self, key: LaneKey) -> Lane:
         policy = self.options.quota
-        own = self._breaker.circuit(self.store, key, self.options.timeout_budget_seconds, tell)
+        own = self._breaker.circuit(self.store, key, self.options.timeout_budget_seconds, emit)
         circuits = (own,) if self._parent is None else (own, self._parent)
-        return Lane(key, circuits, None if policy is None else QuotaDesk(self.store, key, policy))
+        return Lane(
+            key, circuits, None if policy is None else QuotaLimiter(self.store, key, policy)
+        )
 
     def _parent_circuit(self) -> Circuit | None:
         parent = self.options.parent_breaker
         if parent is None:
             return None
         key = LaneKey(ALL_TENANTS, self.provider_name, self.capability)
-        return parent.circuit(self.store, key, self.options.timeout_budget_seconds, tell)
+        return parent.circuit(self.store, key, self.options.timeout_budget_seconds, emit)
 
 
-def fit(
-    name: str, capability: str, options: Options, rules: Sequence[Rule], *, is_async: bool
-) -> Fitted:
+def build_runtime(
+    name: str, capability: str, options: ProviderOptions, rules: Sequence[Rule], *, is_async: bool
+) -> ProviderRuntime:
     """Check the options, and put the parts together."""
     check_options(options, is_async=is_async)
-    return Fitted(name, capability, options, rules, is_async=is_async)
+    return ProviderRuntime(name, capability, options, rules, is_async=is_async)
 
 
-def _going_on(rows: list[AttemptRow]) -> list[AttemptRow]:
+def _process_clock(rows: list[AttemptRow]) -> list[AttemptRow]:
     """The rows of a call that is put off: its last attempt was not the last one."""
     return [
         row._replace(outcome=AttemptOutcome.RETRY.value)
@@ -215,13 +222,13 @@ def _going_on(rows: list[AttemptRow]) -> list[AttemptRow]:
     ]
 
 
-def _store_of(options: Options) -> ProviderStore:
+def _store_of(options: ProviderOptions) -> ProviderStore:
     if options.store is not None:
         return open_store(options.store)
     return MemoryProviderStore(clock=steady(options.clock, options.wall))
 
 
-def _wall_of(options: Options, store: ProviderStore) -> Callable[[], float]:
+def _wall_of(options: ProviderOptions, store: ProviderStore) -> Callable[[], float]:
     """What rows are stamped with: the clock of a store in memory, which counts the hour by its own.
 
     Virtual time is its own too; the last hour would otherwise have none of its attempts.
@@ -230,16 +237,19 @@ def _wall_of(options: Options, store: ProviderStore) -> Callable[[], float]:
     return store.now if is_own else options.wall
 
 
-def _manner(
-    options: Options, rules: Sequence[Rule], retries: Retries, wall: Callable[[], float]
-) -> Manner:
+def _call_policy(
+    options: ProviderOptions,
+    rules: Sequence[Rule],
+    retries: RetryBudgetTracker,
+    wall: Callable[[], float],
+) -> CallPolicy:
     policy, clock = options.retry_policy, options.clock
     known = tuple(rules)
 
     def mapped(error: Exception) -> ProviderError:
-        return tidy(error, known, options.wall)
+        return canonical_or_rebuilt(error, known, options.wall)
 
-    return Manner(
+    return CallPolicy(
         guard=GuardRule(
             policy.rule,
             options.quota is not None,

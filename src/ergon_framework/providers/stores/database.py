@@ -26,7 +26,7 @@ from ergon_framework.errors import (
 from ergon_framework.ports.moving import read_mark
 from ergon_framework.providers.hurry import at_most
 from ergon_framework.providers.redaction import describe_safely
-from ergon_framework.providers.telemetry import tell
+from ergon_framework.providers.telemetry import emit
 from ergon_framework.storage.failpoints import declare
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class LazyOpen(Generic[T]):
         except StoreSchemaError:
             raise
         except StoreError as error:
-            tell("store.lost", error=describe_safely(error))
+            emit("store.lost", error=describe_safely(error))
 
     def get(self) -> T:
         """What was opened; ``StoreError`` when it cannot be."""

@@ -49,12 +49,12 @@ def open_store(
         return store
     kind, rest = taken_apart(store, _KNOWN, _FORMS, "provider calls")
     if clock is not None:
-        return _opened(kind, rest, clock)
+        return _open(kind, rest, clock)
     name = f"{kind}://{Path(path_in(rest)).absolute() if kind == 'sqlite' else rest}"
     with _lock:
         found = _shared.get(name)
         if found is None or found.is_closed:
-            found = _shared[name] = _opened(kind, rest, None)
+            found = _shared[name] = _open(kind, rest, None)
         return found
 
 
@@ -79,7 +79,7 @@ def preload() -> None:
             import_module(name)
 
 
-def _opened(
+def _open(
     kind: str, rest: str, clock: Callable[[], float] | None
 ) -> MemoryProviderStore | SqlProviderStore:
     if kind == "memory":
