@@ -16,7 +16,7 @@ from ergon_framework.ports.providerstore import RecordBatch
 from ergon_framework.providers.schemas import ProviderHealthError, ProviderHealthSummary
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.web.application import create_app
-from ergon_framework.web.backends import JobSource
+from ergon_framework.web.backends import JobBackend
 from tests.providers.asgi_client import ask
 from tests.providers.recorder_fakes import row
 from tests.web.content import fill_jobs, fill_zone, settings_in
@@ -234,7 +234,7 @@ def test_a_store_that_hangs_holds_up_nothing_else(
     fill_zone(tmp_path)
     app = create_app(settings=settings_in(tmp_path, "[server]\ntimeout = 2\n"))
     let_go = threading.Event()
-    monkeypatch.setattr(JobSource, "_store", lambda _: let_go.wait(60))
+    monkeypatch.setattr(JobBackend, "_store", lambda _: let_go.wait(60))
     try:
         slow = ask(app, path="/api/v1/jobs")
         assert (slow.status_code, slow.json()["details"]["part"]) == (503, "jobs")

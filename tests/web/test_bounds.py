@@ -14,8 +14,8 @@ import pytest
 from starlette.responses import JSONResponse
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.web.backend_pool import Part
-from ergon_framework.web.middleware import BODY, HEAD, Bounds, Limits
+from ergon_framework.web.backend_pool import Bulkhead
+from ergon_framework.web.middleware import BODY, HEAD, RequestLimiter, RequestLimits
 
 pytestmark = pytest.mark.req("ONE:serve")
 
@@ -38,12 +38,12 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 def asked(
-    app: Any, limits: Limits, *requests: tuple[str, str], **more: Any
+    app: Any, limits: RequestLimits, *requests: tuple[str, str], **more: Any
 ) -> list[httpx.Response]:
     """The answers to requests that are made at the same time."""
 
     async def go() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(Bounds(app, limits))
+        transport = httpx.ASGITransport(RequestLimiter(app, limits))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             calls = [client.request(method, path, **more) for method, path in requests]
             return list(await asyncio.gather(*calls))
@@ -54,14 +54,14 @@ def asked(
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 def test_only_reading(method: str) -> None:
     """Every other method is refused on every path, and the allowed ones are named."""
-    [answer] = asked(hello, Limits(), (method, "/anywhere"))
+    [answer] = asked(hello, RequestLimits(), (method, "/anywhere"))
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
     assert answer.headers["allow"] == "GET, HEAD"
 
 
 def test_the_head_alone() -> None:
     """It has the length of the body that is left out."""
-    get, head = asked(hello, Limits(), ("GET", "/"), ("HEAD", "/"))
+    get, head = asked(hello, RequestLimits(), ("GET", "/"), ("HEAD", "/"))
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == get.headers["content-length"]
 
@@ -70,7 +70,7 @@ def test_the_head_alone() -> None:
 def test_a_body_that_is_too_large(size: int) -> None:
     """It is refused by its announced length, unread, and the connection ends."""
     headers = {"Content-Length": str(size)}
-    [answer] = asked(hello, Limits(), ("GET", "/"), headers=headers)
+    [answer] = asked(hello, RequestLimits(), ("GET", "/"), headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
     assert answer.headers["connection"] == "close"
 
@@ -81,7 +81,7 @@ def test_a_body_that_is_too_large(size: int) -> None:
 )
 def test_a_head_that_is_too_large(path: str, headers: dict[str, str]) -> None:
     """Headers, query and path have a bound together."""
-    [answer] = asked(hello, Limits(), ("GET", path), headers=headers)
+    [answer] = asked(hello, RequestLimits(), ("GET", path), headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (431, "too_large")
 
 
@@ -97,7 +97,7 @@ def test_too_many_at_once() -> None:
         await hello(scope, receive, send)
 
     first, second, probe = asked(
-        slow, Limits(requests=1), ("GET", "/slow"), ("GET", "/api/v1/jobs"), ("GET", "/live")
+        slow, RequestLimits(requests=1), ("GET", "/slow"), ("GET", "/api/v1/jobs"), ("GET", "/live")
     )
     assert (first.status_code, probe.status_code) == (200, 200)
     assert (second.status_code, second.json()["code"]) == (503, "too_busy")
@@ -110,11 +110,13 @@ def test_a_request_that_takes_too_long() -> None:
 
         async def slow(scope: Any, receive: Any, send: Any) -> None:
             if scope["path"] == "/slow":
-                await Part("slow", PATIENCE).ask(question)
+                await Bulkhead("slow", PATIENCE).ask(question)
             await hello(scope, receive, send)
 
         async def go() -> list[int]:
-            transport = httpx.ASGITransport(Bounds(slow, Limits(requests=1, seconds=0.5)))
+            transport = httpx.ASGITransport(
+                RequestLimiter(slow, RequestLimits(requests=1, seconds=0.5))
+            )
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
                 return [(await client.get(path)).status_code for path in ("/slow", "/quick")]
 
@@ -138,7 +140,7 @@ def run(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:
 
 def test_a_part_answers_or_raises() -> None:
     """On a thread of its own."""
-    part = Part("jobs", PATIENCE)
+    part = Bulkhead("jobs", PATIENCE)
 
     def broken() -> None:
         raise KeyError("x")
@@ -150,7 +152,7 @@ def test_a_part_answers_or_raises() -> None:
 
 def test_a_part_that_hangs_holds_up_no_other() -> None:
     """Its callers are told so in time; another part answers meanwhile, and so does it later."""
-    slow, quick = Part("slow", 0.05, threads=1), Part("quick", PATIENCE)
+    slow, quick = Bulkhead("slow", 0.05, threads=1), Bulkhead("quick", PATIENCE)
     asked_late: list[int] = []
     with hanging() as question:
         first, second, other = run(
@@ -168,7 +170,7 @@ def test_a_part_that_hangs_holds_up_no_other() -> None:
 
 def test_more_questions_than_threads_wait_for_their_turn() -> None:
     """None is lost."""
-    part = Part("jobs", PATIENCE, threads=2)
+    part = Bulkhead("jobs", PATIENCE, threads=2)
 
     async def go() -> list[int]:
         return list(await asyncio.gather(*(part.ask(partial(abs, n)) for n in range(50))))

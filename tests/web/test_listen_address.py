@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.app.settings import ServerSettings, load_settings
 from ergon_framework.errors import ConfigurationError, MissingExtraError, SettingsError
 from ergon_framework.web.application import check_place, serve
-from ergon_framework.web.backends import Sources, sources_of
+from ergon_framework.web.backends import Backends, backends_of
 from ergon_framework.web.tokens import FixedTokens
 
 pytestmark = pytest.mark.req("PROVIDERS:api", "ONE:serve")
@@ -54,14 +54,14 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match="another process listens there"):
-            serve(ServerSettings(port=port), Sources(), None, print)
+            serve(ServerSettings(port=port), Backends(), None, print)
 
 
 def test_without_uvicorn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever lacks it reads what to install."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(MissingExtraError, match=r"ergon-framework\[api\]"):
-        serve(ServerSettings(), Sources(), None, print)
+        serve(ServerSettings(), Backends(), None, print)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_the_settings_name_is_served(tmp_path: Path, text: str, parts: list
     """Each part has the store of its own section, or that of all; nothing is made."""
     file = tmp_path / "ergon.toml"
     file.write_text(text)
-    assert [name for name, _ in sources_of(load_settings(file, {})).parts()] == parts
+    assert [name for name, _ in backends_of(load_settings(file, {})).parts()] == parts
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -98,4 +98,4 @@ def test_settings_that_name_nothing(tmp_path: Path) -> None:
     file = tmp_path / "ergon.toml"
     file.write_text("[server]\nport = 1\n")
     with pytest.raises(SettingsError, match="no store"):
-        sources_of(load_settings(file, {}))
+        backends_of(load_settings(file, {}))

@@ -12,7 +12,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from ergon_framework.web import protocol
-from ergon_framework.web.protocol import Protocol
+from ergon_framework.web.protocol import LimitedProtocol
 
 pytestmark = pytest.mark.req("ONE:serve")
 PATIENCE = 30.0
@@ -31,12 +31,14 @@ async def sample(scope: Any, receive: Any, send: Any) -> None:
 @contextlib.asynccontextmanager
 async def served() -> AsyncIterator[tuple[str, int]]:
     """The protocol on a port."""
-    config = uvicorn.Config(sample, http=Protocol, log_config=None, lifespan="off", ws="none")
+    config = uvicorn.Config(
+        sample, http=LimitedProtocol, log_config=None, lifespan="off", ws="none"
+    )
     config.load()
     state = ServerState()
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(
-        lambda: Protocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        lambda: LimitedProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
     )
     try:
         yield listener.sockets[0].getsockname()[:2]

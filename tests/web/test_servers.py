@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from ergon_framework.app.settings import load_settings
 from ergon_framework.web.application import create_app
-from ergon_framework.web.backends import sources_of
+from ergon_framework.web.backends import backends_of
 from tests.jobs.real_worker import wait_until
 from tests.providers.asgi_client import ask
 from tests.servers.postgres import PostgresServer
@@ -94,9 +94,9 @@ def test_what_an_engine_does_not_keep_is_left_out(tmp_path: Path) -> None:
     """Redis keeps no provider calls, and NATS no jobs: there is nothing to tell about them."""
     file = tmp_path / "ergon.toml"
     file.write_text('[store]\nurl = "redis://127.0.0.1:1/0"\n')
-    sources = sources_of(load_settings(file, {}))
+    sources = backends_of(load_settings(file, {}))
     assert sources.jobs is not None
     assert sources.providers == {}
     file.write_text('[store]\nurl = "nats://127.0.0.1:1"\n')
-    sources = sources_of(load_settings(file, {}))
+    sources = backends_of(load_settings(file, {}))
     assert sources.jobs is None

@@ -9,13 +9,7 @@ import pytest
 
 from ergon_framework.app.settings.tokens import LONGEST, MOST, parsed
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.web.tokens import (
-    SETTLED,
-    VARIABLE,
-    FileTokens,
-    FixedTokens,
-    found_tokens,
-)
+from ergon_framework.web.tokens import SETTLED, VARIABLE, FileTokens, FixedTokens, tokens_from
 
 X = "0123456789abcdef"
 
@@ -24,7 +18,7 @@ pytestmark = pytest.mark.req("ONE:serve", "PROVIDERS:api")
 
 def caller(file: Path | None, environ: dict[str, str], setting: str | None, token: str) -> object:
     """Whose token it is, by what was found; no tokens at all are None, too."""
-    found = found_tokens(file, environ, setting)
+    found = tokens_from(file, environ, setting)
     return None if found is None else found.caller(token.encode())
 
 
@@ -38,7 +32,7 @@ def test_a_file_comes_before_the_environment_and_that_before_the_settings(tmp_pa
     assert caller(None, environ, "from-settings-xxx", "from-environment-xx") == "token"
     assert caller(None, environ, "from-settings-xxx", "from-settings-xxx") is None
     assert caller(None, {}, "from-settings-xxx", "from-settings-xxx") == "token"
-    assert found_tokens(None, {}) is None
+    assert tokens_from(None, {}) is None
 
 
 def test_several_tokens_have_names() -> None:
@@ -85,14 +79,14 @@ def test_tokens_that_no_header_can_hold(tmp_path: Path, text: str, problem: str)
     both: list[tuple[Path | None, dict[str, str]]] = [(file, {}), (None, {VARIABLE: text})]
     for given in both:
         with pytest.raises(ConfigurationError, match=problem) as refused:
-            found_tokens(*given)
+            tokens_from(*given)
         assert not text.strip() or text not in str(refused.value)
 
 
 def test_a_token_file_that_is_not_there(tmp_path: Path) -> None:
     """The file is named: a server without its token must not start."""
     with pytest.raises(ConfigurationError, match="nowhere cannot be read: No such file"):
-        found_tokens(tmp_path / "nowhere", {VARIABLE: "other"})
+        tokens_from(tmp_path / "nowhere", {VARIABLE: "other"})
 
 
 def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:

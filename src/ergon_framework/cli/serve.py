@@ -47,16 +47,16 @@ def serve(
     from ergon_framework.storage.urls import file_of
     from ergon_framework.web.application import check_place
     from ergon_framework.web.application import serve as run
-    from ergon_framework.web.backends import sources_of
-    from ergon_framework.web.tokens import found_tokens
+    from ergon_framework.web.backends import backends_of
+    from ergon_framework.web.tokens import tokens_from
 
     check_server_packages()
     set_up_logging(log_level, log_format)
     settings = load_settings(config)
     server = _placed(settings.server, host, port)
-    tokens = found_tokens(token_file, os.environ, revealed(server.token))
+    tokens = tokens_from(token_file, os.environ, revealed(server.token))
     check_place(server.host, tokens)
-    sources = sources_of(settings, store)
+    sources = backends_of(settings, store)
     if store is not None and file_of(store) is not None and sources.jobs is not None:
         sources.jobs.check()  # a file that was named and is not there is a mistake
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from uvicorn import Server
 
-    from ergon_framework.web.backends import Sources
+    from ergon_framework.web.backends import Backends
 
 
 def create_app(
@@ -43,18 +43,18 @@ def create_app(
     """
     check_server_packages()
     from ergon_framework.app.settings.tokens import parsed
-    from ergon_framework.web.backends import PROVIDERS, ProviderSource, Sources, sources_of
-    from ergon_framework.web.routes import build_app, plan_of
+    from ergon_framework.web.backends import PROVIDERS, Backends, ProviderBackend, backends_of
+    from ergon_framework.web.routes import build_app, server_plan
     from ergon_framework.web.tokens import FixedTokens
 
     known = settings or Settings()
     named = token or revealed(known.server.token)
     tokens = FixedTokens(parsed(named, "the token")) if named else None
     if store is None or isinstance(store, str):
-        sources = sources_of(known, store)
+        sources = backends_of(known, store)
     else:
-        sources = Sources(providers={PROVIDERS: ProviderSource(store)})
-    return build_app(plan_of(known.server, sources, tokens))
+        sources = Backends(providers={PROVIDERS: ProviderBackend(store)})
+    return build_app(server_plan(known.server, sources, tokens))
 
 
 GRACE = 10
@@ -73,7 +73,7 @@ def check_place(host: str, tokens: Tokens | None) -> None:
 
 def serve(
     server: ServerSettings,
-    sources: Sources,
+    sources: Backends,
     tokens: Tokens | None,
     ready: Callable[[str], None],
 ) -> None:
@@ -83,11 +83,11 @@ def serve(
     """
     check_server_packages()
     check_place(server.host, tokens)
-    from ergon_framework.web.routes import build_app, plan_of
+    from ergon_framework.web.routes import build_app, server_plan
 
     # Elsewhere it is known under many names, and nobody gets in without a token.
     names = server.names if is_loopback(server.host) else None
-    app = build_app(plan_of(server, sources, tokens, names))
+    app = build_app(server_plan(server, sources, tokens, names))
     sockets = bound_sockets(server.host, server.port)
     for each in sockets:  # and so for what it accepts: a body does not wait for the head's receipt
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -125,7 +125,7 @@ def _server(app: FastAPI, ready: Callable[[], None]) -> Server:
     import uvicorn
 
     from ergon_framework.web.middleware import HEAD
-    from ergon_framework.web.protocol import Protocol
+    from ergon_framework.web.protocol import LimitedProtocol
 
     class Ours(uvicorn.Server):
         """Tells when it listens, and leaves signals to us: to it, a stop is a failure."""
@@ -140,7 +140,7 @@ def _server(app: FastAPI, ready: Callable[[], None]) -> Server:
 
     config = uvicorn.Config(
         app,
-        http=Protocol,
+        http=LimitedProtocol,
         h11_max_incomplete_event_size=HEAD,  # of one that comes slowly; Bounds sees the others
         log_config=None,  # its records go where ours go
         access_log=False,  # a URL names a tenant

@@ -22,8 +22,8 @@ from ergon_framework.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from ergon_framework.web.backends import PROVIDERS, JobSource, Sources, ZoneSource
-from ergon_framework.web.responses import NotHereError, PartAwayError
+from ergon_framework.web.backends import PROVIDERS, Backends, JobBackend, ZoneBackend
+from ergon_framework.web.responses import BackendUnavailableError, ResourceNotFoundError
 
 logger = logging.getLogger("ergon.web")
 
@@ -34,7 +34,7 @@ THREADS = 4
 """Questions that one part answers at the same time; others wait for their turn."""
 
 
-class Part:
+class Bulkhead:
     """One store or one zone. While it hangs, its own threads hang, and no other part's."""
 
     def __init__(self, name: str, seconds: float, threads: int = THREADS) -> None:
@@ -84,25 +84,25 @@ _KINDS = {"zone": "zone", PROVIDERS: "store of the provider"}
 _NAMES = {"jobs": "the job store", PROVIDERS: "the store of provider calls"}
 
 
-class House:
+class BackendPool:
     """Asks parts by name. The text of what goes wrong stays in our log: it may name files."""
 
-    def __init__(self, sources: Sources, seconds: float, *, shows_payloads: bool = False) -> None:
+    def __init__(self, sources: Backends, seconds: float, *, shows_payloads: bool = False) -> None:
         self.sources = sources
         self.shows_payloads = shows_payloads
         self._away: set[str] = set()
-        self.parts = {name: Part(name, seconds * _SHARE) for name, _ in sources.parts()}
+        self.parts = {name: Bulkhead(name, seconds * _SHARE) for name, _ in sources.parts()}
 
-    def jobs(self) -> JobSource:
+    def jobs(self) -> JobBackend:
         """The job store; an error when there is none."""
         if self.sources.jobs is None:
             raise _none("job store", "[store] or [jobs]")
         return self.sources.jobs
 
-    def zone(self, name: str) -> ZoneSource:
+    def zone(self, name: str) -> ZoneBackend:
         """A zone; an error when the settings do not have it."""
         if name not in self.sources.zones:
-            raise NotHereError(
+            raise ResourceNotFoundError(
                 "the settings of this server have no such zone",
                 remedy="/api/v1/boundary lists those that there are",
             )
@@ -119,14 +119,14 @@ class House:
                 logger.warning("%s does not answer: %s", part, error)
             self._away.add(part)
             code = error.code if isinstance(error, StoreError | BoundaryError) else "io"
-            raise PartAwayError(part, told(part), code) from error
+            raise BackendUnavailableError(part, backend_title(part), code) from error
         if part in self._away:
             self._away.discard(part)
             logger.warning("%s answers again", part)
         return found
 
 
-def told(part: str) -> str:
+def backend_title(part: str) -> str:
     """What a part is called in front of people."""
     if part in _NAMES:
         return _NAMES[part]
@@ -134,7 +134,7 @@ def told(part: str) -> str:
     return f"the {_KINDS[kind]} {name!r}"
 
 
-def _none(what: str, where: str) -> NotHereError:
-    return NotHereError(
+def _none(what: str, where: str) -> ResourceNotFoundError:
+    return ResourceNotFoundError(
         f"this server has no {what}", remedy=f"name one under {where} in its settings"
     )

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ergon_framework.providers.migrations.database import Database
 
 
-class JobSource:
+class JobBackend:
     """Opens a file for reading with every question, so that it may come and go.
 
     A store on a server is opened with the first one: that costs much there, and its connections
@@ -104,7 +104,7 @@ _NOBODY = LaneKey("*", "ergon", "readiness")
 """A lane that nobody uses: reading it shows that the store answers."""
 
 
-class ProviderSource:
+class ProviderBackend:
     """Opens the store when it is there: opening one that is not would make its tables."""
 
     def __init__(self, store: str | ProviderStore) -> None:
@@ -174,15 +174,15 @@ class ProviderSource:
         self._file = mark
 
 
-def for_reading(sources: Sequence[ProviderSource]) -> ProviderStore:
+def readable_store(sources: Sequence[ProviderBackend]) -> ProviderStore:
     """How the lanes of all of them stand, as one store that is looked for with every call."""
-    return cast(ProviderStore, _Found(sources))
+    return cast(ProviderStore, _OpenStores(sources))
 
 
-class _Found:
+class _OpenStores:
     """Hands every call to the stores that are there by then; lanes may be in any of them."""
 
-    def __init__(self, sources: Sequence[ProviderSource]) -> None:
+    def __init__(self, sources: Sequence[ProviderBackend]) -> None:
         self._sources = sources
 
     def health(self, tenant_id: str) -> list[LaneHealth]:
@@ -196,7 +196,7 @@ _ADMIN = "bsfg.v1.BoundaryAdmin/"
 
 
 @dataclass(frozen=True, slots=True)
-class ZoneSource:
+class ZoneBackend:
     """Where a zone can be asked about itself."""
 
     name: str
@@ -279,7 +279,7 @@ _NODE_PATIENCE = 0.6
 """The share of a request's time that a node has to answer; the rest is for its folder."""
 
 
-class Source(Protocol):
+class Backend(Protocol):
     """One of them."""
 
     def check(self) -> None:
@@ -287,21 +287,21 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class Backends:
     """Everything there is to tell about; None is a part that the settings do not name."""
 
-    jobs: JobSource | None = None
-    providers: Mapping[str, ProviderSource] = field(default_factory=dict)
+    jobs: JobBackend | None = None
+    providers: Mapping[str, ProviderBackend] = field(default_factory=dict)
     """By the names of their parts: a provider may have a store of its own."""
-    zones: Mapping[str, ZoneSource] = field(default_factory=dict)
+    zones: Mapping[str, ZoneBackend] = field(default_factory=dict)
 
-    def parts(self) -> Iterator[tuple[str, Source]]:
+    def parts(self) -> Iterator[tuple[str, Backend]]:
         """Those that are there, by the names under which probes and metrics know them."""
         if self.jobs is not None:
             yield "jobs", self.jobs
         yield from self.providers.items()
         for name, zone in self.zones.items():
-            yield zone_part(name), zone
+            yield zone_name(name), zone
 
     def close(self) -> None:
         """Let go of what was opened."""
@@ -311,17 +311,17 @@ class Sources:
             self.jobs.close()
 
 
-def zone_part(name: str) -> str:
+def zone_name(name: str) -> str:
     """What a zone is called among the parts."""
     return f"zone:{name}"
 
 
-def provider_part(name: str) -> str:
+def provider_store_name(name: str) -> str:
     """What the store of one provider is called among the parts; without a name, that of all."""
     return f"{PROVIDERS}:{name}" if name else PROVIDERS
 
 
-def sources_of(settings: Settings, url: str | None = None) -> Sources:
+def backends_of(settings: Settings, url: str | None = None) -> Backends:
     """What the settings name; ``url`` is the store of jobs and provider calls instead of theirs."""
     jobs = setup_of(settings, url)
     calls = _calls(url) if url else call_stores(settings)
@@ -339,10 +339,10 @@ def sources_of(settings: Settings, url: str | None = None) -> Sources:
                 "what a store in memory holds, only its own process can see",
                 remedy="name a store in a database, such as sqlite:///work.db",
             )
-    return Sources(
-        JobSource(jobs) if keeps_jobs(jobs.url) else None,
+    return Backends(
+        JobBackend(jobs) if keeps_jobs(jobs.url) else None,
         {
-            provider_part(name): ProviderSource(each)
+            provider_store_name(name): ProviderBackend(each)
             for name, each in calls.items()
             if not is_in_memory(each)  # of a single provider: the others can be told about
         },
@@ -355,7 +355,7 @@ def _calls(url: str) -> dict[str, str]:
     return {"": resolve_url(url, Path())} if keeps_calls(url) else {}
 
 
-def _zones(settings: Settings) -> dict[str, ZoneSource]:
+def _zones(settings: Settings) -> dict[str, ZoneBackend]:
     from ergon_framework.app.zones import known_zone
 
     found = {}
@@ -364,7 +364,7 @@ def _zones(settings: Settings) -> dict[str, ZoneSource]:
         if setup is not None:
             timeout = settings.server.timeout * _NODE_PATIENCE
             address = _address(settings.file, name)
-            found[name] = ZoneSource(name, address, setup.settings, timeout)
+            found[name] = ZoneBackend(name, address, setup.settings, timeout)
     return found
 
 

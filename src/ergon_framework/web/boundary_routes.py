@@ -8,19 +8,19 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from ergon_framework.web.backend_pool import House
-from ergon_framework.web.backends import zone_part
-from ergon_framework.web.job_routes import ListAsked, by_name
+from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.backends import zone_name
+from ergon_framework.web.job_routes import ListParams, by_name
 from ergon_framework.web.responses import (
     MISSING,
-    Asked,
+    BackendUnavailableError,
     Cursor,
     Limit,
     Page,
-    PartAwayError,
-    answer,
+    QueryParams,
     cursor_place,
     cursor_text,
+    json_response,
     page,
 )
 from ergon_framework.web.schemas import ConsumerItem, GapItem, QuarantineItem, ZoneItem
@@ -28,7 +28,7 @@ from ergon_framework.web.schemas import ConsumerItem, GapItem, QuarantineItem, Z
 State = Literal["quarantined", "released", "discarded", "settled", "all"]
 
 
-class QuarantineAsked(Asked):
+class QuarantineParams(QueryParams):
     """Which of the facts that were set aside."""
 
     state: State = "quarantined"
@@ -37,55 +37,55 @@ class QuarantineAsked(Asked):
     cursor: Cursor = None
 
 
-def boundary_routes(house: House) -> APIRouter:
+def boundary_routes(house: BackendPool) -> APIRouter:
     """The routes about zones."""
     router = APIRouter(prefix="/api/v1/boundary", tags=["boundary"])
 
     @router.get("", summary="Zones, by name", response_model=Page[ZoneItem])
-    async def zones(asked: Annotated[ListAsked, Query()]) -> Response:
+    async def zones(asked: Annotated[ListParams, Query()]) -> Response:
         """Every zone of the settings; one that does not answer says so."""
         after = None if asked.cursor is None else cursor_place(asked.cursor, str)
         rows = await asyncio.gather(*(_status(house, name) for name in house.sources.zones))
-        return answer(by_name(list(rows), "zone", asked.limit, after))
+        return json_response(by_name(list(rows), "zone", asked.limit, after))
 
     _add_consumers(router, house)
     _add_losses(router, house)
     return router
 
 
-def _add_consumers(router: APIRouter, house: House) -> None:
+def _add_consumers(router: APIRouter, house: BackendPool) -> None:
     @router.get(
         "/{zone}/consumers",
         summary="Consumers of a zone, by name",
         response_model=Page[ConsumerItem],
         responses=MISSING,
     )
-    async def consumers(zone: str, asked: Annotated[ListAsked, Query()]) -> Response:
+    async def consumers(zone: str, asked: Annotated[ListParams, Query()]) -> Response:
         """With their cursors and what waits for them."""
         source = house.zone(zone)
         after = None if asked.cursor is None else cursor_place(asked.cursor, str)
-        found = await house.ask(zone_part(zone), source.consumers)
-        return answer(by_name(found["consumers"], "consumer_name", asked.limit, after))
+        found = await house.ask(zone_name(zone), source.consumers)
+        return json_response(by_name(found["consumers"], "consumer_name", asked.limit, after))
 
 
-def _add_losses(router: APIRouter, house: House) -> None:
+def _add_losses(router: APIRouter, house: BackendPool) -> None:
     @router.get(
         "/{zone}/quarantine",
         summary="Facts of a zone that were set aside, the oldest first",
         response_model=Page[QuarantineItem],
         responses=MISSING,
     )
-    async def quarantine(zone: str, asked: Annotated[QuarantineAsked, Query()]) -> Response:
+    async def quarantine(zone: str, asked: Annotated[QuarantineParams, Query()]) -> Response:
         """Without their content."""
         source = house.zone(zone)
         after = 0 if asked.cursor is None else cursor_place(asked.cursor, int)
         found = await house.ask(
-            zone_part(zone), lambda: source.quarantine(asked.state, asked.consumer)
+            zone_name(zone), lambda: source.quarantine(asked.state, asked.consumer)
         )
         left = [item for item in found["items"] if item["id"] > after]
         shown = left[: asked.limit]
         more = cursor_text(shown[-1]["id"]) if len(left) > len(shown) else None
-        return answer(page(shown, more))
+        return json_response(page(shown, more))
 
     @router.get(
         "/{zone}/gaps",
@@ -93,20 +93,20 @@ def _add_losses(router: APIRouter, house: House) -> None:
         response_model=Page[GapItem],
         responses=MISSING,
     )
-    async def gaps(zone: str, asked: Annotated[ListAsked, Query()]) -> Response:
+    async def gaps(zone: str, asked: Annotated[ListParams, Query()]) -> Response:
         """Facts that were given up on purpose."""
         source = house.zone(zone)
         start = 0 if asked.cursor is None else cursor_place(asked.cursor, int)
-        found = (await house.ask(zone_part(zone), source.gaps))["gaps"][max(0, start) :]
+        found = (await house.ask(zone_name(zone), source.gaps))["gaps"][max(0, start) :]
         shown = found[: asked.limit]
         more = cursor_text(max(0, start) + len(shown)) if len(found) > len(shown) else None
-        return answer(page(shown, more))
+        return json_response(page(shown, more))
 
 
-async def _status(house: House, name: str) -> dict[str, Any]:
+async def _status(house: BackendPool, name: str) -> dict[str, Any]:
     """A zone's own words, or that it does not answer."""
     try:
-        told = await house.ask(zone_part(name), house.sources.zones[name].status)
-    except PartAwayError as error:
+        told = await house.ask(zone_name(name), house.sources.zones[name].status)
+    except BackendUnavailableError as error:
         return {"zone": name, "up": False, "source": None, "problem": error.code}
     return {**told, "zone": name, "up": True, "problem": None}

@@ -17,20 +17,20 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.ports import providerstore
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.providerstore import LetterStatus, StoredLetter
-from ergon_framework.web.backend_pool import House
-from ergon_framework.web.backends import ProviderSource
-from ergon_framework.web.job_routes import JobAsked, Place, found_jobs, shown_job
+from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.backends import ProviderBackend
+from ergon_framework.web.job_routes import JobParams, Place, found_jobs, shown_job
 from ergon_framework.web.responses import (
     MISSING,
-    Asked,
     Cursor,
     Limit,
-    NotHereError,
     Page,
     Payloads,
-    answer,
+    QueryParams,
+    ResourceNotFoundError,
     cursor_place,
     cursor_text,
+    json_response,
     page,
 )
 from ergon_framework.web.schemas import DeadLetterItem
@@ -39,7 +39,7 @@ WAITING = (LetterStatus.PENDING, LetterStatus.PUBLISHED, LetterStatus.REDRIVE)
 """What a listing shows: letters with which something is still to be done."""
 
 
-class LetterPlace(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class LetterCursor(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     """Where a page of letters ended."""
 
     at: Annotated[datetime, msgspec.Meta(tz=True)]
@@ -47,13 +47,13 @@ class LetterPlace(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
 
 
 def letters_page(
-    source: ProviderSource,
+    source: ProviderBackend,
     reason: str | None,
-    after: LetterPlace | None,
+    after: LetterCursor | None,
     limit: int,
     *,
     is_whole: bool,
-) -> list[tuple[LetterPlace, dict[str, Any]]]:
+) -> list[tuple[LetterCursor, dict[str, Any]]]:
     """Letters that wait, the newest first, each with its place; only whole ones have payloads."""
     places = _places(source, reason, after, limit)
     if not places:
@@ -67,30 +67,32 @@ def letters_page(
     ]
 
 
-def find_letter(source: ProviderSource, letter_id: str, *, is_whole: bool) -> dict[str, Any] | None:
+def find_letter(
+    source: ProviderBackend, letter_id: str, *, is_whole: bool
+) -> dict[str, Any] | None:
     """One letter, whatever has become of it; None when there is none."""
     found = [] if "\0" in letter_id else _letters(source, [letter_id])  # no database takes that
     return letter_shape(found[0], shows_payload=is_whole) if found else None
 
 
-def _letters(source: ProviderSource, ids: list[str]) -> list[StoredLetter]:
+def _letters(source: ProviderBackend, ids: list[str]) -> list[StoredLetter]:
     return source.opened().letters(ids=ids, limit=len(ids))
 
 
 def _places(
-    source: ProviderSource, reason: str | None, after: LetterPlace | None, limit: int
-) -> list[LetterPlace]:
+    source: ProviderBackend, reason: str | None, after: LetterCursor | None, limit: int
+) -> list[LetterCursor]:
     looking = source.looking
     if looking is None or not source.has_tables() or "\0" in (reason or ""):
         return []
     start = None if after is None else providerstore.LetterPosition(after.at, after.id)
-    return [LetterPlace(*each) for each in looking.letter_places(WAITING, reason, start, limit)]
+    return [LetterCursor(*each) for each in looking.letter_places(WAITING, reason, start, limit)]
 
 
 Kind = Literal["job", "provider"]
 
 
-class LettersAsked(Asked):
+class LettersParams(QueryParams):
     """Which of them."""
 
     kind: Kind | None = Field(None, description="Only jobs, or only provider calls.")
@@ -104,7 +106,7 @@ class _Place(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Where a page ended in each of the two lists."""
 
     job: Place | None = None
-    call: LetterPlace | None = None
+    call: LetterCursor | None = None
 
 
 class _Found(msgspec.Struct):
@@ -115,12 +117,12 @@ class _Found(msgspec.Struct):
     place: Any
 
 
-def dead_letter_routes(house: House) -> APIRouter:
+def dead_letter_routes(house: BackendPool) -> APIRouter:
     """The routes about what was given up."""
     router = APIRouter(prefix="/api/v1/dead-letters", tags=["dead letters"])
 
     @router.get("", summary="What was given up", response_model=Page[DeadLetterItem])
-    async def list_dead(asked: Annotated[LettersAsked, Query()]) -> Response:
+    async def list_dead(asked: Annotated[LettersParams, Query()]) -> Response:
         """One page of the jobs and provider calls that match."""
         place = _Place() if asked.cursor is None else cursor_place(asked.cursor, _Place)
         jobs, calls = await _jobs(house, asked, place), await _calls(house, asked, place)
@@ -130,7 +132,7 @@ def dead_letter_routes(house: House) -> APIRouter:
             setattr(place, "job" if each.shape["kind"] == "job" else "call", each.place)
         is_more = len(jobs) + len(calls) > len(shown)
         items = [each.shape for each in shown]
-        return answer(page(items, cursor_text(place) if is_more else None))
+        return json_response(page(items, cursor_text(place) if is_more else None))
 
     @router.get(
         "/{letter_id}",
@@ -138,21 +140,21 @@ def dead_letter_routes(house: House) -> APIRouter:
         response_model=DeadLetterItem,
         responses=MISSING,
     )
-    async def show_dead(letter_id: str, asked: Annotated[JobAsked, Query()]) -> Response:
+    async def show_dead(letter_id: str, asked: Annotated[JobParams, Query()]) -> Response:
         """Everything about it."""
         is_whole = house.shows_payloads and asked.payloads
         found = await _call(house, letter_id, is_whole) or await _job(house, letter_id, is_whole)
         if found is None:
-            raise NotHereError(
+            raise ResourceNotFoundError(
                 "there is no such dead letter",
                 remedy="/api/v1/dead-letters lists those that there are",
             )
-        return answer(found)
+        return json_response(found)
 
     return router
 
 
-async def _jobs(house: House, asked: LettersAsked, place: _Place) -> list[_Found]:
+async def _jobs(house: BackendPool, asked: LettersParams, place: _Place) -> list[_Found]:
     source = house.sources.jobs
     if source is None or asked.kind == "provider":
         return []
@@ -170,13 +172,13 @@ async def _jobs(house: House, asked: LettersAsked, place: _Place) -> list[_Found
     return await house.ask("jobs", look)
 
 
-async def _calls(house: House, asked: LettersAsked, place: _Place) -> list[_Found]:
+async def _calls(house: BackendPool, asked: LettersParams, place: _Place) -> list[_Found]:
     """Of all stores together; a place in their common order is one in each of them."""
     if asked.kind == "job":
         return []
     is_whole = house.shows_payloads and asked.payloads
 
-    def look(source: ProviderSource) -> list[_Found]:
+    def look(source: ProviderBackend) -> list[_Found]:
         found = letters_page(source, asked.reason, place.call, asked.limit + 1, is_whole=is_whole)
         return [_Found(shape["occurred_at"], shape, where) for where, shape in found]
 
@@ -185,7 +187,7 @@ async def _calls(house: House, asked: LettersAsked, place: _Place) -> list[_Foun
     return list(merge(*pages, key=lambda each: (each.place.at, each.place.id), reverse=True))
 
 
-async def _job(house: House, job_id: str, is_whole: bool) -> dict[str, Any] | None:
+async def _job(house: BackendPool, job_id: str, is_whole: bool) -> dict[str, Any] | None:
     source = house.sources.jobs
     if source is None:
         return None
@@ -200,7 +202,7 @@ async def _job(house: House, job_id: str, is_whole: bool) -> dict[str, Any] | No
     return await house.ask("jobs", look)
 
 
-async def _call(house: House, letter_id: str, is_whole: bool) -> dict[str, Any] | None:
+async def _call(house: BackendPool, letter_id: str, is_whole: bool) -> dict[str, Any] | None:
     for part, source in house.sources.providers.items():
         look = partial(find_letter, source, letter_id, is_whole=is_whole)
         found = await house.ask(part, look)

@@ -17,18 +17,18 @@ from ergon_framework.jobs.scheduler import Scheduler
 from ergon_framework.jobs.views import job_view, queue_views, schedule_view, worker_view
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job, Search
-from ergon_framework.web.backend_pool import House
-from ergon_framework.web.backends import JobSource
+from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.backends import JobBackend
 from ergon_framework.web.responses import (
     MISSING,
-    Asked,
     Cursor,
     Limit,
     Page,
     Payloads,
-    answer,
+    QueryParams,
     cursor_place,
     cursor_text,
+    json_response,
     page,
 )
 from ergon_framework.web.schemas import JobItem, JobWhy, QueueItem, ScheduleItem, WorkerItem
@@ -39,7 +39,7 @@ Place = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _CONTENT = ("args", "kwargs", "result")
 
 
-class JobsAsked(Asked):
+class JobsParams(QueryParams):
     """Which jobs."""
 
     status: list[JobStatus] = Field([], description="Only in these states; may be repeated.")
@@ -50,18 +50,18 @@ class JobsAsked(Asked):
     payloads: Payloads = False
 
 
-class JobAsked(Asked):
+class JobParams(QueryParams):
     """How much of a job."""
 
     payloads: Payloads = False
 
 
-def job_routes(house: House) -> APIRouter:
+def job_routes(house: BackendPool) -> APIRouter:
     """The routes about jobs."""
     router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
     @router.get("", summary="Jobs, the newest first", response_model=Page[JobItem])
-    async def list_jobs(asked: Annotated[JobsAsked, Query()]) -> Response:
+    async def list_jobs(asked: Annotated[JobsParams, Query()]) -> Response:
         """One page of the jobs that match."""
         source = house.jobs()
         below = None if asked.cursor is None else cursor_place(asked.cursor, Place)
@@ -70,7 +70,7 @@ def job_routes(house: House) -> APIRouter:
         )
         is_whole = house.shows_payloads and asked.payloads
         look = partial(_page, source, search, asked.limit, is_whole=is_whole)
-        return answer(await house.ask("jobs", look))
+        return json_response(await house.ask("jobs", look))
 
     # An id may have slashes in it, so that the longer path must come first.
     @router.get(
@@ -81,14 +81,16 @@ def job_routes(house: House) -> APIRouter:
     )
     async def explain(job_id: str) -> Response:
         """In plain sentences, from what is recorded."""
-        return answer(await house.ask("jobs", partial(_why, house.jobs(), job_id)))
+        return json_response(await house.ask("jobs", partial(_why, house.jobs(), job_id)))
 
     @router.get("/{job_id:path}", summary="One job", response_model=JobItem, responses=MISSING)
-    async def show_job(job_id: str, asked: Annotated[JobAsked, Query()]) -> Response:
+    async def show_job(job_id: str, asked: Annotated[JobParams, Query()]) -> Response:
         """Everything about a job, its history included."""
         source = house.jobs()
         is_whole = house.shows_payloads and asked.payloads
-        return answer(await house.ask("jobs", partial(_one, source, job_id, is_whole=is_whole)))
+        return json_response(
+            await house.ask("jobs", partial(_one, source, job_id, is_whole=is_whole))
+        )
 
     return router
 
@@ -105,7 +107,7 @@ def shown_job(client: JobClient, job: Job, *, is_whole: bool) -> dict[str, Any]:
     return {name: value for name, value in shape.items() if name not in left_out}
 
 
-def _page(source: JobSource, search: Search, limit: int, *, is_whole: bool) -> dict[str, Any]:
+def _page(source: JobBackend, search: Search, limit: int, *, is_whole: bool) -> dict[str, Any]:
     with source.opened() as client:
         found = found_jobs(client, search, limit + 1)
         shown = found[:limit]
@@ -113,12 +115,12 @@ def _page(source: JobSource, search: Search, limit: int, *, is_whole: bool) -> d
     return page(items, cursor_text(shown[-1].key) if len(found) > len(shown) else None)
 
 
-def _one(source: JobSource, job_id: str, *, is_whole: bool) -> dict[str, Any]:
+def _one(source: JobBackend, job_id: str, *, is_whole: bool) -> dict[str, Any]:
     with source.opened() as client:
         return shown_job(client, client.find(job_id), is_whole=is_whole)
 
 
-def _why(source: JobSource, job_id: str) -> dict[str, Any]:
+def _why(source: JobBackend, job_id: str) -> dict[str, Any]:
     with source.opened() as client:
         job, store = client.find(job_id), client.store
         queue = next((each for each in store.queues() if each.name == job.queue), None)
@@ -129,18 +131,18 @@ def _why(source: JobSource, job_id: str) -> dict[str, Any]:
 Rows = list[dict[str, Any]]
 
 
-class ListAsked(Asked):
+class ListParams(QueryParams):
     """How much of a list."""
 
     limit: Limit = 100
     cursor: Cursor = None
 
 
-def desk_routes(house: House) -> APIRouter:
+def admin_routes(house: BackendPool) -> APIRouter:
     """The routes about queues, schedules and workers."""
     router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
-    async def listed(rows: Callable[[JobClient], Rows], key: str, asked: ListAsked) -> Response:
+    async def listed(rows: Callable[[JobClient], Rows], key: str, asked: ListParams) -> Response:
         source = house.jobs()
 
         def look() -> Rows:
@@ -148,20 +150,20 @@ def desk_routes(house: House) -> APIRouter:
                 return rows(client)
 
         after = None if asked.cursor is None else cursor_place(asked.cursor, str)
-        return answer(by_name(await house.ask("jobs", look), key, asked.limit, after))
+        return json_response(by_name(await house.ask("jobs", look), key, asked.limit, after))
 
     @router.get("/queues", summary="Queues, by name", response_model=Page[QueueItem])
-    async def queues(asked: Annotated[ListAsked, Query()]) -> Response:
+    async def queues(asked: Annotated[ListParams, Query()]) -> Response:
         """Every queue that has jobs or limits."""
         return await listed(_queues, "name", asked)
 
     @router.get("/schedules", summary="Schedules, by name", response_model=Page[ScheduleItem])
-    async def schedules(asked: Annotated[ListAsked, Query()]) -> Response:
+    async def schedules(asked: Annotated[ListParams, Query()]) -> Response:
         """Every schedule that a worker has stored."""
         return await listed(_schedules, "name", asked)
 
     @router.get("/workers", summary="Workers, by id", response_model=Page[WorkerItem])
-    async def workers(asked: Annotated[ListAsked, Query()]) -> Response:
+    async def workers(asked: Annotated[ListParams, Query()]) -> Response:
         """Those that told of themselves."""
         return await listed(_workers, "id", asked)
 

@@ -23,10 +23,16 @@ from ergon_framework.jobs.views import missing_executors, unsynced, worker_state
 from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
 from ergon_framework.ports.providerstore import CallTotals, LaneCount, ProviderStats, QuotaTotals
 from ergon_framework.telemetry.prometheus_text import MEDIA_TYPE, Family, Series, text_of
-from ergon_framework.web.backend_pool import House
-from ergon_framework.web.backends import JobSource, ProviderSource, Sources, ZoneSource, zone_part
+from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.backends import (
+    Backends,
+    JobBackend,
+    ProviderBackend,
+    ZoneBackend,
+    zone_name,
+)
 from ergon_framework.web.dead_letter_routes import WAITING
-from ergon_framework.web.responses import NO_STORE, PartAwayError
+from ergon_framework.web.responses import NO_STORE, BackendUnavailableError
 
 logger = logging.getLogger("ergon.web")
 
@@ -69,7 +75,7 @@ def _added_up(series: Iterable[Series]) -> list[Series]:
     return [(dict(key), value) for key, value in sums.items()]
 
 
-def job_metrics(source: JobSource) -> list[Family]:
+def job_metrics(source: JobBackend) -> list[Family]:
     """Read the store, then tell."""
     with source.opened() as client:
         now = client.store.now()
@@ -145,7 +151,7 @@ _STATES = ("closed", "open", "half_open")
 _OUTCOMES = ("succeeded", "failed", "dead_lettered")
 
 
-def provider_metrics(source: ProviderSource) -> list[Family]:
+def provider_metrics(source: ProviderBackend) -> list[Family]:
     """Read the tables, then tell; nothing about a store that has none."""
     source.check()
     if source.looking is None or not source.has_tables():
@@ -233,7 +239,7 @@ def _labels(each: LaneCount | QuotaTotals | CallTotals) -> Mapping[str, str]:
     return {"provider": each.provider_name, "capability": each.capability}
 
 
-def zone_metrics(source: ZoneSource) -> list[Family]:
+def zone_metrics(source: ZoneBackend) -> list[Family]:
     """Ask the zone, then tell."""
     status = source.status()
     zone = {"zone": source.name}
@@ -329,7 +335,7 @@ def _gauge(name: str, text: str, series: list[Series]) -> Family:
 Questions = dict[str, Callable[[], list[Family]]]
 
 
-def metric_routes(house: House) -> APIRouter:
+def metric_routes(house: BackendPool) -> APIRouter:
     """The route that Prometheus scrapes."""
     router = APIRouter(tags=["metrics"])
     questions = _questions(house.sources)
@@ -339,7 +345,7 @@ def metric_routes(house: House) -> APIRouter:
         try:
             return await house.ask(part, questions[part])
         except Exception as error:
-            if not isinstance(error, PartAwayError):  # that one is in the log already
+            if not isinstance(error, BackendUnavailableError):  # that one is in the log already
                 logger.warning("the metrics of %s cannot be told: %s", part, describe(error))
             errors[part] += 1
             return None
@@ -360,14 +366,14 @@ def metric_routes(house: House) -> APIRouter:
     return router
 
 
-def _questions(sources: Sources) -> Questions:
+def _questions(sources: Backends) -> Questions:
     def each() -> Iterator[tuple[str, Callable[[], list[Family]]]]:
         if sources.jobs is not None:
             yield "jobs", partial(job_metrics, sources.jobs)
         for name, store in sources.providers.items():
             yield name, partial(provider_metrics, store)
         for name, zone in sources.zones.items():
-            yield zone_part(name), partial(zone_metrics, zone)
+            yield zone_name(name), partial(zone_metrics, zone)
 
     return dict(each())
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ergon_framework.boundary.http.addresses import is_loopback
 from ergon_framework.providers.authorization import is_local_request
-from ergon_framework.web.responses import refusal
+from ergon_framework.web.responses import error_response
 from ergon_framework.web.tokens import Tokens
 
 logger = logging.getLogger("ergon.web.access")
@@ -32,7 +32,7 @@ LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)
-class Doorkeeper:
+class AuthRules:
     """What it takes to be let in."""
 
     tokens: Tokens | None = None
@@ -41,10 +41,10 @@ class Doorkeeper:
     probes_open: bool = True
 
 
-class Gate:
+class Authentication:
     """Lets requests through that may be answered, and refuses others."""
 
-    def __init__(self, app: ASGIApp, keeper: Doorkeeper) -> None:
+    def __init__(self, app: ASGIApp, keeper: AuthRules) -> None:
         self._app = app
         self._keeper = keeper
         self._names = {name.lower().rstrip(".") for name in keeper.names or ()}
@@ -72,7 +72,7 @@ class Gate:
         name = _name_in(given[0]) if len(given) == 1 else ""
         if name and (is_loopback(name) or name in self._names):
             return None
-        return refusal(
+        return error_response(
             403,
             "foreign_host",
             "this server is not known under the name in the header Host",
@@ -95,13 +95,13 @@ class Gate:
 
     def _unknown(self) -> Response:
         if self._keeper.tokens is None:
-            return refusal(
+            return error_response(
                 403,
                 "not_permitted",
                 "without a token, only callers on this machine are answered",
                 {"remedy": "start the server with a token, and send it"},
             )
-        return refusal(
+        return error_response(
             401,
             "unauthenticated",
             "this server wants a token",
@@ -152,17 +152,17 @@ _METHODS = "GET, HEAD"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """The bounds of a server."""
 
     requests: int = 64
     seconds: float = 10.0
 
 
-class Bounds:
+class RequestLimiter:
     """Answers within its bounds, or says why not."""
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: RequestLimits) -> None:
         self._app = app
         self._limits = limits
         self._running = 0
@@ -184,15 +184,15 @@ class Bounds:
         if scope["method"] not in {"GET", "HEAD"}:
             remedy = {"remedy": "this server only tells: ask with GET or HEAD"}
             text = "method not allowed"
-            return refusal(405, "method_not_allowed", text, remedy, {"Allow": _METHODS})
+            return error_response(405, "method_not_allowed", text, remedy, {"Allow": _METHODS})
         if _head_bytes(scope) > HEAD:
             remedy = {"remedy": f"send at most {HEAD} bytes of path, query and headers"}
-            return refusal(431, "too_large", "the head of the request is too large", remedy)
+            return error_response(431, "too_large", "the head of the request is too large", remedy)
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > BODY:
             remedy = {"remedy": "send no body"}
             closing = {"Connection": "close"}
-            return refusal(413, "too_large", "the body is too large", remedy, closing)
+            return error_response(413, "too_large", "the body is too large", remedy, closing)
         if self._running >= self._limits.requests and scope["path"] not in PROBES:
             return _later("too_busy", f"{self._running} requests are being answered")
         return None
@@ -251,4 +251,6 @@ def _head_bytes(scope: Scope) -> int:
 
 
 def _later(code: str, text: str) -> Response:
-    return refusal(503, code, text, {"remedy": "ask again in a second"}, {"Retry-After": "1"})
+    return error_response(
+        503, code, text, {"remedy": "ask again in a second"}, {"Retry-After": "1"}
+    )

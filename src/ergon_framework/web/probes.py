@@ -8,9 +8,14 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from ergon_framework.web.backend_pool import House, told
+from ergon_framework.web.backend_pool import BackendPool, backend_title
 from ergon_framework.web.middleware import CALLER
-from ergon_framework.web.responses import REFUSALS, PartAwayError, answer, unavailable
+from ergon_framework.web.responses import (
+    REFUSALS,
+    BackendUnavailableError,
+    json_response,
+    unavailable,
+)
 
 PATIENCE = 2.0
 """Seconds that each store and zone has to answer a probe."""
@@ -24,7 +29,7 @@ class Probe(BaseModel):
     status: Literal["live", "ready"]
 
 
-def probe_routes(house: House, prefix: str = "") -> APIRouter:
+def probe_routes(house: BackendPool, prefix: str = "") -> APIRouter:
     """Both probes."""
     router = APIRouter(prefix=prefix, tags=["probes"])
     looking = _Looking(house)
@@ -32,7 +37,7 @@ def probe_routes(house: House, prefix: str = "") -> APIRouter:
     @router.get("/live", summary="Whether the process answers", response_model=Probe)
     async def live() -> Response:
         """Yes, as long as it does."""
-        return answer({"status": "live"})
+        return json_response({"status": "live"})
 
     @router.get(
         "/ready",
@@ -44,11 +49,11 @@ def probe_routes(house: House, prefix: str = "") -> APIRouter:
         """Whether everything can be told; which part cannot is for callers who may read it."""
         away = await looking.away()
         if not away:
-            return answer({"status": "ready"})
+            return json_response({"status": "ready"})
         first, code = next(iter(away.items()))
         if CALLER not in request.scope:
             return unavailable(code, "a store does not answer")
-        return unavailable(code, f"{told(first)} does not answer", {"away": away})
+        return unavailable(code, f"{backend_title(first)} does not answer", {"away": away})
 
     return router
 
@@ -56,7 +61,7 @@ def probe_routes(house: House, prefix: str = "") -> APIRouter:
 class _Looking:
     """Looks at all parts; those who ask meanwhile share what is found."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: BackendPool) -> None:
         self._house = house
         self._task: asyncio.Task[dict[str, str]] | None = None
 
@@ -71,7 +76,7 @@ class _Looking:
         async def problem(name: str, check: Any) -> tuple[str, str | None]:
             try:
                 await self._house.ask(name, check, min(PATIENCE, self._house.parts[name].seconds))
-            except PartAwayError as error:
+            except BackendUnavailableError as error:
                 return name, error.code
             return name, None
 

@@ -14,7 +14,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ergon_framework.web.middleware import HEAD
-from ergon_framework.web.responses import refusal
+from ergon_framework.web.responses import error_response
 
 REQUEST = 10.0
 """Seconds in which a whole request must have come, or the first one must have begun."""
@@ -29,7 +29,7 @@ def most_connections() -> int:
     return CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, files // 2))
 
 
-class Protocol(H11Protocol):
+class LimitedProtocol(H11Protocol):
     """uvicorn's, with a limit for requests and for connections, and our shape of errors."""
 
     waits_since: float | None = None
@@ -97,7 +97,9 @@ class Protocol(H11Protocol):
         waiting = [
             (each.waits_since, each.client[0] if each.client else "", each)
             for each in self.connections
-            if isinstance(each, Protocol) and each is not self and each.waits_since is not None
+            if isinstance(each, LimitedProtocol)
+            and each is not self
+            and each.waits_since is not None
         ]
         if not waiting:
             self.transport.abort()
@@ -110,7 +112,7 @@ class Protocol(H11Protocol):
         oldest.transport.abort()
 
     def _refuse(self, status: int, phrase: str, code: str, told: str, remedy: str) -> None:
-        answer = refusal(status, code, told, {"remedy": remedy})
+        answer = error_response(status, code, told, {"remedy": remedy})
         lines = [b"HTTP/1.1 %d %b" % (status, phrase.encode()), b"connection: close"]
         lines += [b"%b: %b" % each for each in answer.raw_headers]
         self.transport.write(b"\r\n".join([*lines, b"", bytes(answer.body)]))

@@ -34,12 +34,12 @@ RETRY_AFTER = 5
 """Seconds after which asking again is worth it when a store does not answer."""
 
 
-def answer(body: Any) -> Response:
+def json_response(body: Any) -> Response:
     """What was asked for."""
     return Response(msgspec.json.encode(body), 200, NO_STORE, "application/json")
 
 
-def refusal(
+def error_response(
     status: int,
     code: str,
     message: str,
@@ -55,7 +55,7 @@ def unavailable(code: str, message: str, details: Mapping[str, Any] | None = Non
     """Something does not answer now, and may later."""
     remedy = {"remedy": f"ask again in {RETRY_AFTER} seconds"}
     headers = {"Retry-After": str(RETRY_AFTER)}
-    return refusal(503, code, message, {**remedy, **(details or {})}, headers)
+    return error_response(503, code, message, {**remedy, **(details or {})}, headers)
 
 
 Problem = ProviderHealthError
@@ -65,13 +65,13 @@ CURSOR_REMEDY = "send the next_cursor of the page before, with the same filters"
 _PROBLEMS = {"missing": "missing", "extra_forbidden": "there is no such parameter"}
 
 
-class NotHereError(ErgonError, LookupError):
+class ResourceNotFoundError(ErgonError, LookupError):
     """What was asked for is not there."""
 
     code = "not_found"
 
 
-class BadInputError(ErgonError, ValueError):
+class InvalidParameterError(ErgonError, ValueError):
     """A parameter cannot be understood."""
 
     code = "invalid_request"
@@ -82,7 +82,7 @@ class BadInputError(ErgonError, ValueError):
         super().__init__(told, remedy=remedy, details={"errors": errors})
 
 
-class PartAwayError(ErgonError):
+class BackendUnavailableError(ErgonError):
     """A store or a node does not answer."""
 
     code = "store_unavailable"
@@ -113,7 +113,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 MISSING: dict[int | str, dict[str, Any]] = {404: _described("There is no such thing.")}
 
 
-def add_refusals(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Let an application answer failures in our shape."""
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _wrong_input)
@@ -123,16 +123,16 @@ def add_refusals(app: FastAPI) -> None:
 
 async def _told(_request: Request, error: Any) -> Response:
     shape = error.to_dict()
-    if isinstance(error, PartAwayError):
+    if isinstance(error, BackendUnavailableError):
         return unavailable(**shape)
-    if isinstance(error, NotHereError | JobNotFoundError | BoundaryNotFoundError):
-        return refusal(404, **shape)
-    if isinstance(error, BadInputError):
-        return refusal(422, **shape)
+    if isinstance(error, ResourceNotFoundError | JobNotFoundError | BoundaryNotFoundError):
+        return error_response(404, **shape)
+    if isinstance(error, InvalidParameterError):
+        return error_response(422, **shape)
     logger.error("a request failed: %s", error)
     if isinstance(error, StoreError | BoundaryError):
         return unavailable(error.code, "what was asked does not answer")
-    return refusal(500, "internal", "the server failed; its log says how")
+    return error_response(500, "internal", "the server failed; its log says how")
 
 
 async def _refused(_request: Request, error: Any) -> Response:
@@ -141,7 +141,7 @@ async def _refused(_request: Request, error: Any) -> Response:
     remedy = {"remedy": "/openapi.json tells what there is"}
     details = remedy if status == HTTPStatus.NOT_FOUND else {}
     code, text = status.name.lower(), str(error.detail).lower()
-    return refusal(status, code, text, details, error.headers)
+    return error_response(status, code, text, details, error.headers)
 
 
 async def _wrong_input(_request: Request, error: Any) -> Response:
@@ -153,11 +153,11 @@ async def _wrong_input(_request: Request, error: Any) -> Response:
     message = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
     found = [{"field": field, "message": problem} for field, problem in problems.items()]
     remedy = CURSOR_REMEDY if [*problems] == ["query.cursor"] else "/openapi.json tells what fits"
-    return refusal(422, "invalid_request", message, {"errors": found, "remedy": remedy})
+    return error_response(422, "invalid_request", message, {"errors": found, "remedy": remedy})
 
 
 async def _failed(_request: Request, _error: Exception) -> Response:
-    return refusal(500, "internal", "the server failed; its log says how")
+    return error_response(500, "internal", "the server failed; its log says how")
 
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ Payloads = Annotated[
 ]
 
 
-class Asked(BaseModel):
+class QueryParams(BaseModel):
     """Query parameters; one that is misspelt is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -192,7 +192,7 @@ def given_once(request: Request) -> None:
     given = Counter(name for name, _ in request.query_params.multi_items())
     for name, count in given.items():
         if count > 1 and name not in _LISTS:
-            raise BadInputError(name, "given more than once", "give it once")
+            raise InvalidParameterError(name, "given more than once", "give it once")
 
 
 class Page(BaseModel, Generic[T]):
@@ -219,4 +219,4 @@ def cursor_place(text: str, shape: type[T]) -> T:
         return msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True), type=shape)
     except (UnicodeEncodeError, binascii.Error, msgspec.DecodeError, msgspec.ValidationError):
         problem = "is not the next_cursor of such a list"
-        raise BadInputError("cursor", problem, CURSOR_REMEDY) from None
+        raise InvalidParameterError("cursor", problem, CURSOR_REMEDY) from None

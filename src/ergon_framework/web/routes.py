@@ -10,46 +10,52 @@ from fastapi.security import HTTPBearer
 
 from ergon_framework.app.settings.sections import ServerSettings
 from ergon_framework.providers.api import create_router
-from ergon_framework.web.backend_pool import House
-from ergon_framework.web.backends import Sources, for_reading
+from ergon_framework.web.backend_pool import BackendPool
+from ergon_framework.web.backends import Backends, readable_store
 from ergon_framework.web.boundary_routes import boundary_routes
 from ergon_framework.web.dead_letter_routes import dead_letter_routes
-from ergon_framework.web.job_routes import desk_routes, job_routes
+from ergon_framework.web.job_routes import admin_routes, job_routes
 from ergon_framework.web.metrics import metric_routes
-from ergon_framework.web.middleware import AccessLog, Bounds, Doorkeeper, Gate, Limits
+from ergon_framework.web.middleware import (
+    AccessLog,
+    Authentication,
+    AuthRules,
+    RequestLimiter,
+    RequestLimits,
+)
 from ergon_framework.web.probes import probe_routes
-from ergon_framework.web.responses import NO_TOKEN, REFUSALS, add_refusals, given_once
+from ergon_framework.web.responses import NO_TOKEN, REFUSALS, add_error_handlers, given_once
 from ergon_framework.web.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServerPlan:
     """What is served, to whom, and how much of it."""
 
-    sources: Sources
-    keeper: Doorkeeper = field(default_factory=Doorkeeper)
-    limits: Limits = field(default_factory=Limits)
+    sources: Backends
+    keeper: AuthRules = field(default_factory=AuthRules)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     shows_payloads: bool = False
     logs_access: bool = False
 
 
-def plan_of(
+def server_plan(
     server: ServerSettings,
-    sources: Sources,
+    sources: Backends,
     tokens: Tokens | None,
     names: Collection[str] | None = None,
-) -> Plan:
+) -> ServerPlan:
     """What the settings say; with ``names``, requests may use no others but those of loopback."""
-    return Plan(
+    return ServerPlan(
         sources,
-        Doorkeeper(tokens, names, server.probes_open),
-        Limits(server.requests, server.timeout),
+        AuthRules(tokens, names, server.probes_open),
+        RequestLimits(server.requests, server.timeout),
         server.payloads,
         server.access_log,
     )
 
 
-def build_app(plan: Plan) -> FastAPI:
+def build_app(plan: ServerPlan) -> FastAPI:
     """The application, once FastAPI is known to be there."""
     app = FastAPI(
         title="Ergon",
@@ -57,7 +63,7 @@ def build_app(plan: Plan) -> FastAPI:
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
     )
-    house = House(plan.sources, plan.limits.seconds, shows_payloads=plan.shows_payloads)
+    house = BackendPool(plan.sources, plan.limits.seconds, shows_payloads=plan.shows_payloads)
     for router, is_open in _routers(house, plan):
         # For the OpenAPI document only: the gate has decided before.
         is_closed = plan.keeper.tokens is not None and not is_open
@@ -66,20 +72,20 @@ def build_app(plan: Plan) -> FastAPI:
             dependencies=[Depends(HTTPBearer(auto_error=False))] if is_closed else [],
             responses=NO_TOKEN if is_closed else {},
         )
-    add_refusals(app)
+    add_error_handlers(app)
     # The last one is the outermost.
-    app.add_middleware(Bounds, limits=plan.limits)
-    app.add_middleware(Gate, keeper=plan.keeper)
+    app.add_middleware(RequestLimiter, limits=plan.limits)
+    app.add_middleware(Authentication, keeper=plan.keeper)
     if plan.logs_access:
         app.add_middleware(AccessLog)
     return app
 
 
-def _routers(house: House, plan: Plan) -> list[tuple[APIRouter, bool]]:
+def _routers(house: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]]:
     """All routes, and whether they are open to those without a token."""
     is_open = plan.keeper.probes_open
     others = APIRouter(responses=REFUSALS, dependencies=[Depends(given_once)])
-    for build in (metric_routes, job_routes, desk_routes, dead_letter_routes, boundary_routes):
+    for build in (metric_routes, job_routes, admin_routes, dead_letter_routes, boundary_routes):
         others.include_router(build(house))
     found = [
         (probe_routes(house), is_open),
@@ -90,5 +96,5 @@ def _routers(house: House, plan: Plan) -> list[tuple[APIRouter, bool]]:
     if stores:
         # Whoever has a token may read every tenant.
         authorize = None if plan.keeper.tokens is None else lambda _, __: True
-        found.insert(0, (create_router(for_reading(stores), authorize), False))
+        found.insert(0, (create_router(readable_store(stores), authorize), False))
     return found

@@ -112,7 +112,7 @@ class FileTokens:
         return True
 
 
-def found_tokens(
+def tokens_from(
     file: Path | None, environ: Mapping[str, str], setting: str | None = None
 ) -> Tokens | None:
     """Those of a file, or else of the environment, or else of the settings; None without any."""
