@@ -16,7 +16,7 @@ from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import SettingsError, StoreError
 from ergon_framework.ports.journal import Wanted
 from ergon_framework.storage.journal import SqliteJournal
-from ergon_framework.telemetry.notices import has_listeners, tell
+from ergon_framework.telemetry.notices import emit, has_listeners
 from tests.app.workplace import Workplace
 
 pytestmark = pytest.mark.req("ONE:notices")
@@ -64,8 +64,8 @@ def test_a_process_keeps_what_it_tells(workplace: Workplace) -> None:
     for text in ("", "journal_all = true\n"):
         workplace.settings(f"[telemetry]\n{text}")
         with journalling(load_settings(), "worker w1"):
-            tell("job.completed", job_id="j1")
-            tell("job.late", job_id="j1")
+            emit("job.completed", job_id="j1")
+            emit("job.late", job_id="j1")
         assert not has_listeners()
     journal = journal_of(load_settings())
     assert journal is not None
@@ -95,7 +95,7 @@ def test_a_missing_folder_is_a_warning(
     with journalling(load_settings(), "worker w1") as writer:
         assert writer is not None
         for _ in range(3):
-            tell("job.late", job_id="j1")
+            emit("job.late", job_id="j1")
             assert writer.flush(30.0)
     assert caplog.text.count("the journal cannot be written, and the work goes on") == 1
     assert not Path("nowhere").exists()

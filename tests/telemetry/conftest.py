@@ -21,9 +21,9 @@ from ergon_framework.telemetry import (
     tracing,
     uninstall_log_context,
 )
-from ergon_framework.telemetry.journal_tracing import Trail
-from ergon_framework.telemetry.notices import FanOut
-from ergon_framework.telemetry.span_writer import ApiWriter
+from ergon_framework.telemetry.journal_tracing import JournalTracerProvider
+from ergon_framework.telemetry.notices import NoticeDispatcher
+from ergon_framework.telemetry.span_writer import ApiSpanWriter
 from ergon_framework.telemetry.spans import SpanSink
 
 
@@ -42,8 +42,8 @@ class Recorder:
         chosen = settings or TelemetrySettings(metrics=False)
         if self.way == "lean":
             return make_sink(chosen, tracer_provider=self.provider)
-        writer = ApiWriter(self.provider.get_tracer("ergon"))
-        return FanOut(SpanSink(writer, chosen), (), ())
+        writer = ApiSpanWriter(self.provider.get_tracer("ergon"))
+        return NoticeDispatcher(SpanSink(writer, chosen), (), ())
 
     def spans(self) -> list[ReadableSpan]:
         """All that was exported, by start time; a parent comes before its children."""
@@ -147,6 +147,6 @@ def numbers() -> Iterator[Numbers]:
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SpanRecord]]:
     """What a trail that is set for the test has kept."""
     spans: list[SpanRecord] = []
-    monkeypatch.setattr(tracing, "_trail", Trail(spans.append, "here"))
+    monkeypatch.setattr(tracing, "_journal_provider", JournalTracerProvider(spans.append, "here"))
     yield spans
     configure(TelemetrySettings())

@@ -24,9 +24,9 @@ from opentelemetry.sdk.trace.export import (
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ergon_framework.telemetry import sdk_spans
-from ergon_framework.telemetry.sdk_spans import Audience, SdkWriter
+from ergon_framework.telemetry.sdk_spans import SdkSpanWriter, SpanProcessors
 from ergon_framework.telemetry.sink import best_writer
-from ergon_framework.telemetry.span_writer import Below, SpanWriter
+from ergon_framework.telemetry.span_writer import SpanParent, SpanWriter
 
 
 @pytest.fixture
@@ -62,15 +62,15 @@ ENDS = [("ending", "s"), ("end", "s")] if hasattr(SpanProcessor, "_on_ending") e
 ALL = [("start", "s"), *ENDS]
 
 
-def writer_of(provider: TracerProvider) -> tuple[SpanWriter, Below]:
+def writer_of(provider: TracerProvider) -> tuple[SpanWriter, SpanParent]:
     """The fast writer of a provider, and a place for its spans."""
     tracer = provider.get_tracer("ergon")
     writer = best_writer(tracer)
-    assert isinstance(writer, SdkWriter)
-    return writer, Below(tracer.start_span("root", Context()), Context())
+    assert isinstance(writer, SdkSpanWriter)
+    return writer, SpanParent(tracer.start_span("root", Context()), Context())
 
 
-def write(writer: SpanWriter, below: Below) -> None:
+def write(writer: SpanWriter, below: SpanParent) -> None:
     """One span."""
     writer.finish(writer.start("s", below, 1, {}), 2, {})
 
@@ -122,7 +122,7 @@ def test_exporting_processors_are_spared() -> None:
         SimpleSpanProcessor(InMemorySpanExporter()),
         SpanProcessor(),
     ):
-        hears = Audience(processor)
+        hears = SpanProcessors(processor)
         assert (hears.starting, hears.ending) == ((), ())
         assert len(hears.ended) == 1
         end(processor)
@@ -136,7 +136,7 @@ def test_methods_of_their_own_are_not_overlooked(batching: BatchSpanProcessor) -
             pass
 
     louder = Louder(InMemorySpanExporter())
-    hears = Audience(louder)
+    hears = SpanProcessors(louder)
     assert hears.starting == (louder.on_start,)
     assert hears.ended == (louder.on_end,)
     end(louder)
@@ -144,7 +144,7 @@ def test_methods_of_their_own_are_not_overlooked(batching: BatchSpanProcessor) -
     calls = Calls()
     batching.on_start = calls.on_start  # type: ignore[method-assign]
     batching.on_end = calls.on_end  # type: ignore[method-assign]
-    hears = Audience(batching)
+    hears = SpanProcessors(batching)
     assert (hears.starting, hears.ended) == ((calls.on_start,), (calls.on_end,))
 
 
@@ -152,15 +152,15 @@ def test_a_processor_that_does_more_is_asked_itself(
     batching: BatchSpanProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only an SDK whose batching processor just passes spans on is shortened."""
-    assert (Audience(batching).ended == (batching.on_end,)) is not sdk_spans._DOES_NO_MORE
+    assert (SpanProcessors(batching).ended == (batching.on_end,)) is not sdk_spans._DOES_NO_MORE
     monkeypatch.setattr(sdk_spans, "_DOES_NO_MORE", False)
-    assert Audience(batching).ended == (batching.on_end,)
+    assert SpanProcessors(batching).ended == (batching.on_end,)
 
 
 def test_an_sdk_without_the_ending_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the SDK does not tell of ending spans, neither do we."""
     monkeypatch.delattr(SpanProcessor, "_on_ending", raising=False)
-    assert Audience(Calls()).ending == ()
+    assert SpanProcessors(Calls()).ending == ()
 
 
 class Kept(SpanExporter):

@@ -20,7 +20,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
 )
 from ergon_framework.ports.journal import SpanRecord
-from ergon_framework.telemetry.tracing import SpanKind, edge
+from ergon_framework.telemetry.tracing import SpanKind, span_at_edge
 from ergon_framework.testing.clock import VirtualClock
 from tests.boundary.client.scripted import (
     ENVELOPE,
@@ -103,7 +103,7 @@ def test_many_facts_join_a_trace_and_begin_none(colour: Colour, kept: list[SpanR
     other = {**ENVELOPE, "message_id": "other:1"}
     produce(colour, node, lambda p: p.append_facts([(ENVELOPE, FACT)]))
     assert kept == []
-    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         produce(colour, node, lambda p: p.append_facts([(other, FACT)]))
     publish, root = kept
     sent = [json.loads(body)["items"][0]["envelope"].get("labels") for *_, body in node.calls]

@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.telemetry.journal import VARIABLE
-from ergon_framework.telemetry.tracing import SpanKind, edge
+from ergon_framework.telemetry.tracing import SpanKind, span_at_edge
 from tests.executor.link import PATIENCE, Child, request, runtime_command
 from tests.jobs.real_worker import at_work, get, wait_until, worker
 
@@ -68,7 +68,7 @@ def test_many_jobs_join_a_trace_and_begin_none(kept: list[SpanRecord]) -> None:
     with client() as jobs:
         (alone,) = jobs.enqueue_many([("resize", [])])
         assert jobs.find(alone).trace_context is None
-        with edge("boundary.publish", SpanKind.PRODUCER, {}):
+        with span_at_edge("boundary.publish", SpanKind.PRODUCER, {}):
             together = jobs.enqueue_many([("resize", []), ("resize", [])])
         traces = [jobs.find(each).trace_context for each in together]
     enqueue, publish = kept

@@ -26,10 +26,16 @@ from ergon_framework.telemetry import (
     outgoing_metadata,
     tracing,
 )
-from ergon_framework.telemetry.journal import VARIABLE, follow_parent, following
+from ergon_framework.telemetry.journal import VARIABLE, record_spans, record_to_parent
 from ergon_framework.telemetry.journal_tracing import LONGEST_TEXT, MOST_ATTRIBUTES
 from ergon_framework.telemetry.spans import SpanSink
-from ergon_framework.telemetry.tracing import begin, carried, crossed, edge, end
+from ergon_framework.telemetry.tracing import (
+    end_span,
+    record_span,
+    span_at_edge,
+    start_span,
+    trace_headers,
+)
 
 pytestmark = pytest.mark.req("ONE:trace")
 
@@ -77,11 +83,11 @@ def consumed(colour: str, connector: MemoryConnector) -> list[dict[str, str]]:
 
 def test_a_trace_begins_at_an_edge_and_nowhere_else(kept: list[SpanRecord]) -> None:
     """Publishing and enqueuing may begin one; what else has no parent is no span."""
-    with edge("provider.call", SpanKind.CLIENT, {}) as span:
+    with span_at_edge("provider.call", SpanKind.CLIENT, {}) as span:
         assert not span.is_recording()
-    with edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j1"}) as span:
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j1"}) as span:
         assert span.is_recording()
-        with edge("provider.call", SpanKind.CLIENT, {}):
+        with span_at_edge("provider.call", SpanKind.CLIENT, {}):
             pass
     call, enqueue = kept
     assert (enqueue.name, enqueue.parent_id, enqueue.unit) == ("job.enqueue", "", "j1")
@@ -92,7 +98,7 @@ def test_a_trace_begins_at_an_edge_and_nowhere_else(kept: list[SpanRecord]) -> N
 
 def test_many_at_once_begin_no_trace(kept: list[SpanRecord]) -> None:
     """An edge that only joins has no span of its own outside of a trace."""
-    with edge("job.enqueue", SpanKind.PRODUCER, {}, begins=False) as span:
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}, begins=False) as span:
         assert not span.is_recording()
     assert kept == []
 
@@ -100,9 +106,9 @@ def test_many_at_once_begin_no_trace(kept: list[SpanRecord]) -> None:
 def test_a_sender_who_does_not_record_is_followed_in_that(kept: list[SpanRecord]) -> None:
     """Nothing is kept of an unsampled trace, and it is handed on as it came."""
     carrier = {"traceparent": UNSAMPLED}
-    assert begin("job.run", SpanKind.CONSUMER, {}, carrier) is None
-    with edge("boundary.publish", SpanKind.PRODUCER, {}, carrier) as span:
-        assert carried(span) == carrier
+    assert start_span("job.run", SpanKind.CONSUMER, {}, carrier) is None
+    with span_at_edge("boundary.publish", SpanKind.PRODUCER, {}, carrier) as span:
+        assert trace_headers(span) == carrier
     assert kept == []
 
 
@@ -110,9 +116,9 @@ def test_a_sender_who_does_not_record_is_followed_in_that(kept: list[SpanRecord]
 def test_a_broken_context_is_ignored(text: str, kept: list[SpanRecord]) -> None:
     """It begins a trace at an edge, and elsewhere there is none."""
     carrier = {"traceparent": text, "tracestate": "=,="}
-    assert begin("job.run", SpanKind.CONSUMER, {}, carrier) is None
-    crossed("boundary.append", SpanKind.SERVER, carrier, 1.0, {})
-    with edge("boundary.publish", SpanKind.PRODUCER, {}, carrier):
+    assert start_span("job.run", SpanKind.CONSUMER, {}, carrier) is None
+    record_span("boundary.append", SpanKind.SERVER, carrier, 1.0, {})
+    with span_at_edge("boundary.publish", SpanKind.PRODUCER, {}, carrier):
         pass
     (span,) = kept
     assert span.parent_id == ""
@@ -121,13 +127,13 @@ def test_a_broken_context_is_ignored(text: str, kept: list[SpanRecord]) -> None:
 @pytest.mark.parametrize("odd", [None, 7, b"x", [PARENT]])
 def test_a_context_of_another_type_is_ignored(odd: Any, kept: list[SpanRecord]) -> None:
     """A carrier may hold anything."""
-    assert begin("job.run", SpanKind.CONSUMER, {}, {"traceparent": odd}) is None
+    assert start_span("job.run", SpanKind.CONSUMER, {}, {"traceparent": odd}) is None
     assert kept == []
 
 
 def test_a_failure_is_told_by_its_class_alone(kept: list[SpanRecord]) -> None:
     """The text of an exception may hold a payload."""
-    with suppress(LookupError), edge("job.enqueue", SpanKind.PRODUCER, {}):
+    with suppress(LookupError), span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         raise LookupError("secret")
     (span,) = kept
     assert span.failure == "LookupError"
@@ -136,14 +142,14 @@ def test_a_failure_is_told_by_its_class_alone(kept: list[SpanRecord]) -> None:
 
 def test_a_span_ends_once_and_is_bounded(kept: list[SpanRecord]) -> None:
     """What comes after the end, and what is too much, is left out."""
-    with edge("job.enqueue", SpanKind.PRODUCER, {"long": "x" * 9999}) as span:
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {"long": "x" * 9999}) as span:
         for number in range(1000):
             span.set_attribute(f"n{number}", number)
         span.add_event("event")
         span.record_exception(ValueError("secret"))
         span.update_name("other")
-        end(span, "odd")
-        end(span)
+        end_span(span, "odd")
+        end_span(span)
         span.set_attribute("late", 1)
         span.update_name("late")
     (found,) = kept
@@ -155,11 +161,11 @@ def test_a_span_ends_once_and_is_bounded(kept: list[SpanRecord]) -> None:
 
 def test_foreign_tracers_hand_the_trace_on(kept: list[SpanRecord]) -> None:
     """Spans of other libraries are not kept, and do not cut the trace."""
-    trail: Any = tracing.trail()
-    with edge("job.enqueue", SpanKind.PRODUCER, {}) as span:
+    trail: Any = tracing.journal_provider()
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}) as span:
         with trail.get_tracer("theirs").start_as_current_span("theirs") as inner:
-            assert carried(inner) == carried(span)
-            with edge("provider.call", SpanKind.CLIENT, {}):
+            assert trace_headers(inner) == trace_headers(span)
+            with span_at_edge("provider.call", SpanKind.CLIENT, {}):
                 pass
         with trail.get_tracer("ergon").start_as_current_span("ours"):
             pass
@@ -198,7 +204,7 @@ def test_a_call_that_cannot_have_traces_has_no_sink(kept: list[SpanRecord]) -> N
     assert make_sink() is None
     assert not is_tracing()
     assert isinstance(make_sink(joins_trace=True), SpanSink)
-    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         assert isinstance(make_sink(), SpanSink)
         assert is_tracing()
     configure(TelemetrySettings(spans=False))
@@ -209,7 +215,7 @@ def test_a_call_that_cannot_have_traces_has_no_sink(kept: list[SpanRecord]) -> N
 def test_spans_that_are_switched_off_are_nowhere(kept: list[SpanRecord]) -> None:
     """``spans = false`` counts for edges too."""
     configure(TelemetrySettings(spans=False))
-    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         pass
     assert kept == []
 
@@ -219,10 +225,13 @@ def test_an_sdk_takes_over_and_the_journal_hears_of_its_spans(
 ) -> None:
     """Set up at any time; only our own spans are kept, each once, with failures."""
     provider = TracerProvider(shutdown_on_exit=False)
-    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         pass
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    with suppress(LookupError), edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j"}) as own:
+    with (
+        suppress(LookupError),
+        span_at_edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j"}) as own,
+    ):
         with provider.get_tracer("theirs").start_as_current_span("theirs"):
             pass
         raise LookupError("secret")
@@ -253,15 +262,15 @@ def test_an_sdk_that_fails_does_not_fail_the_work(
     moment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A processor of the user's may raise anything; it is said once."""
-    tracing._complain.cache_clear()
+    tracing._log_once.cache_clear()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(Spiteful(moment))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     done = []
     for _ in range(2):
-        with edge("job.enqueue", SpanKind.PRODUCER, {}):
+        with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
             done.append(1)
-        crossed("boundary.append", SpanKind.SERVER, {"traceparent": PARENT}, 1.0, {})
+        record_span("boundary.append", SpanKind.SERVER, {"traceparent": PARENT}, 1.0, {})
     assert done == [1, 1]
     assert caplog.text.count("RuntimeError") == 1
 
@@ -273,9 +282,12 @@ def test_a_trail_that_is_over_hears_nothing_more(
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider(shutdown_on_exit=False))
     heard: dict[str, list[SpanRecord]] = {"first": [], "second": []}
     for name, spans in heard.items():
-        with following(spans.append, name, tmp_path), edge("job.enqueue", SpanKind.PRODUCER, {}):
+        with (
+            record_spans(spans.append, name, tmp_path),
+            span_at_edge("job.enqueue", SpanKind.PRODUCER, {}),
+        ):
             pass
-    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         pass
     assert [[span.source for span in spans] for spans in heard.values()] == [["first"], ["second"]]
 
@@ -302,7 +314,7 @@ def test_a_disabled_sdk_leaves_the_trail(
     """A provider whose tracers do nothing is no reason to lose the trace."""
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider(shutdown_on_exit=False))
-    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         pass
     assert len(kept) == 1
 
@@ -312,33 +324,33 @@ def test_nobody_traces_and_nothing_happens() -> None:
     context = SpanContext(int(TRACE, 16), 7, True, TraceFlags(1))
     with (
         trace.use_span(NonRecordingSpan(context)),
-        edge("job.enqueue", SpanKind.PRODUCER, {}) as span,
+        span_at_edge("job.enqueue", SpanKind.PRODUCER, {}) as span,
     ):
         assert not span.is_recording()
         assert outgoing_metadata()["traceparent"].startswith(f"00-{TRACE}-{7:016x}")
-    assert begin("job.run", SpanKind.CONSUMER, {}, {"traceparent": PARENT}) is None
+    assert start_span("job.run", SpanKind.CONSUMER, {}, {"traceparent": PARENT}) is None
 
 
 def test_children_learn_of_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a variable, which is as it was when the process no longer follows."""
     monkeypatch.delenv(VARIABLE, raising=False)
     path = tmp_path / "journal.db"
-    with following(print, "here", path):
+    with record_spans(print, "here", path):
         assert os.environ[VARIABLE] == f"sqlite:///{path}"
-        assert tracing.trail() is not None
-        with following(print, "inside", tmp_path / "other.db"):
+        assert tracing.journal_provider() is not None
+        with record_spans(print, "inside", tmp_path / "other.db"):
             pass
         assert os.environ[VARIABLE] == f"sqlite:///{path}"
     assert VARIABLE not in os.environ
-    assert tracing.trail() is None
+    assert tracing.journal_provider() is None
 
 
 @pytest.mark.parametrize("named", ["", "none", "sqlite:////nowhere/at/all/journal.db", "odd:x"])
 def test_a_child_without_a_journal_writes_none(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An odd or useless name harms nothing."""
     monkeypatch.setenv(VARIABLE, named)
-    assert follow_parent("child") is None
-    assert tracing.trail() is None
+    assert record_to_parent("child") is None
+    assert tracing.journal_provider() is None
 
 
 def test_a_child_writes_the_spans_of_its_parents_journal(
@@ -347,11 +359,11 @@ def test_a_child_writes_the_spans_of_its_parents_journal(
     """They are there when the writer is closed."""
     path = tmp_path / "journal.db"
     monkeypatch.setenv(VARIABLE, f"sqlite:///{path}")
-    monkeypatch.setattr(tracing, "_trail", None)
+    monkeypatch.setattr(tracing, "_journal_provider", None)
     monkeypatch.setattr("ergon_framework.telemetry.journal.add_listener", lambda _listener: None)
-    writer = follow_parent("executor 1")
+    writer = record_to_parent("executor 1")
     assert writer is not None
-    with edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j1"}) as span:
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j1"}) as span:
         pass
     writer.close()
     with SqliteJournal(path, read_only=True) as journal:

@@ -11,7 +11,7 @@ from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import TelemetrySettings, make_sink
-from ergon_framework.telemetry.metrics import Totals
+from ergon_framework.telemetry.metrics import LabelledSums
 from tests.telemetry.conftest import Numbers
 from tests.telemetry.fake_engine import DOWN, FakeEngine
 
@@ -192,7 +192,7 @@ def test_no_metrics_without_a_real_provider() -> None:
 
 def test_totals_lose_nothing_between_threads() -> None:
     """Sums stay exact when threads add at the same time."""
-    totals = Totals("task")
+    totals = LabelledSums("task")
     start = threading.Barrier(4)
 
     def add() -> None:

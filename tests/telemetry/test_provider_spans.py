@@ -10,7 +10,7 @@ import pytest
 from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderDependencyError
-from ergon_framework.telemetry.tracing import SpanKind, edge
+from ergon_framework.telemetry.tracing import SpanKind, span_at_edge
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import ONCE, AsyncScripted, Scripted, acall, call
 
@@ -23,7 +23,7 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 def called(colour: str, *steps: Any, options: dict[str, Any] | None = None, **context: Any) -> Any:
     """A provider that was called in a trace, and the result."""
-    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         if colour == "sync":
             provider = Scripted(*steps, clock=VirtualClock(), **(options or {}))
             return provider, call(provider, **context)
@@ -75,7 +75,7 @@ def test_a_refused_call_says_which_gate(kept: list[SpanRecord]) -> None:
     """An open circuit is on the span, with no attempt."""
     breaker = CircuitBreaker(failure_threshold=1)
     provider = Scripted(DOWN, clock=VirtualClock(), retry_policy=ONCE, circuit_breaker=breaker)
-    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+    with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         call(provider)
         call(provider)
     refused = kept[1]
@@ -99,7 +99,7 @@ def test_a_wrong_argument_is_a_failed_span(kept: list[SpanRecord]) -> None:
     """It raises as ever."""
     provider = Scripted(clock=VirtualClock())
     with (
-        edge("job.enqueue", SpanKind.PRODUCER, {}),
+        span_at_edge("job.enqueue", SpanKind.PRODUCER, {}),
         pytest.raises((ProviderBadRequestError, TypeError)),
     ):
         call(provider, payload="secret")

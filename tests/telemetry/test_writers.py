@@ -39,9 +39,9 @@ from opentelemetry.trace import (
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import TelemetrySettings, make_sink, sdk_spans
-from ergon_framework.telemetry.sdk_spans import LeanSpan, SdkWriter
+from ergon_framework.telemetry.sdk_spans import LeanSpan, SdkSpanWriter
 from ergon_framework.telemetry.sink import best_writer
-from ergon_framework.telemetry.span_writer import ApiWriter, Below, SpanWriter
+from ergon_framework.telemetry.span_writer import ApiSpanWriter, SpanParent, SpanWriter
 from tests.telemetry.conftest import Recorder
 from tests.telemetry.fake_engine import DOWN, FakeEngine
 
@@ -112,8 +112,8 @@ def test_both_ways_agree_whatever_user_code_does_to_a_span(
     """Attributes, events, links, names and ends in any order: both exports are the same."""
     tracer, kept = kept_tracer()
     kept.spans.clear()
-    below = Below(tracer.start_span("parent", Context()), Context())
-    for writer in (ApiWriter(tracer), SdkWriter(tracer)):
+    below = SpanParent(tracer.start_span("parent", Context()), Context())
+    for writer in (ApiSpanWriter(tracer), SdkSpanWriter(tracer)):
         span = writer.start("child", below, 1, dict(early))
         for name, *words in calls:
             getattr(span, name)(*words)
@@ -156,7 +156,7 @@ def writer_for(**options: object) -> SpanWriter:
 )
 def test_fast_with_samplers_that_follow_the_parent(sampler: object) -> None:
     """The usual samplers allow the fast way."""
-    assert isinstance(writer_for(sampler=sampler), SdkWriter)
+    assert isinstance(writer_for(sampler=sampler), SdkSpanWriter)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_fast_with_samplers_that_follow_the_parent(sampler: object) -> None:
 )
 def test_plain_when_the_sdk_would_decide_otherwise(options: dict[str, object]) -> None:
     """A sampler with a mind of its own, or tight limits, are left to the SDK."""
-    assert isinstance(writer_for(**options), ApiWriter)
+    assert isinstance(writer_for(**options), ApiSpanWriter)
 
 
 def test_plain_for_tracers_we_do_not_know() -> None:
@@ -182,7 +182,7 @@ def test_plain_for_tracers_we_do_not_know() -> None:
 
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("ergon")
     tracer.__class__ = Wrapped
-    assert isinstance(best_writer(tracer), ApiWriter)
+    assert isinstance(best_writer(tracer), ApiSpanWriter)
 
 
 @pytest.fixture
@@ -204,14 +204,14 @@ def test_plain_when_the_trial_fails(monkeypatch: pytest.MonkeyPatch, way: str) -
         span._span_processor.on_end(span)
 
     monkeypatch.setattr(LeanSpan, "finish", forgetful)
-    assert isinstance(writer_for(), ApiWriter)
+    assert isinstance(writer_for(), ApiSpanWriter)
 
 
 def test_plain_without_an_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tracer of another make works although the SDK is not installed."""
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("ergon")
     monkeypatch.setitem(sys.modules, "ergon_framework.telemetry.sdk_spans", None)
-    assert isinstance(best_writer(tracer), ApiWriter)
+    assert isinstance(best_writer(tracer), ApiSpanWriter)
 
 
 @pytest.mark.parametrize("sampler", [ParentBased(ALWAYS_OFF), ALWAYS_OFF])
@@ -254,10 +254,10 @@ def test_always_on_samples_below_an_unsampled_caller() -> None:
     unsampled = NonRecordingSpan(SpanContext(1, 2, is_remote=False, trace_flags=TraceFlags(0)))
     tracer = recorder.provider.get_tracer("ergon")
     writer = best_writer(tracer)
-    span = writer.start("child", Below(unsampled, Context()), 1, {})
+    span = writer.start("child", SpanParent(unsampled, Context()), 1, {})
     writer.finish(span, 2, {})
 
-    assert isinstance(writer, SdkWriter)
+    assert isinstance(writer, SdkSpanWriter)
     assert recorder.one("child").parent == unsampled.get_span_context()
 
 
@@ -288,8 +288,8 @@ def test_a_lean_span_behaves_like_a_span() -> None:
     """Reading, renaming and ending a lean span work, and nothing changes after its end."""
     recorder = Recorder("lean")
     tracer = recorder.provider.get_tracer("ergon")
-    writer = SdkWriter(tracer)  # type: ignore[arg-type]
-    below = Below(tracer.start_span("root"), Context())
+    writer = SdkSpanWriter(tracer)  # type: ignore[arg-type]
+    below = SpanParent(tracer.start_span("root"), Context())
     span = writer.start("first", below, 1, {"a": 1}, kind=SpanKind.CLIENT)
     assert isinstance(span, LeanSpan)
     assert (dict(span.attributes or {}), span.events, span.links) == ({"a": 1}, (), ())

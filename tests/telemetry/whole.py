@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from ergon_framework.task.ready import AsyncHybridTask, HybridTask
 from ergon_framework.telemetry import TelemetrySettings, configure
-from ergon_framework.telemetry.span_writer import ApiWriter
+from ergon_framework.telemetry.span_writer import ApiSpanWriter
 from tests.engine.bodies import method
 from tests.engine.colours import Colour
 from tests.telemetry.conftest import Numbers, Recorder
@@ -58,7 +58,7 @@ def watch_process(
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: recorder.provider)
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: numbers.provider)
     if recorder.way == "api":
-        monkeypatch.setattr("ergon_framework.telemetry.sink.best_writer", ApiWriter)
+        monkeypatch.setattr("ergon_framework.telemetry.sink.best_writer", ApiSpanWriter)
     yield Watch(recorder, numbers)
     configure(TelemetrySettings())
 

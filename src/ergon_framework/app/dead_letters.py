@@ -228,7 +228,7 @@ def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: 
     """Ask for calls to be made again: a relay sends them. It is an error to name one it cannot."""
     from ergon_framework.ports.providerstore import LetterStatus
     from ergon_framework.providers.delivery.dead_letters import redrive_refusal
-    from ergon_framework.telemetry.notices import tell
+    from ergon_framework.telemetry.notices import emit
 
     ready = (LetterStatus.PENDING, LetterStatus.PUBLISHED)
     tally = Tally()
@@ -246,19 +246,19 @@ def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: 
         if why is None and not is_dry:
             tally.done += store.move_letter(letter.dead_letter_id, LetterStatus.REDRIVE, when=ready)
     if tally.done:
-        tell("dead_letters.redriven", count=tally.done)
+        emit("dead_letters.redriven", count=tally.done)
     return tally
 
 
 def delete(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
     """Delete letters for good; not those that a relay is about to send, unless they are named."""
     from ergon_framework.ports.providerstore import LetterStatus
-    from ergon_framework.telemetry.notices import tell
+    from ergon_framework.telemetry.notices import emit
 
     statuses = [each for each in LetterStatus if wanted.ids or each is not LetterStatus.REDRIVE]
     found = wanted.of(store, statuses, limit)
     ids = [each.letter.dead_letter_id for each in found]
     tally = Tally(len(ids), 0 if is_dry or not ids else store.delete_letters(ids))
     if tally.done:
-        tell("dead_letters.purged", kind=Kind.PROVIDER.value, count=tally.done)
+        emit("dead_letters.purged", kind=Kind.PROVIDER.value, count=tally.done)
     return tally

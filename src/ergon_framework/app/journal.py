@@ -88,7 +88,7 @@ def journalling(settings: Settings, source: str) -> Iterator[JournalWriter | Non
     ``source`` says who it is, for example "worker w1" or "zone plant".
     """
     from ergon_framework.telemetry import add_listener, remove_listener
-    from ergon_framework.telemetry.journal import JournalListener, following
+    from ergon_framework.telemetry.journal import JournalListener, record_spans
 
     path, writer = journal_path(settings), writer_of(settings)
     if path is None or writer is None:
@@ -97,7 +97,7 @@ def journalling(settings: Settings, source: str) -> Iterator[JournalWriter | Non
     listener = JournalListener(writer, source, keeps_all=settings.telemetry.journal_all)
     add_listener(listener)
     try:
-        with following(writer.keep, source, path):
+        with record_spans(writer.keep, source, path):
             yield writer
     finally:
         remove_listener(listener)

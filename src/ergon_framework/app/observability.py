@@ -97,11 +97,11 @@ def _providers() -> Iterator[Any]:
 def observed(settings: Settings, source: str) -> Iterator[None]:
     """What this process tells is exported and kept; every process of ours runs inside of it."""
     from ergon_framework.app.journal import journalling  # late, as all of logging is set up before
-    from ergon_framework.telemetry.exporters import export, handed_on
+    from ergon_framework.telemetry.exporters import export, export_environment
 
     told = settings.telemetry
     export(source, collector=told.otlp, port=told.prometheus_port)
-    with handed_on(told.otlp), journalling(settings, source):
+    with export_environment(told.otlp), journalling(settings, source):
         yield
 
 

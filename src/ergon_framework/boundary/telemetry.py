@@ -28,8 +28,8 @@ from ergon_framework.errors import BoundaryError, StoreError
 from ergon_framework.ports.factstore import Appended, NewFact
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry import outgoing_metadata
-from ergon_framework.telemetry.notices import FanOut, has_listeners
-from ergon_framework.telemetry.tracing import SpanKind, crossed, edge, is_traced
+from ergon_framework.telemetry.notices import NoticeDispatcher, has_listeners
+from ergon_framework.telemetry.tracing import SpanKind, is_traced, record_span, span_at_edge
 
 logger = logging.getLogger("ergon_framework.boundary")
 
@@ -67,7 +67,7 @@ class ZoneEvents:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._sink = FanOut(None, (), ())
+        self._sink = NoticeDispatcher(None, (), ())
         self._lock = threading.Lock()
         self.counts: Counter[tuple[str, str]] = Counter()
         """By metric and label value; the label is empty where there is none."""
@@ -209,13 +209,13 @@ def publishing(envelope: EnvelopeLike, name: str = "boundary.publish") -> Iterat
     """The span of one publication. All that is sent for it is made of its envelope, once."""
     labels = _field(envelope, "labels")
     given = labels if isinstance(labels, Mapping) else None
-    with edge(name, SpanKind.PRODUCER, _about(envelope), given) as span:
+    with span_at_edge(name, SpanKind.PRODUCER, _about(envelope), given) as span:
         yield Publishing(envelope, span)
 
 
 def publishing_many() -> AbstractContextManager[Span]:
     """The span of many facts, inside of a trace: they begin none, since they share nothing."""
-    return edge("boundary.publish", SpanKind.PRODUCER, {}, begins=False)
+    return span_at_edge("boundary.publish", SpanKind.PRODUCER, {}, begins=False)
 
 
 def labelled(envelope: EnvelopeLike) -> EnvelopeLike:
@@ -245,7 +245,7 @@ def appended(zone: str, new: NewFact, seconds: float, told: Receipt | BoundaryEr
         failure = told.reason or told.code
     else:
         attributes |= {"ergon.offset": told.offset, "ergon.duplicate": told.duplicate}
-    crossed("boundary.append", SpanKind.SERVER, carrier, seconds, attributes, failure)
+    record_span("boundary.append", SpanKind.SERVER, carrier, seconds, attributes, failure)
 
 
 def pulled(zone: str, peer: str, delivery: Delivery, seconds: float) -> None:
@@ -259,7 +259,7 @@ def pulled(zone: str, peer: str, delivery: Delivery, seconds: float) -> None:
         "ergon.message_id": delivery.envelope.message_id,
         "ergon.source_offset": delivery.offset,
     }
-    crossed("boundary.pull", SpanKind.CONSUMER, labels, seconds, attributes)
+    record_span("boundary.pull", SpanKind.CONSUMER, labels, seconds, attributes)
 
 
 def carrier_of(new: NewFact) -> Mapping[str, str] | None:

@@ -93,14 +93,14 @@ def limit(
 def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> None:
     from ergon_framework.jobs.validation import name
     from ergon_framework.jobs.views import queue_limits_view
-    from ergon_framework.telemetry.notices import tell
+    from ergon_framework.telemetry.notices import emit
 
     changed = client.store.set_queue(name("queue", queue), **changes)
     if "is_paused" in changes:
-        tell("queue.paused" if changed.is_paused else "queue.resumed", queue=changed.name)
+        emit("queue.paused" if changed.is_paused else "queue.resumed", queue=changed.name)
     else:
         limits = {"max_active": changed.max_active, "rate": changed.rate, "burst": changed.burst}
-        tell("queue.limited", queue=changed.name, **limits)
+        emit("queue.limited", queue=changed.name, **limits)
     show_one(queue_limits_view(changed), as_json=as_json)
 
 

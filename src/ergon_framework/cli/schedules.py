@@ -120,12 +120,12 @@ def _put(client: JobClient, name: str, as_json: bool, *, is_paused: bool) -> Non
 
     from ergon_framework.jobs.scheduler import renewed
     from ergon_framework.jobs.views import schedule_view
-    from ergon_framework.telemetry.notices import tell
+    from ergon_framework.telemetry.notices import emit
 
     old = _find(client, name)
     new = msgspec.structs.replace(old, is_paused=is_paused)
     if not is_paused:
         new = renewed(new, old, client.store.now())
     client.store.put_schedule(new)
-    tell("schedule.paused" if is_paused else "schedule.resumed", schedule=name)
+    emit("schedule.paused" if is_paused else "schedule.resumed", schedule=name)
     show_one(schedule_view(new), as_json=as_json)

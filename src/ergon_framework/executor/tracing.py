@@ -17,8 +17,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from ergon_framework.core.wire import Outcome, Request
 from ergon_framework.core.wire import Status as OutcomeStatus
-from ergon_framework.telemetry.journal import JournalWriter, follow_parent
-from ergon_framework.telemetry.tracing import SCOPE, tracer, trail
+from ergon_framework.telemetry.journal import JournalWriter, record_to_parent
+from ergon_framework.telemetry.tracing import SCOPE, journal_provider, tracer
 
 SPAN = "rrq.executor"
 _FAILURES = (OutcomeStatus.ERROR, OutcomeStatus.TIMEOUT)
@@ -64,4 +64,4 @@ def finish() -> None:
 
 @cache
 def _writer() -> JournalWriter | None:
-    return follow_parent(f"executor {os.getpid()}") if trail() is None else None
+    return record_to_parent(f"executor {os.getpid()}") if journal_provider() is None else None

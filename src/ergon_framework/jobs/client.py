@@ -41,7 +41,7 @@ from ergon_framework.ports.jobstore import (
 )
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.telemetry import outgoing_metadata
-from ergon_framework.telemetry.notices import has_listeners, tell
+from ergon_framework.telemetry.notices import emit, has_listeners
 
 __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
 
@@ -87,7 +87,7 @@ def request_transition(
         (is_applied,), _ = store.settle_and_claim([settlement], None)
         if is_applied:
             is_cancelled = isinstance(request, CancelRequested)
-            tell("job.cancelled" if is_cancelled else "job.requeued", job_id=job.id)
+            emit("job.cancelled" if is_cancelled else "job.requeued", job_id=job.id)
             return job.status
         holder = _holder(store, job)
         if holder is not None:
@@ -128,7 +128,7 @@ def requeue_all(
         done += sum(applied)
         for job, is_applied in zip(dead, applied, strict=True):
             if is_applied:
-                tell("job.requeued", job_id=job.id)
+                emit("job.requeued", job_id=job.id)
         left = [job for job, is_applied in zip(dead, applied, strict=True) if not is_applied]
         held += sum(_holder(store, job) is not None for job in left)
         progress(done)
@@ -142,7 +142,7 @@ def purge_all(store: FullJobStore, search: Search, limit: int | None, progress: 
         done += store.purge([job for job in batch if job.status.is_final])
         progress(done)
     if done:
-        tell("dead_letters.purged", kind="job", count=done)
+        emit("dead_letters.purged", kind="job", count=done)
     return done
 
 
@@ -420,7 +420,7 @@ class JobClient:
         if connection is None and has_listeners("job.enqueued"):
             for job, added in zip(jobs, found, strict=True):
                 if added.is_new:
-                    tell("job.enqueued", job_id=added.id, handler=job.handler, queue=job.queue)
+                    emit("job.enqueued", job_id=added.id, handler=job.handler, queue=job.queue)
         return [EnqueuedJob.of(added, self) for added in found]
 
     def _context(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from ergon_framework.ports.settings_model import (
     frozen,
     thawed,
 )
-from ergon_framework.telemetry.notices import tell
+from ergon_framework.telemetry.notices import emit
 
 logger = logging.getLogger("ergon.jobs")
 
@@ -342,7 +342,7 @@ class Scheduler:
         if not self._store.fire(schedule.name, expected, plan.next_at, jobs):
             return now  # somebody else moved it on: look again
         fired(spans)
-        tell("schedule.fired", schedule=schedule.name, jobs=len(jobs), late=now - expected)
+        emit("schedule.fired", schedule=schedule.name, jobs=len(jobs), late=now - expected)
         if now - expected > ON_TIME:
             _tell_late(schedule, expected, now, len(jobs))
         return plan.next_at

@@ -16,14 +16,21 @@ from opentelemetry.trace import Span
 from ergon_framework.core.job import Event, Failed, Held, ProcessDied, Released
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.ports.jobstore import NewJob
-from ergon_framework.telemetry.tracing import SpanKind, begin, begin_first, carried, edge, end
+from ergon_framework.telemetry.tracing import (
+    SpanKind,
+    end_span,
+    span_at_edge,
+    start_root,
+    start_span,
+    trace_headers,
+)
 
 
 def enqueuing(options: Mapping[str, Any], *, begins: bool = True) -> AbstractContextManager[Span]:
     """The span in which jobs are stored; many at once begin no trace, since they share nothing."""
     given = options.get("trace_context")
     carrier = given if isinstance(given, Mapping) else None
-    return edge("job.enqueue", SpanKind.PRODUCER, {}, carrier, begins=begins)
+    return span_at_edge("job.enqueue", SpanKind.PRODUCER, {}, carrier, begins=begins)
 
 
 def joined(span: Span, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -31,7 +38,7 @@ def joined(span: Span, options: Mapping[str, Any]) -> Mapping[str, Any]:
     given = options.get("trace_context")
     if not isinstance(given, Mapping) or not span.is_recording():
         return options
-    return {**options, "trace_context": {**given, **carried(span)}}
+    return {**options, "trace_context": {**given, **trace_headers(span)}}
 
 
 def enqueued(span: Span, job: NewJob, job_id: str, *, is_new: bool) -> None:
@@ -49,7 +56,7 @@ def firing(schedule: str, jobs: Sequence[NewJob]) -> tuple[list[NewJob], list[Sp
     """
     spans = [_fire_span(schedule, job) for job in jobs]
     traced = [
-        job if span is None else msgspec.structs.replace(job, trace_context=carried(span))
+        job if span is None else msgspec.structs.replace(job, trace_context=trace_headers(span))
         for job, span in zip(jobs, spans, strict=True)
     ]
     return traced, [span for span in spans if span is not None]
@@ -58,13 +65,13 @@ def firing(schedule: str, jobs: Sequence[NewJob]) -> tuple[list[NewJob], list[Sp
 def _fire_span(schedule: str, job: NewJob) -> Span | None:
     about = {"rrq.job_id": job.id, "rrq.function": job.handler, "rrq.queue": job.queue}
     about["ergon.schedule"] = schedule
-    return begin_first("job.enqueue", SpanKind.PRODUCER, about)
+    return start_root("job.enqueue", SpanKind.PRODUCER, about)
 
 
 def fired(spans: Sequence[Span]) -> None:
     """The jobs are stored."""
     for span in spans:
-        end(span)
+        end_span(span)
 
 
 def set_out(claim: Claim, worker: str) -> dict[str, str] | None:
@@ -79,9 +86,9 @@ def set_out(claim: Claim, worker: str) -> dict[str, str] | None:
             "rrq.attempt": job.attempts + 1,
             "rrq.worker_id": worker,
         }
-        claim.span = begin("job.run", SpanKind.CONSUMER, attributes, carrier)
+        claim.span = start_span("job.run", SpanKind.CONSUMER, attributes, carrier)
         if claim.span is not None:
-            carrier = {**carrier, **carried(claim.span)}
+            carrier = {**carrier, **trace_headers(claim.span)}
     if job.correlation_id is None:
         return carrier
     # Version 1 of the protocol has no other place for it.
@@ -93,7 +100,7 @@ def came_back(claim: Claim, event: Event) -> None:
     span, claim.span = claim.span, None
     if span is not None:
         outcome, failure = _told(event)
-        end(span, failure, {"rrq.outcome": outcome})
+        end_span(span, failure, {"rrq.outcome": outcome})
 
 
 def _told(event: Event) -> tuple[str, str | None]:

@@ -37,7 +37,7 @@ from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.jobstore import FullJobStore, Search, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.deadlines import LEAST
-from ergon_framework.telemetry.notices import FanOut, has_listeners
+from ergon_framework.telemetry.notices import NoticeDispatcher, has_listeners
 
 HOPELESS_STARTS = 4
 """Failed starts in a row after which a burst no longer waits for an executor."""
@@ -222,7 +222,7 @@ class Worker:
         self._pools: dict[str, ExecutorPool] = {}
         self._dirty: dict[ExecutorPool, None] = {}
         self._settled: list[Settlement] = []
-        self._sink = FanOut(None, (), ())
+        self._sink = NoticeDispatcher(None, (), ())
 
     # ---- for whoever embeds it ----
 

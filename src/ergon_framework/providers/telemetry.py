@@ -25,10 +25,17 @@ from ergon_framework.providers.execution import (
 )
 from ergon_framework.providers.redaction import safe_message
 from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskEnding
+from ergon_framework.telemetry.notices import emit as announce
 from ergon_framework.telemetry.notices import has_listeners
-from ergon_framework.telemetry.notices import tell as announce
 from ergon_framework.telemetry.propagation import outgoing
-from ergon_framework.telemetry.tracing import SpanKind, carried, crossed, edge, end, may_begin
+from ergon_framework.telemetry.tracing import (
+    SpanKind,
+    end_span,
+    may_begin,
+    record_span,
+    span_at_edge,
+    trace_headers,
+)
 
 logger = logging.getLogger("ergon_framework.providers")
 
@@ -125,9 +132,9 @@ def _calling(provider: Provider, call: tuple[Any, ...]) -> Iterator[tuple[Span, 
     }
     given = getattr(context, "traceparent", None)
     carrier = {"traceparent": given} if isinstance(given, str) else None
-    with edge(_NAME, SpanKind.CLIENT, attributes, carrier) as span:
+    with span_at_edge(_NAME, SpanKind.CLIENT, attributes, carrier) as span:
         if span.is_recording() and isinstance(context, ProviderExecutionContext):
-            context = replace(context, traceparent=carried(span)["traceparent"])
+            context = replace(context, traceparent=trace_headers(span)["traceparent"])
         yield span, context
 
 
@@ -145,16 +152,16 @@ def _ended_call(span: Span, result: ProviderExecutionResult) -> ProviderExecutio
     if len(result.attempt_log) > 1:
         _emit_attempts(span, result)
     failure = None if result.success else str(result.reason_code or result.stop_reason)
-    end(span, failure, attributes)
+    end_span(span, failure, attributes)
     return result
 
 
 def _emit_attempts(span: Span, result: ProviderExecutionResult) -> None:
-    carrier, last = carried(span), result.attempt_log[-1]
+    carrier, last = trace_headers(span), result.attempt_log[-1]
     over_at = last.started_at + last.duration_ms / 1000
     for each in result.attempt_log:
         seconds = each.duration_ms / 1000
-        crossed(
+        record_span(
             "provider.attempt",
             SpanKind.INTERNAL,
             carrier,

@@ -51,7 +51,7 @@ def check_packages(*, collector: str | None = None, port: int | None = None) -> 
 
 
 @contextmanager
-def handed_on(collector: str | None) -> Iterator[None]:
+def export_environment(collector: str | None) -> Iterator[None]:
     """Processes started meanwhile learn of the collector."""
     before = os.environ.get(VARIABLE)
     if collector is not None:

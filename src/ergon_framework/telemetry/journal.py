@@ -28,10 +28,10 @@ from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.journal import Entry, Journal, SpanRecord
 from ergon_framework.ports.notice import CATALOGUE, Notice, NoticeSpec, Routine
 from ergon_framework.storage.urls import SQLITE
-from ergon_framework.telemetry.journal_tracing import Trail
+from ergon_framework.telemetry.journal_tracing import JournalTracerProvider
 from ergon_framework.telemetry.notices import add_listener
 from ergon_framework.telemetry.propagation import extract
-from ergon_framework.telemetry.tracing import set_trail, trail
+from ergon_framework.telemetry.tracing import journal_provider, set_journal_provider
 
 logger = logging.getLogger("ergon.journal")
 
@@ -370,22 +370,22 @@ VARIABLE = "ERGON_JOURNAL"
 
 
 @contextmanager
-def following(keep: Callable[[SpanRecord], None], source: str, path: Path) -> Iterator[None]:
+def record_spans(keep: Callable[[SpanRecord], None], source: str, path: Path) -> Iterator[None]:
     """Hand the spans of traces to ``keep``; processes started meanwhile learn of the journal."""
-    before, named = trail(), os.environ.get(VARIABLE)
-    set_trail(Trail(keep, source))
+    before, named = journal_provider(), os.environ.get(VARIABLE)
+    set_journal_provider(JournalTracerProvider(keep, source))
     os.environ[VARIABLE] = f"{SQLITE}{path.absolute()}"
     try:
         yield
     finally:
-        set_trail(before)
+        set_journal_provider(before)
         if named is None:
             os.environ.pop(VARIABLE, None)
         else:
             os.environ[VARIABLE] = named
 
 
-def follow_parent(source: str) -> JournalWriter | None:
+def record_to_parent(source: str) -> JournalWriter | None:
     """Write what this process tells where its parent does; None when it named no journal."""
     named = os.environ.get(VARIABLE, "")
     path = Path(named.removeprefix(SQLITE))
@@ -398,6 +398,6 @@ def follow_parent(source: str) -> JournalWriter | None:
         return SqliteJournal(path)
 
     writer = JournalWriter(opening)
-    set_trail(Trail(writer.keep, source))
+    set_journal_provider(JournalTracerProvider(writer.keep, source))
     add_listener(JournalListener(writer, source))
     return writer

@@ -31,7 +31,7 @@ from opentelemetry.trace import (
 
 from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.telemetry.tracing import EDGES, SCOPE, is_loop_trace
-from ergon_framework.telemetry.tracing import trail as current_trail
+from ergon_framework.telemetry.tracing import journal_provider as current_trail
 
 UNITS = ("rrq.job_id", "ergon.message_id", "transaction_id", "ergon.correlation_id")
 """The attributes that name the unit a span is about."""
@@ -46,14 +46,14 @@ _ids = random.Random()  # noqa: S311 - of our own: a program may seed the common
 os.register_at_fork(after_in_child=_ids.seed)
 
 
-class Trail(trace.TracerProvider):
+class JournalTracerProvider(trace.TracerProvider):
     """Gives tracers whose spans are handed to ``keep`` when they end; it must not block."""
 
     def __init__(self, keep: Keep, source: str) -> None:
         self.keep = keep
         self.source = source
-        self._tracer = TrailTracer(self)
-        self._others = _PassingTracer()
+        self._tracer = JournalTracer(self)
+        self._others = _PassThroughTracer()
         self._accompanied: Any = None
 
     def get_tracer(self, instrumenting_module_name: str, *_: Any, **__: Any) -> trace.Tracer:
@@ -70,7 +70,7 @@ class Trail(trace.TracerProvider):
             add(_span_processor(self))
 
 
-def _span_processor(followed: Trail) -> Any:
+def _span_processor(followed: JournalTracerProvider) -> Any:
     """A processor for an SDK's provider that keeps our spans in the journal too.
 
     Its class is made here, where there is an SDK: this module is imported without one.
@@ -94,7 +94,7 @@ def _span_processor(followed: Trail) -> Any:
                 failure = span.status.description or "failed"
             began_at = span.start_time or 0
             followed.keep(
-                record(
+                span_record(
                     followed.source,
                     span.name,
                     (context, span.parent),
@@ -107,7 +107,7 @@ def _span_processor(followed: Trail) -> Any:
     return TrailProcessor()
 
 
-class _PassingTracer(trace.Tracer):
+class _PassThroughTracer(trace.Tracer):
     """Records nothing, and keeps the trace that is current."""
 
     def start_span(self, name: str, context: Context | None = None, *_: Any, **__: Any) -> Span:
@@ -123,10 +123,10 @@ class _PassingTracer(trace.Tracer):
             yield span
 
 
-class TrailTracer(_PassingTracer):
+class JournalTracer(_PassThroughTracer):
     """Starts spans of traces that are recorded, and of those that begin at an edge."""
 
-    def __init__(self, trail: Trail) -> None:
+    def __init__(self, trail: JournalTracerProvider) -> None:
         self._trail = trail
 
     def start_span(
@@ -146,13 +146,13 @@ class TrailTracer(_PassingTracer):
             if name not in EDGES:
                 return INVALID_SPAN
             shape = SpanContext(_new_id(128), _new_id(64), False, _SAMPLED)
-            return TrailSpan(self._trail, name, shape, None, start_time, attributes)
+            return JournalSpan(self._trail, name, shape, None, start_time, attributes)
         if not parent.trace_flags.sampled:
             return NonRecordingSpan(parent)
         shape = SpanContext(
             parent.trace_id, _new_id(64), False, parent.trace_flags, parent.trace_state
         )
-        return TrailSpan(self._trail, name, shape, parent, start_time, attributes)
+        return JournalSpan(self._trail, name, shape, parent, start_time, attributes)
 
     @contextmanager
     def start_as_current_span(  # type: ignore[override]
@@ -163,12 +163,12 @@ class TrailTracer(_PassingTracer):
             yield span
 
 
-class TrailSpan(Span):
+class JournalSpan(Span):
     """A span of the trail. Events and links are not kept."""
 
     def __init__(
         self,
-        trail: Trail,
+        trail: JournalTracerProvider,
         name: str,
         context: SpanContext,
         parent: SpanContext | None,
@@ -228,7 +228,7 @@ class TrailSpan(Span):
         self._is_ended = True
         ended_at = time_ns() if end_time is None else end_time
         self._trail.keep(
-            record(
+            span_record(
                 self._trail.source,
                 self._name,
                 (self._context, self._parent),
@@ -239,7 +239,7 @@ class TrailSpan(Span):
         )
 
 
-def record(
+def span_record(
     source: str,
     name: str,
     family: tuple[SpanContext, SpanContext | None],

@@ -22,7 +22,7 @@ from ergon_framework.telemetry.attributes import SETTLE_SPAN
 Labels = tuple[str, ...]
 
 
-class Totals:
+class LabelledSums:
     """One sum per combination of label values. Labels come from closed lists, so it stays small."""
 
     def __init__(self, *names: str) -> None:
@@ -77,12 +77,12 @@ class Instruments:
     """All instruments of one meter provider, made once."""
 
     def __init__(self, meter: Meter) -> None:
-        self.totals: dict[str, Totals] = {}
+        self.totals: dict[str, LabelledSums] = {}
         for name, (labels, unit, text) in _SUMS.items():
-            totals = self.totals[name] = Totals(*labels)
+            totals = self.totals[name] = LabelledSums(*labels)
             meter.create_observable_counter(name, [totals.observe], unit, text)
         for name, (labels, unit, text) in _LEVELS.items():
-            totals = self.totals[name] = Totals(*labels)
+            totals = self.totals[name] = LabelledSums(*labels)
             meter.create_observable_up_down_counter(name, [totals.observe], unit, text)
 
         def histogram(name: str, unit: str, text: str, bounds: Any) -> Callable[..., None]:

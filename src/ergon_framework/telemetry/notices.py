@@ -23,28 +23,31 @@ logger = logging.getLogger("ergon_framework.telemetry")
 Listener: TypeAlias = Callable[[Notice], None]
 
 _lock = threading.Lock()
-_everywhere: tuple[Listener, ...] = ()
+_listeners: tuple[Listener, ...] = ()
 _complained: set[str] = set()  # by name: it cannot outgrow the program's text
 
 
-class Part(Protocol):
+class NoticeHandler(Protocol):
     """A reader of notices that names the ones it wants."""
 
     handlers: Mapping[str, Listener]
 
 
-class Entering(Part, LifecycleSink, Protocol):
+class SpanHandler(NoticeHandler, LifecycleSink, Protocol):
     """A part that prepares the context user code runs in, and hears of lifecycles directly.
 
     It sees to its own failures.
     """
 
 
-class FanOut:
+class NoticeDispatcher:
     """The sink given to an engine: parts by name of the notice, then listeners to all of them."""
 
     def __init__(
-        self, entering: Entering | None, parts: Iterable[Part], listeners: Iterable[Listener]
+        self,
+        entering: SpanHandler | None,
+        parts: Iterable[NoticeHandler],
+        listeners: Iterable[Listener],
     ) -> None:
         self._entering = entering
         self._listeners = tuple(listeners)
@@ -63,12 +66,12 @@ class FanOut:
             try:
                 handler(notice)
             except Exception as error:
-                complain(handler, error)
-        for listener in (*self._listeners, *_everywhere):
+                log_once(handler, error)
+        for listener in (*self._listeners, *_listeners):
             try:
                 listener(notice)
             except Exception as error:
-                complain(listener, error)
+                log_once(listener, error)
 
     def enter(self, attempt: Attempt, context: Context) -> None:
         """Let the spans make theirs current."""
@@ -82,7 +85,7 @@ class FanOut:
         """A lifecycle started."""
         if self._entering is not None:
             self._entering.began(call, run)
-        if self._has_others or _everywhere:
+        if self._has_others or _listeners:
             fields = {"call": call, "run": run}
             self._hand_on(Notice("transaction.began", run.began_at, fields), self._others)
 
@@ -97,7 +100,7 @@ class FanOut:
         """A hook returned, raised or ran out of time."""
         if self._entering is not None:
             self._entering.left(attempt, at, failure, exception, result)
-        if self._has_others or _everywhere:
+        if self._has_others or _listeners:
             fields = {
                 "call": attempt.call,
                 "attempt": attempt,
@@ -119,7 +122,7 @@ class FanOut:
         """A lifecycle reached its one outcome."""
         if self._entering is not None:
             self._entering.ended(call, run, at, ending, failure, handler_failure)
-        if self._has_others or _everywhere:
+        if self._has_others or _listeners:
             fields = {
                 "call": call,
                 "run": run,
@@ -130,7 +133,7 @@ class FanOut:
             self._hand_on(Notice("transaction.ended", at, fields), self._others)
 
 
-def _by_name(parts: Iterable[Part]) -> dict[str, tuple[Listener, ...]]:
+def _by_name(parts: Iterable[NoticeHandler]) -> dict[str, tuple[Listener, ...]]:
     known = tuple(parts)
     return {
         name: tuple(part.handlers[name] for part in known if name in part.handlers)
@@ -138,7 +141,7 @@ def _by_name(parts: Iterable[Part]) -> dict[str, tuple[Listener, ...]]:
     }
 
 
-def complain(listener: Callable[..., None], error: Exception) -> None:
+def log_once(listener: Callable[..., None], error: Exception) -> None:
     """Tell the log that something failed, once."""
     name = getattr(listener, "__qualname__", type(listener).__qualname__)
     if name not in _complained:
@@ -153,27 +156,27 @@ def add_listener(listener: Listener) -> None:
     record when it fails; the work goes on. A set ``passes_over`` of its own names notices that it
     does nothing with: it may go without those.
     """
-    global _everywhere  # noqa: PLW0603 - replaced as a whole, so that readers need no lock
+    global _listeners  # noqa: PLW0603 - replaced as a whole, so that readers need no lock
     with _lock:
-        if listener not in _everywhere:
-            _everywhere = (*_everywhere, listener)
+        if listener not in _listeners:
+            _listeners = (*_listeners, listener)
 
 
 def remove_listener(listener: Listener) -> None:
     """Stop telling it, at once. Removing one that was never added is no error."""
-    global _everywhere  # noqa: PLW0603 - see add_listener
+    global _listeners  # noqa: PLW0603 - see add_listener
     with _lock:
-        _everywhere = tuple(known for known in _everywhere if known != listener)
+        _listeners = tuple(known for known in _listeners if known != listener)
 
 
 def has_listeners(name: str = "") -> bool:
     """Whether any function listens to the whole process, and to notices of this name if given."""
     if not name:
-        return bool(_everywhere)
-    return any(name not in _passed_over(listener) for listener in _everywhere)
+        return bool(_listeners)
+    return any(name not in _ignored_by(listener) for listener in _listeners)
 
 
-def _passed_over(listener: Listener) -> set[str] | frozenset[str]:
+def _ignored_by(listener: Listener) -> set[str] | frozenset[str]:
     """What it does nothing with. It is given everything if it says that in any other way."""
     try:
         told = getattr(listener, "passes_over", None)
@@ -182,10 +185,10 @@ def _passed_over(listener: Listener) -> set[str] | frozenset[str]:
     return told if isinstance(told, set | frozenset) else frozenset()
 
 
-_SINK = FanOut(None, (), ())
+_SINK = NoticeDispatcher(None, (), ())
 
 
-def tell(name: str, /, **fields: Any) -> None:
+def emit(name: str, /, **fields: Any) -> None:
     """A notice to whoever listens to this process; without anybody it costs a look."""
     if has_listeners():
         _SINK.emit(Notice(name, time.time(), fields))

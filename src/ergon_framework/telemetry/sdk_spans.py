@@ -42,7 +42,7 @@ from opentelemetry.trace import (
     StatusCode,
 )
 
-from ergon_framework.telemetry.span_writer import ApiWriter, Below
+from ergon_framework.telemetry.span_writer import ApiSpanWriter, SpanParent
 
 _KNOWN = (SpanProcessor, SimpleSpanProcessor, BatchSpanProcessor)
 _SILENT = {
@@ -56,7 +56,7 @@ _PASSES_ON = {"context", "trace_flags", "sampled", "_batch_processor", "emit"}
 _DOES_NO_MORE = set(BatchSpanProcessor.on_end.__code__.co_names) == _PASSES_ON
 
 
-class Audience:
+class SpanProcessors:
     """The listening methods of a tracer's processors."""
 
     __slots__ = ("ended", "ending", "group", "members", "starting")
@@ -116,7 +116,7 @@ class LeanSpan(SdkSpan):
     _own_events: Any = None
     _own_links: Any = None
 
-    _audience: Audience
+    _audience: SpanProcessors
     _context: SpanContext
     _early: dict[str, Any]
 
@@ -213,7 +213,7 @@ class LeanSpan(SdkSpan):
             tell(self)
 
 
-def lean_spans_of(tracer: Tracer, audience: Audience) -> type[LeanSpan]:
+def lean_spans_of(tracer: Tracer, audience: SpanProcessors) -> type[LeanSpan]:
     """The class of a tracer's lean spans, which holds what all of them share."""
     shared = {
         "_audience": audience,
@@ -229,22 +229,22 @@ _MOST_ATTRIBUTES = 32  # more than any of our spans has
 _new = tuple.__new__
 
 
-class SdkWriter:
+class SdkSpanWriter:
     """Writes lean spans below local parents, and leaves everything else to the API."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._api = ApiWriter(tracer)
+        self._api = ApiSpanWriter(tracer)
         self._drops_unsampled = tracer.sampler is not ALWAYS_ON
         self._new_id = tracer.id_generator.generate_span_id
-        self._audience = Audience(tracer.span_processor)
+        self._audience = SpanProcessors(tracer.span_processor)
         self._lean = lean_spans_of(tracer, self._audience)
         self._begin = self._lean.begin
 
     def start(
         self,
         name: str,
-        below: Below,
+        below: SpanParent,
         at: int,
         attributes: dict[str, Any],
         links: Sequence[Link] = (),
@@ -283,7 +283,7 @@ class SdkWriter:
     def _start_otherwise(
         self,
         name: str,
-        below: Below,
+        below: SpanParent,
         at: int,
         attributes: dict[str, Any],
         links: Sequence[Link],
@@ -354,8 +354,8 @@ def _trial() -> bool:
     if not isinstance(tracer, Tracer):
         return False
     root = tracer.start_span("root", Context())
-    below = Below(root, Context())
-    for writer in (ApiWriter(tracer), SdkWriter(tracer)):
+    below = SpanParent(root, Context())
+    for writer in (ApiSpanWriter(tracer), SdkSpanWriter(tracer)):
         link = Link(root.get_span_context())
         span = writer.start("touched", below, 1, {"early": 1}, [link], SpanKind.CONSUMER)
         span.set_attribute("during", 2)

@@ -13,12 +13,18 @@ from opentelemetry import metrics, trace
 from ergon_framework.ports.notice import Sink
 from ergon_framework.telemetry.logs import install_log_context
 from ergon_framework.telemetry.metrics import Instruments, MetricSink
-from ergon_framework.telemetry.notices import FanOut, Listener, has_listeners
+from ergon_framework.telemetry.notices import Listener, NoticeDispatcher, has_listeners
 from ergon_framework.telemetry.propagation import outgoing
 from ergon_framework.telemetry.settings import TelemetrySettings
-from ergon_framework.telemetry.span_writer import ApiWriter, SpanWriter
+from ergon_framework.telemetry.span_writer import ApiSpanWriter, SpanWriter
 from ergon_framework.telemetry.spans import SpanSink
-from ergon_framework.telemetry.tracing import SCOPE, is_real, real_provider, switch, trail
+from ergon_framework.telemetry.tracing import (
+    SCOPE,
+    is_real,
+    journal_provider,
+    real_provider,
+    switch_spans,
+)
 
 logger = logging.getLogger("ergon_framework.telemetry")
 
@@ -33,14 +39,16 @@ def configure(settings: TelemetrySettings) -> None:
     """What the calls of this process record from now on, unless they are given settings."""
     global _chosen  # noqa: PLW0603 - one process has one set of switches
     _chosen = settings
-    switch(is_on=settings.spans)
+    switch_spans(is_on=settings.spans)
 
 
 def is_tracing() -> bool:
     """Whether spans are recorded in this process; on the trail, those of the current trace."""
     if not _chosen.spans:
         return False
-    return real_provider() is not None or (trail() is not None and outgoing() is not None)
+    return real_provider() is not None or (
+        journal_provider() is not None and outgoing() is not None
+    )
 
 
 def make_sink(
@@ -69,12 +77,12 @@ def make_sink(
         return None
     if spans is not None and numbers is None and not told and not has_listeners():
         return spans
-    return FanOut(spans, () if numbers is None else (numbers,), told)
+    return NoticeDispatcher(spans, () if numbers is None else (numbers,), told)
 
 
 def _provider(*, joins: bool) -> Any:
     """The SDK's provider; else the trail, for a call in which there can be traces."""
-    real, follower = real_provider(), trail()
+    real, follower = real_provider(), journal_provider()
     if real is not None:
         if follower is not None:
             follower.accompany(real)
@@ -111,10 +119,10 @@ def _once(made: WeakKeyDictionary[Any, _T], provider: Any, make: Callable[[Any],
 def best_writer(tracer: trace.Tracer) -> SpanWriter:
     """The fast writer where it is known to be safe, else the plain one."""
     try:
-        from ergon_framework.telemetry.sdk_spans import SdkWriter, can_be_lean
+        from ergon_framework.telemetry.sdk_spans import SdkSpanWriter, can_be_lean
 
         if can_be_lean(tracer):
-            return SdkWriter(tracer)
+            return SdkSpanWriter(tracer)
     except Exception:  # no SDK, or one whose insides are not what we know: the API always works
         logger.debug("spans are written through the OpenTelemetry API", exc_info=True)
-    return ApiWriter(tracer)
+    return ApiSpanWriter(tracer)

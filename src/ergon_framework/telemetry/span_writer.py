@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, set_span_in_context
 
 
-class Below:
+class SpanParent:
     """Where new spans hang: their parent, and the context (baggage included) it stands in."""
 
     __slots__ = ("base", "parent", "span")
@@ -35,7 +35,7 @@ class SpanWriter(Protocol):
     def start(
         self,
         name: str,
-        below: Below,
+        below: SpanParent,
         at: int,
         attributes: dict[str, Any],
         links: Sequence[Link] = (),
@@ -49,7 +49,7 @@ class SpanWriter(Protocol):
         """End it with its last attributes, and as failed when there is an error text."""
 
 
-class ApiWriter:
+class ApiSpanWriter:
     """Writes spans with nothing but the OpenTelemetry API."""
 
     def __init__(self, tracer: Tracer) -> None:
@@ -58,7 +58,7 @@ class ApiWriter:
     def start(
         self,
         name: str,
-        below: Below,
+        below: SpanParent,
         at: int,
         attributes: dict[str, Any],
         links: Sequence[Link] = (),

@@ -63,10 +63,10 @@ from ergon_framework.telemetry.attributes import (
     step_attributes,
     task_attributes,
 )
-from ergon_framework.telemetry.notices import complain
+from ergon_framework.telemetry.notices import log_once
 from ergon_framework.telemetry.propagation import extract
 from ergon_framework.telemetry.settings import TelemetrySettings
-from ergon_framework.telemetry.span_writer import Below, SpanWriter
+from ergon_framework.telemetry.span_writer import SpanParent, SpanWriter
 
 
 def make_current(span: Span, base: OtelContext, context: Context) -> None:
@@ -93,7 +93,7 @@ _KIND = {"consumer": SpanKind.CONSUMER, "producer": SpanKind.PRODUCER}
 _NO_TROUBLE: tuple[Attributes, None] = ({}, None)
 
 
-class StepSpan(Below):
+class StepSpan(SpanParent):
     """An open step: its span, and what its last attempt came to."""
 
     __slots__ = ("attempts", "last_at", "shared", "trouble")
@@ -137,7 +137,7 @@ class LoopSpans:
         }
         # Offsets are taken once, so that spans follow the engine's clock even when it is virtual.
         self.offset = time.time_ns() - int(at * 1e9)
-        self._parent = Below(get_current_span(), self.base)
+        self._parent = SpanParent(get_current_span(), self.base)
         # The 0-based index of the batch in work; only where one ends before the next begins.
         self.batch: int | None = None
         self._in_batches = call.settings.get("mode", "batch") == "batch"
@@ -235,7 +235,7 @@ class LoopSpans:
         name = LOOP_SPAN[self.call.role]
         attributes = dict(self._attributes)
         span = self.writer.start(name, self._parent, self.ns(at), attributes, links)
-        self.below = Below(span, self.base)
+        self.below = SpanParent(span, self.base)
         # Of no trace at all, as on the trail: then only those who bring a trace have spans.
         self.is_quiet = not self.below.parent.is_valid
         if not self.is_quiet and not self._parent.parent.is_valid:
@@ -262,7 +262,7 @@ _NOTHING: Attributes = {}
 _NO_LINKS: Sequence[Link] = ()
 
 
-class LifecycleSpans(Below):
+class LifecycleSpans(SpanParent):
     """One transaction: its lifecycle span, the open step, the open attempt."""
 
     __slots__ = ("attempt", "key", "loop", "phase", "settling", "step", "work_attempts")
@@ -388,14 +388,14 @@ def finish_settling(
     loop.writer.finish(span, loop.ns(at), attributes, error)
 
 
-def _place(loop: LoopSpans, transaction: Transaction) -> tuple[Below, Sequence[Link]]:
+def _place(loop: LoopSpans, transaction: Transaction) -> tuple[SpanParent, Sequence[Link]]:
     """Where a lifecycle hangs, and what it links to, if it came with a trace context."""
     incoming = extract(transaction)
     if incoming is None:
         return loop.below, _NO_LINKS
     if not loop.joins:
         return loop.below, [Link(incoming)]
-    return Below(NonRecordingSpan(incoming), loop.base), [Link(loop.below.parent)]
+    return SpanParent(NonRecordingSpan(incoming), loop.base), [Link(loop.below.parent)]
 
 
 class SpanSink:
@@ -427,7 +427,7 @@ class SpanSink:
             try:
                 handler(notice)
             except Exception as error:
-                complain(handler, error)
+                log_once(handler, error)
 
     def enter(self, attempt: Attempt, context: Context) -> None:
         """Make the attempt's span current in ``context``."""
@@ -440,7 +440,7 @@ class SpanSink:
             elif run.note is not None:
                 make_current(run.note.enter(attempt), run.note.base, context)
         except Exception as error:
-            complain(self.enter, error)
+            log_once(self.enter, error)
 
     def _call_began(self, notice: Notice) -> None:
         call = notice["call"]
@@ -473,7 +473,7 @@ class SpanSink:
                     loop.rotate(run.began_at)
                 run.note = LifecycleSpans(loop, run.transaction, run.began_at)
         except Exception as error:
-            complain(self.began, error)
+            log_once(self.began, error)
 
     def left(
         self,
@@ -489,7 +489,7 @@ class SpanSink:
             try:
                 run.note.attempt_ended(at, failure, exception, result)
             except Exception as error:
-                complain(self.left, error)
+                log_once(self.left, error)
 
     def ended(
         self,
@@ -511,7 +511,7 @@ class SpanSink:
             else:
                 life.ended(at, ending, *_trouble(run, ending, failure, handler_failure))
         except Exception as error:
-            complain(self.ended, error)
+            log_once(self.ended, error)
 
     def _settlement_ended(self, notice: Notice) -> None:
         run, told = notice["run"], (notice["verb"], notice["attempts"], notice["failure"])

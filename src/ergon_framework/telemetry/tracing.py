@@ -38,15 +38,15 @@ __all__ = [
     "EDGES",
     "MOST_LOOP_TRACES",
     "SCOPE",
-    "Follower",
+    "JournalProvider",
     "SpanKind",
-    "begin",
-    "begin_first",
-    "carried",
-    "crossed",
+    "start_span",
+    "start_root",
+    "trace_headers",
+    "record_span",
     "dispatching",
-    "edge",
-    "end",
+    "span_at_edge",
+    "end_span",
     "is_loop_trace",
     "is_real",
     "is_traced",
@@ -54,10 +54,10 @@ __all__ = [
     "may_have_sdk",
     "real_provider",
     "remember_loop_trace",
-    "set_trail",
-    "switch",
+    "set_journal_provider",
+    "switch_spans",
     "tracer",
-    "trail",
+    "journal_provider",
 ]
 
 logger = logging.getLogger("ergon_framework.telemetry")
@@ -71,7 +71,7 @@ EDGES = frozenset({"boundary.publish", "boundary.spool", "job.enqueue"})
 _IS_NAMED = OTEL_PYTHON_TRACER_PROVIDER in os.environ  # then the API loads it at the first question
 
 
-class Follower(Protocol):
+class JournalProvider(Protocol):
     """A provider of our own that goes beside another one when there is one."""
 
     def get_tracer(self, instrumenting_module_name: str) -> trace.Tracer:
@@ -81,26 +81,26 @@ class Follower(Protocol):
         """Hear of another provider's spans too; being told twice is fine."""
 
 
-_trail: Follower | None = None
+_journal_provider: JournalProvider | None = None
 _is_on = True
 _last: tuple[object, trace.Tracer] | None = None  # to make a tracer takes longer than a span
 
 
-def switch(*, is_on: bool) -> None:
+def switch_spans(*, is_on: bool) -> None:
     """Whether spans are wanted at all."""
     global _is_on  # noqa: PLW0603 - one process has one set of switches
     _is_on = is_on
 
 
-def set_trail(trail: Follower | None) -> None:
+def set_journal_provider(trail: JournalProvider | None) -> None:
     """Where spans go when no SDK is set up; None: nowhere."""
-    global _trail  # noqa: PLW0603 - one process has one trail
-    _trail = trail
+    global _journal_provider  # noqa: PLW0603 - one process has one trail
+    _journal_provider = trail
 
 
-def trail() -> Follower | None:
+def journal_provider() -> JournalProvider | None:
     """What :func:`set_trail` was given last."""
-    return _trail
+    return _journal_provider
 
 
 def real_provider() -> trace.TracerProvider | None:
@@ -115,17 +115,17 @@ def tracer() -> trace.Tracer | None:
         return None
     provider = real_provider() if may_have_sdk() else None
     if provider is not None:
-        if _trail is not None:
-            _trail.accompany(provider)
+        if _journal_provider is not None:
+            _journal_provider.accompany(provider)
         found = _tracer_of(provider)
         if is_real(found):
             return found
-    return None if _trail is None else _trail.get_tracer(SCOPE)
+    return None if _journal_provider is None else _journal_provider.get_tracer(SCOPE)
 
 
 def is_traced() -> bool:
     """Whether there can be spans; every provider call asks."""
-    return _trail is not None or may_have_sdk()
+    return _journal_provider is not None or may_have_sdk()
 
 
 def may_have_sdk() -> bool:
@@ -176,7 +176,7 @@ def is_loop_trace(trace_id: int) -> bool:
 _NOWHERE: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
 
 
-def edge(
+def span_at_edge(
     name: str,
     kind: SpanKind,
     attributes: Mapping[str, Any],
@@ -207,11 +207,13 @@ def dispatching(
     many at once only join the current one.
     """
     if len(transactions) != 1 or not isinstance(transactions[0], Transaction):
-        return edge(name, SpanKind.PRODUCER, {"ergon.count": len(transactions)}, begins=False)
+        return span_at_edge(
+            name, SpanKind.PRODUCER, {"ergon.count": len(transactions)}, begins=False
+        )
     (alone,) = transactions
     found = extract(alone)
     carrier = None if found is None else written(found)
-    return edge(name, SpanKind.PRODUCER, {unit: alone.transaction_id}, carrier)
+    return span_at_edge(name, SpanKind.PRODUCER, {unit: alone.transaction_id}, carrier)
 
 
 def may_begin(name: str) -> bool:
@@ -234,12 +236,12 @@ def _current(
         try:
             yield span
         except BaseException as error:
-            end(span, type(error).__name__)
+            end_span(span, type(error).__name__)
             raise
-    end(span)
+    end_span(span)
 
 
-def begin(
+def start_span(
     name: str, kind: SpanKind, attributes: Mapping[str, Any], carrier: Mapping[str, Any]
 ) -> Span | None:
     """A span below what ``carrier`` says, which is current nowhere; None when nobody records it."""
@@ -251,7 +253,7 @@ def begin(
     return span if span.is_recording() else None
 
 
-def begin_first(name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Span | None:
+def start_root(name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Span | None:
     """The first span of a new trace, whatever is current; None when nobody records it."""
     chosen = tracer()
     if chosen is None:
@@ -260,7 +262,7 @@ def begin_first(name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Spa
     return span if span.is_recording() else None
 
 
-def end(
+def end_span(
     span: Span,
     failure: str | None = None,
     attributes: Mapping[str, Any] | None = None,
@@ -277,10 +279,10 @@ def end(
             span.set_status(StatusCode.ERROR, failure)
         span.end(at)
     except Exception as error:  # a processor of the user's
-        _complain(type(error).__qualname__)
+        _log_once(type(error).__qualname__)
 
 
-def crossed(
+def record_span(
     name: str,
     kind: SpanKind,
     carrier: Mapping[str, Any],
@@ -297,10 +299,10 @@ def crossed(
     now = time_ns() - int(ago * 1e9)
     began_at = now - int(seconds * 1e9)
     span = _started(chosen, name, _below(above, Context()), kind, attributes, began_at)
-    end(span, failure, at=now)
+    end_span(span, failure, at=now)
 
 
-def carried(span: Span) -> dict[str, str]:
+def trace_headers(span: Span) -> dict[str, str]:
     """``traceparent`` and ``tracestate`` that make others go on below this span; may be empty."""
     context = span.get_span_context()
     return written(context) if context.is_valid else {}
@@ -328,10 +330,10 @@ def _started(
     try:
         return chosen.start_span(name, context, kind=kind, attributes=attributes, start_time=at)
     except Exception as error:  # a sampler or processor of the user's
-        _complain(type(error).__qualname__)
+        _log_once(type(error).__qualname__)
         return INVALID_SPAN
 
 
 @cache
-def _complain(kind: str) -> None:
+def _log_once(kind: str) -> None:
     logger.error("a span cannot be written: %s; said once", kind)

@@ -38,7 +38,7 @@ from ergon_framework.ports.jobstore import (
 )
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.telemetry.notices import FanOut, has_listeners
+from ergon_framework.telemetry.notices import NoticeDispatcher, has_listeners
 
 logger = logging.getLogger("ergon.connector")
 
@@ -234,7 +234,7 @@ class QueueConsumer:
         self._executor = executor
         self._worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.settler = Settler(settings, self._worker)
-        self._sink = FanOut(None, (), ())
+        self._sink = NoticeDispatcher(None, (), ())
         self._lock = threading.Lock()
         self._client: JobClient | None = None
         self._holding: Holding | None = None
