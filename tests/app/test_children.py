@@ -11,10 +11,10 @@ from queue import SimpleQueue
 import pytest
 
 from ergon_framework.app.console import ExitCode
-from ergon_framework.app.liveness import Snapshot, State
-from ergon_framework.app.outcome import Outcome
+from ergon_framework.app.liveness import LivenessState, Snapshot
+from ergon_framework.app.outcome import RunOutcome
 from ergon_framework.app.processes import MOST_IDS, ProcessChild, Spawner, SupervisorLink
-from ergon_framework.app.supervisor import Ended, Event, Heartbeat, worker_specs
+from ergon_framework.app.supervisor import Event, Heartbeat, WorkerEnded, worker_specs
 from ergon_framework.engine.report import Report
 
 pytestmark = pytest.mark.slow
@@ -29,18 +29,20 @@ def test_beats_and_the_outcome_arrive() -> None:
     parent = SupervisorLink(f"{lifeline}:{write_end}")
     assert not os.get_inheritable(write_end)
     report = Report(succeeded=1, stranded=tuple(str(n) for n in range(MOST_IDS + 5)))
-    parent.tell_beat(Snapshot(State.HEALTHY, in_flight=2))
+    parent.tell_beat(Snapshot(LivenessState.HEALTHY, in_flight=2))
     os.write(write_end, b'not JSON\n[]\n{"kind": "new"}\n')
-    parent.tell_outcome(Outcome("orders", ExitCode.DONE, report))
+    parent.tell_outcome(RunOutcome("orders", ExitCode.DONE, report))
     os.close(write_end)
     parent.tell_beat(Snapshot())  # nobody listens any more: no error
 
     events: SimpleQueue[Event] = SimpleQueue()
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
     ProcessChild(3, process, os.fdopen(read_end, "rb")).listen(events)
-    assert events.get(timeout=PATIENCE) == Heartbeat(3, Snapshot(State.HEALTHY, in_flight=2))
+    assert events.get(timeout=PATIENCE) == Heartbeat(
+        3, Snapshot(LivenessState.HEALTHY, in_flight=2)
+    )
     end = events.get(timeout=PATIENCE)
-    assert isinstance(end, Ended)
+    assert isinstance(end, WorkerEnded)
     assert (end.worker, end.code) == (3, 7)
     assert end.outcome is not None
     assert end.outcome["is_complete"]

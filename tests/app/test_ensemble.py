@@ -10,7 +10,7 @@ from ergon_framework.app.parts import (
     Part,
     PartKind,
     part_named,
-    posts_of,
+    process_specs,
     rows,
     shown_url,
     startable,
@@ -113,7 +113,7 @@ def test_a_name_that_means_nothing_or_two_things(
 
 def test_what_all_means(settings: Settings) -> None:
     """A zone without data is only an address; workers of a task are processes of their own."""
-    posts = posts_of(startable(settings))
+    posts = process_specs(startable(settings))
     assert [post.name for post in posts] == [
         "server",
         "zones.plant",

@@ -14,7 +14,7 @@ import pytest
 from ergon_framework.app.journal import journal_of, journal_path, journalling
 from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import SettingsError, StoreError
-from ergon_framework.ports.journal import Wanted
+from ergon_framework.ports.journal import JournalQuery
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.telemetry.notices import emit, has_listeners
 from tests.app.workplace import Workplace
@@ -70,7 +70,7 @@ def test_a_process_keeps_what_it_tells(workplace: Workplace) -> None:
     journal = journal_of(load_settings())
     assert journal is not None
     with journal:
-        told = [(each.name, each.source) for each in journal.read(Wanted())]
+        told = [(each.name, each.source) for each in journal.read(JournalQuery())]
     assert told == [
         ("job.late", "worker w1"),
         ("job.completed", "worker w1"),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app import probe as running_probe
-from ergon_framework.app.liveness import Liveness, Snapshot, State, combined
+from ergon_framework.app.liveness import Liveness, LivenessState, Snapshot, combined
 from ergon_framework.app.liveness_outputs import Periodic, liveness_file, read_liveness
 from ergon_framework.app.probe import MAX_CONNECTIONS, probe_server
 from ergon_framework.errors import ConfigurationError
@@ -39,20 +39,20 @@ class Process:
             assert name in CATALOGUE
             self.liveness(Notice(name, self.time, dict(fields)))
 
-    def state(self) -> State:
+    def state(self) -> LivenessState:
         return self.liveness.snapshot().state
 
 
 def test_a_life() -> None:
     """Starting, healthy, stopping, stopped."""
     process = Process()
-    assert process.state() is State.STARTING
+    assert process.state() is LivenessState.STARTING
     process.notices("call.began", "transaction.began", "transaction.began", "transaction.ended")
-    assert process.liveness.snapshot() == Snapshot(State.HEALTHY, in_flight=1)
+    assert process.liveness.snapshot() == Snapshot(LivenessState.HEALTHY, in_flight=1)
     process.is_stopping = True
-    assert process.state() is State.STOPPING
+    assert process.state() is LivenessState.STOPPING
     process.liveness.ended()
-    assert process.state() is State.STOPPED
+    assert process.state() is LivenessState.STOPPED
 
 
 def test_calls_that_never_come_back_stall() -> None:
@@ -60,10 +60,10 @@ def test_calls_that_never_come_back_stall() -> None:
     process = Process()
     process.notices("call.began", "attempt.abandoned", "attempt.abandoned", "workers.stalled")
     stalled = process.liveness.snapshot()
-    assert (stalled.state, stalled.abandoned) == (State.STALLED, 2)
+    assert (stalled.state, stalled.abandoned) == (LivenessState.STALLED, 2)
     assert "never came back" in stalled.reason
     process.notices("attempt.late")
-    assert process.liveness.snapshot() == Snapshot(State.HEALTHY, abandoned=1)
+    assert process.liveness.snapshot() == Snapshot(LivenessState.HEALTHY, abandoned=1)
 
 
 def test_a_silent_source_stalls() -> None:
@@ -71,14 +71,14 @@ def test_a_silent_source_stalls() -> None:
     process = Process()
     process.notices("call.began", "fetch.began")
     process.time = 60.0
-    assert process.state() is State.HEALTHY
+    assert process.state() is LivenessState.HEALTHY
     process.time = 61.0
-    assert process.state() is State.STALLED
+    assert process.state() is LivenessState.STALLED
     process.notices("queue.empty", delay=100.0)
     process.time = 220.0
-    assert process.state() is State.HEALTHY
+    assert process.state() is LivenessState.HEALTHY
     process.time = 222.0
-    assert process.state() is State.STALLED
+    assert process.state() is LivenessState.STALLED
 
 
 def test_long_work_is_no_stall() -> None:
@@ -86,10 +86,10 @@ def test_long_work_is_no_stall() -> None:
     process = Process()
     process.notices("call.began", "transaction.began")
     process.time = 10_000.0
-    assert process.state() is State.HEALTHY
+    assert process.state() is LivenessState.HEALTHY
     process.notices("transaction.ended", "call.ended")
     process.time = 20_000.0
-    assert process.state() is State.HEALTHY
+    assert process.state() is LivenessState.HEALTHY
 
 
 def test_an_event_loop_that_does_not_turn_stalls() -> None:
@@ -100,16 +100,16 @@ def test_an_event_loop_that_does_not_turn_stalls() -> None:
     process.time = 61.0
     assert process.liveness.snapshot().reason == "the event loop is blocked"
     process.liveness.loop_turned()
-    assert process.state() is State.HEALTHY
+    assert process.state() is LivenessState.HEALTHY
 
 
 def test_several_processes_as_one() -> None:
     """The worst counts; those that are done do not."""
-    healthy, done = Snapshot(State.HEALTHY, "", 1, 2), Snapshot(State.STOPPED)
-    assert combined([]) == Snapshot(State.STARTING)
-    assert combined([healthy, healthy, done]) == Snapshot(State.HEALTHY, "", 2, 4)
-    assert combined([healthy, Snapshot(State.STALLED, "why")]).reason == "why"
-    assert combined([done, done]).state is State.STOPPED
+    healthy, done = Snapshot(LivenessState.HEALTHY, "", 1, 2), Snapshot(LivenessState.STOPPED)
+    assert combined([]) == Snapshot(LivenessState.STARTING)
+    assert combined([healthy, healthy, done]) == Snapshot(LivenessState.HEALTHY, "", 2, 4)
+    assert combined([healthy, Snapshot(LivenessState.STALLED, "why")]).reason == "why"
+    assert combined([done, done]).state is LivenessState.STOPPED
 
 
 # ---- the file -----------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_several_processes_as_one() -> None:
 def test_the_file_follows_the_process(tmp_path: Path) -> None:
     """It is there before the work begins, is replaced as a whole, and says when all is over."""
     path = tmp_path / "live.json"
-    now = Snapshot(State.HEALTHY, "", 3, 1)
+    now = Snapshot(LivenessState.HEALTHY, "", 3, 1)
     with liveness_file(path, "orders", lambda: now):
         is_live, shape = read_liveness(path)
         assert is_live
@@ -200,7 +200,7 @@ class Probe:
     """A served snapshot that a test may change."""
 
     def __init__(self) -> None:
-        self.snapshot = Snapshot(State.HEALTHY)
+        self.snapshot = Snapshot(LivenessState.HEALTHY)
         self.port = 0
 
     def ask(self, path: str, method: str = "GET") -> tuple[int, dict[str, object]]:
@@ -226,14 +226,14 @@ def probe() -> Iterator[Probe]:
 @pytest.mark.parametrize(
     ("state", "live", "ready"),
     [
-        (State.STARTING, 200, 503),
-        (State.HEALTHY, 200, 200),
-        (State.STALLED, 503, 503),
-        (State.STOPPING, 200, 503),
-        (State.STOPPED, 503, 503),
+        (LivenessState.STARTING, 200, 503),
+        (LivenessState.HEALTHY, 200, 200),
+        (LivenessState.STALLED, 503, 503),
+        (LivenessState.STOPPING, 200, 503),
+        (LivenessState.STOPPED, 503, 503),
     ],
 )
-def test_probes(probe: Probe, state: State, live: int, ready: int) -> None:
+def test_probes(probe: Probe, state: LivenessState, live: int, ready: int) -> None:
     """A process that drains is alive and takes no work."""
     probe.snapshot = Snapshot(state, "because", 1, 2)
     told = {"status": state.value, "reason": "because", "in_flight": 1, "abandoned": 2}
@@ -258,7 +258,7 @@ def test_a_crowd_is_turned_away() -> None:
     def snapshot() -> Snapshot:
         inside.release()
         may_go.wait(10)
-        return Snapshot(State.HEALTHY)
+        return Snapshot(LivenessState.HEALTHY)
 
     with probe_server("127.0.0.1", 0, snapshot) as port:
         crowd = [connect(port) for _ in range(MAX_CONNECTIONS)]
@@ -279,7 +279,7 @@ def test_a_crowd_is_turned_away() -> None:
 )
 def test_clients_who_say_nothing_keep_nobody_out(probe: Probe, half: bytes, every: int) -> None:
     """Twice as many connections as there may be, silent or with half a head: it answers at once."""
-    probe.snapshot = Snapshot(State.HEALTHY)
+    probe.snapshot = Snapshot(LivenessState.HEALTHY)
     silent = [
         socket.create_connection(("127.0.0.1", probe.port)) for _ in range(2 * MAX_CONNECTIONS)
     ]
@@ -346,7 +346,7 @@ def test_the_file_is_private_and_writes_through_no_link(tmp_path: Path) -> None:
     path.symlink_to(victim)
     (tmp_path / f".live.{os.getpid()}").symlink_to(victim)
     assert read_liveness(path)[0] is False, "a link is not read either"
-    with liveness_file(path, "orders", lambda: Snapshot(State.HEALTHY)):
+    with liveness_file(path, "orders", lambda: Snapshot(LivenessState.HEALTHY)):
         assert path.lstat().st_mode & 0o7777 == 0o600
         assert stat.S_ISREG(path.lstat().st_mode)
     assert victim.read_text() == "precious"

@@ -15,9 +15,9 @@ import pytest
 
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.imports import load
-from ergon_framework.app.liveness import Liveness, State
+from ergon_framework.app.liveness import Liveness, LivenessState
 from ergon_framework.app.liveness_outputs import LivenessOutputs
-from ergon_framework.app.outcome import Outcome
+from ergon_framework.app.outcome import RunOutcome
 from ergon_framework.app.run import Run, run_here, run_task
 from ergon_framework.app.signals import Shutdown, SignalListener, exit_within
 from ergon_framework.errors import ErgonError
@@ -32,7 +32,7 @@ SOURCE = """
 QUIET = LivenessOutputs()
 
 
-def run(workplace: Workplace, text: str, target: str = "shop:Orders") -> Outcome:
+def run(workplace: Workplace, text: str, target: str = "shop:Orders") -> RunOutcome:
     """The outcome of a task in a module of this text."""
     workplace.module(text)
     with Shutdown() as shutdown:
@@ -379,7 +379,7 @@ def test_the_ear_hears_although_a_loop_took_the_descriptor() -> None:
 def test_liveness_of_a_run(workplace: Workplace, prefix: str) -> None:
     """The notices of the engine make it healthy; after the run it is stopped and forgotten."""
     word = "async def" if prefix else "def"
-    states: list[State] = []
+    states: list[LivenessState] = []
     workplace.module(
         f"""
 STATES = []
@@ -395,8 +395,8 @@ class Orders({prefix}ConsumerTask):
     load("shop:STATES").append(lambda: states.append(liveness.snapshot().state))
     with Shutdown() as shutdown:
         run_task(wiring, shutdown, liveness)
-    assert states == [State.HEALTHY] * 3
-    assert liveness.snapshot().state is State.STOPPED
+    assert states == [LivenessState.HEALTHY] * 3
+    assert liveness.snapshot().state is LivenessState.STOPPED
 
 
 def test_publication_of_a_run(workplace: Workplace, tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from ergon_framework.app.console import ExitCode
-from ergon_framework.app.liveness import Snapshot, State
+from ergon_framework.app.liveness import LivenessState, Snapshot
 from ergon_framework.app.processes import WorkersOutcome
 from ergon_framework.app.supervisor import (
     KILL_AFTER,
-    Ended,
     Event,
     Heartbeat,
-    Signalled,
+    SignalReceived,
     Supervisor,
+    WorkerEnded,
     worker_specs,
 )
 from ergon_framework.core.restart import (
@@ -56,7 +56,7 @@ class Stage(SimpleQueue[Event]):
         self.children: list[tuple[float, int, PlayedChild]] = []
 
     def get(self, block: bool = True, timeout: float | None = None) -> Event:
-        is_signal = bool(self.script) and isinstance(self.script[0], Signalled)
+        is_signal = bool(self.script) and isinstance(self.script[0], SignalReceived)
         if timeout is not None and not is_signal:
             self.time += timeout
             raise Empty
@@ -119,14 +119,14 @@ def test_restarts_back_off_and_end() -> None:
 
 def test_all_done() -> None:
     """Every worker ended well: so did the run."""
-    stage = Stage(Ended(1, 0), Ended(0, 0))
+    stage = Stage(WorkerEnded(1, 0), WorkerEnded(0, 0))
     assert stage.supervise(2).run() is ExitCode.DONE
     assert stage.starts == [(0.0, 0), (0.0, 1)]
 
 
 def test_only_the_dead_one_is_started_again() -> None:
     """After its backoff, while the other one goes on."""
-    stage = Stage(Ended(0, -9), Ended(0, 0), Ended(1, 0))
+    stage = Stage(WorkerEnded(0, -9), WorkerEnded(0, 0), WorkerEnded(1, 0))
     supervisor = stage.supervise(2)
     assert supervisor.run() is ExitCode.DONE
     assert stage.starts == [(0.0, 0), (0.0, 1), (0.5, 0)]
@@ -135,7 +135,7 @@ def test_only_the_dead_one_is_started_again() -> None:
 
 def test_one_that_keeps_dying_ends_them_all() -> None:
     """The others are asked to stop, and the run has failed."""
-    stage = Stage(*[Ended(0, 1)] * 4, Ended(1, 143))
+    stage = Stage(*[WorkerEnded(0, 1)] * 4, WorkerEnded(1, 143))
     supervisor = stage.supervise(2)
     assert supervisor.run() is ExitCode.FAILED
     assert supervisor.reason is not None
@@ -152,11 +152,11 @@ def _told(message: str) -> dict[str, Any]:
 def test_what_was_overcome_is_not_what_it_ended_with() -> None:
     """One was started again and stopped well, the other waited for its start."""
     stage = Stage(
-        Ended(0, 1, _told("the store is away")),
+        WorkerEnded(0, 1, _told("the store is away")),
         Heartbeat(0, Snapshot()),
-        Ended(1, 1, _told("no such folder")),
-        Signalled(signal.SIGTERM),
-        Ended(0, 143),
+        WorkerEnded(1, 1, _told("no such folder")),
+        SignalReceived(signal.SIGTERM),
+        WorkerEnded(0, 143),
     )
     supervisor = stage.supervise(2)
     code = supervisor.run()
@@ -168,7 +168,7 @@ def test_what_was_overcome_is_not_what_it_ended_with() -> None:
 
 def test_a_refusal_ends_them_all() -> None:
     """What one worker refuses, the next would refuse as well."""
-    stage = Stage(Ended(0, 2), Ended(1, 143))
+    stage = Stage(WorkerEnded(0, 2), WorkerEnded(1, 143))
     supervisor = stage.supervise(2)
     assert supervisor.run() is ExitCode.REFUSED
     assert supervisor.reason is not None
@@ -178,7 +178,7 @@ def test_a_refusal_ends_them_all() -> None:
 def test_a_refusal_that_is_told_is_reason_enough() -> None:
     """The worker's own words say it better than its supervisor could."""
     refusal = {"error": {"message": "no such task"}, "report": None}
-    supervisor = Stage(Ended(0, 2, refusal)).supervise(1)
+    supervisor = Stage(WorkerEnded(0, 2, refusal)).supervise(1)
     assert supervisor.run() is ExitCode.REFUSED
     assert supervisor.reason is None
 
@@ -186,7 +186,7 @@ def test_a_refusal_that_is_told_is_reason_enough() -> None:
 def test_the_reason_tells_how_the_worker_ended() -> None:
     """The last ends stay with it, each with what the worker told."""
     told = {"error": {"message": "no hope"}, "report": None}
-    supervisor = Stage(Ended(0, -11), *[Ended(0, 1, told)] * 3).supervise(1)
+    supervisor = Stage(WorkerEnded(0, -11), *[WorkerEnded(0, 1, told)] * 3).supervise(1)
     supervisor.run()
     assert supervisor.reason is not None
     assert supervisor.reason.details == {
@@ -198,7 +198,7 @@ def test_the_reason_tells_how_the_worker_ended() -> None:
 def test_a_run_with_defects_has_failed_without_a_restart() -> None:
     """A worker that came to its end with code 1 is not started again."""
     outcome = {"is_complete": True, "error": None, "report": None}
-    stage = Stage(Ended(0, 1, outcome))
+    stage = Stage(WorkerEnded(0, 1, outcome))
     assert stage.supervise(1).run() is ExitCode.FAILED
     assert len(stage.starts) == 1
 
@@ -207,11 +207,11 @@ def test_a_run_with_defects_has_failed_without_a_restart() -> None:
 def test_two_signals_are_forwarded_and_the_third_kills() -> None:
     """Workers tell the first two apart by themselves; nobody is started again."""
     stage = Stage(
-        Ended(0, -9),
-        Signalled(signal.SIGINT),
-        Signalled(signal.SIGTERM),
-        Signalled(signal.SIGTERM),
-        Ended(1, -9),
+        WorkerEnded(0, -9),
+        SignalReceived(signal.SIGINT),
+        SignalReceived(signal.SIGTERM),
+        SignalReceived(signal.SIGTERM),
+        WorkerEnded(1, -9),
     )
     assert stage.supervise(2).run() is ExitCode.INTERRUPTED
     assert stage.children[1][2].done == [signal.SIGINT, signal.SIGTERM, "kill"]
@@ -222,7 +222,9 @@ def test_two_signals_are_forwarded_and_the_third_kills() -> None:
 @pytest.mark.req("T3.30")
 def test_who_outlives_the_second_signal_is_killed() -> None:
     """A worker has its own time to be cut off and to report, and then a little more."""
-    stage = Stage(Signalled(signal.SIGTERM), Signalled(signal.SIGTERM), Ended(0, -9))
+    stage = Stage(
+        SignalReceived(signal.SIGTERM), SignalReceived(signal.SIGTERM), WorkerEnded(0, -9)
+    )
     assert stage.supervise(1).run() is ExitCode.TERMINATED
     assert stage.children[0][2].done == [signal.SIGTERM, signal.SIGTERM, "kill"]
     assert stage.time == KILL_AFTER
@@ -233,7 +235,11 @@ def test_who_ends_after_the_second_signal_is_not_killed() -> None:
     stage = Stage()
     supervisor = stage.supervise(1)
     supervisor._start_due()
-    for event in (Signalled(signal.SIGTERM), Signalled(signal.SIGTERM), Ended(0, 143)):
+    for event in (
+        SignalReceived(signal.SIGTERM),
+        SignalReceived(signal.SIGTERM),
+        WorkerEnded(0, 143),
+    ):
         supervisor._take(event)
     assert supervisor.run() is ExitCode.TERMINATED
     assert stage.children[0][2].done == [signal.SIGTERM, signal.SIGTERM]
@@ -241,14 +247,14 @@ def test_who_ends_after_the_second_signal_is_not_killed() -> None:
 
 def test_a_signal_after_giving_up_is_the_second_stop() -> None:
     """The workers were asked to stop before: now they are cut off, and the verdict stays."""
-    stage = Stage(Ended(0, 2), Signalled(signal.SIGINT), Ended(1, 143))
+    stage = Stage(WorkerEnded(0, 2), SignalReceived(signal.SIGINT), WorkerEnded(1, 143))
     assert stage.supervise(2).run() is ExitCode.REFUSED
     assert stage.children[1][2].done == [signal.SIGTERM, signal.SIGINT, "kill"]
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
     """A lack of processes may pass; it counts like a death."""
-    stage = Stage(Ended(0, 0))
+    stage = Stage(WorkerEnded(0, 0))
     refusals = [OSError("no more processes")]
 
     def start(worker: int) -> PlayedChild:
@@ -266,17 +272,17 @@ def test_how_the_workers_are() -> None:
     """As the worst of them; one that says nothing for long is stalled; stopping is stopping."""
     stage = Stage()
     supervisor = stage.supervise(2, has_beats=True)
-    assert supervisor.snapshot().state is State.STARTING
+    assert supervisor.snapshot().state is LivenessState.STARTING
     supervisor._start_due()
     for worker in range(2):
-        supervisor._take(Heartbeat(worker, Snapshot(State.HEALTHY, in_flight=2)))
-    assert supervisor.snapshot() == Snapshot(State.HEALTHY, in_flight=4)
-    supervisor._take(Heartbeat(1, Snapshot(State.STALLED, "hangs", abandoned=1)))
-    assert supervisor.snapshot() == Snapshot(State.STALLED, "hangs", 2, 1)
-    supervisor._take(Heartbeat(1, Snapshot(State.HEALTHY)))
-    supervisor._take(Ended(0, 0))
-    assert supervisor.snapshot().state is State.HEALTHY
+        supervisor._take(Heartbeat(worker, Snapshot(LivenessState.HEALTHY, in_flight=2)))
+    assert supervisor.snapshot() == Snapshot(LivenessState.HEALTHY, in_flight=4)
+    supervisor._take(Heartbeat(1, Snapshot(LivenessState.STALLED, "hangs", abandoned=1)))
+    assert supervisor.snapshot() == Snapshot(LivenessState.STALLED, "hangs", 2, 1)
+    supervisor._take(Heartbeat(1, Snapshot(LivenessState.HEALTHY)))
+    supervisor._take(WorkerEnded(0, 0))
+    assert supervisor.snapshot().state is LivenessState.HEALTHY
     stage.time += 31.0
-    assert supervisor.snapshot() == Snapshot(State.STALLED, "worker 1 is silent")
-    supervisor._take(Signalled(signal.SIGTERM))
-    assert supervisor.snapshot().state is State.STOPPING
+    assert supervisor.snapshot() == Snapshot(LivenessState.STALLED, "worker 1 is silent")
+    supervisor._take(SignalReceived(signal.SIGTERM))
+    assert supervisor.snapshot().state is LivenessState.STOPPING

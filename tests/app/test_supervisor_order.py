@@ -10,12 +10,12 @@ import pytest
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.supervisor import (
     LATE_AFTER,
-    Ended,
     Event,
     ProcessSpec,
-    Ready,
-    Signalled,
+    SignalReceived,
     Supervisor,
+    WorkerEnded,
+    WorkerReady,
 )
 from tests.app.test_supervisor import RULE, Stage
 
@@ -36,7 +36,7 @@ class Patient(Stage):
 
     def get(self, block: bool = True, timeout: float | None = None) -> Event:
         event = self.script[0] if self.script else None
-        if isinstance(event, Ended) and self.count(event.worker) <= self.ended(event.worker):
+        if isinstance(event, WorkerEnded) and self.count(event.worker) <= self.ended(event.worker):
             assert timeout is not None, "the supervisor waits for ever"
             self.time += timeout
             raise Empty
@@ -50,7 +50,7 @@ class Patient(Stage):
 
     def ended(self, worker: int) -> int:
         """How often it has ended."""
-        return sum(isinstance(each, Ended) and each.worker == worker for each in self.past)
+        return sum(isinstance(each, WorkerEnded) and each.worker == worker for each in self.past)
 
 
 class Play:
@@ -74,14 +74,14 @@ class Play:
         return [child.done for _, number, child in self.stage.children if number == worker][-1]
 
 
-STOP = Signalled(signal.SIGTERM)
-UP = (Ready(ZONE, "listen=here"), Ready(WORKER))
-DOWN = (Ended(TASK, 143), Ended(WORKER, 0), Ended(ZONE, 0))
+STOP = SignalReceived(signal.SIGTERM)
+UP = (WorkerReady(ZONE, "listen=here"), WorkerReady(WORKER))
+DOWN = (WorkerEnded(TASK, 143), WorkerEnded(WORKER, 0), WorkerEnded(ZONE, 0))
 
 
 def test_tasks_wait_for_the_others() -> None:
     """Until each of them is ready; what happens is told in lines."""
-    play = Play(*UP, Ready(TASK), STOP, *DOWN)
+    play = Play(*UP, WorkerReady(TASK), STOP, *DOWN)
     assert play.supervisor.run() is ExitCode.TERMINATED
     assert play.stage.starts == [(0.0, ZONE), (0.0, WORKER), (0.0, TASK)]
     assert play.lines == [
@@ -96,7 +96,7 @@ def test_tasks_wait_for_the_others() -> None:
 
 def test_they_do_not_wait_for_ever() -> None:
     """One that never says it is ready holds up nobody for long."""
-    play = Play(Ready(ZONE))
+    play = Play(WorkerReady(ZONE))
     supervisor = play.supervisor
     supervisor._start_due()
     assert len(play.stage.starts) == 2
@@ -126,7 +126,9 @@ def test_each_is_asked_to_stop_when_those_before_it_are_over() -> None:
 
 def test_the_second_signal_kills_everybody() -> None:
     """Whoever is impatient is understood."""
-    play = Play(*UP, STOP, STOP, Ended(TASK, -9), Ended(WORKER, -9), Ended(ZONE, -9))
+    play = Play(
+        *UP, STOP, STOP, WorkerEnded(TASK, -9), WorkerEnded(WORKER, -9), WorkerEnded(ZONE, -9)
+    )
     assert play.supervisor.run() is ExitCode.TERMINATED
     assert play.done_to(TASK) == [signal.SIGTERM, "kill"]
     assert play.done_to(ZONE) == ["kill"]
@@ -134,25 +136,30 @@ def test_the_second_signal_kills_everybody() -> None:
 
 def test_the_first_signal_after_a_give_up_is_the_first() -> None:
     """All parts are on their way out then; only a second one kills them."""
-    refused = (*UP, Ended(TASK, 2), STOP)
-    play = Play(*refused, Ended(WORKER, 0), Ended(ZONE, 0))
+    refused = (*UP, WorkerEnded(TASK, 2), STOP)
+    play = Play(*refused, WorkerEnded(WORKER, 0), WorkerEnded(ZONE, 0))
     assert play.supervisor.run() is ExitCode.REFUSED
     assert [play.done_to(each) for each in (WORKER, ZONE)] == [[signal.SIGTERM]] * 2
-    impatient = Play(*refused, STOP, Ended(WORKER, -9), Ended(ZONE, -9))
+    impatient = Play(*refused, STOP, WorkerEnded(WORKER, -9), WorkerEnded(ZONE, -9))
     assert impatient.supervisor.run() is ExitCode.REFUSED
     assert impatient.done_to(ZONE) == ["kill"]
 
 
 def test_a_stop_before_all_are_started_starts_no_more() -> None:
     """Nobody begins in order to end."""
-    play = Play(Ready(ZONE), Signalled(signal.SIGINT), Ended(WORKER, 0), Ended(ZONE, 0))
+    play = Play(
+        WorkerReady(ZONE),
+        SignalReceived(signal.SIGINT),
+        WorkerEnded(WORKER, 0),
+        WorkerEnded(ZONE, 0),
+    )
     assert play.supervisor.run() is ExitCode.INTERRUPTED
     assert [worker for _, worker in play.stage.starts] == [ZONE, WORKER]
 
 
 def test_what_has_no_end_is_started_again_after_any() -> None:
     """Also after a good one that nobody asked for; a task that is done is done."""
-    play = Play(*UP, Ended(TASK, 0), Ended(ZONE, 0), STOP, Ended(WORKER, 0))
+    play = Play(*UP, WorkerEnded(TASK, 0), WorkerEnded(ZONE, 0), STOP, WorkerEnded(WORKER, 0))
     assert play.supervisor.run() is ExitCode.TERMINATED
     assert "ended tasks.orders with code 0" in play.lines
     assert "ended zones.plant with code 0; started again in 0.5 s" in play.lines
@@ -161,7 +168,7 @@ def test_what_has_no_end_is_started_again_after_any() -> None:
 
 def test_one_that_keeps_dying_ends_them_all_in_order() -> None:
     """The others are stopped as by a signal, and the reason names the part."""
-    play = Play(*UP, *[Ended(WORKER, 1)] * 4, Ended(TASK, 143), Ended(ZONE, 0))
+    play = Play(*UP, *[WorkerEnded(WORKER, 1)] * 4, WorkerEnded(TASK, 143), WorkerEnded(ZONE, 0))
     assert play.supervisor.run() is ExitCode.FAILED
     reason = play.supervisor.reason
     assert reason is not None

@@ -17,7 +17,7 @@ import pytest
 from ergon_framework.cli import invoke
 from ergon_framework.cli.tail import _follow, instant_of
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.journal import Entry, Wanted
+from ergon_framework.ports.journal import JournalEntry, JournalQuery
 from ergon_framework.storage.journal import SqliteJournal
 from tests.app.workplace import Workplace
 
@@ -27,10 +27,10 @@ WAIT = 60.0
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def entry(name: str, **more: Any) -> Entry:
+def entry(name: str, **more: Any) -> JournalEntry:
     """Something that was told just now."""
     shape = {"at": time.time(), "source": "worker w1", **more}
-    return Entry(name=name, **shape)
+    return JournalEntry(name=name, **shape)
 
 
 @pytest.fixture
@@ -70,7 +70,9 @@ def test_what_does_not_match_is_looked_at_once(
     looks: list[int] = []
     read = SqliteJournal.read
 
-    def counted(self: SqliteJournal, wanted: Wanted, after: int = 0, limit: int = 1) -> list[Entry]:
+    def counted(
+        self: SqliteJournal, wanted: JournalQuery, after: int = 0, limit: int = 1
+    ) -> list[JournalEntry]:
         looks.append(after)
         return read(self, wanted, after, limit)
 
@@ -86,7 +88,7 @@ def test_what_does_not_match_is_looked_at_once(
 
     monkeypatch.setattr(SqliteJournal, "read", counted)
     monkeypatch.setattr(told, "subscribe", Rung)
-    found = next(_follow(told, Wanted(names=("worker",)), 0))
+    found = next(_follow(told, JournalQuery(names=("worker",)), 0))
     assert (found.name, found.number) == ("worker.died", 5)
     assert looks == [0, 4]
 

@@ -27,7 +27,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Held
 from ergon_framework.core.limits import Window
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.ports.journal import Entry
+from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.providerstore import AttemptRow, DeadLetter, LaneKey, RecordBatch
 from ergon_framework.providers.stores import open_store
 from ergon_framework.storage.journal import SqliteJournal
@@ -173,7 +173,7 @@ def test_an_id_of_several_things(why: Why) -> None:
         ended = {"ending": "parked", "task": "Orders"}
         journal.write(
             [
-                Entry(
+                JournalEntry(
                     at=time.time(),
                     name="transaction.ended",
                     source="task orders",
@@ -258,7 +258,9 @@ def test_a_transaction_that_waits(why: Why) -> None:
     failure = {"kind": "transient", "code": "error", "message": "again."}
     fields = {"task": "Orders", "phase": "process", "delay": 90.0, "failure": failure}
     with SqliteJournal("ergon-journal.db") as journal:
-        told = Entry(at=time.time(), name="retry.scheduled", source="x", unit="t1", fields=fields)
+        told = JournalEntry(
+            at=time.time(), name="retry.scheduled", source="x", unit="t1", fields=fields
+        )
         journal.write([told] * 15)
     shape = why("t1", "--json").json
     assert shape["status"] == "retrying"
@@ -302,7 +304,7 @@ def test_a_parked_transaction(why: Why) -> None:
     ended = {"task": "Orders", "ending": "parked", "failure": held}
     with SqliteJournal("ergon-journal.db") as journal:
         for name, fields in (("attempt.ended", attempt), ("transaction.ended", ended)):
-            told = Entry(at=time.time(), name=name, source="x", unit="t1", fields=fields)
+            told = JournalEntry(at=time.time(), name=name, source="x", unit="t1", fields=fields)
             journal.write([told])
     told = why("t1", "--json").json["why"]
     assert told[0] == "It was parked in task Orders, since a gate was closed: circuit_open."
@@ -322,9 +324,9 @@ def test_the_last_word_of_many_is_the_last(why: Why) -> None:
     parked = {"task": "Orders", "ending": "parked"}
     failed = {"task": "Orders", "ending": "failed", "failure": {"code": "ValueError"}}
 
-    def ended(fields: dict[str, Any]) -> Entry:
+    def ended(fields: dict[str, Any]) -> JournalEntry:
         at = time.time()  # what is old would be swept
-        return Entry(at=at, name="transaction.ended", source="x", unit="t1", fields=fields)
+        return JournalEntry(at=at, name="transaction.ended", source="x", unit="t1", fields=fields)
 
     with SqliteJournal("ergon-journal.db") as journal:
         journal.write([ended(parked)] * 1200)
@@ -367,7 +369,11 @@ def test_a_job_that_is_gone(why: Why) -> None:
         failure = {"code": "handler_error", "message": "no good"}
         fields = {"failure": failure, "attempt": 3}
         journal.write(
-            [Entry(at=time.time(), name="job.dead_lettered", source="w", unit="j", fields=fields)]
+            [
+                JournalEntry(
+                    at=time.time(), name="job.dead_lettered", source="w", unit="j", fields=fields
+                )
+            ]
         )
     shape = why("j", "--json").json
     assert (shape["kind"], shape["status"]) == ("job", "gone")
@@ -536,7 +542,11 @@ def test_a_refused_fact(why: Why) -> None:
     with SqliteJournal("ergon-journal.db") as journal:
         fields = {"code": "invalid_argument", "why": "field_missing"}
         journal.write(
-            [Entry(at=time.time(), name="fact.refused", source="z", unit="m-7", fields=fields)]
+            [
+                JournalEntry(
+                    at=time.time(), name="fact.refused", source="z", unit="m-7", fields=fields
+                )
+            ]
         )
     shape = why("m-7", "--json").json
     assert (shape["kind"], shape["status"]) == ("fact", "refused")

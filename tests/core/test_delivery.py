@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.engine.intake import Delivery, Reader
+from ergon_framework.engine.intake import BatchReader, FetchResult
 from ergon_framework.errors import FetchException
 from ergon_framework.ports.transaction import Transaction
 
@@ -20,10 +20,10 @@ class Special(Transaction):
     """A connector's own kind of transaction."""
 
 
-def read(answer: object) -> Delivery:
+def read(answer: object) -> FetchResult:
     """What a connector's answer is read as."""
-    delivery = Delivery(5)
-    assert Reader(lambda _: answer).read(5, delivery) is delivery
+    delivery = FetchResult(5)
+    assert BatchReader(lambda _: answer).read(5, delivery) is delivery
     assert delivery.requested == 5
     return delivery
 
@@ -38,7 +38,7 @@ def failing(error: BaseException, *first: object) -> Iterator[object]:
 @pytest.mark.parametrize("answer", [None, [], (), iter(()), deque()])
 def test_nothing_is_an_empty_delivery(answer: object) -> None:
     """None counts as empty, and so does every empty iterable."""
-    assert read(answer) == Delivery(5)
+    assert read(answer) == FetchResult(5)
 
 
 @pytest.mark.req("T3.9", "RFC-004:13.2a")
@@ -46,7 +46,7 @@ def test_nothing_is_an_empty_delivery(answer: object) -> None:
 def test_order_and_number_are_the_connector_s(kind: type) -> None:
     """What is all there is taken, in its order, without dropping repeats or a surplus."""
     six = [C, A, B, A, C, C]
-    assert read(kind(six)) == Delivery(5, six)
+    assert read(kind(six)) == FetchResult(5, six)
 
 
 @pytest.mark.req("RFC-004:13.2a")
@@ -75,16 +75,16 @@ def test_a_list_is_read_like_any_other_iterable(answer: list[object]) -> None:
 def test_a_transaction_of_a_derived_class_is_a_transaction() -> None:
     """Alone and among others."""
     special = Special("t9")
-    assert read([special]) == Delivery(5, [special])
-    assert read([A, special, B]) == Delivery(5, [A, special, B])
+    assert read([special]) == FetchResult(5, [special])
+    assert read([A, special, B]) == FetchResult(5, [A, special, B])
 
 
 @pytest.mark.req("T3.9", "RFC-004:13.2a")
 def test_an_iterator_is_read_as_far_as_was_asked_for() -> None:
     """What goes on is gone on with before the source is asked again; nothing is dropped."""
     given = iter([iter([A, B, C, A, B]), iter([C])])
-    reader = Reader(lambda _: next(given))
-    batches = [reader.read(2, Delivery(2)).transactions for _ in range(4)]
+    reader = BatchReader(lambda _: next(given))
+    batches = [reader.read(2, FetchResult(2)).transactions for _ in range(4)]
     assert batches == [[A, B], [C, A], [B], [C]]
     assert not reader.is_open
 
@@ -98,7 +98,7 @@ def test_a_generator_that_ends_in_time_has_run_to_its_end() -> None:
         yield from (A, B)
         done.append("committed")
 
-    assert Reader(lambda _: rows()).read(2, Delivery(2)).transactions == [A, B]
+    assert BatchReader(lambda _: rows()).read(2, FetchResult(2)).transactions == [A, B]
     assert done == ["committed"]
 
 
@@ -114,7 +114,7 @@ def test_a_generator_is_used_up_once() -> None:
 def test_what_a_generator_gave_before_it_raised_is_kept() -> None:
     """The error is told as it is; asking again may help."""
     error = ConnectionError("gone")
-    assert read(failing(error, A, B)) == Delivery(5, [A, B], error)
+    assert read(failing(error, A, B)) == FetchResult(5, [A, B], error)
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), GeneratorExit(), KeyboardInterrupt()])

@@ -13,7 +13,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import End, Ending
 from ergon_framework.core.loop import StopReason
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import Tally
+from ergon_framework.engine.run import OutcomeCounts
 
 NAMES = (
     "succeeded",
@@ -157,10 +157,10 @@ def test_its_text_does_not_name_every_id() -> None:
 @given(st.lists(endings, max_size=12), st.integers(0, 12))
 def test_every_ending_is_counted_exactly_once(ends: list[End], cut: int) -> None:
     """The counts are disjoint, whoever counted, and a failed handler is counted beside them."""
-    tallies = Tally(), Tally()
+    tallies = OutcomeCounts(), OutcomeCounts()
     for position, end in enumerate(ends):
         tallies[position >= cut].count(end)
-    total = Tally()
+    total = OutcomeCounts()
     for tally in tallies:
         total.add(tally)
     assert total.ended == len(ends)

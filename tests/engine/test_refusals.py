@@ -19,7 +19,7 @@ from ergon_framework.core.lifecycle import (
     advance,
     deadline,
 )
-from ergon_framework.engine.intake import Delivery, Reader
+from ergon_framework.engine.intake import BatchReader, FetchResult
 from ergon_framework.errors import (
     ExceptionType,
     FetchException,
@@ -221,10 +221,10 @@ def test_nonsense_is_not_forgotten_when_the_generator_raises_afterwards() -> Non
         yield 7
         raise last
 
-    first = Reader(lambda _: odd(ConnectionError("gone"))).read(2, Delivery(2))
+    first = BatchReader(lambda _: odd(ConnectionError("gone"))).read(2, FetchResult(2))
     assert first.is_defect
     assert "item 0" in str(first.error)
-    second = Reader(lambda _: odd(KeyboardInterrupt())).read(2, Delivery(2))
+    second = BatchReader(lambda _: odd(KeyboardInterrupt())).read(2, FetchResult(2))
     assert isinstance(second.error, KeyboardInterrupt)
 
 

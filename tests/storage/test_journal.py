@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
-from ergon_framework.ports.journal import Entry, Journal, SpanRecord, Wanted
+from ergon_framework.ports.journal import Journal, JournalEntry, JournalQuery, SpanRecord
 from ergon_framework.storage.journal import SqliteJournal
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def entry(name: str = "job.retrying", at: float = 100.0, **more: object) -> Entry:
+def entry(name: str = "job.retrying", at: float = 100.0, **more: object) -> JournalEntry:
     """An entry with as little said as possible."""
-    return Entry(at=at, name=name, source=str(more.pop("source", "worker w1")), **more)  # type: ignore[arg-type]
+    return JournalEntry(at=at, name=name, source=str(more.pop("source", "worker w1")), **more)  # type: ignore[arg-type]
 
 
 def span(span_id: str, began_at: float, **more: object) -> SpanRecord:
@@ -43,28 +43,28 @@ def journal(path: Path) -> Iterator[SqliteJournal]:
 
 def names(journal: Journal, **wanted: object) -> list[str]:
     """The names of the entries that match."""
-    return [each.name for each in journal.read(Wanted(**wanted))]  # type: ignore[arg-type]
+    return [each.name for each in journal.read(JournalQuery(**wanted))]  # type: ignore[arg-type]
 
 
 def test_entries_come_back_as_they_were_told(journal: SqliteJournal) -> None:
     """Every field survives, in the order of writing, with growing numbers."""
     journal.write([entry(unit="j1", trace_id=TRACE, fields={"delay": 2.5, "why": None})])
     journal.write([entry("worker.stopped")])
-    first, second = journal.read(Wanted())
+    first, second = journal.read(JournalQuery())
     assert first == entry(
         unit="j1", trace_id=TRACE, fields={"delay": 2.5, "why": None}, number=first.number
     )
     assert second.number > first.number
     assert journal.last() == second.number
-    assert journal.read(Wanted(), after=first.number) == [second]
-    assert journal.read(Wanted(), limit=1) == [first]
+    assert journal.read(JournalQuery(), after=first.number) == [second]
+    assert journal.read(JournalQuery(), limit=1) == [first]
 
 
 def test_nothing_written_is_nothing_there(journal: SqliteJournal) -> None:
     """An empty journal has the last number 0, and writing nothing changes nothing."""
     journal.write([])
     assert journal.last() == 0
-    assert journal.read(Wanted()) == []
+    assert journal.read(JournalQuery()) == []
     assert journal.traces_of("") == []
 
 
@@ -92,8 +92,8 @@ def test_filters_must_all_match(journal: SqliteJournal) -> None:
 def test_the_newest_are_the_last(journal: SqliteJournal) -> None:
     """In their order, and only of what is wanted."""
     journal.write([entry(unit=f"j{n % 2}", at=float(n)) for n in range(10)])
-    assert [each.at for each in journal.newest(Wanted(unit="j1"), 2)] == [7.0, 9.0]
-    assert len(journal.newest(Wanted())) == 10
+    assert [each.at for each in journal.newest(JournalQuery(unit="j1"), 2)] == [7.0, 9.0]
+    assert len(journal.newest(JournalQuery())) == 10
 
 
 def test_a_trace_is_read_by_its_beginning(journal: SqliteJournal) -> None:
@@ -119,7 +119,7 @@ def test_the_old_goes(journal: SqliteJournal) -> None:
     """Rows older than they may be are dropped, entries and spans alike."""
     journal.write([entry(at=10), entry(at=60)], [span("a" * 16, 10.0), span("b" * 16, 60.0)])
     assert journal.sweep(keep=50, most=1000) == 2
-    assert [each.at for each in journal.read(Wanted())] == [60]
+    assert [each.at for each in journal.read(JournalQuery())] == [60]
     assert [each.began_at for each in journal.trace(TRACE)] == [60]
 
 
@@ -127,10 +127,10 @@ def test_the_surplus_goes_and_numbers_are_not_given_again(journal: SqliteJournal
     """Only so many rows stay; a reader who goes on after the last number misses nothing."""
     journal.write([entry(at=float(n)) for n in range(5000)])
     assert journal.sweep(keep=1e9, most=3) == 4997
-    assert [each.at for each in journal.read(Wanted())] == [4997, 4998, 4999]
+    assert [each.at for each in journal.read(JournalQuery())] == [4997, 4998, 4999]
     last = journal.last()
     journal.sweep(keep=-1e9, most=3)
-    assert journal.read(Wanted()) == []
+    assert journal.read(JournalQuery()) == []
     assert journal.last() == last
     journal.write([entry()])
     assert journal.last() == last + 1
@@ -141,7 +141,7 @@ def test_writers_sweep_by_themselves(path: Path) -> None:
     with SqliteJournal(path, most=100, clock=lambda: 100.0) as journal:
         for _ in range(10):
             journal.write([entry() for _ in range(500)])
-        assert len(journal.read(Wanted(), limit=10_000)) <= 100 + 2000
+        assert len(journal.read(JournalQuery(), limit=10_000)) <= 100 + 2000
 
 
 def test_a_bell_rings_at_a_write(journal: SqliteJournal, path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_reader_does_not_write(journal: SqliteJournal, path: Path) -> None:
     """What was opened for reading refuses to be written."""
     journal.write([entry()])
     with SqliteJournal(path, read_only=True) as reader:
-        assert len(reader.read(Wanted())) == 1
+        assert len(reader.read(JournalQuery())) == 1
         with pytest.raises(StoreError):
             reader.write([entry()])
 
@@ -215,6 +215,6 @@ def test_several_processes_write_at_once(path: Path) -> None:
     with SqliteJournal(path, read_only=True) as journal:
         assert journal.last() == 3 * 30 * 20
         for n in range(3):
-            told = [each.at for each in journal.read(Wanted(source=f"p{n}"), limit=5000)]
+            told = [each.at for each in journal.read(JournalQuery(source=f"p{n}"), limit=5000)]
             assert told == sorted(told)
             assert len(told) == 600

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.journal import Entry, SpanRecord, Wanted
+from ergon_framework.ports.journal import JournalEntry, JournalQuery, SpanRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.telemetry import journal as journalling
@@ -21,9 +21,9 @@ from ergon_framework.telemetry.journal import AT_ONCE, JournalListener, JournalW
 WAIT = 30.0
 
 
-def entry(number: int = 0) -> Entry:
+def entry(number: int = 0) -> JournalEntry:
     """Something to write."""
-    return Entry(at=1e9, name="job.late", source="test", fields={"n": number})
+    return JournalEntry(at=1e9, name="job.late", source="test", fields={"n": number})
 
 
 def span(span_id: str) -> SpanRecord:
@@ -43,7 +43,7 @@ class Held:
         self.error: Exception | None = None
         self.closed = 0
 
-    def write(self, entries: Sequence[Entry], spans: Sequence[SpanRecord] = ()) -> None:
+    def write(self, entries: Sequence[JournalEntry], spans: Sequence[SpanRecord] = ()) -> None:
         self.begun.release()
         assert self.let.acquire(timeout=WAIT)
         if self.error is not None:
@@ -78,7 +78,7 @@ def test_everything_told_is_written_in_order(tmp_path: Path) -> None:
     writer.keep(span("b" * 16))
     assert writer.flush(WAIT)
     with SqliteJournal(path, read_only=True) as journal:
-        told = journal.read(Wanted(), limit=10_000)
+        told = journal.read(JournalQuery(), limit=10_000)
         assert [each.fields["n"] for each in told] == list(range(3 * AT_ONCE))
         assert journal.trace("a" * 32) == [span("b" * 16)]
     writer.close()
@@ -188,7 +188,7 @@ def test_a_forked_child_writes_its_own(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     writer.close(WAIT)
     with SqliteJournal(path, read_only=True) as journal:
-        assert sorted(each.fields["n"] for each in journal.read(Wanted())) == [1, 2]
+        assert sorted(each.fields["n"] for each in journal.read(JournalQuery())) == [1, 2]
 
 
 # ---- the listener --------------------------------------------------------------------------------
@@ -198,9 +198,9 @@ class Kept:
     """A writer that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[JournalEntry] = []
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: JournalEntry) -> None:
         self.entries.append(entry)
 
 
@@ -229,7 +229,7 @@ def test_the_happy_path_is_left_out(kept: Kept) -> None:
     names = [each.name for each in kept.entries]
     assert names[:2] == ["job.late", "somebody.invented"]
     assert names[2:] == [each.name for each in told]
-    assert kept.entries[0] == Entry(at=7.0, name="job.late", source="worker w1", unit="j1")
+    assert kept.entries[0] == JournalEntry(at=7.0, name="job.late", source="worker w1", unit="j1")
 
 
 @pytest.mark.req("ONE:notices")

@@ -11,7 +11,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_s
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.journal import Entry
+from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.notice import CATALOGUE, Notice, Routine
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import add_listener, remove_listener
@@ -22,7 +22,7 @@ from tests.engine.colours import consume
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def flat(name: str, **fields: Any) -> Entry:
+def flat(name: str, **fields: Any) -> JournalEntry:
     """A notice as an entry."""
     return entry_of(Notice(name, 0.0, fields), "test", 5.0)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import LetterStatus, ProviderStore, StoredLetter
 
 
-def letter_shape(stored: StoredLetter, *, shows_payload: bool = False) -> dict[str, Any]:
+def letter_document(stored: StoredLetter, *, shows_payload: bool = False) -> dict[str, Any]:
     """A letter, what has become of it, and whether its call could be made again."""
     from ergon_framework.providers.delivery.dead_letters import letter_message, redrive_refusal
 
@@ -47,7 +47,7 @@ MOST = 100_000
 _TABLE = "provider_dead_letters"
 
 
-class Kind(StrEnum):
+class LetterKind(StrEnum):
     """What was given up."""
 
     JOB = "job"
@@ -55,26 +55,26 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class LetterStores:
     """Where jobs and letters are kept; a URL may hold a password, so none is shown."""
 
     jobs: str
     letters: tuple[str, ...]  # never empty; a provider may have a store of its own
 
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[LetterKind]:
         """What there is to look at. Without anything there are jobs, whose commands say so."""
         from ergon_framework.app.settings.stores import has_jobs
 
         kinds = set()
         if any(_has_letters(url) for url in self.letters):
-            kinds.add(Kind.PROVIDER)
-        if Kind.PROVIDER not in kinds or has_jobs(self.jobs):
-            kinds.add(Kind.JOB)
+            kinds.add(LetterKind.PROVIDER)
+        if LetterKind.PROVIDER not in kinds or has_jobs(self.jobs):
+            kinds.add(LetterKind.JOB)
         return frozenset(kinds)
 
-    def check(self, kinds: frozenset[Kind]) -> None:
+    def check(self, kinds: frozenset[LetterKind]) -> None:
         """Refuse files that are not there: who looks for what is dead makes none."""
-        urls = {Kind.JOB: (self.jobs,), Kind.PROVIDER: self.letters}
+        urls = {LetterKind.JOB: (self.jobs,), LetterKind.PROVIDER: self.letters}
         files = [file_of(url) for kind in sorted(kinds) for url in urls[kind]]
         if all(file is not None and not file.exists() for file in files):
             raise StoreUnavailableError(
@@ -95,7 +95,7 @@ def _has_letters(url: str) -> bool:
     return has_calls(url, _TABLE)
 
 
-def places(config: Path | None, url: str | None) -> Places:
+def letter_stores(config: Path | None, url: str | None) -> LetterStores:
     """As the options or the settings say: the stores of providers, or else that of jobs."""
     from ergon_framework.app.jobs import setup_of
     from ergon_framework.app.settings import load_settings
@@ -104,11 +104,11 @@ def places(config: Path | None, url: str | None) -> Places:
     settings = load_settings(config)
     jobs = setup_of(settings, url).url
     named = () if url else tuple(call_stores(settings).values())
-    return Places(jobs, named or (jobs,))
+    return LetterStores(jobs, named or (jobs,))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LetterFilter:
     """Which letters."""
 
     ids: tuple[str, ...] = ()
@@ -162,17 +162,17 @@ def waiting() -> tuple[LetterStatus, ...]:
 
 
 def letter_rows(
-    store: ProviderStore, wanted: Wanted, limit: int, *, as_json: bool
+    store: ProviderStore, wanted: LetterFilter, limit: int, *, as_json: bool
 ) -> list[dict[str, Any]]:
     """Letters for a listing: all of each for programs, one line of each for people."""
     found = wanted.of(store, waiting(), limit)
-    return [letter_shape(each) if as_json else _line(each) for each in found]
+    return [letter_document(each) if as_json else _line(each) for each in found]
 
 
 def _line(stored: StoredLetter) -> dict[str, Any]:
-    shape = letter_shape(stored)
+    shape = letter_document(stored)
     return {
-        "kind": Kind.PROVIDER.value,
+        "kind": LetterKind.PROVIDER.value,
         "id": shape["id"],
         "status": shape["status"],
         "handler": shape["task_name"],
@@ -183,7 +183,7 @@ def _line(stored: StoredLetter) -> dict[str, Any]:
     }
 
 
-def find_letter(where: Places, letter_id: str) -> StoredLetter:
+def find_letter(where: LetterStores, letter_id: str) -> StoredLetter:
     """One letter, whatever has become of it."""
     for store in where.opened():
         for found in store.letters(ids=(letter_id,), limit=1):
@@ -196,27 +196,29 @@ def find_letter(where: Places, letter_id: str) -> StoredLetter:
 
 
 @dataclass(slots=True)
-class Tally:
+class LetterCounts:
     """How many of the letters matched, were dealt with, and could not be."""
 
     matched: int = 0
     done: int = 0
     refused: int = 0
 
-    def __iadd__(self, other: Tally) -> Self:
+    def __iadd__(self, other: LetterCounts) -> Self:
         self.matched += other.matched
         self.done += other.done
         self.refused += other.refused
         return self
 
 
-Deal = Callable[..., Tally]
+Deal = Callable[..., LetterCounts]
 """``redrive`` or ``delete``: what is done with the letters of one store."""
 
 
-def deal(where: Places, do: Deal, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
+def apply_to_letters(
+    where: LetterStores, do: Deal, wanted: LetterFilter, limit: int | None, *, is_dry: bool
+) -> LetterCounts:
     """Do it in every store, with at most so many letters."""
-    tally = Tally()
+    tally = LetterCounts()
     for store in where.opened():
         left = None if limit is None else limit - tally.matched
         if left is None or left > 0:
@@ -224,14 +226,16 @@ def deal(where: Places, do: Deal, wanted: Wanted, limit: int | None, *, is_dry: 
     return tally
 
 
-def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
+def redrive(
+    store: ProviderStore, wanted: LetterFilter, limit: int | None, *, is_dry: bool
+) -> LetterCounts:
     """Ask for calls to be made again: a relay sends them. It is an error to name one it cannot."""
     from ergon_framework.ports.providerstore import LetterStatus
     from ergon_framework.providers.delivery.dead_letters import redrive_refusal
     from ergon_framework.telemetry.notices import emit
 
     ready = (LetterStatus.PENDING, LetterStatus.PUBLISHED)
-    tally = Tally()
+    tally = LetterCounts()
     for stored in wanted.of(store, ready, limit):
         letter = stored.letter
         why = redrive_refusal(letter)
@@ -250,7 +254,9 @@ def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: 
     return tally
 
 
-def delete(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
+def delete(
+    store: ProviderStore, wanted: LetterFilter, limit: int | None, *, is_dry: bool
+) -> LetterCounts:
     """Delete letters for good; not those that a relay is about to send, unless they are named."""
     from ergon_framework.ports.providerstore import LetterStatus
     from ergon_framework.telemetry.notices import emit
@@ -258,7 +264,7 @@ def delete(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: b
     statuses = [each for each in LetterStatus if wanted.ids or each is not LetterStatus.REDRIVE]
     found = wanted.of(store, statuses, limit)
     ids = [each.letter.dead_letter_id for each in found]
-    tally = Tally(len(ids), 0 if is_dry or not ids else store.delete_letters(ids))
+    tally = LetterCounts(len(ids), 0 if is_dry or not ids else store.delete_letters(ids))
     if tally.done:
-        emit("dead_letters.purged", kind=Kind.PROVIDER.value, count=tally.done)
+        emit("dead_letters.purged", kind=LetterKind.PROVIDER.value, count=tally.done)
     return tally

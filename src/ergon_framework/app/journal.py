@@ -255,7 +255,7 @@ def lines(spans: Sequence[SpanRecord]) -> Iterator[SpanRow]:
 
 def _grown(spans: Sequence[SpanRecord]) -> list[_Branch]:
     """The roots; spans of a parent that is not there are kept together in its place."""
-    branches, circles = {span.span_id: _Branch(span) for span in spans}, _in_circles(spans)
+    branches, circles = {span.span_id: _Branch(span) for span in spans}, _cyclic_spans(spans)
     roots: list[_Branch] = []
     missing: dict[str, _Branch] = {}
     for span in spans:
@@ -272,7 +272,7 @@ def _grown(spans: Sequence[SpanRecord]) -> list[_Branch]:
     return roots
 
 
-def _in_circles(spans: Sequence[SpanRecord]) -> set[str]:
+def _cyclic_spans(spans: Sequence[SpanRecord]) -> set[str]:
     """Spans that are their own ancestors: ids come from anywhere, and must not hang us."""
     parents = {span.span_id: span.parent_id for span in spans}
     found: set[str] = set()

@@ -20,7 +20,7 @@ STALL_AFTER = 120.0
 """Seconds of silence that make a stall."""
 
 
-class State(StrEnum):
+class LivenessState(StrEnum):
     """How a process is."""
 
     STARTING = "starting"
@@ -34,7 +34,7 @@ class State(StrEnum):
 class Snapshot:
     """How a process is at one moment."""
 
-    state: State = State.STARTING
+    state: LivenessState = LivenessState.STARTING
     reason: str = ""
     in_flight: int = 0
     abandoned: int = 0
@@ -42,12 +42,12 @@ class Snapshot:
     @property
     def is_live(self) -> bool:
         """Whether it should be left alone; one that drains is alive."""
-        return self.state not in (State.STALLED, State.STOPPED)
+        return self.state not in (LivenessState.STALLED, LivenessState.STOPPED)
 
     @property
     def is_ready(self) -> bool:
         """Whether it takes work."""
-        return self.state is State.HEALTHY
+        return self.state is LivenessState.HEALTHY
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -57,7 +57,7 @@ class Snapshot:
     def from_dict(cls, shape: Mapping[str, Any]) -> Snapshot:
         """The inverse of :meth:`to_dict`."""
         return cls(
-            State(shape["state"]),
+            LivenessState(shape["state"]),
             str(shape.get("reason", "")),
             int(shape.get("in_flight", 0)),
             int(shape.get("abandoned", 0)),
@@ -119,21 +119,21 @@ class Liveness:
             state, reason = self._state(self._now())
             return Snapshot(state, reason, self._in_flight, self._abandoned)
 
-    def _state(self, now: float) -> tuple[State, str]:
+    def _state(self, now: float) -> tuple[LivenessState, str]:
         if self._is_over:
-            return State.STOPPED, ""
+            return LivenessState.STOPPED, ""
         if self._is_stopping():
-            return State.STOPPING, ""
+            return LivenessState.STOPPING, ""
         if self._is_blocked:
-            return State.STALLED, "calls that never came back block all new work"
+            return LivenessState.STALLED, "calls that never came back block all new work"
         if self._turned_at is not None and now - self._turned_at > self._stall_after:
-            return State.STALLED, "the event loop is blocked"
+            return LivenessState.STALLED, "the event loop is blocked"
         if not self._has_begun:
-            return State.STARTING, ""
+            return LivenessState.STARTING, ""
         silence = now - self._heard_by
         if self._calls and not self._in_flight and silence > self._stall_after:
-            return State.STALLED, f"nothing was heard of the source for {silence:.0f} s"
-        return State.HEALTHY, ""
+            return LivenessState.STALLED, f"nothing was heard of the source for {silence:.0f} s"
+        return LivenessState.HEALTHY, ""
 
     def _call_began(self, _fields: Mapping[str, Any]) -> None:
         self._calls += 1
@@ -163,7 +163,13 @@ class Liveness:
         self._heard_by += fields["delay"]  # the next fetch was announced for then
 
 
-_WORST_FIRST = (State.STALLED, State.STARTING, State.STOPPING, State.HEALTHY, State.STOPPED)
+_WORST_FIRST = (
+    LivenessState.STALLED,
+    LivenessState.STARTING,
+    LivenessState.STOPPING,
+    LivenessState.HEALTHY,
+    LivenessState.STOPPED,
+)
 
 
 def combined(snapshots: Iterable[Snapshot]) -> Snapshot:

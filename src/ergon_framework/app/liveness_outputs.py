@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ergon_framework.app.console import say
-from ergon_framework.app.liveness import STALL_AFTER, Snapshot, State
+from ergon_framework.app.liveness import STALL_AFTER, LivenessState, Snapshot
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, describe
 from ergon_framework.ports.clock import Clock
@@ -96,7 +96,7 @@ def liveness_file(
         with Periodic("the liveness file", every, lambda: writer.write(snapshot())):
             yield
     finally:
-        writer.finish(replace(snapshot(), state=State.STOPPED, in_flight=0))
+        writer.finish(replace(snapshot(), state=LivenessState.STOPPED, in_flight=0))
 
 
 class _Writer:

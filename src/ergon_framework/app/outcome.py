@@ -19,7 +19,7 @@ from ergon_framework.errors import (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The end of one run."""
 
     task: str
@@ -53,13 +53,13 @@ class RunFailedError(ErgonError):
 
 def outcome_of(
     task: str, kind: TaskKind, result: object, error: BaseException | None, asked: ExitCode | None
-) -> Outcome:
+) -> RunOutcome:
     """Decide what a run that gave this result, or raised this error, ends with."""
     report = result if isinstance(result, Report) else getattr(error, "report", None)
     is_complete = error is None and asked is None
     if error is None and report is not None:
         error = _complaint(report, kind)
-    return Outcome(task, asked or exit_code_of(error), report, error, is_complete)
+    return RunOutcome(task, asked or exit_code_of(error), report, error, is_complete)
 
 
 def exit_code_of(error: BaseException | None) -> ExitCode:

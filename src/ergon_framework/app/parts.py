@@ -58,7 +58,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PartRow:
     """One line of what would run."""
 
     kind: str
@@ -81,7 +81,7 @@ def startable(settings: Settings) -> list[Part]:
     ]
 
 
-def posts_of(parts: Sequence[Part]) -> list[ProcessSpec]:
+def process_specs(parts: Sequence[Part]) -> list[ProcessSpec]:
     """A place for each process of each part."""
     return [
         ProcessSpec(
@@ -121,14 +121,14 @@ def has_local_node(settings: Settings, zone: str) -> bool:
     return not _HOMES.isdisjoint(settings.extensions["zones"][zone].model_fields_set)
 
 
-def rows(settings: Settings) -> Iterator[Row]:
+def rows(settings: Settings) -> Iterator[PartRow]:
     """What would run, and what it uses."""
     for part in startable(settings):
-        yield Row(part.kind.value, part.name, *_described(part, settings), part.processes)
+        yield PartRow(part.kind.value, part.name, *_described(part, settings), part.processes)
     for name, executor in (settings.extensions.get("executors") or {}).items():
-        yield Row("executor", name, executor.command[0], executor.cwd or "", executor.pool_size)
+        yield PartRow("executor", name, executor.command[0], executor.cwd or "", executor.pool_size)
     for name, schedule in (settings.extensions.get("schedules") or {}).items():
-        yield Row("schedule", name, schedule.handler, f"{schedule.line} {schedule.zone}", None)
+        yield PartRow("schedule", name, schedule.handler, f"{schedule.line} {schedule.zone}", None)
     yield from _provider_rows(settings)
 
 
@@ -181,13 +181,13 @@ def _described(part: Part, settings: Settings) -> tuple[str, str]:
     return told, shown_url(url_as_written(settings, setup.jobs.store))
 
 
-def _provider_rows(settings: Settings) -> Iterator[Row]:
+def _provider_rows(settings: Settings) -> Iterator[PartRow]:
     section = settings.extensions.get("providers")
     if section is None:
         return
     for name, entry in section.named.items():
         url = url_as_written(settings, entry.store, section.store)
-        yield Row("provider", name, entry.provider, shown_url(url) if url else "memory", None)
+        yield PartRow("provider", name, entry.provider, shown_url(url) if url else "memory", None)
 
 
 def nothing_to_run(settings: Settings) -> SettingsError:

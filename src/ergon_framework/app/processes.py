@@ -17,19 +17,19 @@ from typing import Any, BinaryIO
 from ergon_framework.app.console import ExitCode, say
 from ergon_framework.app.liveness import Snapshot
 from ergon_framework.app.liveness_outputs import LivenessOutputs
-from ergon_framework.app.outcome import Outcome
+from ergon_framework.app.outcome import RunOutcome
 from ergon_framework.app.signals import SignalListener, exit_within
 from ergon_framework.app.supervisor import (
-    Ended,
     Event,
     Events,
     Heartbeat,
     ProcessSpec,
-    Ready,
-    Signalled,
+    SignalReceived,
     Slot,
     Supervisor,
     Tell,
+    WorkerEnded,
+    WorkerReady,
     worker_specs,
 )
 from ergon_framework.core.restart import RestartRule
@@ -60,7 +60,7 @@ class ProcessChild:
         def wait() -> None:
             code = self._process.wait()
             reader.join(READ_ON)  # a grandchild may hold the pipe open: do not wait for its end
-            events.put(Ended(self._worker, code, self._outcome))
+            events.put(WorkerEnded(self._worker, code, self._outcome))
 
         SYSTEM_CLOCK.spawn(f"ergon-waits-{self._worker}", wait)
 
@@ -83,7 +83,7 @@ class ProcessChild:
                 if message.get("kind") == "beat":
                     events.put(Heartbeat(self._worker, Snapshot.from_dict(message)))
                 elif message.get("kind") == "ready":
-                    events.put(Ready(self._worker, str(message.get("told", ""))))
+                    events.put(WorkerReady(self._worker, str(message.get("told", ""))))
                 elif message.get("kind") == "outcome":
                     self._outcome = message
 
@@ -175,7 +175,7 @@ class SupervisorLink:
         """Say that this process does its work from now on."""
         self._tell({"kind": "ready", "told": f"pid={os.getpid()} {told}".rstrip()})
 
-    def tell_outcome(self, outcome: Outcome) -> None:
+    def tell_outcome(self, outcome: RunOutcome) -> None:
         """Say how this worker ended; of long lists of ids, only the beginning."""
         shape = outcome.to_dict()
         report = shape["report"] or {}
@@ -278,7 +278,7 @@ def run_workers(
     supervisor = Supervisor(
         nursery.start, posts, events, rule=rule, has_beats=publication.is_wanted
     )
-    ear = SignalListener(lambda number: events.put(Signalled(number)))
+    ear = SignalListener(lambda number: events.put(SignalReceived(number)))
     with ear, publication.of(task, supervisor.snapshot):
         code = supervisor.run()
     nursery.close()
@@ -297,7 +297,7 @@ def run_parts(
     events: SimpleQueue[Event] = SimpleQueue()
     nursery = Spawner(command, posts, events, keeps_stdout=keeps_stdout)
     supervisor = Supervisor(nursery.start, posts, events, rule=rule, tell=tell)
-    with SignalListener(lambda number: events.put(Signalled(number))):
+    with SignalListener(lambda number: events.put(SignalReceived(number))):
         code = supervisor.run()
     nursery.close()
     return PartsOutcome("", code, supervisor.restarts, supervisor.slots, supervisor.reason)

@@ -16,8 +16,8 @@ from ergon_framework.app.lifespan import open_task, open_task_async
 from ergon_framework.app.liveness import Liveness
 from ergon_framework.app.liveness_outputs import LivenessOutputs, Periodic
 from ergon_framework.app.observability import check_page, observed
-from ergon_framework.app.outcome import Outcome, exit_code_of, outcome_of
-from ergon_framework.app.parts import nothing_to_run, posts_of, startable
+from ergon_framework.app.outcome import RunOutcome, exit_code_of, outcome_of
+from ergon_framework.app.parts import nothing_to_run, process_specs, startable
 from ergon_framework.app.processes import (
     PartsOutcome,
     SupervisorLink,
@@ -49,7 +49,7 @@ Work = Any
 """What is done with an open task: called with it, it gives a result or an awaitable of one."""
 
 
-def run_here(wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs) -> Outcome:
+def run_here(wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs) -> RunOutcome:
     """Run in a process of its own, which tells everybody how it is."""
     if not publication.is_wanted:
         return run_task(wiring, shutdown)
@@ -60,7 +60,7 @@ def run_here(wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs) -
 
 def run_for(
     parent: SupervisorLink, wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs
-) -> Outcome:
+) -> RunOutcome:
     """Run as a worker of ``parent``, which is told how this process is."""
     parent.patience = wiring.policies.main(wiring.kind).loop.stop_grace + ORPHAN_MARGIN
     if not publication.is_wanted:
@@ -75,7 +75,7 @@ def run_task(
     shutdown: Shutdown,
     liveness: Liveness | None = None,
     ready: Callable[[], object] = lambda: None,
-) -> Outcome:
+) -> RunOutcome:
     """Build, open, execute, close. Whatever happens, the answer is an outcome.
 
     ``ready`` is called when all parts are open and the work begins.
@@ -192,12 +192,12 @@ class Run:
         wiring = self._shared()
         return {**describe_wiring(wiring), "workers": self.worker_count()}
 
-    def here(self) -> Outcome:
+    def here(self) -> RunOutcome:
         """Run in this process, which takes the signals from now on."""
         with Shutdown() as shutdown, self._journalled():
             return run_here(self.wired(), shutdown, self.publication)
 
-    def as_worker(self, supervised: str) -> Outcome:
+    def as_worker(self, supervised: str) -> RunOutcome:
         """Run as a worker; the parent is told the outcome, also when nothing could be started."""
         parent = supervisor_link(supervised)
         with Shutdown() as shutdown:  # a late signal must not cut off what is told
@@ -205,7 +205,9 @@ class Run:
                 with self._journalled():
                     outcome = run_for(parent, self._shared(), shutdown, self.publication)
             except Exception as error:
-                outcome = Outcome(self.target, exit_code_of(error), error=error, is_complete=False)
+                outcome = RunOutcome(
+                    self.target, exit_code_of(error), error=error, is_complete=False
+                )
             parent.tell_outcome(outcome)
         return outcome
 
@@ -255,14 +257,14 @@ def supervisor_link(supervised: str) -> SupervisorLink:
     return parent
 
 
-def serve_under(parent: SupervisorLink, name: str, serve: Callable[[], object]) -> Outcome:
+def serve_under(parent: SupervisorLink, name: str, serve: Callable[[], object]) -> RunOutcome:
     """Do what has no end of its own; the parent is told how it ended all the same."""
     parent.patience = SERVICE_PATIENCE
     try:
         serve()
-        outcome = Outcome(name, ExitCode.DONE)
+        outcome = RunOutcome(name, ExitCode.DONE)
     except Exception as error:
-        outcome = Outcome(name, exit_code_of(error), error=error, is_complete=False)
+        outcome = RunOutcome(name, exit_code_of(error), error=error, is_complete=False)
     parent.tell_outcome(outcome)
     return outcome
 
@@ -276,7 +278,7 @@ def run_all(
     keeps_stdout: bool = False,
 ) -> PartsOutcome:
     """Start everything the settings describe, each part in processes of its own."""
-    posts = posts_of(startable(settings))
+    posts = process_specs(startable(settings))
     if not posts:
         raise nothing_to_run(settings)
     check_page(settings, len(posts))

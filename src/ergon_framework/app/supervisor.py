@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
 from ergon_framework.app.console import ExitCode, of_signal
-from ergon_framework.app.liveness import Snapshot, State, combined
+from ergon_framework.app.liveness import LivenessState, Snapshot, combined
 from ergon_framework.app.outcome import error_shape
 from ergon_framework.app.signals import FORCE_AFTER
 from ergon_framework.core.restart import Restart, RestartRule, StopAll, after_exit
@@ -118,7 +118,7 @@ class WorkerDeathsError(ErgonError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WorkerEnded:
     """A worker is gone, with its exit code and what it said last."""
 
     worker: int
@@ -142,7 +142,7 @@ class Ended:
 
 
 def reason_for(
-    end: Ended, slot: Slot, rule: RestartRule, everyone: str
+    end: WorkerEnded, slot: Slot, rule: RestartRule, everyone: str
 ) -> WorkerDeathsError | None:
     """Why this end was the last one; None when the worker itself has told what it refuses."""
     details = {"worker": end.worker, "ends": list(slot.ends)}
@@ -176,7 +176,7 @@ KILL_AFTER = FORCE_AFTER + 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Signalled:
+class SignalReceived:
     """The parent itself got a signal."""
 
     number: int
@@ -191,14 +191,14 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerReady:
     """A process told that it does its work from now on."""
 
     worker: int
     told: str = ""
 
 
-Event: TypeAlias = Signalled | Heartbeat | Ready | Ended
+Event: TypeAlias = SignalReceived | Heartbeat | WorkerReady | WorkerEnded
 Events: TypeAlias = "SimpleQueue[Event]"
 
 Start: TypeAlias = Callable[[int], Child]
@@ -254,7 +254,7 @@ class Supervisor:
     def snapshot(self) -> Snapshot:
         """How the workers are, as one. Safe from any thread."""
         if self._stops:
-            return Snapshot(State.STOPPING)
+            return Snapshot(LivenessState.STOPPING)
         now = self._now()
         return combined([self._snapshot(slot, now) for slot in self.slots])
 
@@ -296,7 +296,7 @@ class Supervisor:
             except OSError as error:  # out of processes or memory, which may pass
                 logger.warning("%s cannot be started: %s", slot.post.name, error)
                 outcome = {"report": None, "error": error_shape(error)}
-                self._ended(slot, Ended(slot.worker, ExitCode.FAILED, outcome))
+                self._ended(slot, WorkerEnded(slot.worker, ExitCode.FAILED, outcome))
 
     def _kill_due(self) -> None:
         if self._kill_at is not None and self._now() >= self._kill_at:
@@ -317,13 +317,13 @@ class Supervisor:
     # -- deciding ----------------------------------------------------------------------------
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Signalled):
+        if isinstance(event, SignalReceived):
             self._signalled(event.number)
             return
         slot = self.slots[event.worker]
         if isinstance(event, Heartbeat):
             slot.snapshot, slot.heard_at = event.snapshot, self._now()
-        elif isinstance(event, Ready):
+        elif isinstance(event, WorkerReady):
             slot.is_ready = True
             if self._tell is not None:
                 self._tell(f"ready {slot.post.name} {event.told}".rstrip())
@@ -356,7 +356,7 @@ class Supervisor:
             self._number = number
             self._send(next_to_stop(self.slots), number)
 
-    def _ended(self, slot: Slot, end: Ended) -> None:
+    def _ended(self, slot: Slot, end: WorkerEnded) -> None:
         outcome = end.outcome
         slot.code, slot.error = end.code, end.error
         if outcome is not None:
@@ -385,7 +385,7 @@ class Supervisor:
             self.reason = reason_for(end, slot, self._rule, self._all)
             self._stop(signal.SIGTERM)
         else:
-            slot.snapshot = Snapshot(State.STOPPED)
+            slot.snapshot = Snapshot(LivenessState.STOPPED)
             self._report(slot, logging.DEBUG)
 
     def _report(self, slot: Slot, level: int, what_follows: str = "") -> None:
@@ -407,5 +407,5 @@ class Supervisor:
     def _snapshot(self, slot: Slot, now: float) -> Snapshot:
         is_silent = slot.child is not None and now - slot.heard_at > SILENT_AFTER
         if self._has_beats and is_silent:
-            return Snapshot(State.STALLED, f"{slot.post.name} is silent")
+            return Snapshot(LivenessState.STALLED, f"{slot.post.name} is silent")
         return slot.snapshot

@@ -235,11 +235,11 @@ def choose_policies(
     """The file comes first, then the settings, then the module; ``limit`` changes what it is."""
     chosen = given
     if kind.consumes and given.consumer is None:
-        found = _beside(module, ConsumerPolicy, ["consumer_policy", "policy"])
+        found = _policy_in_module(module, ConsumerPolicy, ["consumer_policy", "policy"])
         chosen = replace(chosen, consumer=found)
     if kind.produces and given.producer is None:
         names = ["producer_policy"] if kind.consumes else ["producer_policy", "policy"]
-        chosen = replace(chosen, producer=_beside(module, ProducerPolicy, names))
+        chosen = replace(chosen, producer=_policy_in_module(module, ProducerPolicy, names))
     if overrides.file is not None:
         chosen = chosen.with_main(policy_from_toml(type(chosen.main(kind)), overrides.file))
     if overrides.limit is not None:
@@ -249,7 +249,9 @@ def choose_policies(
     return chosen
 
 
-def _beside(module: ModuleType, model: type[_Policy], names: Sequence[str]) -> _Policy | None:
+def _policy_in_module(
+    module: ModuleType, model: type[_Policy], names: Sequence[str]
+) -> _Policy | None:
     """The policy that stands in the task's module under the first of these names."""
     for name in names:
         value = getattr(module, name, None)

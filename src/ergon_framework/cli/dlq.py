@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ergon_framework.app import dead_letters as letters
-from ergon_framework.app.dead_letters import Kind, Tally, Wanted
+from ergon_framework.app.dead_letters import LetterCounts, LetterFilter, LetterKind
 from ergon_framework.cli.job_client import (
     COLUMNS,
     JobId,
     StoreUrl,
     job_rows,
+    observed_as_operator,
     opened,
     show_jobs,
-    told,
 )
 from ergon_framework.cli.jobs import show_job
 from ergon_framework.cli.output import progress, show_list, show_one
@@ -50,10 +50,10 @@ All = Annotated[bool, typer.Option("--all", help="All of them.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the newest.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
 
-_NAMES = {Kind.JOB: "job", Kind.PROVIDER: "provider call"}
+_NAMES = {LetterKind.JOB: "job", LetterKind.PROVIDER: "provider call"}
 
 OfKind = Annotated[
-    Kind | None, typer.Option("--kind", help="Only jobs, or only calls of providers.")
+    LetterKind | None, typer.Option("--kind", help="Only jobs, or only calls of providers.")
 ]
 OfProvider = Annotated[
     str | None, typer.Option("--provider", metavar="NAME", help="Only calls of this provider.")
@@ -81,15 +81,15 @@ def list_dead(
     asked = _asked(kind, (queue, handler, code), (provider, reason))
     where, kinds = _where(config, url, asked)
     rows: list[dict[str, Any]] = []
-    if Kind.JOB in kinds:
+    if LetterKind.JOB in kinds:
         with opened(config, url, reads=True) as client:
             search = _search(client, queue, handler, code, older_than, ())
-            if kinds == {Kind.JOB}:
+            if kinds == {LetterKind.JOB}:
                 show_jobs(client, search, limit, as_json=as_json)
                 return
             found = job_rows(client, search, limit, as_json=as_json)
-            rows += [{"kind": Kind.JOB.value, **row} for row in found]
-    wanted = Wanted((), provider, reason, older_than)
+            rows += [{"kind": LetterKind.JOB.value, **row} for row in found]
+    wanted = LetterFilter((), provider, reason, older_than)
     for store in where.opened():
         rows += letters.letter_rows(store, wanted, limit, as_json=as_json)
     rows.sort(key=lambda row: str(row.get("created_at") or row.get("occurred_at")), reverse=True)
@@ -105,14 +105,14 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show one dead-lettered job or provider call."""
-    from ergon_framework.app.dead_letters import letter_shape
+    from ergon_framework.app.dead_letters import letter_document
 
     where, kinds = _where(config, url, kind)
-    if Kind.PROVIDER in kinds:
+    if LetterKind.PROVIDER in kinds:
         try:
-            found = letter_shape(letters.find_letter(where, job), shows_payload=True)
+            found = letter_document(letters.find_letter(where, job), shows_payload=True)
         except JobNotFoundError:
-            if kinds == {Kind.PROVIDER}:
+            if kinds == {LetterKind.PROVIDER}:
                 raise
         else:
             show_one(found, as_json=as_json, title=job)
@@ -151,7 +151,7 @@ def requeue(
     Calls are sent by the workers of their tasks, or by ergon dlq relay. Exit code 1 when none
     matched, or none could be sent back.
     """
-    chosen = _Chosen(
+    chosen = _Selection(
         (*(ids or ()), *(more_ids or ())),
         kind,
         (queue, handler, code),
@@ -183,7 +183,7 @@ def purge(
     as_json: JsonFlag = False,
 ) -> int:
     """Delete dead-lettered jobs and provider calls for good. Exit code 1 when none matched."""
-    chosen = _Chosen(
+    chosen = _Selection(
         (*(ids or ()), *(more_ids or ())),
         kind,
         (queue, handler, code),
@@ -217,7 +217,7 @@ def relay(
     show_one({"published": done.published, "redriven": done.redriven}, as_json=as_json)
 
 
-class _Deed(NamedTuple):
+class _LetterAction(NamedTuple):
     """Something that is done with dead letters: to calls, and to jobs."""
 
     name: str
@@ -226,15 +226,15 @@ class _Deed(NamedTuple):
     to_jobs: Callable[[JobClient], Callable[..., int]]
 
 
-_REQUEUE = _Deed("requeue", "requeued", letters.redrive, lambda client: client.requeue_many)
-_PURGE = _Deed("purge", "purged", letters.delete, lambda client: client.purge_many)
+_REQUEUE = _LetterAction("requeue", "requeued", letters.redrive, lambda client: client.requeue_many)
+_PURGE = _LetterAction("purge", "purged", letters.delete, lambda client: client.purge_many)
 
 
-class _Chosen(NamedTuple):
+class _Selection(NamedTuple):
     """To which letters it is done, as the command line says it."""
 
     ids: tuple[str, ...]
-    kind: Kind | None
+    kind: LetterKind | None
     of_jobs: tuple[str | None, str | None, str | None]
     of_calls: tuple[str | None, str | None]
     older_than: float | None
@@ -244,19 +244,21 @@ class _Chosen(NamedTuple):
 
 
 def _carried_out(
-    deed: _Deed, chosen: _Chosen, config: Path | None, url: str | None, *, as_json: bool
+    deed: _LetterAction, chosen: _Selection, config: Path | None, url: str | None, *, as_json: bool
 ) -> int:
     """Calls first, then jobs, as far as the limit goes; the exit code."""
     ids, older_than, is_dry = chosen.ids, chosen.older_than, chosen.is_dry
     filters = (*chosen.of_jobs, *chosen.of_calls, older_than, ids)
     _check_use(deed.name, chosen.everything, filters)
-    tally = Tally()
+    tally = LetterCounts()
     where, kinds = _where(config, url, _asked(chosen.kind, chosen.of_jobs, chosen.of_calls))
-    if Kind.PROVIDER in kinds:
-        calls = Wanted(ids, *chosen.of_calls, older_than)
-        with told(config):
-            tally = letters.deal(where, deed.to_call, calls, chosen.limit, is_dry=is_dry)
-    if Kind.JOB in kinds:
+    if LetterKind.PROVIDER in kinds:
+        calls = LetterFilter(ids, *chosen.of_calls, older_than)
+        with observed_as_operator(config):
+            tally = letters.apply_to_letters(
+                where, deed.to_call, calls, chosen.limit, is_dry=is_dry
+            )
+    if LetterKind.JOB in kinds:
         with opened(config, url) as client:
             search = _search(client, *chosen.of_jobs, older_than, ids)
             deal = deed.to_jobs(client)
@@ -264,11 +266,13 @@ def _carried_out(
     return _tell(deed.done, tally, ids, kinds, is_dry=is_dry, as_json=as_json)
 
 
-def _asked(kind: Kind | None, of_jobs: tuple[Any, ...], of_calls: tuple[Any, ...]) -> Kind | None:
+def _asked(
+    kind: LetterKind | None, of_jobs: tuple[Any, ...], of_calls: tuple[Any, ...]
+) -> LetterKind | None:
     """The kind that the options are about; None: both."""
     about = {
         each
-        for each, filters in ((Kind.JOB, of_jobs), (Kind.PROVIDER, of_calls))
+        for each, filters in ((LetterKind.JOB, of_jobs), (LetterKind.PROVIDER, of_calls))
         if any(value is not None for value in filters) or each is kind
     }
     if len(about) > 1:
@@ -281,9 +285,9 @@ def _asked(kind: Kind | None, of_jobs: tuple[Any, ...], of_calls: tuple[Any, ...
 
 
 def _where(
-    config: Path | None, url: str | None, asked: Kind | None
-) -> tuple[letters.Places, frozenset[Kind]]:
-    where = letters.places(config, url)
+    config: Path | None, url: str | None, asked: LetterKind | None
+) -> tuple[letters.LetterStores, frozenset[LetterKind]]:
+    where = letters.letter_stores(config, url)
     kinds = where.kinds() if asked is None else frozenset({asked})
     where.check(kinds)
     return where, kinds
@@ -295,7 +299,7 @@ def _deal(
     limit: int | None,
     deal: Callable[..., int],
     text: str,
-    tally: Tally,
+    tally: LetterCounts,
     *,
     is_dry: bool,
 ) -> None:
@@ -345,9 +349,9 @@ def _search(
 
 def _tell(
     what: str,
-    tally: Tally,
+    tally: LetterCounts,
     named: tuple[str, ...],
-    kinds: frozenset[Kind],
+    kinds: frozenset[LetterKind],
     *,
     is_dry: bool,
     as_json: bool,

@@ -49,14 +49,14 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
             remedy="the first job or worker makes it; or name another store with --store",
         )
     with (
-        nullcontext() if reads else told(config),
+        nullcontext() if reads else observed_as_operator(config),
         closing(open_store(setup.url, read_only=reads)) as store,
         JobClient(settings=setup.jobs, store=store) as client,
     ):
         yield client
 
 
-def told(config: Path | None) -> AbstractContextManager[object]:
+def observed_as_operator(config: Path | None) -> AbstractContextManager[object]:
     """Keep in the journal what an operator changes inside of it, and export its spans."""
     from ergon_framework.app.observability import observed_briefly
     from ergon_framework.app.settings import load_settings

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderDesk:
+class OpenProviderStore:
     """An open store, and who reads the tables it is in."""
 
     store: ProviderStore
@@ -24,7 +24,7 @@ class ProviderDesk:
 
 
 @contextmanager
-def opened(config: Path | None, url: str | None) -> Iterator[ProviderDesk]:
+def opened(config: Path | None, url: str | None) -> Iterator[OpenProviderStore]:
     """The store that the options or the settings name; neither a file nor tables are made."""
     from ergon_framework.providers.migrations.database import database_of
     from ergon_framework.providers.stores import open_store
@@ -34,10 +34,10 @@ def opened(config: Path | None, url: str | None) -> Iterator[ProviderDesk]:
     database = database_of(named)
     check_tables(database)
     with closing(open_store(named)) as store:
-        yield ProviderDesk(store, SqlProviderInspector(database))
+        yield OpenProviderStore(store, SqlProviderInspector(database))
 
 
-def opened_each(config: Path | None, url: str | None) -> Generator[ProviderDesk, None, None]:
+def opened_each(config: Path | None, url: str | None) -> Generator[OpenProviderStore, None, None]:
     """The same for every store that the settings name: a provider may have one of its own.
 
     Of several, those without tables are left out; each is open while it is looked at.

@@ -12,7 +12,7 @@ import typer
 
 from ergon_framework.cli.db import StoreUrl
 from ergon_framework.cli.output import progress, show_list, show_one
-from ergon_framework.cli.provider_stores import ProviderDesk, opened_each
+from ergon_framework.cli.provider_stores import OpenProviderStore, opened_each
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 
@@ -40,7 +40,7 @@ _LEAST = 0.1
 """Days: what is shown of the last hour has to stay."""
 
 
-class Wish(StrEnum):
+class CircuitCommand(StrEnum):
     """What an operator may do to a circuit."""
 
     OPEN = "open"
@@ -84,7 +84,7 @@ def circuit(
     ],
     provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="A provider's name.")],
     capability: Annotated[str, typer.Argument(metavar="CAPABILITY", help="What it is asked for.")],
-    wish: Annotated[Wish, typer.Argument(metavar="open|close", help="What to do to it.")],
+    wish: Annotated[CircuitCommand, typer.Argument(metavar="open|close", help="What to do to it.")],
     seconds: Annotated[
         float, typer.Option("--for", metavar="S", min=0.001, help="How long it stays open.")
     ] = 30.0,
@@ -103,9 +103,9 @@ def circuit(
 
     key = LaneKey(tenant, provider, capability)
     with closing(opened_each(config, store)) as desks:
-        desk = _knowing(desks, key)
+        desk = _store_of_lane(desks, key)
         before = desk.store.standing(key)
-        state = CircuitState.OPEN if wish is Wish.OPEN else CircuitState.CLOSED
+        state = CircuitState.OPEN if wish is CircuitCommand.OPEN else CircuitState.CLOSED
         Circuit(desk.store, key, BreakerRule()).force(state, seconds)
         after = desk.store.standing(key)
     _check_written(before, after)
@@ -171,7 +171,7 @@ def _share(rate: float | None) -> float | None:
     return None if rate is None else math.floor(rate * 10_000) / 10_000
 
 
-def _knowing(desks: Iterable[ProviderDesk], key: LaneKey) -> ProviderDesk:
+def _store_of_lane(desks: Iterable[OpenProviderStore], key: LaneKey) -> OpenProviderStore:
     """The desk that knows a lane: a name with a typing error has a circuit that nobody asks."""
     known: list[LaneKey] = []
     for desk in desks:

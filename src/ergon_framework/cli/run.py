@@ -34,7 +34,7 @@ from ergon_framework.cli.session import (
 from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:
-    from ergon_framework.app.outcome import Outcome
+    from ergon_framework.app.outcome import RunOutcome
     from ergon_framework.app.parts import Part
     from ergon_framework.app.processes import WorkersOutcome
     from ergon_framework.app.run import Run
@@ -81,7 +81,7 @@ def run_part(part: Part, given: Mapping[str, Any]) -> None:
         serve.serve(**given)
 
 
-def run_part_under(supervised: str, part: Part, given: Mapping[str, Any]) -> Outcome:
+def run_part_under(supervised: str, part: Part, given: Mapping[str, Any]) -> RunOutcome:
     """The same for a process that supervises this one."""
     from ergon_framework.app.run import serve_under, supervisor_link
 
@@ -233,7 +233,7 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
     show_one(plan, as_json=as_json, title="in order; this would run")
 
 
-def _show(outcome: Outcome, as_json: bool) -> None:
+def _show(outcome: RunOutcome, as_json: bool) -> None:
     shape = outcome.to_dict()
     if not as_json:
         shape = {"task": shape["task"], "exit_code": shape["exit_code"], **_short(shape["report"])}
@@ -266,7 +266,7 @@ def _short(report: dict[str, Any] | None) -> dict[str, Any]:
     return shape
 
 
-def _end(session: Session, outcome: Outcome) -> int:
+def _end(session: Session, outcome: RunOutcome) -> int:
     """Nothing told may be lost, and nothing that hangs may keep the process."""
     code = int(outcome.exit_code)
     if session.is_debug and outcome.error is not None:

@@ -23,7 +23,7 @@ from ergon_framework.errors import (
 )
 
 if TYPE_CHECKING:
-    from ergon_framework.ports.journal import Entry, Wanted
+    from ergon_framework.ports.journal import JournalEntry, JournalQuery
     from ergon_framework.storage.journal import SqliteJournal
 
 LOOK = 0.25
@@ -72,10 +72,10 @@ def tail(
     It reads the journal, in which what simply went well is left out. Without --since it begins
     now; without --follow it shows everything that is kept. JSON is one object per line.
     """
-    from ergon_framework.ports.journal import Wanted
+    from ergon_framework.ports.journal import JournalQuery
 
     path = _journal(journal, config)
-    wanted = Wanted(
+    wanted = JournalQuery(
         names=tuple(each.strip() for text in names or () for each in text.split(",") if each),
         unit=unit,
         trace_id=trace.lower(),
@@ -127,7 +127,7 @@ def _journal(given: Path | None, config: Path | None) -> Path:
     )
 
 
-def _entries(path: Path, wanted: Wanted, *, is_followed: bool) -> Iterator[Entry]:
+def _entries(path: Path, wanted: JournalQuery, *, is_followed: bool) -> Iterator[JournalEntry]:
     from ergon_framework.storage.journal import SqliteJournal
 
     is_new = is_followed and not path.exists()
@@ -161,7 +161,7 @@ def _is_made(path: Path) -> bool:
         return False
 
 
-def _follow(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entry]:
+def _follow(journal: SqliteJournal, wanted: JournalQuery, after: int) -> Iterator[JournalEntry]:
     with closing(journal.subscribe()) as subscription:
         while True:
             last = journal.last()
@@ -176,7 +176,7 @@ def _follow(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entr
             stop_if_unread()
 
 
-def _found(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entry]:
+def _found(journal: SqliteJournal, wanted: JournalQuery, after: int) -> Iterator[JournalEntry]:
     while page := journal.read(wanted, after, PAGE):
         yield from page
         after = page[-1].number
@@ -185,7 +185,7 @@ def _found(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entry
 # ---- showing -------------------------------------------------------------------------------------
 
 
-def _printer(*, as_json: bool) -> Callable[[Entry], None]:
+def _printer(*, as_json: bool) -> Callable[[JournalEntry], None]:
     if as_json:
         return lambda entry: show_one(shape(entry), as_json=True)
     if sys.stdout.isatty():
@@ -193,7 +193,7 @@ def _printer(*, as_json: bool) -> Callable[[Entry], None]:
     return lambda entry: print("  ".join(part for part in columns(entry) if part), flush=True)
 
 
-def shape(entry: Entry) -> dict[str, Any]:
+def shape(entry: JournalEntry) -> dict[str, Any]:
     """An entry as programs get it."""
     from ergon_framework.core.rfc3339 import format_rfc3339
 
@@ -208,24 +208,24 @@ def shape(entry: Entry) -> dict[str, Any]:
     }
 
 
-def columns(entry: Entry) -> tuple[str, str, str, str, str]:
+def columns(entry: JournalEntry) -> tuple[str, str, str, str, str]:
     """An entry as people read it: time, name, who, about what, and the rest in words."""
-    from ergon_framework.app.explain.explanation import words
+    from ergon_framework.app.explain.explanation import field_text
 
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
     at = f"{day}.{int(entry.at % 1 * 1000):03}"
-    told = (entry.name, entry.source, entry.unit, words(entry.fields))
+    told = (entry.name, entry.source, entry.unit, field_text(entry.fields))
     name, source, unit, rest = map(printable, told)
     return at, name.ljust(20), source, unit, rest
 
 
-def _show_coloured() -> Callable[[Entry], None]:
+def _show_coloured() -> Callable[[JournalEntry], None]:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(soft_wrap=True)
 
-    def show(entry: Entry) -> None:
+    def show(entry: JournalEntry) -> None:
         at, name, source, unit, rest = columns(entry)
         is_bad = entry.name.endswith(_BAD) or entry.fields.get("failure") is not None
         styles = ("dim", "bold red" if is_bad else "bold", "cyan", "magenta", "")

@@ -34,13 +34,13 @@ from ergon_framework.engine.call import (
     EngineCall,
     Job,
 )
-from ergon_framework.engine.classify import is_a, is_fatal, never_awaited, not_told
+from ergon_framework.engine.classify import is_a, is_fatal, never_awaited, unawaited_settlement
 from ergon_framework.engine.clocks import AsyncSignal, pause
-from ergon_framework.engine.decider import arguments, set_current, told
-from ergon_framework.engine.intake import RELEASE_STEP, Delivery, Returning
+from ergon_framework.engine.decider import arguments, set_current, verb_arguments
+from ergon_framework.engine.intake import RELEASE_STEP, FetchResult, ReleaseQueue
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import BACKOFF, FETCH, InProgress, Run, Settling, Worker
+from ergon_framework.engine.run import BACKOFF, FETCH, InProgress, Run, SettlementAttempt, Worker
 from ergon_framework.engine.trampoline import (
     DONE,
     FAILED,
@@ -497,7 +497,7 @@ class AsyncioEngine(EngineCall):
         settlement = self.settlement
         if settlement is None:
             return True
-        attempt: Settling | None = self._settling(run, verb, settlement.timeout)
+        attempt: SettlementAttempt | None = self._settling(run, verb, settlement.timeout)
         while attempt is not None:
             self._publish(worker, attempt)
             if self._is_over(run):
@@ -515,7 +515,7 @@ class AsyncioEngine(EngineCall):
         return True
 
     async def _tell_source(
-        self, worker: Worker, attempt: Settling, tell: Hook
+        self, worker: Worker, attempt: SettlementAttempt, tell: Hook
     ) -> BaseException | None:
         """Call ack, nack or release_after; what went wrong, if anything did."""
         problem: BaseException | None = None
@@ -523,9 +523,9 @@ class AsyncioEngine(EngineCall):
         context = self.context.copy()
         self.instrumentation.enter(attempt, context)
         try:
-            answer = context.run(tell, *told(attempt.run, attempt.verb))
+            answer = context.run(tell, *verb_arguments(attempt.run, attempt.verb))
             telling = inside(context, answer)
-            problem = not_told(await telling, attempt.verb.value)
+            problem = unawaited_settlement(await telling, attempt.verb.value)
         except BaseException as error:
             problem = error
         if telling is not None and telling.cancels > worker.cancels - ours:
@@ -538,7 +538,7 @@ class AsyncioEngine(EngineCall):
         finally:
             del problem  # its traceback holds on to this frame
 
-    async def _wait_to_settle(self, nap: Settling) -> bool:
+    async def _wait_to_settle(self, nap: SettlementAttempt) -> bool:
         """Wait before the source is told again. False when the supervisor took the run away."""
         try:
             while self._waits_to_settle(nap):
@@ -590,7 +590,7 @@ class AsyncioEngine(EngineCall):
             attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
         self._publish(worker, attempt)
         self.instrumentation.emit("fetch.began", attempt=attempt, requested=at_most)
-        self.intake.reading = delivery = Delivery(at_most)
+        self.intake.reading = delivery = FetchResult(at_most)
         context = self.context.copy()
         self.instrumentation.enter(attempt, context)
         ours, reading = worker.cancels, None
@@ -608,7 +608,7 @@ class AsyncioEngine(EngineCall):
         self._receive(delivery, attempt)
         return True
 
-    def _receive(self, delivery: Delivery, attempt: InProgress) -> None:
+    def _receive(self, delivery: FetchResult, attempt: InProgress) -> None:
         error = delivery.error
         was_cancelled = error is not None and is_a(error, asyncio.CancelledError)
         if was_cancelled and (attempt.expired or self.is_aborted):
@@ -686,7 +686,7 @@ class AsyncioEngine(EngineCall):
             self.strand(left.give_up())
 
     async def _release_all(
-        self, left: Returning, release: Hook, patience: float, tasks: set[asyncio.Task[None]]
+        self, left: ReleaseQueue, release: Hook, patience: float, tasks: set[asyncio.Task[None]]
     ) -> None:
         while left and self.now() < patience:
             if left.needs_releaser:
@@ -697,7 +697,7 @@ class AsyncioEngine(EngineCall):
             while left and self.now() < until:
                 await self.watchdog_wakeup.wait(until)
 
-    async def _release(self, left: Returning, release: Hook) -> None:
+    async def _release(self, left: ReleaseQueue, release: Hook) -> None:
         while (transaction := left.begin()) is not None:
             if not await self._release_one(left, release, transaction):
                 return  # the supervisor lost patience and called it stranded
@@ -706,7 +706,9 @@ class AsyncioEngine(EngineCall):
                 return
             await self._breathe()
 
-    async def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
+    async def _release_one(
+        self, left: ReleaseQueue, release: Hook, transaction: Transaction
+    ) -> bool:
         """Hand one back, several times if need be. False when nobody waits for it any more."""
         number, since, channel = 0, self.instant(), self.channel_losses
         while True:
@@ -714,7 +716,7 @@ class AsyncioEngine(EngineCall):
             try:
                 context = self.context.copy()
                 answer = await await_inside(context, context.run(release, transaction))
-                problem = not_told(answer, Verb.RELEASE.value)
+                problem = unawaited_settlement(answer, Verb.RELEASE.value)
             except GeneratorExit:
                 raise
             except BaseException as error:

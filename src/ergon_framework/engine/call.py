@@ -40,7 +40,7 @@ from ergon_framework.engine.classify import (
 )
 from ergon_framework.engine.decider import Decider
 from ergon_framework.engine.instrumentation import Instrumentation
-from ergon_framework.engine.intake import Delivery, Intake, Reader
+from ergon_framework.engine.intake import BatchReader, FetchResult, Intake
 from ergon_framework.engine.plan import PROCESS, EnginePlan, Hook
 from ergon_framework.engine.report import Report, ending_error
 from ergon_framework.engine.run import (
@@ -48,10 +48,10 @@ from ergon_framework.engine.run import (
     FETCH,
     SETTLE,
     InProgress,
+    OutcomeCounts,
     ProduceRun,
     Run,
-    Settling,
-    Tally,
+    SettlementAttempt,
     Worker,
 )
 from ergon_framework.engine.watchdog import NEVER, Watchdog
@@ -103,7 +103,7 @@ class EngineCall:
         self.workers: list[Worker] = []
         self.instrumentation = Instrumentation(plan, self.call, now, sink)
         self.watchdog = Watchdog(plan, self.workers, now, self.instrumentation)
-        self.intake = Intake(Reader(plan.fetch))
+        self.intake = Intake(BatchReader(plan.fetch))
         self.decider = Decider(plan, now, self.instrumentation)
         self._read_plan()
         self._bind_parts()
@@ -135,7 +135,7 @@ class EngineCall:
 
     def _start_counting(self) -> None:
         """What became of transactions and workers, and of the one fetch under way."""
-        self.past = Tally()  # what workers counted that are gone
+        self.past = OutcomeCounts()  # what workers counted that are gone
         self.idle = 0
         self.is_waking = False
         self.start_again_at: float | None = None  # no worker could be started before
@@ -208,9 +208,9 @@ class EngineCall:
         self.stranded.extend(transaction.transaction_id for transaction in transactions)
         self.instrumentation.stranded(transactions)
 
-    def tally(self) -> Tally:
+    def tally(self) -> OutcomeCounts:
         """What has been counted so far, by all workers."""
-        total = Tally()
+        total = OutcomeCounts()
         total.add(self.past)
         for worker in self.workers:
             total.add(worker)
@@ -247,7 +247,7 @@ class EngineCall:
         ended = self.past.ended + sum(worker.ended for worker in self.workers)
         return self.loop.taken - ended - self.intake.unstarted
 
-    def receive(self, delivery: Delivery, attempt: InProgress) -> None:
+    def receive(self, delivery: FetchResult, attempt: InProgress) -> None:
         """A fetch came back, with transactions, with an error, or with some of each."""
         now = self.now()  # before anything is moved: should it raise, ``reading`` still has it all
         failure: Failure | None = None
@@ -271,7 +271,7 @@ class EngineCall:
         if self.sink is not None:
             self._tell_fetched(delivery, count, attempt, failure, now)
 
-    def _keep(self, delivery: Delivery, now: float) -> None:
+    def _keep(self, delivery: FetchResult, now: float) -> None:
         """Move what was delivered to where it belongs. Nothing here calls code of the user's."""
         brought, delivery.transactions = delivery.transactions, []
         self.intake.reading = None
@@ -286,7 +286,7 @@ class EngineCall:
 
     def _tell_fetched(
         self,
-        delivery: Delivery,
+        delivery: FetchResult,
         count: int,
         attempt: InProgress,
         failure: Failure | None,
@@ -617,7 +617,7 @@ class EngineCall:
         if run is None:
             self.fetch_hangs(attempt)
             self._start_worker(None)
-        elif isinstance(attempt, Settling):
+        elif isinstance(attempt, SettlementAttempt):
             text = "TimeoutError: no answer"
             self.settle_failed(run.transaction, attempt.verb, text)
             self.instrumentation.settled(attempt, Failure(Kind.TIMEOUT, "settlement_timeout", text))
@@ -700,7 +700,7 @@ class EngineCall:
                 raise
         if not self.end_early(run, end, is_told=False):
             return
-        if isinstance(attempt, Settling):
+        if isinstance(attempt, SettlementAttempt):
             self.instrumentation.settled(attempt, Failure(Kind.CANCELLED, "aborted"))
         elif attempt.phase != BACKOFF:
             self.instrumentation.attempt_ended(attempt, Failure(Kind.CANCELLED, "aborted"), None)
@@ -750,15 +750,15 @@ class EngineCall:
 
     # -- settling ----------------------------------------------------------------------------
 
-    def _settling(self, run: Run, verb: Verb, timeout: float) -> Settling:
+    def _settling(self, run: Run, verb: Verb, timeout: float) -> SettlementAttempt:
         """The first attempt to tell the source how a run ended."""
-        attempt = Settling(self.call, run, verb, self.now(), self.channel_losses)
+        attempt = SettlementAttempt(self.call, run, verb, self.now(), self.channel_losses)
         attempt.deadline_at = attempt.since + timeout
         return attempt
 
     def _settled(
-        self, worker: Worker, attempt: Settling, problem: BaseException | None
-    ) -> Settling | None:
+        self, worker: Worker, attempt: SettlementAttempt, problem: BaseException | None
+    ) -> SettlementAttempt | None:
         """The source answered, and the caller owns the attempt. A wait, if it is told again.
 
         The wait is published before anybody is told of it: from then on, whoever ends the run
@@ -803,15 +803,15 @@ class EngineCall:
     def _may_wait_until(self, until: float) -> bool:
         return not self.is_aborted and until <= self.grace_at
 
-    def _waits_to_settle(self, nap: Settling) -> bool:
+    def _waits_to_settle(self, nap: SettlementAttempt) -> bool:
         """Whether the wait goes on: not beyond the grace of a stop, nor on a lost channel."""
         is_due = self.now() >= nap.wake_at
         return not is_due and self._may_wait_until(nap.wake_at) and not self._lost_channel(nap)
 
-    def _lost_channel(self, nap: Settling) -> bool:
+    def _lost_channel(self, nap: SettlementAttempt) -> bool:
         return self.channel_losses != nap.channel
 
-    def _next_settling(self, nap: Settling, timeout: float) -> Settling | None:
+    def _next_settling(self, nap: SettlementAttempt, timeout: float) -> SettlementAttempt | None:
         """The attempt after a wait that the caller owns; None when there is none."""
         failure = nap.failure or Failure(Kind.TRANSIENT, "unknown")
         with self.lock:
@@ -821,7 +821,9 @@ class EngineCall:
             self.instrumentation.settled(nap, failure)
         return None
 
-    def _tell_settle_retry(self, attempt: Settling, failure: Failure, delay: float) -> None:
+    def _tell_settle_retry(
+        self, attempt: SettlementAttempt, failure: Failure, delay: float
+    ) -> None:
         self.instrumentation.settlement_retried(attempt.transaction, attempt.verb, failure, delay)
         self.instrumentation.emit(
             "retry.scheduled",
@@ -901,7 +903,7 @@ class EngineCall:
         """Whether the call has ended without the worker that is about to tell the source."""
         return self.is_aborted and run.transaction.transaction_id not in self.live
 
-    def _receive(self, delivery: Delivery, attempt: InProgress) -> None:
+    def _receive(self, delivery: FetchResult, attempt: InProgress) -> None:
         """A fetch came back in time, or its late answer is wanted after all. The lock is held."""
         if delivery.error is not None:
             self._note_loss(settlement_failure(delivery.error))
@@ -909,7 +911,7 @@ class EngineCall:
                 self._stop(delivery.error)
         self.receive(delivery, attempt)
 
-    def _fetched_late(self, attempt: InProgress, delivery: Delivery) -> None:
+    def _fetched_late(self, attempt: InProgress, delivery: FetchResult) -> None:
         """A fetch came back after it was given up: what it brought is kept or handed back."""
         with self.lock:
             count = len(delivery.transactions)
@@ -919,7 +921,7 @@ class EngineCall:
                 self.watchdog.came_back(attempt)
                 self.instrumentation.emit("fetch.late", delivered=count)
 
-    def _keep_late(self, attempt: InProgress, delivery: Delivery) -> None:
+    def _keep_late(self, attempt: InProgress, delivery: FetchResult) -> None:
         if self.is_finished:
             self.intake.return_unused(delivery.drain())
             self._release_unstarted_later()

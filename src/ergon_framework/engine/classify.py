@@ -102,7 +102,7 @@ def never_awaited(result: CoroutineType[Any, Any, Any], phase: str) -> Transacti
     )
 
 
-def not_told(answer: object, verb: str) -> ConnectorError | None:
+def unawaited_settlement(answer: object, verb: str) -> ConnectorError | None:
     """What is wrong with a settlement that returned: a coroutine has not told the source yet."""
     if type(answer) is not CoroutineType:
         return None

@@ -118,7 +118,7 @@ def arguments(run: Run, step: Step) -> tuple[Any, ...]:
     return (run.transaction, run.result if step is ON_SUCCESS else run.exception)
 
 
-def told(run: Run, verb: Verb) -> tuple[Any, ...]:
+def verb_arguments(run: Run, verb: Verb) -> tuple[Any, ...]:
     """What the source is given with the verb."""
     if verb is Verb.NACK:
         return (run.transaction, run.exception)

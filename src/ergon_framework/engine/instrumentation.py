@@ -15,7 +15,7 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.core.lifecycle import SUCCEEDED, End, Ending, Verb
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import FETCH, InProgress, Run, Settling
+from ergon_framework.engine.run import FETCH, InProgress, Run, SettlementAttempt
 from ergon_framework.ports.context import Call
 from ergon_framework.ports.notice import LifecycleSink, Notice, Sink
 from ergon_framework.ports.transaction import Transaction
@@ -172,7 +172,7 @@ class Instrumentation:
 
     # -- settlement and the end --------------------------------------------------------------
 
-    def settled(self, attempt: Settling, failure: Failure | None) -> None:
+    def settled(self, attempt: SettlementAttempt, failure: Failure | None) -> None:
         """Tell the sink that the source has heard of an outcome, or will not."""
         verb, attempts = attempt.verb, attempt.number + 1
         self.settlement_ended(

@@ -20,7 +20,7 @@ logger = logging.getLogger("ergon.engine")
 
 
 @dataclass(slots=True)
-class Delivery:
+class FetchResult:
     """The outcome of one fetch. ``is_defect``: asking again would only bring the same nonsense."""
 
     requested: int
@@ -36,7 +36,7 @@ class Delivery:
         return taken
 
 
-class Reader:
+class BatchReader:
     """Asks a source and reads what it answers; an iterator only as far as it was asked for.
 
     An iterator is asked for one item more than was wanted. One that ends there has run to its
@@ -51,7 +51,7 @@ class Reader:
         self._ahead: list[Any] = []  # read to see whether the iterator ends, and not wanted yet
         self._is_warned = False
 
-    def read(self, at_most: int, delivery: Delivery) -> Delivery:
+    def read(self, at_most: int, delivery: FetchResult) -> FetchResult:
         """Up to ``at_most`` transactions: of the answer before, or else of a new one."""
         if isinstance(self._rest, Iterator):
             self._read_on(self._rest, at_most, delivery)
@@ -61,7 +61,7 @@ class Reader:
         return delivery
 
     async def read_async(
-        self, at_most: int, delivery: Delivery, breathe: Callable[[], Awaitable[None]]
+        self, at_most: int, delivery: FetchResult, breathe: Callable[[], Awaitable[None]]
     ) -> None:
         """The asyncio twin of :meth:`read`: an answer may be awaited, and may be asynchronous.
 
@@ -105,7 +105,7 @@ class Reader:
             self._rest = None
             await aclose()
 
-    def _begin(self, answer: object, at_most: int, delivery: Delivery) -> None:
+    def _begin(self, answer: object, at_most: int, delivery: FetchResult) -> None:
         if _is_no_batch(answer, delivery):
             return
         if type(answer) is list and set(map(type, answer)) == {Transaction}:
@@ -114,7 +114,7 @@ class Reader:
             wanted = None if isinstance(answer, Sized) else at_most
             self._read_on(iter(answer), wanted, delivery)
 
-    def _read_on(self, rest: Iterator[Any], wanted: int | None, delivery: Delivery) -> None:
+    def _read_on(self, rest: Iterator[Any], wanted: int | None, delivery: FetchResult) -> None:
         self._rest = None  # one that raises, or hangs for ever, is not gone on with
         try:
             for position, item in enumerate(chain(self._taken_ahead(), rest)):
@@ -129,7 +129,7 @@ class Reader:
         self,
         rest: Any,
         wanted: int,
-        delivery: Delivery,
+        delivery: FetchResult,
         breathe: Callable[[], Awaitable[None]],
     ) -> None:
         if not hasattr(rest, "__anext__"):
@@ -163,7 +163,7 @@ class Reader:
             )
 
 
-def _is_no_batch(answer: object, delivery: Delivery) -> bool:
+def _is_no_batch(answer: object, delivery: FetchResult) -> bool:
     """Whether there is nothing to read: None is empty, anything but an iterable is a defect."""
     if answer is None:
         return True
@@ -179,7 +179,7 @@ def _is_no_batch(answer: object, delivery: Delivery) -> bool:
     return True
 
 
-def put(item: object, position: int, delivery: Delivery) -> None:
+def put(item: object, position: int, delivery: FetchResult) -> None:
     """Keep one item of a batch, or note that it is none.
 
     Valid transactions are kept even when others in the same answer are not: they may have left the
@@ -195,7 +195,7 @@ def put(item: object, position: int, delivery: Delivery) -> None:
         delivery.is_defect = True
 
 
-def _note(error: BaseException, delivery: Delivery) -> None:
+def _note(error: BaseException, delivery: FetchResult) -> None:
     if delivery.error is None or is_fatal(error):
         delivery.error, delivery.is_defect = error, False
 
@@ -206,7 +206,7 @@ RELEASE_STEP = 0.05
 """Seconds after which one more is handed back at the same time, as long as some are left."""
 
 
-class Returning:
+class ReleaseQueue:
     """Transactions on their way back to their source.
 
     They go one at a time as long as the source is quick, so that it sees them in order; a slow one
@@ -258,10 +258,10 @@ class Intake:
     from ``live`` without the lock; the methods say what they do about that.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: BatchReader) -> None:
         self.reader = reader
-        self.reading: Delivery | None = None  # what the fetch under way has brought so far
-        self.late: Delivery | None = None  # what a fetch that was given up on brought after all
+        self.reading: FetchResult | None = None  # what the fetch under way has brought so far
+        self.late: FetchResult | None = None  # what a fetch that was given up on brought after all
         self.ready: deque[Transaction] = deque()
         # The registry: what was taken in and has no outcome yet, ready or running. Whoever pops a
         # transaction accounts for it, by an outcome or in ``returning``; popping is atomic.
@@ -322,7 +322,7 @@ class Intake:
             self.unstarted += len(waiting)
             self.returning.extend(waiting)
 
-    def take_returning(self) -> Returning:
+    def take_returning(self) -> ReleaseQueue:
         """All that is to be handed back, with what a hanging fetch brought and nobody used."""
         for delivery in (self.late, self.reading):  # of a fetch that came back, one that hangs
             if delivery is not None:
@@ -332,7 +332,7 @@ class Intake:
         left: list[Transaction] = []
         while self.returning:  # a worker may append
             left.append(self.returning.popleft())
-        return Returning(left)
+        return ReleaseQueue(left)
 
     def return_unused(self, transactions: list[Transaction]) -> None:
         """What a fetch brought and nobody took in goes back."""

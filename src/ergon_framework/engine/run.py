@@ -60,7 +60,7 @@ class ProduceRun(Run):
         return "produce" if self.step is Step.PROCESS else self.step.value
 
 
-class Settling(Attempt):
+class SettlementAttempt(Attempt):
     """One call of ack, nack or release_after; in the phase BACKOFF, the wait before the next."""
 
     __slots__ = ("channel", "failure", "since", "verb", "wake_at")
@@ -73,15 +73,15 @@ class Settling(Attempt):
         self.failure: Failure | None = None  # in a wait: what the attempt before it failed with
         self.wake_at = since
 
-    def wait(self, failure: Failure, wake_at: float) -> Settling:
+    def wait(self, failure: Failure, wake_at: float) -> SettlementAttempt:
         """The wait after this attempt failed."""
-        nap = Settling(self.call, self.run, self.verb, self.since, self.channel)
+        nap = SettlementAttempt(self.call, self.run, self.verb, self.since, self.channel)
         nap.phase, nap.number, nap.failure, nap.wake_at = BACKOFF, self.number, failure, wake_at
         return nap
 
-    def next(self, now: float, deadline_at: float) -> Settling:
+    def next(self, now: float, deadline_at: float) -> SettlementAttempt:
         """The attempt after this wait."""
-        attempt = Settling(self.call, self.run, self.verb, self.since, self.channel)
+        attempt = SettlementAttempt(self.call, self.run, self.verb, self.since, self.channel)
         attempt.number, attempt.began_at = self.number + 1, now
         attempt.deadline_at = deadline_at
         return attempt
@@ -91,7 +91,7 @@ InProgress: TypeAlias = Attempt | Run
 """What a worker does right now."""
 
 
-class Tally:
+class OutcomeCounts:
     """Counts with a single writer, so that no lock is needed to count."""
 
     __slots__ = ("aborted", "failed", "handler_failures", "parked", "succeeded", "timed_out")
@@ -119,9 +119,9 @@ class Tally:
         if end.handler_failure is not None:
             self.handler_failures += 1
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: OutcomeCounts) -> None:
         """Take over what another one counted."""
-        for name in Tally.__slots__:
+        for name in OutcomeCounts.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
@@ -130,7 +130,7 @@ class Tally:
         return self.succeeded + self.failed + self.timed_out + self.aborted + self.parked
 
 
-class Worker(Tally):
+class Worker(OutcomeCounts):
     """A long-lived thread or task that pulls transactions and drives their lifecycles."""
 
     __slots__ = ("attempt", "cancels", "handle", "run", "stepper")

@@ -33,13 +33,13 @@ from ergon_framework.engine.call import (
     EngineCall,
     Job,
 )
-from ergon_framework.engine.classify import never_awaited, not_told
+from ergon_framework.engine.classify import never_awaited, unawaited_settlement
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.engine.decider import arguments, set_current, told
-from ergon_framework.engine.intake import RELEASE_STEP, RELEASES_AT_ONCE, Delivery, Returning
+from ergon_framework.engine.decider import arguments, set_current, verb_arguments
+from ergon_framework.engine.intake import RELEASE_STEP, RELEASES_AT_ONCE, FetchResult, ReleaseQueue
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import BACKOFF, FETCH, InProgress, Run, Settling, Worker
+from ergon_framework.engine.run import BACKOFF, FETCH, InProgress, Run, SettlementAttempt, Worker
 from ergon_framework.engine.watchdog import NEVER
 from ergon_framework.errors import describe
 from ergon_framework.ports.clock import Clock, Signal
@@ -340,7 +340,7 @@ class ThreadEngine(EngineCall):
         settlement = self.settlement
         if settlement is None:
             return True
-        attempt: Settling | None = self._settling(run, verb, settlement.timeout)
+        attempt: SettlementAttempt | None = self._settling(run, verb, settlement.timeout)
         while attempt is not None:
             self._publish(worker, attempt)
             if self._is_over(run):
@@ -349,8 +349,8 @@ class ThreadEngine(EngineCall):
             context = self.context.copy()
             self.instrumentation.enter(attempt, context)
             try:
-                answer = context.run(settlement.verbs[verb], *told(run, verb))
-                problem = not_told(answer, verb.value)
+                answer = context.run(settlement.verbs[verb], *verb_arguments(run, verb))
+                problem = unawaited_settlement(answer, verb.value)
             except BaseException as error:
                 problem = error
             if not self._owns(attempt):
@@ -364,7 +364,7 @@ class ThreadEngine(EngineCall):
             attempt = self._next_settling(nap, settlement.timeout)
         return True
 
-    def _wait_to_settle(self, nap: Settling) -> bool:
+    def _wait_to_settle(self, nap: SettlementAttempt) -> bool:
         """Wait before the source is told again. False when the supervisor took the run away."""
         with self.lock:
             while self._waits_to_settle(nap):
@@ -397,7 +397,7 @@ class ThreadEngine(EngineCall):
             attempt.claim()
             return True
         self.instrumentation.emit("fetch.began", attempt=attempt, requested=at_most)
-        self.intake.reading = delivery = Delivery(at_most)
+        self.intake.reading = delivery = FetchResult(at_most)
         context = self.context.copy()
         self.instrumentation.enter(attempt, context)
         try:
@@ -441,7 +441,7 @@ class ThreadEngine(EngineCall):
         finally:
             self.strand(left.give_up())
 
-    def _release_all(self, left: Returning, release: Hook, patience: float) -> None:
+    def _release_all(self, left: ReleaseQueue, release: Hook, patience: float) -> None:
         while left and self.now() < patience:
             if left.needs_releaser:
                 self._add_releaser(left, release)
@@ -450,7 +450,7 @@ class ThreadEngine(EngineCall):
             while left and self.now() < until:
                 self.watchdog_wakeup.wait(until)
 
-    def _add_releaser(self, left: Returning, release: Hook) -> None:
+    def _add_releaser(self, left: ReleaseQueue, release: Hook) -> None:
         try:
             self.clock.spawn("ergon-release", lambda: self._release(left, release))
         except Exception:
@@ -459,7 +459,7 @@ class ThreadEngine(EngineCall):
             left.releasers = RELEASES_AT_ONCE  # no thread can be started: those there must do
         left.releasers += 1
 
-    def _release(self, left: Returning, release: Hook) -> None:
+    def _release(self, left: ReleaseQueue, release: Hook) -> None:
         while True:
             with self.lock:
                 transaction = left.begin()
@@ -470,14 +470,14 @@ class ThreadEngine(EngineCall):
             with self.lock:
                 self.watchdog_wakeup.notify()
 
-    def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
+    def _release_one(self, left: ReleaseQueue, release: Hook, transaction: Transaction) -> bool:
         """Hand one back, several times if need be. False when nobody waits for it any more."""
         number, since, channel = 0, self.instant(), self.channel_losses
         while True:
             problem: BaseException | None = None
             try:
                 answer = self.context.copy().run(release, transaction)
-                problem = not_told(answer, Verb.RELEASE.value)
+                problem = unawaited_settlement(answer, Verb.RELEASE.value)
             except BaseException as error:
                 problem = error
             with self.lock:

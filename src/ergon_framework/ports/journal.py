@@ -14,7 +14,7 @@ import msgspec
 from ergon_framework.ports.jobstore import Subscription
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One notice as it was told, made of plain values; never with a payload."""
 
     at: float  # seconds since 1970
@@ -41,7 +41,7 @@ class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, Any] = {}
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class JournalQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which entries a reader means; every filter that is set must match."""
 
     names: tuple[str, ...] = ()  # whole names, or what comes before the dot, as "job"
@@ -54,13 +54,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class Journal(Protocol):
     """A bounded record that several processes write and read."""
 
-    def write(self, entries: Sequence[Entry], spans: Sequence[SpanRecord] = ()) -> None:
+    def write(self, entries: Sequence[JournalEntry], spans: Sequence[SpanRecord] = ()) -> None:
         """Add them in one commit; notifies the subscribers."""
 
-    def read(self, wanted: Wanted, after: int = 0, limit: int = 1000) -> list[Entry]:
+    def read(self, wanted: JournalQuery, after: int = 0, limit: int = 1000) -> list[JournalEntry]:
         """Entries with a number above ``after``, the oldest first."""
 
-    def newest(self, wanted: Wanted, limit: int = 1000) -> list[Entry]:
+    def newest(self, wanted: JournalQuery, limit: int = 1000) -> list[JournalEntry]:
         """The last entries, the oldest of them first."""
 
     def last(self) -> int:

@@ -25,7 +25,7 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ErgonError, StoreError, describe, text_of
 from ergon_framework.ports.context import Attempt, Call
-from ergon_framework.ports.journal import Entry, Journal, SpanRecord
+from ergon_framework.ports.journal import Journal, JournalEntry, SpanRecord
 from ergon_framework.ports.notice import CATALOGUE, Notice, NoticeSpec, Routine
 from ergon_framework.storage.urls import SQLITE
 from ergon_framework.telemetry.journal_tracing import JournalTracerProvider
@@ -58,7 +58,7 @@ def is_routine(notice: Notice) -> bool:
     return name in ROUTINE or (name in _WHEN_WELL and _went_well(notice.fields))
 
 
-def entry_of(notice: Notice, source: str, at: float) -> Entry:
+def entry_of(notice: Notice, source: str, at: float) -> JournalEntry:
     """The notice as a journal keeps it. ``at`` is the time of day; a notice may have another."""
     given = notice.fields
     run = _run_of(given)
@@ -68,7 +68,7 @@ def entry_of(notice: Notice, source: str, at: float) -> Entry:
             fields |= _flat(name, value)
     if notice.name == "retry.scheduled":
         fields["attempt"] += 1  # the engine counts from 0, people from 1
-    return Entry(
+    return JournalEntry(
         at=at,
         name=notice.name,
         source=source,
@@ -193,7 +193,7 @@ class JournalWriter:
         """How many entries and spans were not kept."""
         return self._dropped
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: JournalEntry) -> None:
         """Have an entry written soon; never blocks and never fails."""
         self._add(entry)
 
@@ -222,7 +222,7 @@ class JournalWriter:
     def renew(self) -> None:
         """Begin with nothing: at first, and in a forked child."""
         self._changed = threading.Condition()
-        self._waiting: deque[Entry | SpanRecord] = deque()
+        self._waiting: deque[JournalEntry | SpanRecord] = deque()
         self._thread: threading.Thread | None = None
         self._is_busy = False
         self._is_urgent = False
@@ -242,7 +242,7 @@ class JournalWriter:
             if self._journal is None:
                 self._journal = self._opening()
             self._journal.write(
-                [each for each in batch if isinstance(each, Entry)],
+                [each for each in batch if isinstance(each, JournalEntry)],
                 [each for each in batch if isinstance(each, SpanRecord)],
             )
         except Exception as error:
@@ -253,7 +253,7 @@ class JournalWriter:
                 self._is_in_trouble = False
                 logger.info("the journal is written again; %d entries are missing", self._dropped)
 
-    def _add(self, thing: Entry | SpanRecord) -> None:
+    def _add(self, thing: JournalEntry | SpanRecord) -> None:
         with self._changed:
             if self._is_closed or len(self._waiting) >= self._most_waiting:
                 self._dropped += 1
@@ -335,7 +335,7 @@ class JournalListener:
         keeps_all: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._tell: Callable[[Entry], None] = writer.tell
+        self._tell: Callable[[JournalEntry], None] = writer.tell
         self._source = source
         self._keeps_all = keeps_all
         self.passes_over = frozenset() if keeps_all else ROUTINE

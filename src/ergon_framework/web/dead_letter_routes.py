@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from ergon_framework.app.dead_letters import letter_shape
+from ergon_framework.app.dead_letters import letter_document
 from ergon_framework.core.job import JobStatus
 from ergon_framework.ports import providerstore
 from ergon_framework.ports.jobstore import Search
@@ -61,7 +61,7 @@ def letters_page(
     ids = [place.id for place in places]
     found = {each.letter.dead_letter_id: each for each in _letters(source, ids)}
     return [
-        (place, letter_shape(found[place.id], shows_payload=is_whole))
+        (place, letter_document(found[place.id], shows_payload=is_whole))
         for place in places
         if place.id in found
     ]
@@ -72,7 +72,7 @@ def find_letter(
 ) -> dict[str, Any] | None:
     """One letter, whatever has become of it; None when there is none."""
     found = [] if "\0" in letter_id else _letters(source, [letter_id])  # no database takes that
-    return letter_shape(found[0], shows_payload=is_whole) if found else None
+    return letter_document(found[0], shows_payload=is_whole) if found else None
 
 
 def _letters(source: ProviderBackend, ids: list[str]) -> list[StoredLetter]:

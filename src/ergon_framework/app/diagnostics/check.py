@@ -13,7 +13,7 @@ from ergon_framework.app.factories import CONNECTORS, Factory, connector_factory
 from ergon_framework.app.imports import load
 from ergon_framework.app.journal import journal_path
 from ergon_framework.app.observability import check_page
-from ergon_framework.app.parts import Row, rows, startable
+from ergon_framework.app.parts import PartRow, rows, startable
 from ergon_framework.app.settings import examine_settings
 from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import ConnectorSettings, TaskSettings
@@ -125,7 +125,9 @@ def _with_key(error: ErgonError, maker: Factory) -> dict[str, Any]:
     return {"key": [option]} if option in maker.options else {}
 
 
-def check(config: str | Path | None = None, environ: Mapping[str, str] | None = None) -> list[Row]:
+def check(
+    config: str | Path | None = None, environ: Mapping[str, str] | None = None
+) -> list[PartRow]:
     """What would run; a :class:`SettingsError` tells every mistake there is."""
     environ = os.environ if environ is None else environ
     settings, source = examine_settings(config, environ)

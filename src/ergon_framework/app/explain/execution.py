@@ -19,7 +19,7 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.journal import Entry
+from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.notice import CATALOGUE
 from ergon_framework.storage.urls import given_options
 
@@ -109,7 +109,7 @@ def _elsewhere(asked: Question) -> Iterator[str]:
                     yield f"{told}: if it came from there, it is over."
 
 
-def status_of(told: Sequence[Entry]) -> str:
+def status_of(told: Sequence[JournalEntry]) -> str:
     """How it stood when it was last heard of."""
     last = told[-1]
     if last.name == "transaction.ended":
@@ -122,17 +122,17 @@ def status_of(told: Sequence[Entry]) -> str:
     }.get(last.name, "running")
 
 
-def _once_each(told: Sequence[Entry]) -> list[Entry]:
+def _once_each(told: Sequence[JournalEntry]) -> list[JournalEntry]:
     """Without failed attempts that the entry of their retry tells again."""
     again = {_which(each) for each in told if each.name == "retry.scheduled"}
     return [each for each in told if each.name != "attempt.ended" or _which(each) not in again]
 
 
-def _which(entry: Entry) -> tuple[str, object, object]:
+def _which(entry: JournalEntry) -> tuple[str, object, object]:
     return entry.source, entry.fields.get("phase"), entry.fields.get("attempt")
 
 
-def _phrase(entry: Entry) -> str:
+def _phrase(entry: JournalEntry) -> str:
     fields = entry.fields
     failure = fields.get("failure") or {}
     because = f" ({_cause(failure)})" if failure else ""
@@ -147,12 +147,12 @@ def _phrase(entry: Entry) -> str:
     return ""
 
 
-def _is_of_engine(entry: Entry) -> bool:
+def _is_of_engine(entry: JournalEntry) -> bool:
     known = CATALOGUE.get(entry.name)
     return known is not None and known.part == "engine"
 
 
-def _why(told: Sequence[Entry]) -> Iterator[str]:
+def _why(told: Sequence[JournalEntry]) -> Iterator[str]:
     last = told[-1]
     task = next((each.fields["task"] for each in told if each.fields.get("task")), "")
     where = f" in task {task}" if task else ""

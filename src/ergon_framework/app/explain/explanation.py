@@ -14,7 +14,7 @@ from ergon_framework.app.journal import journal_of, journal_path
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import duration, failure_text, one_sentence
-from ergon_framework.ports.journal import Entry, Wanted
+from ergon_framework.ports.journal import JournalEntry, JournalQuery
 from ergon_framework.ports.notice import CATALOGUE
 
 MOST_TOLD = 12
@@ -83,7 +83,7 @@ class Question:
     """Why some of these places could not be looked at."""
 
     @cached_property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[JournalEntry]:
         """The last that the journal has about it, the oldest first."""
         path = journal_path(self.settings)
         journal = journal_of(self.settings)
@@ -93,14 +93,14 @@ class Question:
             return []
         self.looked.append(f"the journal {path}")
         with journal:
-            return journal.newest(Wanted(unit=self.unit))
+            return journal.newest(JournalQuery(unit=self.unit))
 
 
 _SECONDS = frozenset({"delay", "seconds", "late", "grace", "retry_after", "elapsed"})
 
 
 def sentences(
-    entries: Sequence[Entry], phrase: Callable[[Entry], str] | None = None
+    entries: Sequence[JournalEntry], phrase: Callable[[JournalEntry], str] | None = None
 ) -> Iterator[str]:
     """The last entries, a sentence each; ``phrase`` words those it knows, and answers ""."""
     told = entries[-MOST_TOLD:]
@@ -111,15 +111,15 @@ def sentences(
         yield f"{format_rfc3339(entry.at)}: {text or _said(entry)}."
 
 
-def _said(entry: Entry) -> str:
+def _said(entry: JournalEntry) -> str:
     """What happened, as the catalogue says it, and what is known about it."""
     known = CATALOGUE.get(entry.name)
     meaning = known.text.rstrip(".") if known is not None else entry.name
-    said = words(entry.fields)
+    said = field_text(entry.fields)
     return f"{meaning} ({said})" if said else meaning
 
 
-def words(fields: Mapping[str, Any]) -> str:
+def field_text(fields: Mapping[str, Any]) -> str:
     """Fields as a person reads them: what says nothing is left out."""
     parts = [text for name, value in fields.items() if (text := _field(name, value))]
     return "; ".join(parts)

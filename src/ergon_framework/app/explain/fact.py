@@ -43,7 +43,7 @@ class Site(NamedTuple):
     """What lies at an offset of a log, where that can be seen."""
 
 
-class Standing(NamedTuple):
+class FactStatus(NamedTuple):
     """A sentence, and the word for what it means to the fact."""
 
     word: str
@@ -55,14 +55,14 @@ def explain_fact(asked: Question) -> Iterator[Explanation]:
     found = list(_everywhere(asked))
     told = [each for each in asked.entries if each.name.startswith("fact.")]
     if any(each.name == "fact.refused" for each in told) and not found:
-        found.append(Standing("refused", "No zone has it: its append was refused."))
+        found.append(FactStatus("refused", "No zone has it: its append was refused."))
     if found:
         word = min((each.word for each in found), key=_WORST.index)
         why = [*(each.text for each in found), *sentences(told)]
         yield Explanation("fact", asked.unit, word, why)
 
 
-def _everywhere(asked: Question) -> Iterator[Standing]:
+def _everywhere(asked: Question) -> Iterator[FactStatus]:
     if asked.node is not None:
         asked.looked.append(f"the node at {asked.node}")
         address = node_address(asked.config, url=asked.node)
@@ -72,7 +72,7 @@ def _everywhere(asked: Question) -> Iterator[Standing]:
                 body = json.dumps(fields).encode()
                 return json.loads(transport.call(_ADMIN + method, body, timeout=_TIMEOUT))
 
-            yield from _at_site(asked.unit, _asked_site(ask))
+            yield from _at_site(asked.unit, _remote_site(ask))
         return
     for name, setup in zones_of(asked.settings).items():
         file = fact_file(setup.settings)
@@ -98,7 +98,7 @@ def _stored(zone: Zone, log: str, offset: int) -> StoredFact | None:
     return facts[0] if facts and facts[0].offset == offset else None
 
 
-def _asked_site(ask: Callable[..., Any]) -> Site:
+def _remote_site(ask: Callable[..., Any]) -> Site:
     return Site(
         ask("GetStatus"),
         ask("ListQuarantine", state="all")["items"],
@@ -111,7 +111,7 @@ def _asked_site(ask: Callable[..., Any]) -> Site:
 # ---- one zone ------------------------------------------------------------------------------------
 
 
-def _at_site(unit: str, site: Site) -> Iterator[Standing]:
+def _at_site(unit: str, site: Site) -> Iterator[FactStatus]:
     for log in site.status["logs"]:
         name = log["log"]
         owner = site.status["zone"] if name == OUTBOUND else name.removeprefix(INBOUND)
@@ -122,7 +122,7 @@ def _at_site(unit: str, site: Site) -> Iterator[Standing]:
         yield from _in_log(site, name, owner, found)
 
 
-def _in_log(site: Site, log: str, owner: str, found: Shape) -> Iterator[Standing]:
+def _in_log(site: Site, log: str, owner: str, found: Shape) -> Iterator[FactStatus]:
     zone, offset = site.status["zone"], found["offset"]
     if log == OUTBOUND:
         text = f"Zone {zone} has it in its outbound log, at offset {offset}"
@@ -131,10 +131,10 @@ def _in_log(site: Site, log: str, owner: str, found: Shape) -> Iterator[Standing
     fact = site.fact(log, offset)
     when = "" if fact is None else f", since {format_rfc3339(fact.recorded_at)}"
     kept = "" if found["state"] == "retained" else "; its payload is past its time and was dropped"
-    yield Standing("appended", f"{text}{when}{kept}.")
+    yield FactStatus("appended", f"{text}{when}{kept}.")
     for gap in site.gaps:
         if gap["log"] == log and gap["first_offset"] <= offset <= gap["last_offset"]:
-            yield Standing("lost", f"Zone {zone} gave it up before all had it: {gap['reason']}.")
+            yield FactStatus("lost", f"Zone {zone} gave it up before all had it: {gap['reason']}.")
     aside = {each["consumer_name"]: each for each in site.quarantine if _is_it(each, log, offset)}
     readers = [each for each in site.status["consumers"] if each["log"] == log]
     if fact is not None:
@@ -143,14 +143,14 @@ def _in_log(site: Site, log: str, owner: str, found: Shape) -> Iterator[Standing
         name = reader["consumer_name"]
         yield _reader(site, reader, offset, aside.get(name))
     if not readers:
-        yield Standing("waiting", f"Nobody reads {log} of zone {zone} yet.")
+        yield FactStatus("waiting", f"Nobody reads {log} of zone {zone} yet.")
 
 
 def _is_it(item: Shape, log: str, offset: int) -> bool:
     return (item["log"], item["offset"]) == (log, offset)
 
 
-def _reader(site: Site, reader: Shape, offset: int, aside: Shape | None) -> Standing:
+def _reader(site: Site, reader: Shape, offset: int, aside: Shape | None) -> FactStatus:
     name, cursor = reader["consumer_name"], reader["cursor"]
     peer = name.removeprefix(PEER) if name.startswith(PEER) else None
     who = f"The consumer {name}" if peer is None else f"Zone {peer}"
@@ -159,16 +159,16 @@ def _reader(site: Site, reader: Shape, offset: int, aside: Shape | None) -> Stan
     if offset <= cursor:
         verb = "has confirmed it" if peer is None else "has pulled it"
         fate = f", though it was set aside and {aside['state']}" if aside is not None else ""
-        return Standing("confirmed", f"{who} {verb}{fate}.")
+        return FactStatus("confirmed", f"{who} {verb}{fate}.")
     between = offset - cursor - 1
     place = f"{counted(between, 'offset')} before it come first" if between else "it is the next"
     verb = "confirmed" if peer is None else "pulled"
     text = f"{who} has not {verb} it: its cursor is at {cursor}, and {place}"
     held = "" if not reader.get("holder") else f"; {reader['holder']!r} holds the consumer"
-    return Standing("waiting", f"{text}{held}{_sealed(site, peer)}.")
+    return FactStatus("waiting", f"{text}{held}{_sealed(site, peer)}.")
 
 
-def _set_aside(who: str, aside: Shape) -> Standing:
+def _set_aside(who: str, aside: Shape) -> FactStatus:
     at = format_rfc3339(aside["at_unix_ms"] / 1000)
     why = failure_text(aside["reason"], aside["message"])
     item = aside["id"]
@@ -179,7 +179,7 @@ def _set_aside(who: str, aside: Shape) -> Standing:
             f"does not get it: set aside at {at} after {counted(aside['attempts'], 'attempt')}"
             f" ({why}); ergon boundary quarantine release {item} lets it go out again"
         )
-    return Standing("quarantined", f"{who} {text}.")
+    return FactStatus("quarantined", f"{who} {text}.")
 
 
 def _sealed(site: Site, peer: str | None) -> str:

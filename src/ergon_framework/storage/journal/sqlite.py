@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from ergon_framework.ports.jobstore import Subscription
-from ergon_framework.ports.journal import Entry, SpanRecord, Wanted
+from ergon_framework.ports.journal import JournalEntry, JournalQuery, SpanRecord
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.migrations import Schema
 from ergon_framework.storage.sqlite.notifier import FifoNotifier
@@ -53,16 +53,16 @@ ORDER BY trace_id LIMIT ?
 """
 
 
-def entry_row(entry: Entry) -> tuple[Any, ...]:
+def entry_row(entry: JournalEntry) -> tuple[Any, ...]:
     """The columns of :data:`ADD_ENTRY`."""
     fields = _encode(entry.fields).decode()
     return (entry.at, entry.name, entry.source, entry.unit, entry.trace_id, fields)
 
 
-def entry_of(row: Sequence[Any]) -> Entry:
+def entry_of(row: Sequence[Any]) -> JournalEntry:
     """What :func:`select` found."""
     number, at, name, source, unit, trace_id, fields = row
-    return Entry(
+    return JournalEntry(
         at=at,
         name=name,
         source=source,
@@ -99,7 +99,7 @@ def span_of(row: Sequence[Any]) -> SpanRecord:
 
 
 def select(
-    wanted: Wanted, after: int, limit: int, order: Literal["ASC", "DESC"] = "ASC"
+    wanted: JournalQuery, after: int, limit: int, order: Literal["ASC", "DESC"] = "ASC"
 ) -> tuple[str, list[Any]]:
     """The statement that finds what is wanted, and its values."""
     terms, values = ["number > ?"], [after]
@@ -109,7 +109,7 @@ def select(
     return SELECT.format(terms=" AND ".join(terms), order=order), [*values, limit]
 
 
-def _terms(wanted: Wanted) -> list[tuple[str, list[Any]]]:
+def _terms(wanted: JournalQuery) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = []
     if wanted.names:
         # Whole, or the part before the dot: "job." up to what would come after all that begins so.
@@ -181,7 +181,7 @@ class SqliteJournal:
         """The file."""
         return self._database.path
 
-    def write(self, entries: Sequence[Entry], spans: Sequence[SpanRecord] = ()) -> None:
+    def write(self, entries: Sequence[JournalEntry], spans: Sequence[SpanRecord] = ()) -> None:
         """Add them in one commit; notifies the subscribers. Now and then it sweeps."""
         if not entries and not spans:
             return
@@ -200,12 +200,12 @@ class SqliteJournal:
             self._left = _SWEEP_AFTER
             self.sweep(self._keep, self._most)
 
-    def read(self, wanted: Wanted, after: int = 0, limit: int = 1000) -> list[Entry]:
+    def read(self, wanted: JournalQuery, after: int = 0, limit: int = 1000) -> list[JournalEntry]:
         """Entries with a number above ``after``, the oldest first."""
         statement, values = select(wanted, after, limit)
         return [entry_of(row) for row in self._rows(statement, values)]
 
-    def newest(self, wanted: Wanted, limit: int = 1000) -> list[Entry]:
+    def newest(self, wanted: JournalQuery, limit: int = 1000) -> list[JournalEntry]:
         """The last entries, the oldest of them first."""
         statement, values = select(wanted, 0, limit, order="DESC")
         return [entry_of(row) for row in reversed(self._rows(statement, values))]
