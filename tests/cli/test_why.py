@@ -347,7 +347,7 @@ def test_a_parked_job_names_its_gate(why: Why) -> None:
         refused = ROW._replace(attempt_number=0, outcome="failed", reason_code="circuit_open")
         store.record(RecordBatch([refused]))
         now = store.now()
-        store.swap(LANE, 0, Breaker(CircuitState.OPEN, 5, now + 600, generation=1))
+        store.compare_and_set(LANE, 0, Breaker(CircuitState.OPEN, 5, now + 600, generation=1))
         window = Window(now - 10, now + 1000)
         store.reserve(LANE, window, 1, 1)
     shape = why("job-1", "--kind", "job", "--json").json
@@ -407,7 +407,7 @@ def calls(why: Why) -> Iterator[None]:
     other = replace(letter, dead_letter_id="letter-2", idempotency_key="x", correlation_id="y")
     with closing(open_store("sqlite:///work.db")) as store:
         store.record(RecordBatch([ROW, last], [letter, other]))
-        store.cool(LANE, store.now() + 300)
+        store.extend_cooldown(LANE, store.now() + 300)
         yield
 
 
@@ -444,7 +444,9 @@ def test_a_provider_with_a_store_of_its_own(why: Why, workplace: Workplace) -> N
         Hand(client.store).run(held)
     with closing(open_store("sqlite:///crm.db")) as store:
         store.record(RecordBatch([ROW._replace(attempt_number=0, outcome="failed")]))
-        store.swap(LANE, 0, Breaker(CircuitState.OPEN, 5, store.now() + 600, generation=1))
+        store.compare_and_set(
+            LANE, 0, Breaker(CircuitState.OPEN, 5, store.now() + 600, generation=1)
+        )
     assert why("order-9", "--json").json["kind"] == "call"
     told = " ".join(why("job-1", "--kind", "job", "--json").json["why"])
     assert "The circuit of rank/snapshot is open until" in told

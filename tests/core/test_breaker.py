@@ -302,11 +302,11 @@ TestCircuits = Circuits.TestCase
 def test_what_people_are_told() -> None:
     """That one whose cooldown is over would let a probe in; everything else is as it is."""
     opened = Breaker(CircuitState.OPEN, 3, 10.0, generation=4, held_for=5.0)
-    assert opened.told(9.9) is opened
-    assert opened.told(10.0) == Breaker(CircuitState.HALF_OPEN, 3, generation=4)
+    assert opened.observed(9.9) is opened
+    assert opened.observed(10.0) == Breaker(CircuitState.HALF_OPEN, 3, generation=4)
     for other in (
         Breaker(),
         Breaker(CircuitState.HALF_OPEN, 2),
         Breaker(CircuitState.OPEN, 2, None),
     ):
-        assert other.told(1e9) is other
+        assert other.observed(1e9) is other

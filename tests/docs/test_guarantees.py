@@ -76,7 +76,7 @@ def test_the_numbers_are_the_defaults() -> None:
     rule, of_request = jobs.rule(), TaskOptions(computed_keys="request")
     assert (jobs.executor_wait, recorder.KEEP) == (DAY, 90 * DAY)
     assert (task.keep_key_seconds, of_request.computed_key_memory) == (DAY, 3600.0)
-    assert (circuit_breaker.STORE_TIMEOUT, circuit_breaker.FRESH_FOR, write_behind.SHELTER) == (
+    assert (circuit_breaker.STORE_TIMEOUT, circuit_breaker.FRESH_FOR, write_behind.SPILL_AFTER) == (
         0.5,
         1.0,
         1.0,

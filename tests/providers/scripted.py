@@ -126,15 +126,15 @@ def used(provider: ProviderBase, tenant_id: str = "t") -> int:
     return sum(account.used for account in accounts if account is not None)
 
 
-def standing(provider: ProviderBase, tenant_id: str = "t") -> Breaker:
+def lane_state(provider: ProviderBase, tenant_id: str = "t") -> Breaker:
     """The circuit of a tenant as the store has it."""
     key = LaneKey(tenant_id, provider.provider_name, provider.capability)
-    return provider.store.standing(key).breaker
+    return provider.store.lane_state(key).breaker
 
 
 def is_whole(provider: ProviderBase, tenant_id: str = "t") -> bool:
     """Whether nobody holds a place in the circuit."""
-    return not standing(provider, tenant_id).probes
+    return not lane_state(provider, tenant_id).probes
 
 
 def wall_of(clock: Clock) -> Callable[[], float]:
@@ -168,19 +168,19 @@ class WatchedStore(MemoryProviderStore):
     @property
     def written(self) -> list[str]:
         """What was asked for that changes something."""
-        return [name for name in self.asked if name != "standing"]
+        return [name for name in self.asked if name != "lane_state"]
 
-    def standing(self, key: LaneKey) -> LaneState:
-        self._step_of("standing")
-        return super().standing(key)
+    def lane_state(self, key: LaneKey) -> LaneState:
+        self._step_of("lane_state")
+        return super().lane_state(key)
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
-        self._step_of("swap")
-        return super().swap(key, version, breaker, **failed)
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        self._step_of("compare_and_set")
+        return super().compare_and_set(key, version, breaker, **failed)
 
-    def cool(self, key: LaneKey, until: float) -> float:
-        self._step_of("cool")
-        return super().cool(key, until)
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
+        self._step_of("extend_cooldown")
+        return super().extend_cooldown(key, until)
 
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         self._step_of("reserve")

@@ -51,9 +51,9 @@ def store() -> Store:
     bad = row("b", tenant=TENANT, outcome="failed", reason="timeout")
     made.record(RecordBatch([row("a", tenant=TENANT), bad]))
     made.reserve(lane, Window(now - 1, now + 1), 10, 3)
-    made.swap(lane, 0, Breaker(CircuitState.OPEN, 3, now + 30, generation=1))
-    made.cool(lane, now + 3)
-    made.cool(LaneKey(TENANT, "maps", "route"), now - 3)
+    made.compare_and_set(lane, 0, Breaker(CircuitState.OPEN, 3, now + 30, generation=1))
+    made.extend_cooldown(lane, now + 3)
+    made.extend_cooldown(LaneKey(TENANT, "maps", "route"), now - 3)
     return made
 
 

@@ -41,9 +41,9 @@ from tests.providers.scripted import (
     asked,
     call,
     is_whole,
+    lane_state,
     new_store,
     rows,
-    standing,
     used,
 )
 
@@ -261,14 +261,14 @@ def test_interrupts_pass_and_leave_nothing_taken(
         )
         with pytest.raises(kind):
             call(provider)
-        assert (used(provider), standing(provider).failures) == (0, 0)
+        assert (used(provider), lane_state(provider).failures) == (0, 0)
         provider.steps.extend([DOWN, kind()])
         call(provider)
         clock.advance(5.0)
         with pytest.raises(kind):
             call(provider)
         assert (used(provider), is_whole(provider)) == (1, True)
-        assert standing(provider).state is CircuitState.HALF_OPEN
+        assert lane_state(provider).state is CircuitState.HALF_OPEN
         assert call(provider).success
 
 
@@ -292,7 +292,7 @@ def test_an_interrupt_while_waiting_leaves_nothing_taken(unit: str, clock: Virtu
 
 
 @pytest.mark.req("PEF:E-15")
-@pytest.mark.parametrize("step", ["standing", "reserve", "swap"])
+@pytest.mark.parametrize("step", ["lane_state", "reserve", "compare_and_set"])
 def test_an_interrupt_at_a_gate_leaves_nothing_taken(step: str, clock: VirtualClock) -> None:
     """Whichever of them it hits; the next call goes through."""
     store = WatchedStore(clock)
@@ -334,7 +334,7 @@ def test_an_interrupt_while_a_probe_reports_gives_its_place_back(clock: VirtualC
     clock.advance(5.0)
 
     def interrupt(name: str) -> None:
-        if name == "swap" and provider.calls == 2:
+        if name == "compare_and_set" and provider.calls == 2:
             store.before = lambda name: None
             raise KeyboardInterrupt
 
@@ -423,7 +423,7 @@ def test_an_hour_more_or_less_leaves_no_circuit_open(
         assert call(provider).reason_code == "circuit_open"
     clock.advance(11.0)
     assert call(provider).success
-    assert standing(provider).state is CircuitState.CLOSED
+    assert lane_state(provider).state is CircuitState.CLOSED
 
 
 @pytest.mark.req("PEF:trap-clock-back")
@@ -495,13 +495,13 @@ def test_thirty_seconds_without_the_store(clock: VirtualClock) -> None:
     clock.advance(3.0)
     store.is_away = False
     assert call(provider).reason_code == "circuit_open"
-    found = store.standing(LANE).breaker
+    found = store.lane_state(LANE).breaker
     assert (found.state, found.failures) == (CircuitState.OPEN, 3)
     clock.advance(60.0)
     assert call(provider).success
-    assert store.standing(LANE).breaker.state is CircuitState.CLOSED
+    assert store.lane_state(LANE).breaker.state is CircuitState.CLOSED
     assert provider.flush()
-    assert provider._fitted.recorder.stats().written_rows == 34
+    assert provider._runtime.recorder.stats().written_rows == 34
 
 
 @pytest.mark.req("PEF:B-11")
@@ -518,13 +518,15 @@ def test_a_pause_that_was_asked_for_meanwhile_is_not_forgotten(clock: VirtualClo
     store.is_away = False
     clock.advance(10.0)
     assert call(provider, timeout_budget_seconds=5.0).stop_reason == "cooldown"
-    assert store.standing(LANE).cooldown_until == store.now() + 20.0
+    assert store.lane_state(LANE).cooldown_until == store.now() + 20.0
     other = Scripted(store=store)
     assert call(other, timeout_budget_seconds=5.0).stop_reason == "cooldown"
 
 
 @pytest.mark.req("PEF:C-11", "PEF:B-11")
-@pytest.mark.parametrize("step", ["standing", "reserve", "refund", "swap", "cool"])
+@pytest.mark.parametrize(
+    "step", ["lane_state", "reserve", "refund", "compare_and_set", "extend_cooldown"]
+)
 def test_a_store_that_fails_at_any_step_raises_nothing(step: str, clock: VirtualClock) -> None:
     """Every call has a canonical end, and all is well again afterwards."""
     from ergon_framework.providers.errors import ProviderConnectionError, ProviderRateLimitError
@@ -554,7 +556,7 @@ def test_a_store_that_fails_at_any_step_raises_nothing(step: str, clock: Virtual
     provider.steps.clear()
     clock.advance(30.0)
     assert call(provider).success
-    found = store.standing(LaneKey(*LANE)).breaker
+    found = store.lane_state(LaneKey(*LANE)).breaker
     assert (found.state, found.probes) == (CircuitState.CLOSED, ())
 
 

@@ -27,8 +27,8 @@ from tests.providers.scripted import (
     Scripted,
     acall,
     call,
+    lane_state,
     rows,
-    standing,
     used,
 )
 
@@ -74,7 +74,7 @@ def test_an_attempt_that_gets_no_thread_in_its_time_is_not_made(unit: Any, isola
     provider = Scripted(
         quota=DAILY, quota_unit=unit, isolate=isolates, timeout_budget_seconds=BUDGET
     )
-    with taken(provider.fitted.calls):
+    with taken(provider.runtime.calls):
         result = ended(provider, correlation_id="mine")
     assert (result.reason_code, result.stop_reason, result.attempts) == (
         "timeout",
@@ -82,8 +82,8 @@ def test_an_attempt_that_gets_no_thread_in_its_time_is_not_made(unit: Any, isola
         0,
     )
     assert result.error.never_sent
-    provider.fitted.calls.pool.shutdown()
-    assert (provider.calls, used(provider), standing(provider).failures) == (0, 0, 0)
+    provider.runtime.calls.pool.shutdown()
+    assert (provider.calls, used(provider), lane_state(provider).failures) == (0, 0, 0)
     assert [row.attempt_number for row in rows(provider, "mine")] == [0]
 
 
@@ -92,20 +92,20 @@ def test_a_second_attempt_that_gets_no_thread_is_no_second_failure() -> None:
     provider = Scripted(quota=DAILY, quota_unit="attempt", timeout_budget_seconds=1.0)
 
     def fails(_: object) -> Exception:
-        stack.enter_context(taken(provider.fitted.calls))
+        stack.enter_context(taken(provider.runtime.calls))
         return ProviderDependencyError("down", http_status=503)
 
     provider.steps.append(fails)
     with ExitStack() as stack:
         result = ended(provider)
     assert (result.reason_code, result.stop_reason) == ("dependency_unavailable", "budget_spent")
-    assert (result.attempts, used(provider), standing(provider).failures) == (1, 1, 1)
+    assert (result.attempts, used(provider), lane_state(provider).failures) == (1, 1, 1)
 
 
 def test_a_provider_that_hangs_takes_no_thread_from_another() -> None:
     """Each has its own."""
     slow, quick = Scripted(), Scripted()
-    with taken(slow.fitted.calls):
+    with taken(slow.runtime.calls):
         assert ended(quick).success
 
 
@@ -120,7 +120,7 @@ def test_a_store_that_takes_all_threads_is_a_store_that_does_not_answer(
     )
     try:
         assert ended(provider).success
-        with taken(provider.fitted.steps):
+        with taken(provider.runtime.steps):
             result = ended(provider, timeout_budget_seconds=BUDGET)
         wanted = (
             ("timeout", "budget_spent")
@@ -128,7 +128,7 @@ def test_a_store_that_takes_all_threads_is_a_store_that_does_not_answer(
             else ("dependency_unavailable", "store_unavailable")
         )
         assert (result.reason_code, result.stop_reason, result.attempts) == (*wanted, 0)
-        provider.fitted.steps.pool.shutdown()
+        provider.runtime.steps.pool.shutdown()
         assert used(provider) == 1
     finally:
         provider.close()
@@ -140,8 +140,8 @@ def test_a_store_that_hangs_takes_no_thread_from_another(tmp_path: Path) -> None
     stores = [open_store(f"sqlite:///{tmp_path / name}.db") for name in ("one", "two")]
     one, beside, two = (AsyncScripted(quota=DAILY, store=stores[n]) for n in (0, 0, 1))
     try:
-        assert one.fitted.steps is beside.fitted.steps
-        with taken(one.fitted.steps):
+        assert one.runtime.steps is beside.runtime.steps
+        with taken(one.runtime.steps):
             assert ended(two).success
     finally:
         for each in (one, beside, two):
@@ -158,12 +158,12 @@ def test_a_probe_that_could_not_ask_for_its_place_has_none(tmp_path: Path) -> No
     provider = AsyncScripted(down, retry_policy=ONCE, circuit_breaker=breaker, store=store)
     try:
         call(provider)
-        with taken(provider.fitted.steps):
+        with taken(provider.runtime.steps):
             result = ended(provider, timeout_budget_seconds=BUDGET)
         assert (result.reason_code, result.stop_reason) == ("timeout", "budget_spent")
-        provider.fitted.steps.renew()
+        provider.runtime.steps.renew()
         assert (provider.calls, ended(provider).success) == (1, True)
-        assert standing(provider).state is CircuitState.CLOSED
+        assert lane_state(provider).state is CircuitState.CLOSED
     finally:
         provider.close()
         store.close()
@@ -178,7 +178,7 @@ def test_a_task_that_cannot_ask_for_its_key_is_put_off(tmp_path: Path) -> None:
         provider, task_name="t", options=TaskOptions(timeout_budget_seconds=BUDGET)
     )
     try:
-        with taken(provider.fitted.steps):
+        with taken(provider.runtime.steps):
             ending = asyncio.run(runner.arun(TaskCall("t", None, "fetch", {}, call_id="m")))
         assert (ending.end, ending.gate, provider.calls) == (TaskEnd.DEFER, TaskGate.STORE, 0)
     finally:

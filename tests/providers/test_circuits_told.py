@@ -47,7 +47,7 @@ def test_a_circuit_whose_cooldown_is_over_is_told_as_half_open(
     assert (breaker.state, breaker.open_until) == (CircuitState.OPEN, EPOCH + 10)
     assert provider.health("t")[0].breaker_state == "open"
     clock.sleep(10)
-    before = store.standing(LANE)
+    before = store.lane_state(LANE)
     [lane] = provider.health("t")
     assert (breaker.state, breaker.open_until) == (CircuitState.HALF_OPEN, None)
     assert (lane.breaker_state, lane.open_until, lane.consecutive_failures) == (
@@ -55,7 +55,7 @@ def test_a_circuit_whose_cooldown_is_over_is_told_as_half_open(
         None,
         3,
     )
-    assert store.standing(LANE) == before
+    assert store.lane_state(LANE) == before
     assert before.breaker.state is CircuitState.OPEN
     assert call(provider).success
     assert breaker.state is CircuitState.CLOSED
@@ -96,14 +96,14 @@ def test_a_store_that_knows_nothing_of_failures_is_told_of_circuits_all_the_same
     """One that somebody wrote before there was a parameter for it."""
 
     class Earlier(MemoryProviderStore):
-        def swap(  # type: ignore[override]
+        def compare_and_set(  # type: ignore[override]
             self, key: LaneKey, version: int, breaker: Breaker
         ) -> bool:
-            return super().swap(key, version, breaker)
+            return super().compare_and_set(key, version, breaker)
 
     store = Earlier(clock.now)
     call(Scripted(DOWN, store=store, retry_policy=ONCE))
-    assert store.standing(LANE).breaker.failures == 1
+    assert store.lane_state(LANE).breaker.failures == 1
 
 
 def test_a_store_in_front_of_another_tells_of_failures() -> None:

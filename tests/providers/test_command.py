@@ -68,10 +68,10 @@ def desk(
     return Desk(tmp_path, capsys)
 
 
-def standing(key: LaneKey = LANE) -> LaneState:
+def lane_state(key: LaneKey = LANE) -> LaneState:
     """How a lane stands in the store."""
     with closing(open_store(URL)) as store:
-        return store.standing(key)
+        return store.lane_state(key)
 
 
 # -- health ----------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_a_provider_with_a_store_of_its_own(desk: Desk) -> None:
     assert [each["provider_name"] for each in summary["providers"]] == ["rank", "crm"]
     assert desk("circuit", TENANT, "crm", "snapshot", "open") == 0
     with closing(open_store("sqlite:///crm.db")) as store:
-        found = store.standing(LaneKey(TENANT, "crm", "snapshot"))
+        found = store.lane_state(LaneKey(TENANT, "crm", "snapshot"))
     assert found.breaker.state is CircuitState.OPEN
 
 
@@ -169,7 +169,7 @@ def test_no_store_at_all(desk: Desk) -> None:
 def test_names_cannot_steer_the_terminal(desk: Desk) -> None:
     """Whatever a tenant called itself is shown as text."""
     with closing(open_store(URL)) as store:
-        store.cool(LaneKey("\x1b[2Jevil", "rank", "snapshot"), time.time() + 9)
+        store.extend_cooldown(LaneKey("\x1b[2Jevil", "rank", "snapshot"), time.time() + 9)
     assert desk("health", "--store", URL) == 0
     assert "\x1b" not in desk.out
 
@@ -182,22 +182,22 @@ def test_a_circuit_is_opened_and_closed(desk: Desk) -> None:
     began = time.time()
     assert desk("circuit", *LANE, "open", "--for", "600", "--store", URL) == 0
     assert desk.out.startswith("the circuit is open now")
-    breaker = standing().breaker
+    breaker = lane_state().breaker
     assert breaker.state is CircuitState.OPEN
     assert breaker.open_until is not None
     assert breaker.open_until >= began + 600
     assert desk("circuit", *LANE, "close", "--store", URL, "--json") == 0
     told = json.loads(desk.out)
     assert (told["before"], told["now"], told["open_until"]) == ("open", "closed", None)
-    assert standing().breaker.state is CircuitState.CLOSED
+    assert lane_state().breaker.state is CircuitState.CLOSED
 
 
 def test_closing_forgets_the_streak(desk: Desk) -> None:
     """The next failure is the first again."""
     with closing(open_store(URL)) as store:
-        assert store.swap(LANE, store.standing(LANE).version, Breaker(failures=4))
+        assert store.compare_and_set(LANE, store.lane_state(LANE).version, Breaker(failures=4))
     assert desk("circuit", *LANE, "close", "--store", URL) == 0
-    assert standing().breaker.failures == 0
+    assert lane_state().breaker.failures == 0
 
 
 def test_a_provider_obeys(desk: Desk) -> None:
@@ -226,7 +226,7 @@ def test_a_provider_obeys(desk: Desk) -> None:
     assert desk("circuit", *LANE, "open", "--for", "600", "--store", URL) == 0
     assert reason() == "circuit_open"
     # The provider's own cooldown is shorter, and does not make it that.
-    assert (standing().breaker.open_until or 0.0) >= began + 600
+    assert (lane_state().breaker.open_until or 0.0) >= began + 600
     assert desk("circuit", *LANE, "close", "--store", URL) == 0
     assert reason() is None
 
@@ -235,10 +235,10 @@ def test_the_circuit_of_all_tenants(desk: Desk) -> None:
     """It is under the tenant *, once a provider has one."""
     shared = LaneKey("*", "rank", "snapshot")
     with closing(open_store(URL)) as store:
-        store.swap(shared, 0, Breaker(failures=1))
+        store.compare_and_set(shared, 0, Breaker(failures=1))
     assert desk("circuit", *shared, "open", "--store", URL) == 0
-    assert standing(shared).breaker.state is CircuitState.OPEN
-    assert standing().breaker.state is CircuitState.CLOSED
+    assert lane_state(shared).breaker.state is CircuitState.OPEN
+    assert lane_state().breaker.state is CircuitState.CLOSED
 
 
 @pytest.mark.parametrize(
@@ -254,14 +254,14 @@ def test_a_lane_that_nobody_uses_gets_no_circuit(
     """A typing error is told with what there is."""
     assert desk("circuit", *lane, "open", "--store", URL) == 2
     assert hint in desk.err
-    assert standing(LaneKey(*lane)).version == 0
+    assert lane_state(LaneKey(*lane)).version == 0
 
 
 @pytest.mark.parametrize("words", [("half_open",), ("open", "--for", "0"), ("open", "--for", "x")])
 def test_wrong_use(desk: Desk, words: tuple[str, ...]) -> None:
     """Only open and close, for some time."""
     assert desk("circuit", *LANE, *words, "--store", URL) == 2
-    assert standing().breaker.state is CircuitState.CLOSED
+    assert lane_state().breaker.state is CircuitState.CLOSED
 
 
 def test_a_change_that_was_not_written_is_an_error(
@@ -273,10 +273,10 @@ def test_a_change_that_was_not_written_is_an_error(
         raise StoreUnavailableError("the store is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SqlProviderStore, "swap", fails)
+        patch.setattr(SqlProviderStore, "compare_and_set", fails)
         assert desk("circuit", *LANE, "open", "--store", URL) == 1
     assert "as it was" in desk.err
-    assert standing().breaker.state is CircuitState.CLOSED
+    assert lane_state().breaker.state is CircuitState.CLOSED
 
 
 # -- prune -----------------------------------------------------------------------------------------
@@ -331,4 +331,4 @@ def test_postgresql_too(desk: Desk, postgres_url: str) -> None:
     assert [told["tenant_id"] for told in json.loads(desk.out)] == [TENANT]
     assert desk("circuit", *LANE, "open", "--store", postgres_url) == 0
     with closing(open_store(postgres_url)) as store:
-        assert store.standing(LANE).breaker.state is CircuitState.OPEN
+        assert store.lane_state(LANE).breaker.state is CircuitState.OPEN

@@ -34,8 +34,8 @@ from tests.providers.scripted import (
     WatchedStore,
     acall,
     call,
+    lane_state,
     rows,
-    standing,
     used,
 )
 
@@ -95,7 +95,7 @@ def test_a_call_on_a_thread_is_settled_when_it_ends(
         held.may_end.set()
 
     asyncio.run(main())
-    provider.fitted.calls.pool.shutdown()
+    provider.runtime.calls.pool.shutdown()
     assert used(provider) == spent
     kept = [row.outcome for row in rows(provider, "left")]
     assert kept == ([] if outcome is None else [outcome])
@@ -114,12 +114,12 @@ def test_a_probe_on_a_thread_keeps_its_place_until_it_ends() -> None:
         work = asyncio.create_task(acall(provider))
         await until(held.began.is_set)
         await cancel(work)
-        assert len(standing(provider).probes) == 1
+        assert len(lane_state(provider).probes) == 1
         held.may_end.set()
 
     asyncio.run(main())
-    provider.fitted.calls.pool.shutdown()
-    assert standing(provider).state is CircuitState.CLOSED
+    provider.runtime.calls.pool.shutdown()
+    assert lane_state(provider).state is CircuitState.CLOSED
 
 
 @pytest.mark.req("PEF:E-15")
@@ -132,11 +132,11 @@ def test_a_call_that_waits_for_a_thread_is_not_made() -> None:
         is_busy.set()
         may_go_on.wait(PATIENCE)
 
-    provider.fitted.calls.pool = ThreadPoolExecutor(1)
+    provider.runtime.calls.pool = ThreadPoolExecutor(1)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        blocked = loop.run_in_executor(provider.fitted.calls.pool, block)
+        blocked = loop.run_in_executor(provider.runtime.calls.pool, block)
         await until(is_busy.is_set)
         work = asyncio.create_task(acall(provider))
         await until(lambda: used(provider) > 0)
@@ -159,12 +159,12 @@ def test_rows_that_wait_for_a_thread_are_written(tmp_path: Path) -> None:
         is_busy.set()
         may_go_on.wait(PATIENCE)
 
-    provider.fitted.steps.pool = ThreadPoolExecutor(1)
+    provider.runtime.steps.pool = ThreadPoolExecutor(1)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         await acall(provider)
-        blocked = loop.run_in_executor(provider.fitted.steps.pool, block)
+        blocked = loop.run_in_executor(provider.runtime.steps.pool, block)
         await until(is_busy.is_set)
         work = asyncio.create_task(acall(provider, correlation_id="mine"))
         await until(lambda: provider.calls > 1)

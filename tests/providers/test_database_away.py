@@ -143,8 +143,8 @@ def test_whoever_waited_in_vain_does_not_try_again() -> None:
         return now
 
     late = LazyOpen(door, ticks)
-    late.begin()
-    assert (late.found, late.settled(), door.tries) == (None, None, 1)
+    late.open_early()
+    assert (late.value, late.wait_opened(), door.tries) == (None, None, 1)
     while waiting.acquire(blocking=False):
         pass
     door.reached.clear()

@@ -30,7 +30,7 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.testing import VirtualClock
-from tests.providers.scripted import ONCE, Scripted, call, is_whole, rows, standing, used
+from tests.providers.scripted import ONCE, Scripted, call, is_whole, lane_state, rows, used
 
 DOWN = ProviderDependencyError("down")
 
@@ -173,10 +173,10 @@ def test_streak_of_each_reason(row: Row, clock: VirtualClock) -> None:
     provider = failing(row)
     provider.steps.appendleft(ProviderDependencyError("down"))
     call(provider, timeout_budget_seconds=0.1)
-    assert standing(provider).failures == 1
+    assert lane_state(provider).failures == 1
     result = call(provider)
     votes = result.attempts if row.vote == "failure" else 0
-    assert standing(provider).failures == 1 + votes
+    assert lane_state(provider).failures == 1 + votes
 
 
 @by_reason(RAISED)
@@ -190,10 +190,10 @@ def test_probe_of_each_reason(row: Row, clock: VirtualClock) -> None:
     provider.steps.append(ERROR_OF[row.reason]("x", retry_after_seconds=0.0))
     call(provider)
     wanted = CircuitState.OPEN if row.vote == "failure" else CircuitState.HALF_OPEN
-    assert (standing(provider).state, standing(provider).probes) == (wanted, ())
+    assert (lane_state(provider).state, lane_state(provider).probes) == (wanted, ())
     clock.advance(6.0)
     assert call(provider).success
-    assert standing(provider).state is CircuitState.CLOSED
+    assert lane_state(provider).state is CircuitState.CLOSED
 
 
 @by_reason(RAISED)
@@ -224,7 +224,7 @@ def test_a_success_spends_and_ends_the_streak(clock: VirtualClock) -> None:
     """Also after a retry; its permit is given back."""
     provider = Scripted(DOWN, DOWN, quota=QuotaPolicy(limit=9))
     assert call(provider).success
-    assert (used(provider), standing(provider).failures) == (1, 0)
+    assert (used(provider), lane_state(provider).failures) == (1, 0)
     assert is_whole(provider)
 
 
@@ -236,11 +236,11 @@ def test_an_open_circuit_is_terminal_and_says_when_to_come_back(clock: VirtualCl
     )
     call(provider)
     clock.advance(2.0)
-    before = standing(provider)
+    before = lane_state(provider)
     result = call(provider)
     assert (result.reason_code, result.retry_after_seconds) == ("circuit_open", 5.0)
     assert (provider.calls, used(provider), clock.now()) == (1, 1, 2.0)
-    assert standing(provider) == before
+    assert lane_state(provider) == before
 
 
 @pytest.mark.req("PEF:E-6")
@@ -261,7 +261,7 @@ def test_quota_of_ours_and_of_theirs(clock: VirtualClock) -> None:
         0,
         "quota_exhausted",
     )
-    assert standing(provider).failures == 1
+    assert lane_state(provider).failures == 1
 
 
 @pytest.mark.req("PEF:A-2")
@@ -271,7 +271,7 @@ def test_unknown_errors_are_not_retried_and_vote(clock: VirtualClock) -> None:
         provider = Scripted(KeyError("bug"), decisions=DecisionOptions(**options))
         result = call(provider)
         assert (result.reason_code, result.attempts) == ("internal_error", 1)
-        assert standing(provider).failures == failures
+        assert lane_state(provider).failures == failures
 
 
 def test_a_rate_limit_may_vote_and_may_refund(clock: VirtualClock) -> None:
@@ -281,7 +281,7 @@ def test_a_rate_limit_may_vote_and_may_refund(clock: VirtualClock) -> None:
         *[ProviderRateLimitError("wait")] * 3, decisions=options, quota=QuotaPolicy(limit=9)
     )
     assert call(provider).attempts == 3
-    assert (standing(provider).failures, used(provider)) == (3, 0)
+    assert (lane_state(provider).failures, used(provider)) == (3, 0)
 
 
 @pytest.mark.req("PEF:trap-neutral-votes")
@@ -293,7 +293,7 @@ def test_an_excluded_error_does_not_reset_the_streak(clock: VirtualClock) -> Non
     states = []
     for _ in range(4):
         call(provider)
-        states.append(standing(provider).state)
+        states.append(lane_state(provider).state)
     assert states == [
         CircuitState.CLOSED,
         CircuitState.CLOSED,

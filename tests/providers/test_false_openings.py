@@ -110,8 +110,8 @@ def test_a_burst_of_failures_is_cleared_by_a_process_that_saw_a_success() -> Non
     now[0] += 0.01
     there.report(Permit(0), Vote.SUCCESS)  # it knows of no failure, and writes nothing
     here.report(Permit(0), Vote.FAILURE)
-    assert store.standing(LANE).breaker.state is CircuitState.CLOSED
-    assert store.standing(LANE).breaker.failures == 10
+    assert store.lane_state(LANE).breaker.state is CircuitState.CLOSED
+    assert store.lane_state(LANE).breaker.failures == 10
     now[0] += 1.0
     there.refresh()
-    assert store.standing(LANE).breaker.failures == 1
+    assert store.lane_state(LANE).breaker.failures == 1

@@ -27,12 +27,12 @@ pytestmark = [
 ]
 DOWN = ProviderDependencyError("down")
 LOCKS: dict[str, Callable[[Scripted], Any]] = {
-    "quota": lambda provider: provider._fitted.lane("t").quota,
-    "circuit": lambda provider: provider._fitted.lane("t").circuits[0],
-    "lanes": lambda provider: provider._fitted.lanes,
-    "retries": lambda provider: provider._fitted.retries,
+    "quota": lambda provider: provider._runtime.lane("t").quota,
+    "circuit": lambda provider: provider._runtime.lane("t").circuits[0],
+    "lanes": lambda provider: provider._runtime.lanes,
+    "retries": lambda provider: provider._runtime.retries,
     "breaker": lambda provider: provider.circuit_breaker,
-    "isolation": lambda provider: provider._fitted.isolation,
+    "isolation": lambda provider: provider._runtime.isolation,
 }
 
 
@@ -59,7 +59,7 @@ def test_units_that_were_taken_ahead_stay_with_the_parent(tmp_path: Path) -> Non
     try:
         for _ in range(2):
             assert call(provider).success
-        block = provider._fitted.lane("t").quota._block  # type: ignore[union-attr]
+        block = provider._runtime.lane("t").quota._block  # type: ignore[union-attr]
         assert block is not None
         assert block.remaining
 
@@ -115,11 +115,11 @@ def test_a_breaker_used_alone() -> None:
 def test_the_child_counts_only_its_own_calls() -> None:
     """Calls that hang, or retry, in the parent take no place in the child."""
     hanging = Scripted(isolate=True)
-    hanging._fitted.isolation.left(32)
+    hanging._runtime.isolation.left(32)
     retrying = Scripted(
         DOWN, retry_policy=RetryPolicy(base_delay_seconds=0), retry_budget=RetryBudget(0.0, 1)
     )
-    retries, other = retrying._fitted.retries, object()
+    retries, other = retrying._runtime.retries, object()
     retries.began()
     assert retries.may_begin(other)
     in_child(lambda: call(hanging).success)
@@ -131,7 +131,7 @@ def test_the_child_counts_only_its_own_calls() -> None:
 def test_a_call_that_began_before_the_fork_may_end_after_it() -> None:
     """Nothing is counted below zero."""
     provider = Scripted(retry_budget=RetryBudget(), isolate=True)
-    fitted = provider._fitted
+    fitted = provider._runtime
     fitted.retries.began()
     fitted.isolation.left(1)
     fitted.renew()
@@ -143,7 +143,7 @@ def test_a_call_that_began_before_the_fork_may_end_after_it() -> None:
 def test_a_provider_that_is_gone_is_not_kept() -> None:
     """Nobody holds on to it for the sake of a fork."""
     provider = Scripted()
-    fitted = provider._fitted
+    fitted = provider._runtime
     assert fitted in atfork._alive
     count = len(atfork._alive)
     del provider, fitted

@@ -453,6 +453,6 @@ def test_redeliveries_are_counted_per_message() -> None:
     guards = [
         KeyClaim(store, "t", "k", "f", f"{n}", m) for n, m in enumerate(["m1", "m1", "m1", "m2"])
     ]
-    marks = [each.mark_redelivery(2, 100.0) for each in guards]
+    marks = [each.count_redelivery(2, 100.0) for each in guards]
     assert [mark is not None for mark in marks] == [True, True, False, True]
     assert guards[0].claim(1.0, 1.0).state is ClaimState.MINE

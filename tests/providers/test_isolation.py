@@ -23,7 +23,7 @@ from tests.providers.scripted import (
     after,
     call,
     is_whole,
-    standing,
+    lane_state,
     used,
 )
 
@@ -54,7 +54,7 @@ def test_a_call_in_time_is_a_call(colour: str, clock: VirtualClock) -> None:
     assert (result.data, result.attempts) == ({"slow": True}, 2)
     with pytest.raises(SystemExit):
         run(provider, clock, colour)
-    assert provider._fitted.isolation.abandoned == 0
+    assert provider._runtime.isolation.abandoned == 0
 
 
 @COLOURS
@@ -74,7 +74,7 @@ def test_a_call_that_hangs_is_left_behind(colour: str, clock: VirtualClock) -> N
         "timeout",
         5000.0,
     )
-    assert (provider._fitted.isolation.abandoned, used(provider)) == (1, 1)
+    assert (provider._runtime.isolation.abandoned, used(provider)) == (1, 1)
 
 
 @COLOURS
@@ -93,7 +93,7 @@ def test_a_probe_that_hangs_reports_a_timeout(colour: str, clock: VirtualClock) 
     provider.steps.append(lambda _: clock.hang())
     result = run(provider, clock, colour)
     assert isinstance(result.error, ProviderTimeoutError)
-    assert (standing(provider).state, is_whole(provider)) == (CircuitState.OPEN, True)
+    assert (lane_state(provider).state, is_whole(provider)) == (CircuitState.OPEN, True)
 
 
 @COLOURS
@@ -120,7 +120,7 @@ def test_not_more_are_begun_than_may_hang(colour: str, clock: VirtualClock) -> N
     )
     for _ in range(32):
         assert run(provider, clock, colour).reason_code == "timeout"
-    isolation = provider._fitted.isolation
+    isolation = provider._runtime.isolation
     assert isolation.abandoned == 32
     result = run(provider, clock, colour)
     assert (result.reason_code, provider.calls) == ("dependency_unavailable", 32)
@@ -156,7 +156,7 @@ def test_an_interrupt_of_the_caller_leaves_the_call_behind(clock: VirtualClock) 
     )
     with pytest.raises(KeyboardInterrupt):
         call(provider)
-    assert (provider._fitted.isolation.abandoned, used(provider)) == (1, 0)
+    assert (provider._runtime.isolation.abandoned, used(provider)) == (1, 0)
 
 
 SCRIPT = """

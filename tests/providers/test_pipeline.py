@@ -35,8 +35,8 @@ from tests.providers.scripted import (
     after,
     call,
     is_whole,
+    lane_state,
     rows,
-    standing,
     used,
 )
 
@@ -197,9 +197,9 @@ def test_the_order_is_look_reserve_admit_attempt_record(clock: VirtualClock) -> 
 
     provider.steps.append(attempt)
     assert call(provider).success
-    steps = [name for name in store.asked if name != "standing"]
-    assert store.asked[0] == "standing"
-    assert steps == ["reserve", "swap", "attempt", "swap"]
+    steps = [name for name in store.asked if name != "lane_state"]
+    assert store.asked[0] == "lane_state"
+    assert steps == ["reserve", "compare_and_set", "attempt", "compare_and_set"]
 
 
 @pytest.mark.req("PEF:B-7", "PEF:B-6")
@@ -214,7 +214,7 @@ def test_a_quota_refusal_takes_no_place_in_a_half_open_circuit(clock: VirtualClo
     call(provider)
     clock.advance(5.0)
     assert call(provider).reason_code == "quota_exhausted"
-    assert (standing(provider).state, standing(provider).probes) == (CircuitState.OPEN, ())
+    assert (lane_state(provider).state, lane_state(provider).probes) == (CircuitState.OPEN, ())
 
 
 # -- ends ----------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ def test_garbage_is_a_failure_of_the_provider(clock: VirtualClock) -> None:
         result = call(provider)
         assert isinstance(result.error, ProviderResponseFormatError)
         assert result.attempts == 1
-    assert standing(provider).failures == 3
+    assert lane_state(provider).failures == 3
     assert is_whole(provider)
 
 

@@ -27,9 +27,9 @@ from tests.providers.scripted import (
     acall,
     call,
     is_whole,
+    lane_state,
     new_store,
     rows,
-    standing,
     used,
 )
 
@@ -137,7 +137,14 @@ def test_the_loop_is_not_held_up_by_the_store(tmp_path: Path) -> None:
 
         def __getattr__(self, name: str) -> Any:
             target = getattr(store, name)
-            if name not in {"standing", "swap", "cool", "reserve", "refund", "record"}:
+            if name not in {
+                "lane_state",
+                "compare_and_set",
+                "extend_cooldown",
+                "reserve",
+                "refund",
+                "record",
+            }:
                 return target
 
             def told(*args: Any) -> Any:
@@ -169,7 +176,14 @@ def test_the_loop_is_not_held_up_by_the_store(tmp_path: Path) -> None:
         asyncio.run(inside())
         provider.close()
         names = {name for name, _ in found}
-        assert {"standing", "swap", "cool", "reserve", "refund", "record"} == names
+        assert {
+            "lane_state",
+            "compare_and_set",
+            "extend_cooldown",
+            "reserve",
+            "refund",
+            "record",
+        } == names
         assert [name for name, is_main in found if is_main and name != "record"] == []
     finally:
         recorder_of(provider.store).close()
@@ -245,7 +259,7 @@ def test_cancelled_in_its_attempt(clock: VirtualClock, store: ProviderStore) -> 
 
     clock.run(inside())
     assert (used(provider), is_whole(provider)) == (1, True)
-    assert standing(provider).state is CircuitState.HALF_OPEN
+    assert lane_state(provider).state is CircuitState.HALF_OPEN
     assert clock.run(acall(provider)).success
 
 
@@ -271,7 +285,7 @@ def test_cancelled_in_its_wait(
 
 
 @pytest.mark.req("PEF:E-15", "PEF:trap-refund-window")
-@pytest.mark.parametrize("step", ["standing", "reserve", "swap"])
+@pytest.mark.parametrize("step", ["lane_state", "reserve", "compare_and_set"])
 @pytest.mark.parametrize("times", [1, 3])
 def test_cancelled_at_a_gate(
     step: str, times: int, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -429,7 +443,7 @@ def test_a_dead_letter_is_written_on_a_thread(clock: VirtualClock) -> None:
 
     provider = AsyncScripted(DOWN, DOWN, DOWN)
     context = ProviderExecutionContext()
-    result = clock.run(provider.aexecute_until(bury, "t", None, "fetch", {}, context))
+    result = clock.run(provider.aexecute_delivery(bury, "t", None, "fetch", {}, context))
     assert (result.success, seen) == (False, [False])
 
 

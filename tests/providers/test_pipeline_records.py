@@ -79,9 +79,9 @@ def test_a_pause_is_never_shortened(clock: VirtualClock) -> None:
     store = WatchedStore(clock)
     circuits = [Circuit(store, LANE, CircuitBreaker().rule()) for _ in range(2)]
     for which, asked_for, held in ((0, 9.0, 9.0), (1, 3.0, 9.0), (0, 4.0, 9.0), (1, 12.0, 12.0)):
-        circuits[which].cool(asked_for)
+        circuits[which].extend_cooldown(asked_for)
         assert circuits[which].cooldown() == held
-        assert store.standing(LANE).cooldown_until == EPOCH + held
+        assert store.lane_state(LANE).cooldown_until == EPOCH + held
 
 
 @pytest.mark.req("PEF:A-9")
@@ -101,7 +101,7 @@ def test_a_pause_has_a_default_and_a_ceiling(
         store=store,
     )
     call(provider)
-    assert store.standing(LANE).cooldown_until == (EPOCH + held if held else 0.0)
+    assert store.lane_state(LANE).cooldown_until == (EPOCH + held if held else 0.0)
 
 
 @pytest.mark.req("PROVIDERS:badinput", "PEF:trap-clock-back")
@@ -110,7 +110,7 @@ def test_a_clock_that_is_set_back_lengthens_no_pause_beyond_the_ceiling(
 ) -> None:
     """The store's clock is: ours goes on, and the pause ends."""
     store = WatchedStore(clock)
-    store.cool(LANE, EPOCH + 1e6)
+    store.extend_cooldown(LANE, EPOCH + 1e6)
     provider = Scripted(store=store, max_cooldown_seconds=30.0, timeout_budget_seconds=20.0)
     result = call(provider)
     assert (result.stop_reason, result.retry_after_seconds) == ("cooldown", 30.0)
@@ -178,9 +178,9 @@ def test_the_last_row_is_final_even_when_a_gate_ends_the_call(
 
     def then(_: object) -> Exception:
         if ends_with == "cooldown":
-            store.cool(LANE, EPOCH + clock.now() + 500.0)
+            store.extend_cooldown(LANE, EPOCH + clock.now() + 500.0)
         if ends_with == "deadline":
-            store.before = lambda name: clock.advance(60.0) if name == "standing" else None
+            store.before = lambda name: clock.advance(60.0) if name == "lane_state" else None
         return DOWN
 
     if ends_with == "circuit":
@@ -208,7 +208,7 @@ def test_refusals_have_rows_up_to_a_rate_and_exact_counts(clock: VirtualClock) -
     assert {(row.attempt_number, row.outcome, row.reason_code) for row in found} == {
         (0, "failed", "circuit_open")
     }
-    assert provider._fitted.recorder.stats().refused_total == {"circuit_open": 500}
+    assert provider._runtime.recorder.stats().refused_total == {"circuit_open": 500}
 
 
 @pytest.mark.req("PEF:A-29")
@@ -234,15 +234,15 @@ def test_every_refusal_is_counted_once(
         for _ in range(100):
             context = ProviderExecutionContext()
             if is_async:
-                result = await provider.aexecute_until(ending, "t", None, "x", {}, context)
+                result = await provider.aexecute_delivery(ending, "t", None, "x", {}, context)
             else:
-                result = provider.execute_until(ending, "t", None, "x", {}, context)
+                result = provider.execute_delivery(ending, "t", None, "x", {}, context)
             found.append((result.reason_code, result.stop_reason, result.attempts))
 
     clock.run(flood())
     reason = "circuit_open" if gate == "circuit" else "quota_exhausted"
     assert found == [(reason, reason, 0)] * 100
-    assert provider._fitted.recorder.stats().refused_total == {reason: 100}
+    assert provider._runtime.recorder.stats().refused_total == {reason: 100}
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -293,7 +293,7 @@ def test_a_store_that_does_not_write_fails_no_call(
     monkeypatch.setattr(store, "record", refuse)
     for _ in range(5):
         assert call(provider).success
-    stats = provider._fitted.recorder.stats()
+    stats = provider._runtime.recorder.stats()
     assert stats.written_rows == 0
     assert stats.queued_rows + stats.lost_rows + stats.dropped_rows + stats.spilled_rows == 5
 
@@ -334,10 +334,10 @@ def test_a_dead_letter_marks_the_last_row(clock: VirtualClock) -> None:
 
     provider = Scripted(DOWN, DOWN, DOWN)
     context = ProviderExecutionContext(correlation_id="c")
-    result = provider.execute_until(bury, "t", None, "fetch", {}, context)
+    result = provider.execute_delivery(bury, "t", None, "fetch", {}, context)
     assert result.dead_letter is not None
     assert [row.outcome for row in rows(provider, "c")] == ["retry", "retry", "dead_letter"]
     [stored] = provider.store.letters()
     assert stored.letter.attempts == 3
-    fine = provider.execute_until(bury, "t", None, "fetch", {}, ProviderExecutionContext())
+    fine = provider.execute_delivery(bury, "t", None, "fetch", {}, ProviderExecutionContext())
     assert (fine.success, fine.dead_letter) == (True, None)

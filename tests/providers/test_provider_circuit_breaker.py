@@ -26,7 +26,7 @@ from tests.providers.scripted import (
     Scripted,
     WatchedStore,
     call,
-    standing,
+    lane_state,
     used,
     wall_of,
 )
@@ -228,7 +228,7 @@ def test_a_provider_fails_fast_and_recovers(clock: VirtualClock, store: Provider
     assert provider.calls == 3
     clock.advance(10.0)
     assert call(provider).success
-    assert standing(provider).state is CircuitState.CLOSED
+    assert lane_state(provider).state is CircuitState.CLOSED
     assert provider.calls == 4
 
 
@@ -264,15 +264,17 @@ def test_a_restart_finds_it_open(clock: VirtualClock, store: ProviderStore) -> N
     clock.advance(6.0)
     third = build(store, DOWN)
     call(third)
-    assert standing(third).state is CircuitState.OPEN
-    assert standing(third).open_until == EPOCH + clock.now() + 10.0
+    assert lane_state(third).state is CircuitState.OPEN
+    assert lane_state(third).open_until == EPOCH + clock.now() + 10.0
 
 
 @pytest.mark.req("PEF:C-8", "PEF:A-13", "PEF:C-11")
 def test_a_restart_finds_it_half_open(clock: VirtualClock, store: ProviderStore) -> None:
     """With the probe of a process that died: its place comes free with its lease."""
     dead = Probe("dead", EPOCH + 4.0)
-    assert store.swap(LANE, 0, Breaker(CircuitState.HALF_OPEN, 3, probes=(dead,), generation=2))
+    assert store.compare_and_set(
+        LANE, 0, Breaker(CircuitState.HALF_OPEN, 3, probes=(dead,), generation=2)
+    )
     provider = build(store)
     result = call(provider)
     assert result.reason_code == "circuit_open"
@@ -281,7 +283,7 @@ def test_a_restart_finds_it_half_open(clock: VirtualClock, store: ProviderStore)
     assert call(provider).retry_after_seconds == pytest.approx(0.5)
     clock.advance(0.5)
     assert call(provider).success
-    assert standing(provider).state is CircuitState.CLOSED
+    assert lane_state(provider).state is CircuitState.CLOSED
 
 
 @pytest.mark.req("PEF:A-13", "PEF:trap-clock-back")
@@ -290,7 +292,7 @@ def test_an_instant_of_another_clock_does_not_keep_it_open(
 ) -> None:
     """Whoever wrote it may be an hour ahead: it is never open for longer than its cooldown."""
     ahead = Breaker(CircuitState.OPEN, 3, EPOCH + 3600.0, generation=1)
-    assert store.swap(LANE, 0, ahead)
+    assert store.compare_and_set(LANE, 0, ahead)
     provider = build(store)
     assert call(provider).retry_after_seconds == pytest.approx(10.0)
     clock.advance(10.0)
@@ -303,7 +305,9 @@ def test_a_lease_of_another_clock_does_not_keep_a_place(
 ) -> None:
     """The same for the probe of somebody who died and whose clock was ahead."""
     dead = Probe("dead", EPOCH + 3600.0)
-    assert store.swap(LANE, 0, Breaker(CircuitState.HALF_OPEN, 3, probes=(dead,), generation=2))
+    assert store.compare_and_set(
+        LANE, 0, Breaker(CircuitState.HALF_OPEN, 3, probes=(dead,), generation=2)
+    )
     provider = build(store)
     assert not call(provider).success
     clock.advance(59.5 if isinstance(store, MemoryProviderStore) else LEASE - 0.5)
@@ -317,7 +321,7 @@ def test_open_without_an_instant_lasts_for_a_cooldown(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
     """As a row that somebody else wrote by hand."""
-    assert store.swap(LANE, 0, Breaker(CircuitState.OPEN, 3, generation=1))
+    assert store.compare_and_set(LANE, 0, Breaker(CircuitState.OPEN, 3, generation=1))
     provider = build(store)
     assert call(provider).retry_after_seconds == pytest.approx(10.0)
     clock.advance(10.0)
@@ -344,13 +348,13 @@ def test_a_parent_breaker_hears_all_tenants(clock: VirtualClock, store: Provider
     for tenant in "abc":
         call(provider, tenant)
     assert parent.state == "open"
-    assert standing(provider, "a").state is CircuitState.CLOSED
+    assert lane_state(provider, "a").state is CircuitState.CLOSED
     assert call(provider, "d").reason_code == "circuit_open"
     clock.advance(5.0)
     assert call(provider, "d").success
     assert parent.state == "closed"
     assert (
-        store.standing(LaneKey(ALL_TENANTS, "scripted", "test")).breaker.state
+        store.lane_state(LaneKey(ALL_TENANTS, "scripted", "test")).breaker.state
         is CircuitState.CLOSED
     )
 
@@ -378,7 +382,7 @@ def test_a_parent_that_refuses_leaves_no_place_taken(clock: VirtualClock) -> Non
 
     store.before = another_is_first
     assert call(provider).reason_code == "circuit_open"
-    assert (standing(provider).state, standing(provider).probes) == (CircuitState.HALF_OPEN, ())
+    assert (lane_state(provider).state, lane_state(provider).probes) == (CircuitState.HALF_OPEN, ())
     assert used(provider) == 0
 
 
@@ -391,7 +395,7 @@ def test_the_registry_of_lanes_is_bounded(clock: VirtualClock) -> None:
         call(provider, "first")
     for number in range(50):
         call(provider, f"tenant-{number}")
-    lanes = provider._fitted.lanes
+    lanes = provider._runtime.lanes
     assert len(lanes.all()) <= 10
     assert lanes.get("first") is None
     assert call(provider, "first").reason_code == "circuit_open"
@@ -435,9 +439,9 @@ def test_with_the_scope_of_an_execution_only_its_end_votes(clock: VirtualClock) 
         *[DOWN] * 6, circuit_breaker=CircuitBreaker(2, 10), breaker_scope="execution"
     )
     call(provider)
-    assert (provider.calls, standing(provider).failures) == (3, 1)
+    assert (provider.calls, lane_state(provider).failures) == (3, 1)
     call(provider)
-    assert (provider.calls, standing(provider).state) == (6, CircuitState.OPEN)
+    assert (provider.calls, lane_state(provider).state) == (6, CircuitState.OPEN)
 
 
 @pytest.mark.req("PEF:A-4", "PEF:C-11")
@@ -455,16 +459,16 @@ def test_a_permit_for_all_attempts_is_given_back_when_a_gate_ends_the_call(
     provider.steps.extend([DOWN, DOWN, DOWN])
 
     def told_to_pause(_: object) -> Exception:
-        store.cool(LANE, EPOCH + clock.now() + 100.0)
+        store.extend_cooldown(LANE, EPOCH + clock.now() + 100.0)
         return DOWN
 
     call(provider)
-    assert standing(provider).state is CircuitState.OPEN
+    assert lane_state(provider).state is CircuitState.OPEN
     clock.advance(5.0)
     provider.steps.append(told_to_pause)
     result = call(provider)
     assert (result.attempts, result.stop_reason) == (1, "cooldown")
-    assert (standing(provider).state, standing(provider).probes) == (CircuitState.OPEN, ())
+    assert (lane_state(provider).state, lane_state(provider).probes) == (CircuitState.OPEN, ())
 
 
 # -- the price of a refusal ----------------------------------------------------------------------
@@ -540,7 +544,7 @@ def test_an_operator_may_hold_it_open_for_a_day(clock: VirtualClock, store: Prov
         assert result.reason_code == "circuit_open"
         assert f"for another {86_400.0 - 3600 * number:.1f} seconds" in str(result.error)
         clock.advance(3600.0)
-    assert standing(provider).open_until == EPOCH + 86_400.0
+    assert lane_state(provider).open_until == EPOCH + 86_400.0
     assert call(provider).success
 
 

@@ -123,7 +123,7 @@ class ProviderMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
         self.model.now += seconds
 
-    @rule(step=st.sampled_from(["standing", "reserve", "swap"]))
+    @rule(step=st.sampled_from(["lane_state", "reserve", "compare_and_set"]))
     def interrupt_at_a_gate(self, step: str) -> None:
         """Ctrl-C while the store is asked: nothing stays taken, whatever was asked for."""
 
@@ -171,7 +171,7 @@ class ProviderMachine(RuleBasedStateMachine):
     def the_circuit_is_right(self) -> None:
         """The state, the streak, and nobody in a place that is not there any more."""
         key = LaneKey("t", "scripted", "test")
-        found, wanted = self.store.standing(key).breaker, self.model.circuit
+        found, wanted = self.store.lane_state(key).breaker, self.model.circuit
         assert (found.state.value, found.failures) == (wanted.state, wanted.failures)
         assert found.probes == ()
         assert not wanted.is_probing

@@ -492,7 +492,7 @@ def test_a_refund_that_the_store_does_not_take_is_counted(clock: VirtualClock) -
 
     provider = Scripted(gone, UNSENT, UNSENT, quota=QuotaPolicy(limit=5), store=store)
     assert call(provider, units=2).reason_code == "connection_error"
-    assert provider._fitted.retries.unreturned_units == 2
+    assert provider._runtime.retries.unreturned_units == 2
     store.is_away = False
     provider.close()
     assert used(provider) == 2

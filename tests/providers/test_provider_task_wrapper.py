@@ -444,7 +444,7 @@ def test_the_message_does_not_tell_its_payload(app: Celery) -> None:
 
 
 class Sent:
-    """A worker's request, played by hand, and what is sent again."""
+    """A worker's request, played by cursor, and what is sent again."""
 
     def __init__(self, task: Any, **request: Any) -> None:
         self.task = task
@@ -509,7 +509,7 @@ def test_a_letter_that_nobody_can_keep_goes_back_to_the_queue(
     """The message is not acknowledged as failed: another one, with the end in it, takes over."""
     task = task_of(app, "timeout", relays=False)
     worker = Sent(task)
-    recorder = task.runner()._fitted.recorder
+    recorder = task.runner()._runtime.recorder
     with monkeypatch.context() as away:
         away.setattr(recorder, "write_now", lambda _batch: False)
         with pytest.raises(Retry) as retry:
@@ -523,7 +523,7 @@ def test_a_letter_that_nobody_can_keep_goes_back_to_the_queue(
 
 
 def test_the_relay_function_carries_and_sends(app: Celery) -> None:
-    """For hosts without a worker at hand: the letters are published, the calls sent again."""
+    """For hosts without a worker at cursor: the letters are published, the calls sent again."""
     task = task_of(app, "timeout", relays=True)
     worker = Sent(task)
     task.relays = False

@@ -45,7 +45,7 @@ def ear() -> Ear:
 @pytest.fixture
 def recorder(store: ScriptedStore, tmp_path: Path, ear: Ear) -> Iterator[Recorder]:
     """A recorder with a thread, closed in the end."""
-    made = Recorder(store.as_store, spill=tmp_path / "spill", tell=ear)
+    made = Recorder(store.as_store, spill=tmp_path / "spill", emit=ear)
     yield made
     made.close(WAIT)
 
@@ -121,7 +121,7 @@ def test_who_listens_badly_harms_nobody(store: ScriptedStore, tmp_path: Path) ->
     def deaf(name: str, /, **fields: object) -> None:
         raise RuntimeError(name)
 
-    recorder = Recorder(store.as_store, spill=tmp_path, tell=deaf)
+    recorder = Recorder(store.as_store, spill=tmp_path, emit=deaf)
     store.faults = [away]
     recorder.add(rows(3))
     assert recorder.flush(WAIT)

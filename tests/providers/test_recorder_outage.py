@@ -39,7 +39,7 @@ class Bench:
             batch=batch,
             linger=0.05,
             clock=self.clock,
-            tell=self.ear,
+            emit=self.ear,
         )
 
     def add(self, given: list[AttemptRow]) -> None:
@@ -47,7 +47,7 @@ class Bench:
         if len(self.writer.queue) < self.writer.calm:
             self.writer.queue.extend(given)
         else:
-            self.writer.crowd(given)
+            self.writer.add_when_full(given)
 
     def run(self, seconds: float) -> None:
         """Come back when told to, for so long."""
@@ -62,7 +62,7 @@ class Bench:
     @property
     def sums(self) -> tuple[int, ...]:
         """Written, dropped, lost, spilled, replayed."""
-        counts = self.writer.ledger.counts()
+        counts = self.writer.counter.counts()
         return counts.written, counts.dropped, counts.lost, counts.spilled, counts.replayed
 
 
@@ -263,7 +263,7 @@ def test_a_row_that_no_store_takes_holds_up_nobody(bench: Bench) -> None:
     bench.run(30.0)
     assert len(bench.store.rows) == 8
     assert bench.sums[:3] == (8, 0, 2)
-    assert bench.writer.ledger.last_error == "ValueError"
+    assert bench.writer.counter.last_error == "ValueError"
     assert "secret" not in repr(bench.ear.heard)
 
 
@@ -385,7 +385,7 @@ def test_a_mistake_of_ours_ends_nothing(bench: Bench, monkeypatch: pytest.Monkey
         patch.setattr(bench.writer, "_answer", fail)
         wait = bench.writer.step()
     assert wait is not None
-    assert bench.writer.ledger.last_error == "ZeroDivisionError"
+    assert bench.writer.counter.last_error == "ZeroDivisionError"
     bench.run(60.0)
     assert len(bench.store.rows) == 3
 
@@ -427,7 +427,7 @@ def test_every_final_row_is_written_once_or_counted_as_lost(
         elif what == "disk":
             bench.spill._max_bytes = bench.spill._room = room if count > 6 else 0
         elif what == "close":
-            bench.writer.put_down(0.0)
+            bench.writer.spill_rest(0.0)
         else:
             bench.run(float(count))
     _set(bench.store, "ok")

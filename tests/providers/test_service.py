@@ -129,9 +129,11 @@ def test_detail_adds_and_changes_nothing(store: ProviderStore) -> None:
     key = LaneKey(TENANT, "rank", "snapshot")
     store.reserve(key, Window(NOW - 600, NOW + 3000), 10, 1)
     store.record(RecordBatch([ended("bad", outcome="failed", reason="timeout")]))
-    version = store.standing(key).version
-    assert store.swap(key, version, Breaker(CircuitState.OPEN, 5, NOW + 30, generation=1))
-    store.cool(key, NOW + 7)
+    version = store.lane_state(key).version
+    assert store.compare_and_set(
+        key, version, Breaker(CircuitState.OPEN, 5, NOW + 30, generation=1)
+    )
+    store.extend_cooldown(key, NOW + 7)
     service = ProviderHealthService(store)
     [plain] = service.summary(TENANT)["providers"]
     full = service.summary(TENANT, detail=True)
@@ -152,7 +154,7 @@ def test_detail_adds_and_changes_nothing(store: ProviderStore) -> None:
 @pytest.mark.req("PEF:A-27")
 def test_a_cooldown_that_is_over_is_none(store: ProviderStore) -> None:
     """What was once asked for no longer holds anybody up."""
-    store.cool(LaneKey(TENANT, "rank", "snapshot"), NOW - 1)
+    store.extend_cooldown(LaneKey(TENANT, "rank", "snapshot"), NOW - 1)
     [item] = ProviderHealthService(store).summary(TENANT, detail=True)["providers"]
     assert item["cooldown_until"] is None
 
@@ -181,7 +183,7 @@ def test_a_tenant_sees_its_own_lanes_only(store: ProviderStore) -> None:
     """Neither another tenant's calls nor quotas nor circuits show up, and nobody's for nobody."""
     store.record(RecordBatch([ended("mine"), ended("theirs", "secret", tenant=OTHER)]))
     store.reserve(LaneKey(OTHER, "secret", "plan"), Window(NOW - 1, NOW + 9), 10, 1)
-    store.cool(LaneKey("*", "rank", "shared"), NOW + 9)
+    store.extend_cooldown(LaneKey("*", "rank", "shared"), NOW + 9)
     service = ProviderHealthService(store)
     seen = {
         tenant: [item["capability"] for item in service.summary(tenant)["providers"]]
@@ -251,7 +253,7 @@ def test_a_store_that_takes_no_rows_can_still_be_read() -> None:
             raise StoreUnavailableError("away")
 
     store = Stuck()
-    store.cool(LaneKey(TENANT, "rank", "snapshot"), store.now() + 9)
+    store.extend_cooldown(LaneKey(TENANT, "rank", "snapshot"), store.now() + 9)
     recorder = recorder_of(store)
     recorder.add([ended("a")])
     told = ProviderHealthService(store).summary(TENANT, detail=True)
@@ -277,7 +279,7 @@ def test_instants_without_a_calendar_still_have_a_text() -> None:
     """A pause or a window without end is told as the last instant there is."""
     store = MemoryProviderStore()
     key = LaneKey(TENANT, "rank", "snapshot")
-    store.cool(key, float("inf"))
+    store.extend_cooldown(key, float("inf"))
     store.reserve(key, Window(-1e300, 1e300), 10, 1)
     [item] = ProviderHealthService(store).summary(TENANT, detail=True)["providers"]
     assert item["cooldown_until"] == item["quota"]["window_end"] == "9999-12-31T23:59:59Z"
@@ -291,7 +293,7 @@ def test_the_body_without_fastapi_fits_the_schema(store: ProviderStore, detail: 
     key = LaneKey(TENANT, "rank", "snapshot")
     store.reserve(key, Window(NOW - 600, NOW + 3000), 10, 1)
     store.record(RecordBatch([ended("a"), ended("b", "other", outcome="failed", reason="timeout")]))
-    store.cool(LaneKey(TENANT, "ünïcode", "☃"), NOW + 5)
+    store.extend_cooldown(LaneKey(TENANT, "ünïcode", "☃"), NOW + 5)
     body = summary_json(store, TENANT, detail=detail)
     checked = (ProviderHealthDetail if detail else ProviderHealthSummary).model_validate_json(body)
     assert [item.provider_name for item in checked.providers] == ["rank", "rank", "ünïcode"]

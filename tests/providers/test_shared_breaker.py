@@ -25,8 +25,8 @@ from tests.providers.scripted import (
     Scripted,
     WatchedStore,
     call,
+    lane_state,
     new_store,
-    standing,
     wall_of,
 )
 
@@ -76,7 +76,7 @@ def test_what_opens_here_is_seen_there_within_a_second(
     assert call(there).success
     clock.advance(1.0)
     assert call(here).success
-    assert standing(here).state is CircuitState.CLOSED
+    assert lane_state(here).state is CircuitState.CLOSED
 
 
 def test_failures_of_both_make_one_streak(clock: VirtualClock, stores: list[ProviderStore]) -> None:
@@ -87,7 +87,7 @@ def test_failures_of_both_make_one_streak(clock: VirtualClock, stores: list[Prov
     call(here)
     clock.advance(1.25)
     call(there)
-    assert standing(here).state is CircuitState.OPEN
+    assert lane_state(here).state is CircuitState.OPEN
     assert call(there).reason_code == "circuit_open"
 
 
@@ -106,7 +106,7 @@ def test_a_report_from_before_the_others_change_is_void(
 
     here.steps.append(slow)
     assert call(here).success
-    assert standing(here).state is CircuitState.OPEN
+    assert lane_state(here).state is CircuitState.OPEN
 
 
 @pytest.mark.req("PEF:A-9")
@@ -163,13 +163,13 @@ def test_cut_off_each_goes_by_its_own_view(
     assert call(here).reason_code == "circuit_open"
     clock.advance(1.0)
     assert call(there).reason_code == "circuit_open"
-    found = store.standing(LANE).breaker
+    found = store.lane_state(LANE).breaker
     assert (found.state, found.failures) == (CircuitState.OPEN, 2)
     told = [record.getMessage().split()[0] for record in caplog.records]
     assert told == ["circuit.opened"]
     clock.advance(10.0)
     assert call(there).success
-    assert store.standing(LANE).breaker.state is CircuitState.CLOSED
+    assert store.lane_state(LANE).breaker.state is CircuitState.CLOSED
 
 
 def test_what_the_others_know_better_is_not_overwritten(clock: VirtualClock) -> None:
@@ -197,11 +197,11 @@ def test_a_file_that_cannot_be_written_cuts_off_too(clock: VirtualClock, tmp_pat
         call(provider)
         with armed("providers.swap.before=error"):
             call(provider)
-        assert standing(provider).state is CircuitState.CLOSED
+        assert lane_state(provider).state is CircuitState.CLOSED
         assert call(provider).reason_code == "circuit_open"
         clock.advance(1.0)
         assert call(provider).reason_code == "circuit_open"
-        assert standing(provider).state is CircuitState.OPEN
+        assert lane_state(provider).state is CircuitState.OPEN
 
 
 @pytest.mark.req("PEF:C-10")
@@ -224,7 +224,7 @@ def test_a_circuit_that_is_brought_back_is_of_a_new_generation(clock: VirtualClo
     call(there)
     there.steps.append(slow)
     assert call(there).success
-    assert store.standing(LANE).breaker.state is CircuitState.OPEN
+    assert store.lane_state(LANE).breaker.state is CircuitState.OPEN
 
 
 # -- processes -----------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_what_was_only_read_is_not_brought_back(clock: VirtualClock) -> None:
     there.report(let_in(there), Vote.SUCCESS)
     clock.advance(600.0)
     here.refresh()
-    assert here.breaker.state is store.standing(LANE).breaker.state is CircuitState.CLOSED
+    assert here.breaker.state is store.lane_state(LANE).breaker.state is CircuitState.CLOSED
 
 
 @pytest.mark.req("PEF:trap-shared-store", "PEF:A-14")
@@ -87,7 +87,7 @@ def test_what_was_learned_meanwhile_is_brought_back(
     clock.advance(2.0)
     circuit.refresh()
     wanted = CircuitState.CLOSED if others_wrote else CircuitState.OPEN
-    assert circuit.breaker.state is store.standing(LANE).breaker.state is wanted
+    assert circuit.breaker.state is store.lane_state(LANE).breaker.state is wanted
 
 
 @pytest.mark.req("PEF:trap-store-down")
@@ -105,13 +105,13 @@ def test_nobody_waits_again_for_a_store_that_is_away(clock: VirtualClock) -> Non
     for _ in range(3):
         assert not call(provider).success
     assert len(store.asked) == 1
-    circuit = provider._fitted.lane("t").circuits[0]
-    circuit.cool(9.0)
+    circuit = provider._runtime.lane("t").circuits[0]
+    circuit.extend_cooldown(9.0)
     assert len(store.asked) == 1
     clock.advance(1.0)
     store.is_away = False
     circuit.refresh()
-    assert store.standing(LANE).cooldown_until == EPOCH + 9.0
+    assert store.lane_state(LANE).cooldown_until == EPOCH + 9.0
 
 
 # -- a gate that takes its time --------------------------------------------------------------------
@@ -128,9 +128,9 @@ class Slow(MemoryProviderStore):
         self._pause("reserve")
         return super().reserve(*args)
 
-    def swap(self, *args: Any, **failed: Any) -> bool:
-        self._pause("swap")
-        return super().swap(*args, **failed)
+    def compare_and_set(self, *args: Any, **failed: Any) -> bool:
+        self._pause("compare_and_set")
+        return super().compare_and_set(*args, **failed)
 
     def _pause(self, name: str) -> None:
         if self.is_slow and name == self.at:
@@ -161,7 +161,7 @@ def test_no_attempt_begins_after_the_deadline(
     """The quota took all the time there was: nothing is called, and the unit comes back."""
     store = Slow(clock, "reserve")
     provider = kind(store=store, quota=QuotaPolicy(limit=9), timeout_budget_seconds=2.0)
-    provider._fitted.lane("t").refresh()
+    provider._runtime.lane("t").refresh()
     given = {} if is_short else {"deadline": clock.now() + 2.0}
     result = ask(provider, clock, correlation_id="late", **given)
     assert (result.stop_reason, result.reason_code) == ("budget_spent", "timeout")
@@ -173,18 +173,18 @@ def test_no_attempt_begins_after_the_deadline(
 @pytest.mark.req("PEF:R-5", "PEF:A-7")
 def test_a_place_that_comes_too_late_is_given_back(clock: VirtualClock) -> None:
     """The only probe of a half-open circuit."""
-    store = Slow(clock, "swap")
+    store = Slow(clock, "compare_and_set")
     store.is_slow = False
     breaker = CircuitBreaker(1, 5, probe_lease_seconds=999)
     provider = Scripted(ProviderTimeoutError("late"), store=store, circuit_breaker=breaker)
-    provider._fitted.lane("t").refresh()
+    provider._runtime.lane("t").refresh()
     call(provider, timeout_budget_seconds=0.1)
     clock.advance(5.0)
     store.is_slow = True
     result = call(provider, timeout_budget_seconds=2.0)
     store.is_slow = False
     assert (result.stop_reason, provider.calls) == ("budget_spent", 1)
-    assert not store.standing(LANE).breaker.probes
+    assert not store.lane_state(LANE).breaker.probes
     assert call(provider).success
 
 
@@ -198,7 +198,7 @@ def test_the_budget_begins_before_the_gates(
     provider = kind(
         store=Slow(clock, "reserve"), quota=QuotaPolicy(limit=9), timeout_budget_seconds=10.0
     )
-    provider._fitted.lane("t").refresh()
+    provider._runtime.lane("t").refresh()
 
     def take_a_second(_: object) -> dict[str, Any]:
         clock.advance(1.0)
@@ -224,7 +224,7 @@ def test_a_clock_set_back_does_not_lengthen_a_pause(who: str, clock: VirtualCloc
     shift = [0.0]
     store = MemoryProviderStore(clock=lambda: EPOCH + clock.now() + shift[0])
     told, other = (Circuit(store, LANE, RULE) for _ in range(2))
-    told.cool(5.0)
+    told.extend_cooldown(5.0)
     other.refresh()
     assert other.cooldown() == 5.0
     shift[0] = -3600.0
@@ -236,7 +236,9 @@ def test_a_clock_set_back_does_not_lengthen_a_pause(who: str, clock: VirtualCloc
     assert circuit.cooldown(3600.0) == 1.0
     clock.advance(1.0)
     assert circuit.cooldown(3600.0) == 0.0
-    circuit.cool(2.0)  # the store still states the old one, which ends later by its clock
+    circuit.extend_cooldown(
+        2.0
+    )  # the store still states the old one, which ends later by its clock
     assert circuit.cooldown(3600.0) == 2.0
 
 
@@ -244,7 +246,7 @@ def test_a_clock_set_back_does_not_lengthen_a_pause(who: str, clock: VirtualCloc
 def test_a_pause_that_nobody_saw_begin_ends_all_the_same(clock: VirtualClock) -> None:
     """Found after the clock was set back, it takes the longest pause and no longer."""
     store = MemoryProviderStore(clock=wall_of(clock))
-    store.cool(LANE, EPOCH + 86_400.0)
+    store.extend_cooldown(LANE, EPOCH + 86_400.0)
     provider = Scripted(store=store, retry_policy=ONCE, max_cooldown_seconds=60.0)
     assert call(provider, timeout_budget_seconds=5.0).retry_after_seconds == 60.0
     clock.advance(59.0)

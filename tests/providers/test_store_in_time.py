@@ -258,7 +258,7 @@ def test_a_look_at_the_circuit_leaves_time_for_the_call(colour: Colour) -> None:
         store, given = WatchedStore(clock), []
 
         def no_answer(name: str) -> None:
-            if name == "standing":
+            if name == "lane_state":
                 given.append(at_most(PATIENT))
                 raise StoreUnavailableError("no answer")
 

@@ -37,13 +37,13 @@ class Hanging(MemoryProviderStore):
         self.asked_by: list[str] = []
         self.answered = threading.Event()
 
-    def standing(self, key: LaneKey) -> LaneState:
+    def lane_state(self, key: LaneKey) -> LaneState:
         self.asked_by.append(threading.current_thread().name)
         if self.hangs:
             threading.Event().wait(STORE_TIMEOUT * 0.6)
             raise StoreUnavailableError("no answer")
         self.answered.set()
-        return super().standing(key)
+        return super().lane_state(key)
 
 
 def test_one_caller_waits_for_a_store_that_hangs_and_once() -> None:
@@ -70,10 +70,10 @@ def test_a_circuit_that_opens_while_the_store_is_away_is_told() -> None:
     class Away(MemoryProviderStore):
         is_away = True
 
-        def swap(self, *given: Any, **failed: Any) -> bool:
+        def compare_and_set(self, *given: Any, **failed: Any) -> bool:
             if self.is_away:
                 raise StoreUnavailableError("no answer")
-            return super().swap(*given, **failed)
+            return super().compare_and_set(*given, **failed)
 
     instant = [1000.0]
     store = Away(lambda: instant[0])
@@ -90,7 +90,7 @@ def test_a_circuit_that_opens_while_the_store_is_away_is_told() -> None:
     store.is_away = False
     instant[0] += FRESH_FOR + 0.1
     circuit.refresh()
-    assert store.standing(LANE).breaker.state is CircuitState.OPEN
+    assert store.lane_state(LANE).breaker.state is CircuitState.OPEN
     assert told == ["circuit.opened"]
 
 
@@ -100,11 +100,11 @@ def test_a_circuit_that_cannot_be_written_stays_open_meanwhile() -> None:
     class Locked(MemoryProviderStore):
         is_locked = True
 
-        def swap(self, *given: Any, **failed: Any) -> bool:
+        def compare_and_set(self, *given: Any, **failed: Any) -> bool:
             seen.append(circuit.refused_for() is not None)  # as other threads see it meanwhile
             if self.is_locked:
                 raise StoreUnavailableError("locked")
-            return super().swap(*given, **failed)
+            return super().compare_and_set(*given, **failed)
 
     instant, seen = [1000.0], list[bool]()
     store = Locked(lambda: instant[0])
@@ -119,7 +119,7 @@ def test_a_circuit_that_cannot_be_written_stays_open_meanwhile() -> None:
     instant[0] += FRESH_FOR + 0.1
     circuit.refresh()
     assert seen == [True] * 4
-    assert store.standing(LANE).breaker.state is CircuitState.OPEN
+    assert store.lane_state(LANE).breaker.state is CircuitState.OPEN
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -150,9 +150,9 @@ def test_calls_go_on_while_postgresql_is_frozen(postgres_server: PostgresServer)
     assert call(provider).success
     with provider:
         assert provider.flush()
-        ground = store.ground  # type: ignore[attr-defined]
+        database = store.database  # type: ignore[attr-defined]
         sql = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-        pids = [pid for (pid,) in ground.read(lambda hand: hand.rows(sql, {}))]
+        pids = [pid for (pid,) in database.read(lambda cursor: cursor.fetch(sql, {}))]
         postgres_server.freeze()
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)

@@ -23,8 +23,8 @@ from tests.providers.scripted import (
     Scripted,
     WatchedStore,
     call,
+    lane_state,
     rows,
-    standing,
     used,
 )
 
@@ -84,7 +84,7 @@ def test_no_failure_is_lost_between_threads(store: ProviderStore) -> None:
         circuit_breaker=CircuitBreaker(failure_threshold=1000),
     )
     together(lambda _: call(provider))
-    assert standing(provider).failures == THREADS
+    assert lane_state(provider).failures == THREADS
 
 
 class Room:
@@ -161,13 +161,15 @@ def test_a_swap_that_is_always_lost_lets_nobody_in(clock: VirtualClock) -> None:
     """A place that could not be written down would be one too many."""
 
     class Losing(WatchedStore):
-        def swap(self, *args: Any, **failed: Any) -> bool:
+        def compare_and_set(self, *args: Any, **failed: Any) -> bool:
             return False
 
     store = Losing(clock)
     rule = CircuitBreaker(1, 5).rule()
     helper = Circuit(store, LANE, rule)
-    WatchedStore.swap(store, LANE, 0, helper.breaker.forced(rule, CircuitState.OPEN, store.now()))
+    WatchedStore.compare_and_set(
+        store, LANE, 0, helper.breaker.forced(rule, CircuitState.OPEN, store.now())
+    )
     clock.advance(5.0)
     circuit = Circuit(store, LANE, rule)
     circuit.refresh()
@@ -180,15 +182,15 @@ def test_an_old_reading_does_not_undo_a_new_change(clock: VirtualClock) -> None:
     """A thread reads the store, another opens the circuit, then the first goes on."""
     store = WatchedStore(clock)
     circuit = Circuit(store, LANE, CircuitBreaker(1, 5).rule())
-    plain = store.standing
+    plain = store.lane_state
 
     def slowly(key: Any) -> Any:
         found = plain(key)
-        store.standing = plain  # type: ignore[method-assign]
+        store.lane_state = plain  # type: ignore[method-assign]
         circuit.force(CircuitState.OPEN)
         return found
 
-    store.standing = slowly  # type: ignore[method-assign]
+    store.lane_state = slowly  # type: ignore[method-assign]
     circuit.refresh()
     assert circuit.breaker.state is CircuitState.OPEN
 
@@ -202,9 +204,9 @@ def test_a_pause_survives_a_change_of_the_circuit_at_the_same_time(clock: Virtua
     assert isinstance(permit, Permit)
 
     def meanwhile(name: str) -> None:
-        if name == "swap":
+        if name == "compare_and_set":
             store.before = lambda name: None
-            circuit.cool(30.0)
+            circuit.extend_cooldown(30.0)
 
     store.before = meanwhile
     circuit.report(permit, Vote.FAILURE)
@@ -220,12 +222,12 @@ def test_a_success_ends_a_streak_that_began_meanwhile(clock: VirtualClock) -> No
     def meanwhile(_: object) -> dict[str, Any]:
         provider.steps.append(DOWN)
         call(provider)
-        assert standing(provider).failures == 1
+        assert lane_state(provider).failures == 1
         return {}
 
     provider.steps.append(meanwhile)
     assert call(provider).success
-    assert standing(provider).failures == 0
+    assert lane_state(provider).failures == 0
 
 
 @pytest.mark.req("PEF:A-5")
@@ -234,7 +236,7 @@ def test_a_circuit_that_opens_between_the_gates_gives_the_unit_back(clock: Virtu
     store = WatchedStore(clock)
     provider = Scripted(store=store, quota=QuotaPolicy(limit=9))
     call(provider)
-    circuit = provider._fitted.lane("t").circuits[0]
+    circuit = provider._runtime.lane("t").circuits[0]
 
     def opens(name: str) -> None:
         if name == "reserve":
@@ -263,7 +265,7 @@ def test_a_clock_that_is_set_back_throws_no_block_away(clock: VirtualClock) -> N
 def test_lanes_are_made_once(clock: VirtualClock) -> None:
     """By sixteen threads that all need the same one."""
     provider = Scripted()
-    lanes = together(lambda _: provider._fitted.lane("t"))
+    lanes = together(lambda _: provider._runtime.lane("t"))
     assert len({id(lane) for lane in lanes}) == 1
 
 

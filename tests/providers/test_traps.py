@@ -43,8 +43,8 @@ from tests.providers.scripted import (
     acall,
     after,
     call,
+    lane_state,
     rows,
-    standing,
     used,
 )
 
@@ -103,7 +103,7 @@ def test_an_ignored_error_gives_its_place_back(clock: VirtualClock, store: Provi
     call(provider)
     clock.advance(5.0)
     assert call(provider).reason_code == "bad_request"
-    assert (standing(provider).state, standing(provider).probes) == (CircuitState.HALF_OPEN, ())
+    assert (lane_state(provider).state, lane_state(provider).probes) == (CircuitState.HALF_OPEN, ())
     assert call(provider).success
 
 
@@ -117,12 +117,12 @@ def test_a_slow_success_does_not_close_what_opened_meanwhile(
     def slow(_: object) -> dict[str, Any]:
         provider.steps.appendleft(DOWN)
         call(provider)
-        assert standing(provider).state is CircuitState.OPEN
+        assert lane_state(provider).state is CircuitState.OPEN
         return {}
 
     provider.steps.append(slow)
     assert call(provider).success
-    assert standing(provider).state is CircuitState.OPEN
+    assert lane_state(provider).state is CircuitState.OPEN
 
 
 @pytest.mark.req("PEF:trap-neutral-votes")
@@ -180,7 +180,7 @@ def test_a_new_process_does_not_reset_the_streak(clock: VirtualClock, store: Pro
             DOWN, store=store, retry_policy=ONCE, circuit_breaker=CircuitBreaker(3, 60)
         )
         call(fresh)
-        assert (standing(fresh).failures, standing(fresh).state) == (failures, state)
+        assert (lane_state(fresh).failures, lane_state(fresh).state) == (failures, state)
         clock.advance(0.7)
 
 
@@ -191,12 +191,12 @@ def test_processes_do_not_keep_it_open_by_looking_at_it(
     """Whoever finds it open leaves the instant as it is."""
     first = Scripted(DOWN, store=store, retry_policy=ONCE, circuit_breaker=CircuitBreaker(1, 5))
     call(first)
-    until = standing(first).open_until
+    until = lane_state(first).open_until
     for _ in range(4):
         clock.advance(1.1)
         late = Scripted(store=store, circuit_breaker=CircuitBreaker(1, 5))
         assert call(late).reason_code == "circuit_open"
-        assert standing(late).open_until == until
+        assert lane_state(late).open_until == until
     clock.advance(0.6)
     assert call(first).success
 
@@ -210,7 +210,7 @@ def test_calls_through_a_closed_circuit_hardly_ask_the_store(clock: VirtualClock
         for _ in range(100):
             assert call(provider).success
         clock.advance(1.0)
-    assert store.asked == ["standing"] * 10
+    assert store.asked == ["lane_state"] * 10
 
 
 @pytest.mark.req("PEF:trap-clock-back")

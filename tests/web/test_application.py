@@ -94,7 +94,7 @@ def test_a_store_that_does_not_answer(
     def away(*_: object) -> None:
         raise StoreUnavailableError("no answer from db.internal")
 
-    monkeypatch.setattr(store, "standing", away)
+    monkeypatch.setattr(store, "lane_state", away)
     answer = ask(app, path="/health/ready")
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
@@ -136,7 +136,7 @@ def test_a_failure_of_ours_is_told_without_its_text(
     def broken(*_: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(store, "standing", broken)
+    monkeypatch.setattr(store, "lane_state", broken)
     answer = ask(_quiet(app), path="/health/ready")
     told = ProviderHealthError.model_validate_json(answer.content)
     assert (answer.status_code, told.code) == (500, "internal")

@@ -117,8 +117,10 @@ def fill_lane(url: str) -> None:
     fill_calls(url, ["c0", "c1"])
     store, now = open_store(url), time.time()
     lane = LaneKey(TENANT, "rank", "snapshot")
-    version = store.standing(lane).version
-    assert store.swap(lane, version, Breaker(CircuitState.OPEN, 3, now + 30, generation=1))
+    version = store.lane_state(lane).version
+    assert store.compare_and_set(
+        lane, version, Breaker(CircuitState.OPEN, 3, now + 30, generation=1)
+    )
     store.reserve(lane, Window(now - 1000, now + 1000), 10, 3)
     store.close()
 

@@ -104,10 +104,10 @@ def circuit(
     key = LaneKey(tenant, provider, capability)
     with closing(opened_each(config, store)) as desks:
         desk = _store_of_lane(desks, key)
-        before = desk.store.standing(key)
+        before = desk.store.lane_state(key)
         state = CircuitState.OPEN if wish is CircuitCommand.OPEN else CircuitState.CLOSED
         Circuit(desk.store, key, BreakerRule()).force(state, seconds)
-        after = desk.store.standing(key)
+        after = desk.store.lane_state(key)
     _check_written(before, after)
     until = after.breaker.open_until
     shape = {

@@ -191,7 +191,7 @@ class Breaker:
             return self
         return replace(self, probes=self.live_probes(rule, now))
 
-    def told(self, now: float) -> Breaker:
+    def observed(self, now: float) -> Breaker:
         """As people are told that it stands: one whose cooldown is over would let a probe in.
 
         Nothing is kept of it. Only a call changes the circuit, and there may be none for long.

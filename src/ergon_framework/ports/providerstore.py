@@ -200,7 +200,7 @@ class LaneHealth:
     account: QuotaUsage | None
     """The quota window that is running; None when there is none."""
 
-    def told(self, now: float) -> LaneHealth:
+    def observed(self, now: float) -> LaneHealth:
         """As people are told: a circuit whose cooldown is over would let a probe in.
 
         The store has it as it was written last, and only a call changes it.
@@ -219,10 +219,10 @@ class ProviderStore(Protocol):
 
     # -- gates ---------------------------------------------------------------------------------
 
-    def standing(self, key: LaneKey) -> LaneState:
+    def lane_state(self, key: LaneKey) -> LaneState:
         """How a lane stands; a fresh one when nobody has written it."""
 
-    def swap(
+    def compare_and_set(
         self, key: LaneKey, version: int, breaker: Breaker, *, failed: LaneFailure | None = None
     ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was.
@@ -231,7 +231,7 @@ class ProviderStore(Protocol):
         one is known. A store whose ``swap`` does not take it tells of failures with their rows.
         """
 
-    def cool(self, key: LaneKey, until: float) -> float:
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
         """Nobody calls before ``until``; never shortened. The instant that holds now."""
 
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:

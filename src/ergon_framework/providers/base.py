@@ -109,7 +109,9 @@ class ProviderBase(ABC):
         )
         is_async = inspect.iscoroutinefunction(self._execute_impl)
         name, capability = _named(self, "provider_name"), _named(self, "capability")
-        self._fitted = build_runtime(name, capability, options, self.error_rules, is_async=is_async)
+        self._runtime = build_runtime(
+            name, capability, options, self.error_rules, is_async=is_async
+        )
 
     @abstractmethod
     def _execute_impl(
@@ -140,7 +142,7 @@ class ProviderBase(ABC):
         if is_traced():
             call = (tenant_id, campaign_id, operation, payload, context)
             return telemetry.traced_execute(self, None, *call)
-        return self.execute_until(None, tenant_id, campaign_id, operation, payload, context)
+        return self.execute_delivery(None, tenant_id, campaign_id, operation, payload, context)
 
     async def aexecute(
         self,
@@ -155,43 +157,45 @@ class ProviderBase(ABC):
         if is_traced():
             call = (tenant_id, campaign_id, operation, payload, context)
             return await telemetry.traced_aexecute(self, None, *call)
-        return await self.aexecute_until(None, tenant_id, campaign_id, operation, payload, context)
+        return await self.aexecute_delivery(
+            None, tenant_id, campaign_id, operation, payload, context
+        )
 
-    def execute_until(
+    def execute_delivery(
         self,
-        ending: OnFailure | None,
+        on_failure: OnFailure | None,
         tenant_id: str,
         campaign_id: str | None,
         operation: str,
         payload: dict[str, Any],
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
-        """As :meth:`execute`, for a task that may bury what fails: ``ending`` says how."""
+        """As :meth:`execute`, for a task that may bury what fails: ``on_failure`` says how."""
         text = validate_call(tenant_id, campaign_id, operation, payload, context)
-        fitted = self._ready()
-        if fitted.is_async:
+        runtime = self._ready()
+        if runtime.is_async:
             drivers.refuse_inside_loop()
-        lane, who = fitted.lane(tenant_id), (campaign_id, operation)
+        lane, who = runtime.lane(tenant_id), (campaign_id, operation)
         around = current_unit()
         if around is not None:
             context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
-        what, is_retried = (tenant_id, campaign_id, operation), fitted.manner.max_attempts > 1
+        what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
         body = attempt_body(self._execute_impl, *what, payload, text, is_retried=is_retried)
         call = None
-        if fitted.has_express and fitted.is_plain:
-            may_refuse = ending is None
-            ticket = try_fast_path(fitted, lane, who, context, may_wait=True, may_refuse=may_refuse)
-            if isinstance(ticket, FastPathCall):
-                return drivers.run_fast(fitted, ticket, body, ending)
-            if isinstance(ticket, ProviderExecutionResult):
-                return ticket
-            call = ticket
-        call = call or fitted.calling(lane, who, context)
-        return drivers.run_call(fitted, call, body, ending)
+        if runtime.has_fast_path and runtime.is_plain:
+            may_refuse = on_failure is None
+            fast = try_fast_path(runtime, lane, who, context, may_wait=True, may_refuse=may_refuse)
+            if isinstance(fast, FastPathCall):
+                return drivers.run_fast(runtime, fast, body, on_failure)
+            if isinstance(fast, ProviderExecutionResult):
+                return fast
+            call = fast
+        call = call or runtime.new_call(lane, who, context)
+        return drivers.run_call(runtime, call, body, on_failure)
 
-    async def aexecute_until(
+    async def aexecute_delivery(
         self,
-        ending: OnFailure | None,
+        on_failure: OnFailure | None,
         tenant_id: str,
         campaign_id: str | None,
         operation: str,
@@ -200,26 +204,26 @@ class ProviderBase(ABC):
     ) -> ProviderExecutionResult:
         """As :meth:`aexecute`, for a task that may bury what fails."""
         text = validate_call(tenant_id, campaign_id, operation, payload, context)
-        fitted = self._ready()
-        lane, who = fitted.lane(tenant_id), (campaign_id, operation)
+        runtime = self._ready()
+        lane, who = runtime.lane(tenant_id), (campaign_id, operation)
         around = current_unit()
         if around is not None:
             context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
-        what, is_retried = (tenant_id, campaign_id, operation), fitted.manner.max_attempts > 1
+        what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
         body = attempt_body(self._execute_impl, *what, payload, text, is_retried=is_retried)
         call = None
-        if fitted.has_express and fitted.is_async:
-            may_wait, may_refuse = fitted.is_local, ending is None
-            ticket = try_fast_path(
-                fitted, lane, who, context, may_wait=may_wait, may_refuse=may_refuse
+        if runtime.has_fast_path and runtime.is_async:
+            may_wait, may_refuse = runtime.is_local, on_failure is None
+            fast = try_fast_path(
+                runtime, lane, who, context, may_wait=may_wait, may_refuse=may_refuse
             )
-            if isinstance(ticket, FastPathCall):
-                return await drivers.arun_fast(fitted, ticket, body, ending)
-            if isinstance(ticket, ProviderExecutionResult):
-                return ticket
-            call = ticket
-        call = call or fitted.calling(lane, who, context)
-        return await drivers.arun_call(fitted, call, body, ending)
+            if isinstance(fast, FastPathCall):
+                return await drivers.arun_fast(runtime, fast, body, on_failure)
+            if isinstance(fast, ProviderExecutionResult):
+                return fast
+            call = fast
+        call = call or runtime.new_call(lane, who, context)
+        return await drivers.arun_call(runtime, call, body, on_failure)
 
     # -- beside the calls ----------------------------------------------------------------------
 
@@ -230,7 +234,7 @@ class ProviderBase(ABC):
         return None if breaker is False else breaker
 
     @property
-    def fitted(self) -> ProviderRuntime:
+    def runtime(self) -> ProviderRuntime:
         """What its calls are made with, for those who run them."""
         return self._ready()
 
@@ -241,11 +245,11 @@ class ProviderBase(ABC):
 
     def health(self, tenant_id: str) -> list[LaneHealth]:
         """How this provider stands for a tenant, rows that are on their way included."""
-        fitted = self._ready()
-        fitted.recorder.flush(5.0)
-        mine = LaneKey(tenant_id, fitted.provider_name, fitted.capability)
-        lanes, now = fitted.store.health(tenant_id), fitted.store.now()
-        return [each.told(now) for each in lanes if each.key == mine]
+        runtime = self._ready()
+        runtime.recorder.flush(5.0)
+        mine = LaneKey(tenant_id, runtime.provider_name, runtime.capability)
+        lanes, now = runtime.store.health(tenant_id), runtime.store.now()
+        return [each.observed(now) for each in lanes if each.key == mine]
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until every row so far is written; whether that was so in time."""
@@ -268,7 +272,7 @@ class ProviderBase(ABC):
 
     def _ready(self) -> ProviderRuntime:
         try:
-            return self._fitted
+            return self._runtime
         except AttributeError:
             raise WiringError(
                 f"{type(self).__name__} has an __init__ that does not call super().__init__()",

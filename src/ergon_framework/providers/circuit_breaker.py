@@ -151,7 +151,7 @@ class CircuitBreaker:
         return self._worst().open_until
 
     def _worst(self) -> Breaker:
-        found = [circuit.told for circuit in list(self._circuits.values())]
+        found = [circuit.observed for circuit in list(self._circuits.values())]
         return max(found, key=lambda each: (_WORST[each.state], each.failures), default=Breaker())
 
     # -- used by a provider --------------------------------------------------------------------
@@ -161,13 +161,13 @@ class CircuitBreaker:
         store: ProviderStore,
         key: LaneKey,
         budget: float | None = None,
-        tell: Emit | None = None,
+        emit: Emit | None = None,
     ) -> Circuit:
         """A circuit of its own for ``key``."""
         is_shared = not isinstance(store, MemoryProviderStore)
         longest = self.longest_probe(budget) if is_shared else None
         circuit = Circuit(
-            store, key, self.rule(budget, is_shared=is_shared), tell, longest_probe=longest
+            store, key, self.rule(budget, is_shared=is_shared), emit, longest_probe=longest
         )
         with self._lock:
             self._circuits[key] = circuit
@@ -377,8 +377,8 @@ def _stores_failures(store: ProviderStore) -> bool:
     One of somebody else may have been made before there was a parameter for it, and one that
     stands in front of another may have its methods from there.
     """
-    method = getattr(type(store), "swap", None)
-    return _takes_failed(store.swap) if method is None else _is_taken_by(method)
+    method = getattr(type(store), "compare_and_set", None)
+    return _takes_failed(store.compare_and_set) if method is None else _is_taken_by(method)
 
 
 def _takes_failed(method: Callable[..., object]) -> bool:
@@ -400,7 +400,7 @@ class Circuit:
         store: ProviderStore,
         key: LaneKey,
         rule: BreakerRule,
-        tell: Emit | None = None,
+        emit: Emit | None = None,
         *,
         fresh_for: float = FRESH_FOR,
         longest_probe: float | None = None,
@@ -414,12 +414,12 @@ class Circuit:
         self.key = key
         self.rule = rule
         self._store = store
-        self._tell = tell
+        self._emit = emit
         self._fresh_for = fresh_for
         self._lock = threading.Lock()
         self._view = LaneState()
         self._stale_at = float("-inf")
-        self._is_cut_off = False
+        self._is_store_down = False
         self._is_ahead = False
         """Whether the circuit was changed here while the store was away."""
         self._owed_until = 0.0
@@ -446,11 +446,13 @@ class Circuit:
         return self._view.breaker
 
     @property
-    def told(self) -> Breaker:
+    def observed(self) -> Breaker:
         """The same as people are told that it stands."""
         breaker = self._view.breaker
         return (
-            breaker if breaker.state is not CircuitState.OPEN else breaker.told(self._store.now())
+            breaker
+            if breaker.state is not CircuitState.OPEN
+            else breaker.observed(self._store.now())
         )
 
     @property
@@ -460,7 +462,7 @@ class Circuit:
         # A clock that was set back would otherwise keep the view for that long.
         return now < self._stale_at <= now + self._fresh_for
 
-    def glance(self) -> float:
+    def peek(self) -> float:
         """What a call would meet: ``CLEAR``, seconds of refusal, or ``LOOK`` when that takes more.
 
         It is clear by a fresh view of a closed circuit with no failures and nothing to sit out.
@@ -481,23 +483,23 @@ class Circuit:
         """Read the store, if the view is old; when it does not answer, the view stays."""
         if self.is_fresh:
             return
-        if self._is_cut_off and self._is_slow:
-            self._refresh_behind()  # nobody waits for a server that hangs
+        if self._is_store_down and self._is_slow:
+            self._refresh_in_background()  # nobody waits for a server that hangs
             return
         self._refresh()
 
-    def _refresh_behind(self) -> None:
+    def _refresh_in_background(self) -> None:
         with self._lock:
             if self._is_looking:
                 return
             self._is_looking = True
             self._stale_at = self._store.now() + self._fresh_for
         try:
-            REFRESH_THREADS.do(self._look_behind)
+            REFRESH_THREADS.do(self._background_refresh)
         except RuntimeError:  # the interpreter ends
             self._is_looking = False
 
-    def _look_behind(self) -> None:
+    def _background_refresh(self) -> None:
         try:
             self._refresh()
         finally:
@@ -517,13 +519,13 @@ class Circuit:
     def _refresh(self) -> None:
         mine = self._view
         try:
-            found = self._ask(lambda: self._store.standing(self.key))
+            found = self._ask(lambda: self._store.lane_state(self.key))
         except StoreError:
-            self._cut_off()
+            self._mark_store_down()
             return
         with self._lock:
             self._stale_at = self._store.now() + self._fresh_for
-            self._is_cut_off = False
+            self._is_store_down = False
             if self._view is not mine:
                 return  # somebody of this process knows more than what was just read
             owed_until, self._owed_until = self._owed_until, 0.0
@@ -533,24 +535,26 @@ class Circuit:
                 found = replace(found, breaker=breaker)
             self._view, is_ahead = found, self._is_ahead
         if owed_until > max(found.cooldown_until, self._store.now()):
-            self.cool(owed_until - self._store.now())
+            self.extend_cooldown(owed_until - self._store.now())
         if is_ahead:
-            self._bring_back(found)
+            self._write_unwritten(found)
         elif found.breaker.state is not CircuitState.CLOSED:
-            self._swap(lambda breaker, now: (breaker.shortened(self.rule, now), None))
+            self._change(lambda breaker, now: (breaker.shortened(self.rule, now), None))
         elif found.breaker.failures:
             by = self._witness()
-            self._swap(lambda breaker, _: (breaker.witnessed(by), None))
+            self._change(lambda breaker, _: (breaker.witnessed(by), None))
 
     def _witness(self) -> Witness:
         return Witness(self._name, self._succeeded_at)
 
-    def _bring_back(self, view: LaneState) -> None:
+    def _write_unwritten(self, view: LaneState) -> None:
         """Let the others know what was learned while the store was away; people know it already."""
         try:
-            is_swapped = self._ask(lambda: self._store.swap(self.key, view.version, view.breaker))
+            is_swapped = self._ask(
+                lambda: self._store.compare_and_set(self.key, view.version, view.breaker)
+            )
         except StoreError:
-            self._cut_off()
+            self._mark_store_down()
             return
         if is_swapped:
             self._keep(view, view.breaker, view.version + 1, is_ahead=False)
@@ -590,7 +594,7 @@ class Circuit:
 
     # -- passing -------------------------------------------------------------------------------
 
-    def pass_quickly(self) -> Permit | None:
+    def admit_cached(self) -> Permit | None:
         """A permit, if that takes no write: the circuit is closed."""
         breaker = self._view.breaker
         if breaker.state is not CircuitState.CLOSED:
@@ -601,11 +605,11 @@ class Circuit:
 
     def admit(self) -> Permit | float:
         """A permit, or the seconds for which the call is refused."""
-        quick = self.pass_quickly()
+        quick = self.admit_cached()
         if quick is not None:
             return quick
         token = new_token()
-        answer = self._swap(lambda breaker, now: breaker.admit(self.rule, token, now))
+        answer = self._change(lambda breaker, now: breaker.admit(self.rule, token, now))
         if isinstance(answer, CircuitRefusal):
             return max(0.0, answer.retry_at - self._store.now())
         return answer if answer is not None else 0.0
@@ -621,7 +625,7 @@ class Circuit:
 
     def renew_probe(self, permit: Permit) -> bool:
         """Prolong the lease of a probe; whether it still has its place."""
-        self._swap(lambda breaker, now: (breaker.renewed(self.rule, permit, now), None))
+        self._change(lambda breaker, now: (breaker.renewed(self.rule, permit, now), None))
         return any(probe.token == permit.token for probe in self._view.breaker.probes)
 
     def needs_report(self, permit: Permit, vote: Vote) -> bool:
@@ -640,25 +644,25 @@ class Circuit:
             PROBE_RENEWER.forget(permit.token)
         if self.needs_report(permit, vote):
             by = self._witness()
-            self._swap(
+            self._change(
                 lambda breaker, now: (breaker.report(self.rule, permit, vote, now, by), None),
                 failed=failed if vote is Vote.FAILURE else None,
             )
 
     def force(self, state: CircuitState, seconds: float = 0.0) -> None:
         """As an operator wants it: open for so many seconds, whatever the rule says."""
-        self._swap(lambda breaker, now: (breaker.forced(self.rule, state, now, seconds), None))
+        self._change(lambda breaker, now: (breaker.forced(self.rule, state, now, seconds), None))
 
-    def cool(self, seconds: float) -> None:
+    def extend_cooldown(self, seconds: float) -> None:
         """Nobody calls for so long; a pause that is longer already stays."""
         asked = until = self._store.now() + seconds
-        if self._is_away():
+        if self._is_down():
             self._owed_until = max(self._owed_until, asked)
         else:
             try:
-                until = self._ask(lambda: self._store.cool(self.key, asked))
+                until = self._ask(lambda: self._store.extend_cooldown(self.key, asked))
             except StoreError:
-                self._cut_off()
+                self._mark_store_down()
                 self._owed_until = max(self._owed_until, asked)
         ends_at = current_clock().now() + seconds
         with self._lock:
@@ -670,12 +674,12 @@ class Circuit:
             view = self._view
             if until > view.cooldown_until:
                 self._view = LaneState(view.breaker, until, view.version)
-        if self._tell is not None:
-            self._tell("cooldown.began", key=self.key, seconds=seconds)
+        if self._emit is not None:
+            self._emit("cooldown.began", key=self.key, seconds=seconds)
 
     # -- swapping ------------------------------------------------------------------------------
 
-    def _swap(
+    def _change(
         self, change: Change, *, is_told: bool = False, failed: LaneFailure | None = None
     ) -> Permit | CircuitRefusal | None:
         """Change the circuit; ``is_told`` says that people know of it already."""
@@ -688,8 +692,8 @@ class Circuit:
 
     def _write(self, version: int, after: Breaker, failed: LaneFailure | None) -> bool:
         if failed is not None and self._tells_failures:
-            return self._store.swap(self.key, version, after, failed=failed)
-        return self._store.swap(self.key, version, after)
+            return self._store.compare_and_set(self.key, version, after, failed=failed)
+        return self._store.compare_and_set(self.key, version, after)
 
     def _try(
         self,
@@ -703,13 +707,13 @@ class Circuit:
         after, answer = change(view.breaker, self._store.now())
         if after is view.breaker:
             return answer, True
-        if self._is_away():
-            return answer, self._keep_apart(view, after)
+        if self._is_down():
+            return answer, self._keep_unwritten(view, after)
         try:
             is_swapped = self._ask(lambda: self._write(view.version, after, failed))
         except StoreError:
-            self._cut_off()
-            return answer, self._keep_apart(view, after)
+            self._mark_store_down()
+            return answer, self._keep_unwritten(view, after)
         if not is_swapped and not is_last:
             self._reread(view)
             return answer, False
@@ -717,14 +721,14 @@ class Circuit:
             return None, True  # a place that nobody knows of would be one too many
         self._keep(view, after, view.version + is_swapped, is_ahead=False)
         if not is_told and after.generation != view.breaker.generation:
-            self._tell_change(after)
+            self._emit_change(after)
         return answer, True
 
-    def _keep_apart(self, view: LaneState, after: Breaker) -> bool:
+    def _keep_unwritten(self, view: LaneState, after: Breaker) -> bool:
         """Keep a change that the store does not know of yet; people are told of it all the same."""
         is_kept = self._keep(view, after, view.version, is_ahead=True)
         if is_kept and after.generation != view.breaker.generation:
-            self._tell_change(after)
+            self._emit_change(after)
         return is_kept
 
     def _keep(self, before: LaneState, after: Breaker, version: int, *, is_ahead: bool) -> bool:
@@ -738,27 +742,27 @@ class Circuit:
 
     def _reread(self, before: LaneState) -> None:
         try:
-            found = self._ask(lambda: self._store.standing(self.key))
+            found = self._ask(lambda: self._store.lane_state(self.key))
         except StoreError:
-            self._cut_off()
+            self._mark_store_down()
             return
         with self._lock:
             if self._view is before:
                 self._view = found
                 self._is_ahead = False  # somebody else was faster, and knows more
 
-    def _is_away(self) -> bool:
+    def _is_down(self) -> bool:
         """Whether the store did not answer a moment ago: nobody waits for it again so soon."""
-        return self._is_cut_off and self.is_fresh
+        return self._is_store_down and self.is_fresh
 
-    def _cut_off(self) -> None:
+    def _mark_store_down(self) -> None:
         with self._lock:
-            self._is_cut_off = True
+            self._is_store_down = True
             self._stale_at = self._store.now() + self._fresh_for
 
-    def _tell_change(self, after: Breaker) -> None:
-        if self._tell is not None:
-            self._tell(_NOTICES[after.state], key=self.key, failures=after.failures)
+    def _emit_change(self, after: Breaker) -> None:
+        if self._emit is not None:
+            self._emit(_NOTICES[after.state], key=self.key, failures=after.failures)
 
 
 def _opened_beside(mine: LaneState, found: LaneState) -> bool:

@@ -39,6 +39,7 @@ from ergon_framework.ports.providerstore import (
 )
 from ergon_framework.providers.spill import MAX_BYTES, Spill, default_spill, spill_beside
 from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.providers.telemetry import emit
 from ergon_framework.providers.write_behind import LOOK, FlushMarker, WriteBehindQueue
 
 _MOST_LANES = 10_000
@@ -203,11 +204,11 @@ class Recorder:
         max_spill_bytes: int = MAX_BYTES,
         is_threaded: bool = True,
         clock: Callable[[], float] = time.monotonic,
-        tell: Emit = tell,
+        emit: Emit = emit,
     ) -> None:
         folder = None if spill is None else Spill(spill, max_bytes=max_spill_bytes, clock=clock)
         self._writer = WriteBehindQueue(
-            store, folder, capacity=capacity, batch=batch, linger=linger, clock=clock, tell=tell
+            store, folder, capacity=capacity, batch=batch, linger=linger, clock=clock, emit=emit
         )
         self._queue = self._writer.queue
         self._calm = self._writer.calm if is_threaded else capacity
@@ -215,7 +216,7 @@ class Recorder:
         self._refusals = RefusalSampler(refusal_rate, clock)
         self._is_threaded = is_threaded
         self._starting = threading.Lock()
-        self._bell = threading.Event()
+        self._wakeup = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_asleep = is_threaded
         self._is_closing = False
@@ -234,7 +235,7 @@ class Recorder:
         if len(queue) < self._calm:
             queue.extend(attempts)
         else:
-            self._crowd(attempts)
+            self._add_when_full(attempts)
         if self._is_asleep:
             self._wake()
 
@@ -287,7 +288,7 @@ class Recorder:
 
     def stats(self) -> RecorderStats:
         """The counts as they are now."""
-        writer, counts = self._writer, self._writer.ledger.counts()
+        writer, counts = self._writer, self._writer.counter.counts()
         return RecorderStats(
             queued_rows=writer.queued,
             written_rows=counts.written,
@@ -298,7 +299,7 @@ class Recorder:
             refused_total=dict(self._refusals.totals),
             coalesced_rows=self._refusals.coalesced,
             spill_full=0 if writer.spill is None else writer.spill.full_count,
-            last_error=writer.ledger.last_error,
+            last_error=writer.counter.last_error,
         )
 
     def close(self, timeout: float = CLOSING) -> None:
@@ -310,20 +311,20 @@ class Recorder:
         thread = self._thread
         if thread is not None and thread.is_alive():
             self._is_closing = True
-            self._bell.set()
+            self._wakeup.set()
             thread.join(timeout)
             self._is_closing = False
         elif not self._writer.is_settled:
             self.drain()
         is_idle = self._writer.is_idle and not self._writer.is_paused
-        self._writer.put_down(until - time.monotonic())
+        self._writer.spill_rest(until - time.monotonic())
         if is_idle:
             self._settle()
 
     def leave_to_parent(self) -> None:
         """In a forked child: the parent writes what it was given; begin anew."""
         self._starting = threading.Lock()
-        self._bell = threading.Event()
+        self._wakeup = threading.Event()
         self._thread = None
         self._is_asleep = self._is_threaded
         self._is_closing = False
@@ -339,7 +340,7 @@ class Recorder:
         try:
             store.settle()
         except Exception as error:
-            self._writer.ledger.note(error)
+            self._writer.counter.note(error)
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -348,11 +349,11 @@ class Recorder:
         with contextlib.suppress(ValueError, IndexError):  # the writer took it, or moves others
             self._queue.remove(marker)
 
-    def _crowd(self, attempts: Sequence[AttemptRow]) -> None:
+    def _add_when_full(self, attempts: Sequence[AttemptRow]) -> None:
         if self._is_threaded:
-            self._writer.crowd(attempts)
+            self._writer.add_when_full(attempts)
             if self._writer.can_make_room:
-                self._bell.set()
+                self._wakeup.set()
         else:
             # Nobody has read for a long time. Whoever finds it full writes a batch, so that the
             # numbers stay right and the memory bounded.
@@ -361,7 +362,7 @@ class Recorder:
 
     def _wake(self) -> None:
         self._is_asleep = False
-        self._bell.set()
+        self._wakeup.set()
         if self._thread is None and self._is_threaded:
             self._start()
 
@@ -393,8 +394,8 @@ class Recorder:
                 if wait is None:
                     self._sleep()
                 elif wait > 0.0 and not self._is_closing:
-                    self._bell.wait(wait)
-                self._bell.clear()
+                    self._wakeup.wait(wait)
+                self._wakeup.clear()
         finally:
             self._thread = None
             self._is_asleep = True
@@ -403,7 +404,7 @@ class Recorder:
         # Who adds puts the row first and looks at the flag then; this does it the other way round.
         # So one of the two sees what the other did.
         self._is_asleep = True
-        if not self._queue and not self._is_closing and not self._bell.wait(LOOK):
+        if not self._queue and not self._is_closing and not self._wakeup.wait(LOOK):
             self._settle()
         self._is_asleep = False
 

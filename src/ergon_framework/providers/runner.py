@@ -206,7 +206,7 @@ def release_delivery(run: CallDelivery) -> None:
     mark, run.mark = run.mark, None
     try:
         if mark is not None:
-            run.guard.unmark(mark)
+            run.guard.uncount_redelivery(mark)
     except StoreError as fault:
         emit("key.left_open", key=run.lane, error=type(fault).__name__)
 
@@ -255,10 +255,10 @@ class ProviderTaskRunner:
         self.provider = provider
         self.task_name = task_name
         self.options = options or TaskOptions()
-        self._fitted = fitted = provider.fitted
-        self._table = decisions(fitted.options.decisions)
-        self._policy = fitted.options.retry_policy
-        self._wall = fitted.manner.wall
+        self._runtime = runtime = provider.runtime
+        self._table = decisions(runtime.options.decisions)
+        self._policy = runtime.options.retry_policy
+        self._wall = runtime.policy.wall
         self._dice = dice
         self._longest_wait = longest_wait
         self._secret_names = squeezed_names(self.options.secret_names)
@@ -294,7 +294,7 @@ class ProviderTaskRunner:
             def hurriedly() -> T:
                 return hurried(None if budget is None else budget - (now() - began_at), work)
 
-            return await offload(hurriedly, self._fitted.steps, within=budget, late=late)
+            return await offload(hurriedly, self._runtime.steps, within=budget, late=late)
 
         try:
             await in_time(
@@ -374,7 +374,7 @@ class ProviderTaskRunner:
             traceparent=call.traceparent,
         )
         validate_call(call.tenant_id, call.campaign_id, call.operation, call.payload, context)
-        lane = self._fitted.lane(call.tenant_id).key
+        lane = self._runtime.lane(call.tenant_id).key
         # Ours from now on: what the provider does with its own does not reach a letter or a key.
         call = replace(call, payload=plain_json(call.payload))
         print_of_call = fingerprint(
@@ -408,7 +408,7 @@ class ProviderTaskRunner:
             run.is_ours = claim.state is ClaimState.MINE
             run.lease_ends_at = claim.lease_expires_at
         if run.call.is_redelivered and claim.state in {ClaimState.MINE, ClaimState.RUNNING}:
-            mark = guard.mark_redelivery(options.max_redeliveries, max(keep, _MARKED))
+            mark = guard.count_redelivery(options.max_redeliveries, max(keep, _MARKED))
             if mark is None:
                 return self._lost_too_often(run)
             # Found running, its worker may be lost elsewhere: that stays counted.
@@ -447,16 +447,16 @@ class ProviderTaskRunner:
 
     def _budget(self) -> float | None:
         """Seconds for one delivery, what its store takes included."""
-        return self.options.timeout_budget_seconds or self._fitted.options.timeout_budget_seconds
+        return self.options.timeout_budget_seconds or self._runtime.options.timeout_budget_seconds
 
     def _clock(self) -> Clock:
-        return self._fitted.options.clock or current_clock()
+        return self._runtime.options.clock or current_clock()
 
     # -- ends without a call -------------------------------------------------------------------
 
     def _refused(self, call: TaskCall, correlation_id: str, error: ProviderError) -> TaskEnding:
         """The call is so wrong that nothing can be written about it: the log alone tells of it."""
-        lane = LaneKey(str(call.tenant_id), self._fitted.provider_name, self._fitted.capability)
+        lane = LaneKey(str(call.tenant_id), self._runtime.provider_name, self._runtime.capability)
         ending = TaskEnding(TaskEnd.FAILED, not_called(error, correlation_id))
         log_ending(self.task_name, call, lane, ending)
         return ending
@@ -497,7 +497,7 @@ class ProviderTaskRunner:
         result = run.not_called(error)
         result.attempts = lost
         letter = self._letter(run, end or self._given_up(run, result))
-        if self._fitted.recorder.write_now(RecordBatch([], [letter])):
+        if self._runtime.recorder.write_now(RecordBatch([], [letter])):
             result.dead_letter = letter
         return self._ended(run, DeliveryDecision(TaskEnd.DEAD), result)
 

@@ -41,7 +41,7 @@ class ProviderHealthService:
         shown = canonical_tenant(given) or given
         lanes = store.health(given) or (store.health(shown) if shown != given else [])
         now = store.now()
-        lanes = sorted((lane.told(now) for lane in lanes), key=lambda lane: lane.key[1:])
+        lanes = sorted((lane.observed(now) for lane in lanes), key=lambda lane: lane.key[1:])
         told = {"tenant_id": shown, "generated_at": _text(now)}
         if detail:
             items = [_item(lane) | _more(lane, now) for lane in lanes]

@@ -59,7 +59,7 @@ def emit(name: str, /, **fields: object) -> None:
             logger.log(level, "%s %s", name, words, extra={"ergon": fields})
 
 
-def emits_calls(rows: Iterable[AttemptRow]) -> None:
+def emit_calls(rows: Iterable[AttemptRow]) -> None:
     """Tell of the calls among these rows that ended badly; the rows themselves are the record."""
     if not has_listeners():
         return
@@ -87,10 +87,10 @@ class Provider(Protocol):
     provider_name: str
     capability: str
 
-    def execute_until(self, ending: OnFailure | None, *call: Any) -> ProviderExecutionResult:
+    def execute_delivery(self, ending: OnFailure | None, *call: Any) -> ProviderExecutionResult:
         """Make a call."""
 
-    def aexecute_until(
+    def aexecute_delivery(
         self, ending: OnFailure | None, *call: Any
     ) -> Coroutine[Any, Any, ProviderExecutionResult]:
         """Make a call, for asyncio."""
@@ -101,9 +101,9 @@ def traced_execute(
 ) -> ProviderExecutionResult:
     """Make a call, in a span; it is tenant, campaign, operation, payload and context."""
     if _is_alone(call):
-        return provider.execute_until(ending, *call)
+        return provider.execute_delivery(ending, *call)
     with _calling(provider, call) as (span, context):
-        return _ended_call(span, provider.execute_until(ending, *call[:-1], context))
+        return _ended_call(span, provider.execute_delivery(ending, *call[:-1], context))
 
 
 async def traced_aexecute(
@@ -111,9 +111,9 @@ async def traced_aexecute(
 ) -> ProviderExecutionResult:
     """The same for asyncio."""
     if _is_alone(call):
-        return await provider.aexecute_until(ending, *call)
+        return await provider.aexecute_delivery(ending, *call)
     with _calling(provider, call) as (span, context):
-        return _ended_call(span, await provider.aexecute_until(ending, *call[:-1], context))
+        return _ended_call(span, await provider.aexecute_delivery(ending, *call[:-1], context))
 
 
 def _is_alone(call: tuple[Any, ...]) -> bool:

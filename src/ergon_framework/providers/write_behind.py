@@ -23,7 +23,7 @@ from ergon_framework.ports.providerstore import (
     RecordBatch,
 )
 from ergon_framework.providers.spill import Spill
-from ergon_framework.providers.telemetry import emits_calls
+from ergon_framework.providers.telemetry import emit, emit_calls
 
 
 def is_final(row: AttemptRow) -> bool:
@@ -68,8 +68,8 @@ class RowCounts:
 class RowCounter:
     """The counts of one recorder. Any thread may call any method."""
 
-    def __init__(self, tell: Emit) -> None:
-        self._tell = tell
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
         self.renew()
 
     def renew(self) -> None:
@@ -117,18 +117,18 @@ class RowCounter:
         for name in _TOLD:
             grown = getattr(counts, name) - getattr(told, name)
             if grown:
-                self.say(f"records.{name}", rows=grown)
+                self.emit(f"records.{name}", rows=grown)
 
-    def say(self, name: str, **fields: object) -> None:
+    def emit(self, name: str, **fields: object) -> None:
         """Tell of something; nobody's failure to listen reaches the rows."""
         try:
-            self._tell(name, **fields)
+            self._emit(name, **fields)
         except Exception as error:
             self.note(error)
 
 
 _BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
-SHELTER = 1.0
+SPILL_AFTER = 1.0
 """Seconds that a store may be away before final rows go to disk, and between two looks then."""
 LOOK = 30.0
 """Seconds between looks for files that dead processes left."""
@@ -152,7 +152,7 @@ class WriteBehindQueue:
         batch: int,
         linger: float,
         clock: Callable[[], float] = time.monotonic,
-        tell: Emit = tell,
+        emit: Emit = emit,
     ) -> None:
         self.store = store
         self.spill = spill
@@ -163,7 +163,7 @@ class WriteBehindQueue:
         self._batch = batch
         self._linger = linger
         self._clock = clock
-        self.ledger = RowCounter(tell)
+        self.counter = RowCounter(emit)
         self.renew()
 
     def renew(self) -> None:
@@ -171,9 +171,9 @@ class WriteBehindQueue:
         self._turn = threading.Lock()
         self._pausing = threading.RLock()
         self.queue.clear()
-        self.ledger.renew()
+        self.counter.renew()
         self._look_at = float("-inf")
-        self._hand: list[AttemptRow] = []
+        self._in_progress: list[AttemptRow] = []
         self._reached: list[FlushMarker] = []
         self._failures = 0
         self._retry_at = float("-inf")
@@ -186,7 +186,7 @@ class WriteBehindQueue:
     @property
     def queued(self) -> int:
         """Rows that wait in memory."""
-        return len(self.queue) + len(self._hand)
+        return len(self.queue) + len(self._in_progress)
 
     @property
     def has_spilled(self) -> bool:
@@ -201,7 +201,7 @@ class WriteBehindQueue:
     @property
     def is_settled(self) -> bool:
         """Whether no row waits in memory."""
-        return not self.queue and not self._hand
+        return not self.queue and not self._in_progress
 
     @property
     def can_make_room(self) -> bool:
@@ -218,13 +218,13 @@ class WriteBehindQueue:
         """Whether the store failed a moment ago, and is left alone for now."""
         return self._clock() < self._retry_at
 
-    def crowd(self, rows: Sequence[AttemptRow]) -> None:
+    def add_when_full(self, rows: Sequence[AttemptRow]) -> None:
         """Take rows although there is little room: only final ones, and on disk if need be.
 
-        Never waits for the store, and for the disk only as long as it takes to hand bytes over.
+        Never waits for the store, and for the disk only as long as it takes to rows bytes over.
         """
         finals = [row for row in rows if is_final(row)]
-        self.ledger.count(dropped=len(rows) - len(finals))
+        self.counter.count(dropped=len(rows) - len(finals))
         if len(self.queue) < self.capacity:
             self.queue.extend(finals)
         elif finals:
@@ -236,12 +236,12 @@ class WriteBehindQueue:
             try:
                 self.store.record(batch)
             except Exception as error:
-                self.ledger.note(error)
+                self.counter.note(error)
                 if is_store_down(error):
                     self._pause(error)
             else:
-                self.ledger.count(written=len(batch.attempts))
-                emits_calls(batch.attempts)
+                self.counter.count(written=len(batch.attempts))
+                emit_calls(batch.attempts)
                 return True
         return self._keep([batch], is_synced=True)
 
@@ -255,19 +255,19 @@ class WriteBehindQueue:
             except Exception as error:  # a bug of ours must end neither the thread nor the rows
                 self._pause(error)
                 wait = _BACKOFF.cap
-            self.ledger.report(self._clock(), is_last=wait is None)
+            self.counter.report(self._clock(), is_last=wait is None)
             return wait
 
-    def put_down(self, timeout: float) -> None:
+    def spill_rest(self, timeout: float) -> None:
         """Keep on disk what is still in memory: nobody will come back for it."""
-        # A driver that hangs in a call to the store has its hand full. Kept twice is harmless.
+        # A driver that hangs in a call to the store has its rows full. Kept twice is harmless.
         is_mine = self._turn.acquire(timeout=max(0.0, timeout))
         try:
-            rows = [*self._hand, *self._take(len(self.queue))]
+            rows = [*self._in_progress, *self._take(len(self.queue))]
             if is_mine:
-                self._hand = []
-            self._put_away(rows)
-            self.ledger.report(self._clock(), is_last=True)
+                self._in_progress = []
+            self._spill_or_drop(rows)
+            self.counter.report(self._clock(), is_last=True)
             if self.spill is not None and is_mine:
                 self.spill.close()
         finally:
@@ -279,15 +279,15 @@ class WriteBehindQueue:
     def _step(self) -> float | None:
         now = self._clock()
         if now < self._retry_at:
-            return self._weather(now)
-        self._hand += self._take(self._batch - len(self._hand))
-        has_written = bool(self._hand)
+            return self._while_down(now)
+        self._in_progress += self._take(self._batch - len(self._in_progress))
+        has_written = bool(self._in_progress)
         try:
-            self._write_hand()
+            self._write_batch()
             has_replayed = self._replay(now, is_alive=has_written)
         except Exception as error:
             self._pause(error)
-            return self._weather(now)
+            return self._while_down(now)
         self._answer()
         if has_replayed or len(self.queue) >= self._batch:
             return 0.0
@@ -306,16 +306,16 @@ class WriteBehindQueue:
                 rows.append(item)
         return rows
 
-    def _write_hand(self) -> None:
-        hand = self._hand
-        if not hand:
+    def _write_batch(self) -> None:
+        rows = self._in_progress
+        if not rows:
             return
         refused = self._record(
-            RecordBatch(hand), lambda: [RecordBatch([row]) for row in hand], is_alive=False
+            RecordBatch(rows), lambda: [RecordBatch([row]) for row in rows], is_alive=False
         )
-        self._hand = []
-        self.ledger.count(written=len(hand) - len(refused), lost=len(refused))
-        emits_calls(hand)
+        self._in_progress = []
+        self.counter.count(written=len(rows) - len(refused), lost=len(refused))
+        emit_calls(rows)
         self._set_aside(refused)
         self._recover()
 
@@ -328,12 +328,12 @@ class WriteBehindQueue:
             spill.look()
         spoilt = spill.spoilt_count
         units = spill.chunk(self._batch)
-        self.ledger.count(lost=spill.spoilt_count - spoilt)
+        self.counter.count(lost=spill.spoilt_count - spoilt)
         if not units:
             return False
         refused = self._record(merged_batch(units), lambda: list(units), is_alive=is_alive)
         lost = row_count(refused)
-        self.ledger.count(replayed=row_count(units) - lost, lost=lost)
+        self.counter.count(replayed=row_count(units) - lost, lost=lost)
         spill.advance(len(refused))
         self._recover()
         return True
@@ -353,7 +353,7 @@ class WriteBehindQueue:
             if is_store_down(error) or (len(pieces) < 2 and not is_alive):
                 raise
             if len(pieces) < 2:
-                self.ledger.note(error)
+                self.counter.note(error)
                 return pieces
         else:
             return []
@@ -366,18 +366,18 @@ class WriteBehindQueue:
         except Exception as error:
             if is_store_down(error):
                 raise
-            self.ledger.note(error)
+            self.counter.note(error)
             return False
         return True
 
-    def _weather(self, now: float) -> float:
+    def _while_down(self, now: float) -> float:
         """What can be done while the store is away; seconds until there is more to do."""
-        if now - self._away_since >= SHELTER:
-            self._shelter()
+        if now - self._away_since >= SPILL_AFTER:
+            self._spill_final_rows()
         self._make_room()
-        return min(max(0.0, self._retry_at - now), SHELTER)
+        return min(max(0.0, self._retry_at - now), SPILL_AFTER)
 
-    def _shelter(self) -> None:
+    def _spill_final_rows(self) -> None:
         """Bring final rows to disk: if this process is killed, they are not lost with it.
 
         The others stay in memory, in their order and behind their markers.
@@ -387,20 +387,20 @@ class WriteBehindQueue:
             return
         finals: list[AttemptRow] = []
         others: list[AttemptRow | FlushMarker] = []
-        for item in [*self._hand, *self._emptied()]:
+        for item in [*self._in_progress, *self._emptied()]:
             if isinstance(item, FlushMarker) or not is_final(item):
                 others.append(item)
             else:
                 finals.append(item)
-        self._hand = finals  # where who puts down finds them, should the disk take its time
+        self._in_progress = finals  # where who puts down finds them, should the disk take its time
         self.queue.extendleft(reversed(others))
-        while self._hand:
-            some = self._hand[: self._batch]
+        while self._in_progress:
+            some = self._in_progress[: self._batch]
             if not self._keep([RecordBatch([row]) for row in some], is_synced=True):
                 break
-            del self._hand[: len(some)]
-        self.queue.extendleft(reversed(self._hand[self._batch :]))
-        del self._hand[self._batch :]
+            del self._in_progress[: len(some)]
+        self.queue.extendleft(reversed(self._in_progress[self._batch :]))
+        del self._in_progress[self._batch :]
 
     def _emptied(self) -> Iterator[AttemptRow | FlushMarker]:
         for _ in range(len(self.queue)):
@@ -415,7 +415,7 @@ class WriteBehindQueue:
             try:
                 self.spill.set_aside(refused)
             except Exception as error:
-                self.ledger.note(error)
+                self.counter.note(error)
 
     def _make_room(self) -> None:
         """The store is away: bring final rows to disk before there is no room for new ones."""
@@ -426,7 +426,7 @@ class WriteBehindQueue:
             reached = len(self._reached)
             rows = self._take(self._batch)
             finals = [row for row in rows if is_final(row)]
-            self.ledger.count(dropped=len(rows) - len(finals))
+            self.counter.count(dropped=len(rows) - len(finals))
             if finals and not self._keep([RecordBatch([row]) for row in finals], is_synced=True):
                 self.queue.extendleft(reversed([*finals, *self._reached[reached:]]))
                 del self._reached[reached:]
@@ -445,15 +445,15 @@ class WriteBehindQueue:
 
     # -- keeping and counting --------------------------------------------------------------------
 
-    def _put_away(self, rows: Sequence[AttemptRow]) -> None:
+    def _spill_or_drop(self, rows: Sequence[AttemptRow]) -> None:
         finals = [row for row in rows if is_final(row)]
-        self.ledger.count(dropped=len(rows) - len(finals))
+        self.counter.count(dropped=len(rows) - len(finals))
         for at in range(0, len(finals), self._batch):
             self._keep_or_lose(finals[at : at + self._batch], is_synced=True)
 
     def _keep_or_lose(self, finals: list[AttemptRow], *, is_synced: bool) -> None:
         if not self._keep([RecordBatch([row]) for row in finals], is_synced=is_synced):
-            self.ledger.count(lost=len(finals))
+            self.counter.count(lost=len(finals))
 
     def _keep(self, batches: list[RecordBatch], *, is_synced: bool) -> bool:
         spill = self.spill
@@ -462,9 +462,9 @@ class WriteBehindQueue:
         try:
             spill.keep(batches, is_synced=is_synced)
         except Exception as error:
-            self.ledger.note(error)
+            self.counter.note(error)
             return False
-        self.ledger.count(spilled=row_count(batches))
+        self.counter.count(spilled=row_count(batches))
         return True
 
     def _pause(self, error: Exception) -> None:
@@ -474,9 +474,9 @@ class WriteBehindQueue:
             self._failures += 1
             dice = random.random()  # noqa: S311 - jitter
             self._retry_at = self._clock() + _BACKOFF.delay(self._failures - 1, dice)
-        self.ledger.note(error)
+        self.counter.note(error)
         if is_news:
-            self.ledger.say("store.lost", error=self.ledger.last_error)
+            self.counter.emit("store.lost", error=self.counter.last_error)
 
     def _since(self, error: Exception) -> float:
         """Since when the store says that it is away; if it blames a row, others are to be tried."""
@@ -490,4 +490,4 @@ class WriteBehindQueue:
             was_away, self._failures = self._failures, 0
             self._retry_at = float("-inf")
         if was_away:
-            self.ledger.say("store.back")
+            self.counter.emit("store.back")

@@ -157,7 +157,7 @@ class ProviderBackend:
 
     def check(self) -> None:
         """Raise ``StoreError`` unless the store can be read."""
-        self.opened().standing(_NOBODY)
+        self.opened().lane_state(_NOBODY)
 
     def close(self) -> None:
         """Let go of what was opened by its URL."""

@@ -1,4 +1,4 @@
-"""Every kind of store, with a clock that is set by hand, closed after the test."""
+"""Every kind of store, with a clock that is set by cursor, closed after the test."""
 
 from __future__ import annotations
 

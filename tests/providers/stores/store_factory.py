@@ -1,4 +1,4 @@
-"""What the tests of stores are made of: a clock that is set by hand, and rows to write."""
+"""What the tests of stores are made of: a clock that is set by cursor, and rows to write."""
 
 from __future__ import annotations
 

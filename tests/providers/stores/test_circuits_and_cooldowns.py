@@ -19,19 +19,19 @@ CIRCUITS = [Breaker(failures=2), OPEN, HELD, HALF_OPEN, Breaker(generation=9)]
 @pytest.mark.parametrize("breaker", CIRCUITS)
 def test_a_circuit_comes_back_as_it_was_written(store: ProviderStore, breaker: Breaker) -> None:
     """Every field of a circuit survives, to the last bit of its instants."""
-    assert store.standing(LANE) == LaneState()
-    assert store.swap(LANE, 0, breaker)
-    assert store.standing(LANE) == LaneState(breaker, 0.0, 1)
+    assert store.lane_state(LANE) == LaneState()
+    assert store.compare_and_set(LANE, 0, breaker)
+    assert store.lane_state(LANE) == LaneState(breaker, 0.0, 1)
 
 
 @pytest.mark.req("PEF:A-14", "PEF:H-3")
 def test_a_swap_counts_only_against_the_version_it_was_made_from(store: ProviderStore) -> None:
     """Who comes second is told so, and changes nothing."""
-    assert store.swap(LANE, 0, OPEN)
-    assert not store.swap(LANE, 0, HALF_OPEN)
-    assert not store.swap(LANE, 2, HALF_OPEN)
-    assert store.swap(LANE, 1, HALF_OPEN)
-    assert store.standing(LANE) == LaneState(HALF_OPEN, 0.0, 2)
+    assert store.compare_and_set(LANE, 0, OPEN)
+    assert not store.compare_and_set(LANE, 0, HALF_OPEN)
+    assert not store.compare_and_set(LANE, 2, HALF_OPEN)
+    assert store.compare_and_set(LANE, 1, HALF_OPEN)
+    assert store.lane_state(LANE) == LaneState(HALF_OPEN, 0.0, 2)
     [lane] = store.health(LANE.tenant_id)
     assert (lane.breaker_state, lane.consecutive_failures) == ("half_open", 5)
 
@@ -39,36 +39,36 @@ def test_a_swap_counts_only_against_the_version_it_was_made_from(store: Provider
 @pytest.mark.req("PEF:A-14")
 def test_a_version_that_nobody_wrote_is_not_swapped(store: ProviderStore) -> None:
     """A lane that is not there has version 0 and no other."""
-    assert not store.swap(LANE, 1, OPEN)
-    assert store.standing(LANE) == LaneState()
+    assert not store.compare_and_set(LANE, 1, OPEN)
+    assert store.lane_state(LANE) == LaneState()
 
 
 @pytest.mark.req("PEF:H-1", "PEF:C-8")
 def test_the_first_swap_takes_up_a_row_that_others_made(store: ProviderStore) -> None:
     """Attempts and cooldowns make the lane's one row; the first circuit goes into it."""
     store.record(RecordBatch([attempt()]))
-    store.cool(LANE, START + 5)
-    assert store.swap(LANE, 0, OPEN)
-    assert not store.swap(LANE, 0, OPEN)
-    assert store.standing(LANE) == LaneState(OPEN, START + 5, 1)
+    store.extend_cooldown(LANE, START + 5)
+    assert store.compare_and_set(LANE, 0, OPEN)
+    assert not store.compare_and_set(LANE, 0, OPEN)
+    assert store.lane_state(LANE) == LaneState(OPEN, START + 5, 1)
     assert len(store.health(LANE.tenant_id)) == 1
 
 
 @pytest.mark.req("PEF:A-9")
 def test_a_cooldown_is_never_shortened(store: ProviderStore) -> None:
     """The later of two instants holds, whichever came first."""
-    assert store.cool(LANE, START + 10) == START + 10
-    assert store.cool(LANE, START + 3) == START + 10
-    assert store.cool(LANE, START + 20) == START + 20
-    assert store.standing(LANE).cooldown_until == START + 20
+    assert store.extend_cooldown(LANE, START + 10) == START + 10
+    assert store.extend_cooldown(LANE, START + 3) == START + 10
+    assert store.extend_cooldown(LANE, START + 20) == START + 20
+    assert store.lane_state(LANE).cooldown_until == START + 20
 
 
 @pytest.mark.req("PEF:A-9")
 def test_an_endless_cooldown_is_as_long_as_a_calendar(store: ProviderStore) -> None:
     """No instant is too far away to be kept."""
-    assert store.cool(LANE, float("inf")) > START + 10**9
-    assert store.swap(LANE, 0, Breaker(CircuitState.OPEN, 10**12, float("inf")))
-    found = store.standing(LANE).breaker.open_until
+    assert store.extend_cooldown(LANE, float("inf")) > START + 10**9
+    assert store.compare_and_set(LANE, 0, Breaker(CircuitState.OPEN, 10**12, float("inf")))
+    found = store.lane_state(LANE).breaker.open_until
     assert found is not None
     assert found > START + 10**9
 
@@ -78,14 +78,14 @@ def test_one_of_twenty_racing_swaps_wins(opened: Opener) -> None:
     """Twenty threads of two processes' stores swap from one version: one is told that it did."""
     stores = [opened(), opened()]
 
-    def swap(number: int) -> bool:
+    def compare_and_set(number: int) -> bool:
         mine = Breaker(CircuitState.HALF_OPEN, 5, None, 0, (Probe(f"{number}", START),), 1)
-        return stores[number % 2].swap(LANE, version, mine)
+        return stores[number % 2].compare_and_set(LANE, version, mine)
 
     for version in range(3):
-        won = race(20, swap)
+        won = race(20, compare_and_set)
         assert sum(won) == 1
-        found = stores[0].standing(LANE)
+        found = stores[0].lane_state(LANE)
         assert found.version == version + 1
         assert [probe.token for probe in found.breaker.probes] == [f"{won.index(True)}"]
 
@@ -94,9 +94,9 @@ def test_one_of_twenty_racing_swaps_wins(opened: Opener) -> None:
 def test_another_process_sees_the_circuit(opened: Opener) -> None:
     """What one wrote, the next reads, also after the first is gone."""
     first = opened()
-    first.swap(LANE, 0, OPEN)
+    first.compare_and_set(LANE, 0, OPEN)
     first.close()
-    assert opened().standing(LANE).breaker == OPEN
+    assert opened().lane_state(LANE).breaker == OPEN
 
 
 @pytest.mark.req("PEF:G-3", "PEF:A-15")
@@ -107,7 +107,7 @@ def test_lanes_do_not_touch_each_other(store: ProviderStore, clock: HandClock) -
         LaneKey("tenant", "other", "snapshot"),
         LaneKey("tenant", "rank", "other"),
     ]
-    store.swap(LANE, 0, OPEN)
-    store.cool(LANE, START + 9)
-    assert all(store.standing(key) == LaneState() for key in others)
+    store.compare_and_set(LANE, 0, OPEN)
+    store.extend_cooldown(LANE, START + 9)
+    assert all(store.lane_state(key) == LaneState() for key in others)
     assert store.health("other") == []

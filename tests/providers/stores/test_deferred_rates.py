@@ -91,7 +91,7 @@ def test_settling_twice_writes_once(
     def never(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(store.ground, "write", never)
+    monkeypatch.setattr(store.database, "write", never)
     store.settle()
 
 
@@ -106,7 +106,7 @@ def test_what_could_not_be_settled_is_settled_later(
         raise StoreUnavailableError("away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store.ground, "write", away)
+        patched.setattr(store.database, "write", away)
         with pytest.raises(StoreUnavailableError):
             store.settle()
     store.settle()

@@ -64,7 +64,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/none/work.db")
     for _ in range(2):
         with pytest.raises(StoreUnavailableError, match="no folder"):
-            store.standing(LANE)
+            store.lane_state(LANE)
     (tmp_path / "none").mkdir()
     store.record(RecordBatch([attempt()]))
     assert len(store.health(LANE.tenant_id)) == 1
@@ -78,7 +78,7 @@ def test_a_store_that_never_came_can_be_closed(tmp_path: Path) -> None:
     store.close()
     (tmp_path / "none").mkdir()
     with pytest.raises(StoreUnavailableError, match="closed"):
-        store.standing(LANE)
+        store.lane_state(LANE)
     assert list((tmp_path / "none").iterdir()) == []
 
 
@@ -121,10 +121,10 @@ def test_a_file_that_somebody_holds(tmp_path: Path, clock: HandClock) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailableError, match="locked"):
-        store.cool(LANE, START + 1)
+        store.extend_cooldown(LANE, START + 1)
     other.execute("ROLLBACK")
     other.close()
-    assert store.cool(LANE, START + 1) == START + 1
+    assert store.extend_cooldown(LANE, START + 1) == START + 1
     store.close()
 
 
@@ -134,12 +134,12 @@ def test_a_row_that_somebody_holds(postgres_url: str) -> None:
     import psycopg
 
     store = open_store(postgres_url)
-    store.cool(LANE, 5.0)
+    store.extend_cooldown(LANE, 5.0)
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM provider_health_states FOR UPDATE")
         with pytest.raises(StoreUnavailableError, match="lock timeout"):
-            store.cool(LANE, 6.0)
-    assert store.standing(LANE).cooldown_until == 5.0
+            store.extend_cooldown(LANE, 6.0)
+    assert store.lane_state(LANE).cooldown_until == 5.0
     store.close()
 
 
@@ -151,15 +151,15 @@ def test_a_conflict_that_the_server_undid_is_tried_again(postgres_url: str) -> N
     assert isinstance(store, SqlProviderStore)
     runs = []
 
-    def work(hand: object) -> int:
-        runs.append(hand)
+    def work(cursor: object) -> int:
+        runs.append(cursor)
         if len(runs) < 3:
             import psycopg
 
             raise psycopg.errors.DeadlockDetected
         return 7
 
-    assert store.ground.write("record", work) == 7
+    assert store.database.write("record", work) == 7
     assert len(runs) == 3
     store.close()
 
@@ -172,19 +172,19 @@ def test_a_server_that_goes_away_and_comes_back() -> None:
     try:
         server.start()
         store = open_store(server.new_database())
-        store.cool(LANE, 5.0)
+        store.extend_cooldown(LANE, 5.0)
         server.stop()
         with pytest.raises(StoreUnavailableError, match="cannot be used for now"):
-            store.cool(LANE, 6.0)
+            store.extend_cooldown(LANE, 6.0)
         with pytest.raises(StoreUnavailableError):
-            store.standing(LANE)
+            store.lane_state(LANE)
         assert store.now() > 0
         server.start()
-        assert store.standing(LANE).cooldown_until == 5.0
-        assert store.cool(LANE, 7.0) == 7.0
+        assert store.lane_state(LANE).cooldown_until == 5.0
+        assert store.extend_cooldown(LANE, 7.0) == 7.0
         server.stop()
         server.start()
-        assert store.standing(LANE).cooldown_until == 7.0
+        assert store.lane_state(LANE).cooldown_until == 7.0
         store.close()
     finally:
         server.remove()
@@ -195,8 +195,8 @@ def test_commits_wait_whatever_the_default_of_the_database_is(postgres_url: str)
     for setting in ("synchronous_commit = off", "default_transaction_isolation = serializable"):
         execute(postgres_url, f"ALTER DATABASE {name_of(postgres_url)} SET {setting}")
     asked = "SELECT current_setting('synchronous_commit'), current_setting('transaction_isolation')"
-    with closing(PostgresProviderDatabase(database_of(postgres_url))) as ground:
-        assert ground.read(lambda hand: hand.rows(asked, {})) == [("on", "read committed")]
+    with closing(PostgresProviderDatabase(database_of(postgres_url))) as database:
+        assert database.read(lambda cursor: cursor.fetch(asked, {})) == [("on", "read committed")]
     with database_of(postgres_url).connect() as connection:  # as a move has it
         assert connection.exec_driver_sql(asked).fetchall() == [("on", "read committed")]
 
@@ -228,11 +228,11 @@ def test_a_user_who_is_not_let_in_any_more(own_postgres: PostgresServer) -> None
         end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'guest'"
         execute(url, "ALTER ROLE guest RENAME TO visitor", end.replace("guest", "visitor"))
         with pytest.raises(StoreUnavailableError, match="terminating"):
-            store.cool(LANE, 5.0)
+            store.extend_cooldown(LANE, 5.0)
         with pytest.raises(StoreUnavailableError, match="does not let this user in"):
-            store.cool(LANE, 5.0)
+            store.extend_cooldown(LANE, 5.0)
         execute(url, "ALTER ROLE visitor RENAME TO guest")
-        assert store.cool(LANE, 6.0) == 6.0
+        assert store.extend_cooldown(LANE, 6.0) == 6.0
 
 
 @pytest.mark.req("PROVIDERS:storage")
@@ -241,9 +241,9 @@ def test_a_fault_of_the_system_is_an_error_of_the_store(opened: Opener, moment: 
     """Whatever goes wrong around a commit, callers hear of it as of any other."""
     store = opened()
     with armed(f"providers.cool.{moment}=error"), pytest.raises(StoreUnavailableError):
-        store.cool(LANE, START + 5)
-    assert store.standing(LANE).cooldown_until == (0.0 if moment == "before" else START + 5)
-    assert store.cool(LANE, START + 9) == START + 9
+        store.extend_cooldown(LANE, START + 5)
+    assert store.lane_state(LANE).cooldown_until == (0.0 if moment == "before" else START + 5)
+    assert store.extend_cooldown(LANE, START + 9) == START + 9
 
 
 @pytest.mark.req("PEF:A-24")
@@ -273,9 +273,9 @@ def test_a_tenant_that_does_not_fit_is_refused(url: str, clock: HandClock) -> No
     store = open_store(url, clock=clock)
     key = LANE._replace(tenant_id="t" * 100 + "\ud800")
     with pytest.raises(StoreError) as caught:
-        store.cool(key, START)
+        store.extend_cooldown(key, START)
     assert not isinstance(caught.value, StoreUnavailableError)
-    assert store.cool(LANE, START) == START
+    assert store.extend_cooldown(LANE, START) == START
     store.close()
 
 

@@ -109,8 +109,8 @@ def test_a_circuit_whose_cooldown_is_over_counts_as_half_open(
 ) -> None:
     """Its row changes with the next call, which may be long in coming."""
     store, lane = opened(), LANE[1:]
-    assert store.swap(LANE, 0, Breaker(CircuitState.OPEN, 5, START + 30))
-    assert store.swap(OTHER, 0, Breaker(CircuitState.OPEN, 5, START + 60))
+    assert store.compare_and_set(LANE, 0, Breaker(CircuitState.OPEN, 5, START + 30))
+    assert store.compare_and_set(OTHER, 0, Breaker(CircuitState.OPEN, 5, START + 60))
     assert looking.figures(START, WAITING).circuits == [LaneCount(*lane, "open", 2)]
     found = sorted(looking.figures(START + 30, WAITING).circuits)
     assert found == [LaneCount(*lane, "half_open", 1), LaneCount(*lane, "open", 1)]

@@ -101,7 +101,7 @@ def test_an_unreachable_server_is_told_without_its_password() -> None:
     """Where it was looked for is shown, the password is not; until then, this machine's time."""
     with closing(open_store("postgresql://user:hush@127.0.0.1:1/base")) as store:
         with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1") as caught:
-            store.standing(LANE)
+            store.lane_state(LANE)
         assert abs(store.now() - time.time()) < 60.0
     assert "hush" not in str(caught.value)
 
@@ -129,7 +129,7 @@ def test_a_closed_store_says_so(store: ProviderStore) -> None:
     store.close()
     store.close()
     with pytest.raises(StoreUnavailableError, match="closed"):
-        store.standing(LANE)
+        store.lane_state(LANE)
     with pytest.raises(StoreUnavailableError, match="closed"):
         store.record(RecordBatch([attempt()]))
 
@@ -137,10 +137,10 @@ def test_a_closed_store_says_so(store: ProviderStore) -> None:
 def test_tables_are_made_once_and_found_again(empty_url: str) -> None:
     """An empty database just works, and what is in it is there the next time."""
     store = open_store(empty_url)
-    store.cool(LANE, store.now() + 100)
+    store.extend_cooldown(LANE, store.now() + 100)
     store.close()
     again = open_store(empty_url)
-    assert again.standing(LANE).cooldown_until > again.now()
+    assert again.lane_state(LANE).cooldown_until > again.now()
     again.close()
 
 

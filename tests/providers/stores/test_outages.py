@@ -29,7 +29,7 @@ HOUR = Window(START, START + 3600.0)
 def edit(store: ProviderStore, sql: str, **values: Any) -> None:
     """Change a table as an operator would."""
     assert isinstance(store, SqlProviderStore)
-    assert store.ground.write("cool", lambda hand: hand.run(sql, values))
+    assert store.database.write("cool", lambda cursor: cursor.execute(sql, values))
 
 
 @pytest.mark.parametrize("detail", ["{not json", '{"generation":"two"}', "[]"])
@@ -38,13 +38,13 @@ def test_a_circuit_that_cannot_be_read_counts_as_closed(
 ) -> None:
     """A hand edit, or a later version's row, stops no call; the next change mends it."""
     store = opened()
-    assert store.swap(LANE, 0, Breaker(CircuitState.OPEN, 5, START + 60))
+    assert store.compare_and_set(LANE, 0, Breaker(CircuitState.OPEN, 5, START + 60))
     edit(store, "UPDATE provider_health_states SET breaker_detail = :detail", detail=detail)
-    found = store.standing(LANE)
+    found = store.lane_state(LANE)
     assert (found.breaker, found.version) == (Breaker(), 1)
     assert store.health(LANE.tenant_id)[0].breaker_state == "closed"
-    assert store.swap(LANE, 1, Breaker(CircuitState.OPEN, 7, START + 90))
-    assert store.standing(LANE).breaker.failures == 7
+    assert store.compare_and_set(LANE, 1, Breaker(CircuitState.OPEN, 7, START + 90))
+    assert store.lane_state(LANE).breaker.failures == 7
 
 
 def test_a_state_that_nobody_knows_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -113,7 +113,7 @@ def test_a_window_with_units_left_is_not_marked_as_exhausted(opened: Opener) -> 
 
     def marked() -> bool:
         sql = "SELECT last_exhausted_at FROM provider_quota_states"
-        [[mark]] = store.ground.read(lambda hand: hand.rows(sql, {}))
+        [[mark]] = store.database.read(lambda cursor: cursor.fetch(sql, {}))
         return mark is not None
 
     assert not store.reserve(LANE, HOUR, 10, 20).is_granted
@@ -126,53 +126,55 @@ def test_a_window_with_units_left_is_not_marked_as_exhausted(opened: Opener) -> 
     assert marked()
 
 
-class PruningHand:
+class PruningCursor:
     """A minute that is there when it is to be inserted, and gone when it is to be read."""
 
     def __init__(self, times: int) -> None:
         self.times = times
         self.added = 0
 
-    def rows(self, sql: str, values: Any) -> list[tuple[Any, ...]]:
+    def fetch(self, sql: str, values: Any) -> list[tuple[Any, ...]]:
         if not sql.lstrip().startswith("INSERT"):
             return []
         self.times -= 1
         self.added += self.times < 0
         return [(1,)] if self.times < 0 else []
 
-    def each(self, sql: str, values: Any) -> list[list[tuple[Any, ...]]]:
-        return [self.rows(sql, each) for each in values]
+    def fetch_each(self, sql: str, values: Any) -> list[list[tuple[Any, ...]]]:
+        return [self.fetch(sql, each) for each in values]
 
-    def many(self, sql: str, values: Any) -> None:
+    def executemany(self, sql: str, values: Any) -> None:
         assert not values
 
 
 def test_a_minute_that_is_pruned_under_our_hands_is_written_anew() -> None:
     """Not for ever: who prunes what is being written must stop."""
-    hand: Any = PruningHand(2)
-    _add_minutes(hand, [({}, Rollup())])
-    assert hand.added == 1
+    cursor: Any = PruningCursor(2)
+    _add_minutes(cursor, [({}, Rollup())])
+    assert cursor.added == 1
     with pytest.raises(StoreUnavailableError, match="comes and goes"):
-        _add_minutes(PruningHand(99), [({}, Rollup())])  # type: ignore[arg-type]
+        _add_minutes(PruningCursor(99), [({}, Rollup())])  # type: ignore[arg-type]
 
 
 def test_a_memory_store_forgets_lanes_that_hold_nobody_back(clock: HandClock) -> None:
     """Tenants come and go; circuits that are open and windows that run are never forgotten."""
     store = MemoryProviderStore(clock, lanes=100)
     for n in range(20):
-        store.swap(LaneKey(f"open{n}", "p", "c"), 0, Breaker(CircuitState.OPEN, 5, START + 60))
+        store.compare_and_set(
+            LaneKey(f"open{n}", "p", "c"), 0, Breaker(CircuitState.OPEN, 5, START + 60)
+        )
         store.reserve(LaneKey(f"spent{n}", "p", "c"), HOUR, 1, 1)
-        store.cool(LaneKey(f"cool{n}", "p", "c"), START + 60)
+        store.extend_cooldown(LaneKey(f"cool{n}", "p", "c"), START + 60)
     for n in range(1000):
         store.record(RecordBatch([attempt(LaneKey(f"t{n}", "p", "c"))]))
     assert len(store._lanes) <= 110
     assert [len(store.health("t999")), len(store.health("t0"))] == [1, 0]
     for n in range(20):
-        assert store.standing(LaneKey(f"open{n}", "p", "c")).breaker.state is CircuitState.OPEN
-        assert store.standing(LaneKey(f"cool{n}", "p", "c")).cooldown_until == START + 60
+        assert store.lane_state(LaneKey(f"open{n}", "p", "c")).breaker.state is CircuitState.OPEN
+        assert store.lane_state(LaneKey(f"cool{n}", "p", "c")).cooldown_until == START + 60
         assert not store.reserve(LaneKey(f"spent{n}", "p", "c"), HOUR, 1, 1).is_granted
     for n in range(1000):  # lanes that all hold somebody back are kept, whatever the limit
-        store.cool(LaneKey(f"more{n}", "p", "c"), START + 60)
+        store.extend_cooldown(LaneKey(f"more{n}", "p", "c"), START + 60)
     assert len(store._lanes) >= 1060
 
 

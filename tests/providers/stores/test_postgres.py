@@ -85,28 +85,28 @@ def test_a_connection_that_died_at_rest_is_replaced(
     server_store: SqlProviderStore, ticks: HandClock, cut: Callable[[], None]
 ) -> None:
     """It is asked before it is used: the write that comes next does not notice."""
-    server_store.cool(LANE, START + 1)
+    server_store.extend_cooldown(LANE, START + 1)
     cut()
     ticks.at += 60
-    assert server_store.cool(LANE, START + 2) == START + 2
+    assert server_store.extend_cooldown(LANE, START + 2) == START + 2
 
 
 def test_a_connection_that_dies_in_use_is_doubted(
     server_store: SqlProviderStore, cut: Callable[[], None]
 ) -> None:
     """Whether the write was made nobody knows: it is not made again, and the next one works."""
-    server_store.cool(LANE, START + 1)
+    server_store.extend_cooldown(LANE, START + 1)
     cut()
     with pytest.raises(StoreUnavailableError):
-        server_store.cool(LANE, START + 2)
-    assert server_store.cool(LANE, START + 3) == START + 3
+        server_store.extend_cooldown(LANE, START + 2)
+    assert server_store.extend_cooldown(LANE, START + 3) == START + 3
 
 
 def test_a_look_is_taken_again(server_store: SqlProviderStore, cut: Callable[[], None]) -> None:
     """Reading twice does no harm, so that nobody hears of a connection that was lost."""
-    server_store.cool(LANE, START + 1)
+    server_store.extend_cooldown(LANE, START + 1)
     cut()
-    assert server_store.standing(LANE).cooldown_until == START + 1
+    assert server_store.lane_state(LANE).cooldown_until == START + 1
 
 
 def test_connections_are_bounded(
@@ -119,19 +119,19 @@ def test_connections_are_bounded(
         monkeypatch.setattr(postgres, name, value)
     store = SqlProviderStore(postgres.PostgresProviderDatabase(database_of(postgres_url), clock))
     with pytest.raises(StoreUnavailableError, match="all 1 connections"):
-        store.ground.read(lambda hand: store.standing(LANE))
-    assert store.cool(LANE, START) == START
+        store.database.read(lambda cursor: store.lane_state(LANE))
+    assert store.extend_cooldown(LANE, START) == START
     store.close()
 
 
 def test_an_interrupted_transaction_leaves_nothing(server_store: SqlProviderStore) -> None:
     """Whatever stops the work, its connection is not given to anybody else."""
 
-    def work(hand: object) -> None:
+    def work(cursor: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        server_store.ground.write("cool", work)
+        server_store.database.write("cool", work)
     server_store.record(RecordBatch([attempt()]))
     assert len(server_store.health(LANE.tenant_id)) == 1
 
@@ -140,28 +140,28 @@ def test_a_key_that_somebody_takes_at_the_same_time(server_store: SqlProviderSto
     """Found missing and then there: it is looked at again."""
 
     class Late:
-        """A hand whose first look finds nothing."""
+        """A cursor whose first look finds nothing."""
 
-        def __init__(self, hand: object) -> None:
-            self._hand = hand
+        def __init__(self, cursor: object) -> None:
+            self._cursor = cursor
             self.looks = 0
 
-        def rows(self, sql: str, values: object) -> list[object]:
+        def fetch(self, sql: str, values: object) -> list[object]:
             self.looks += 1
-            found: list[object] = self._hand.rows(sql, values)  # type: ignore[attr-defined]
+            found: list[object] = self._cursor.fetch(sql, values)  # type: ignore[attr-defined]
             return [] if self.looks == 1 else found
 
-        def run(self, sql: str, values: object) -> int:
-            count: int = self._hand.run(sql, values)  # type: ignore[attr-defined]
+        def execute(self, sql: str, values: object) -> int:
+            count: int = self._cursor.execute(sql, values)  # type: ignore[attr-defined]
             return count
 
     class LateDatabase:
         """The database, with such cursors."""
 
-        now, stamp = server_store.ground.now, server_store.ground.stamp
+        now, to_db_time = server_store.database.now, server_store.database.to_db_time
 
         def write(self, call: str, work: Callable[[Any], Any], **options: bool) -> Any:
-            return server_store.ground.write(call, lambda hand: work(Late(hand)), **options)
+            return server_store.database.write(call, lambda cursor: work(Late(cursor)), **options)
 
     server_store.claim("tenant", "key", "print", "one", 10, 100)
     late: Any = LateDatabase()
@@ -173,16 +173,16 @@ def test_a_server_that_freezes_is_not_waited_for(server_store: SqlProviderStore)
     """It keeps its side of the connection open and says nothing: the call ends all the same."""
     from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
-    ground = server_store.ground
-    assert isinstance(ground, PostgresProviderDatabase)
-    [[pid]] = ground.read(lambda hand: hand.rows("SELECT pg_backend_pid()", {}))
-    ground._patience.ticks = Leap()
+    database = server_store.database
+    assert isinstance(database, PostgresProviderDatabase)
+    [[pid]] = database.read(lambda cursor: cursor.fetch("SELECT pg_backend_pid()", {}))
+    database._patience.ticks = Leap()
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailableError, match="did not answer within 4 seconds"):
-            server_store.cool(LANE, START + 1)
+            server_store.extend_cooldown(LANE, START + 1)
         with pytest.raises(StoreUnavailableError, match="a moment ago"):
-            server_store.standing(LANE)
+            server_store.lane_state(LANE)
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -191,14 +191,14 @@ def test_a_call_in_a_hurry_waits_no_longer_than_it_can(server_store: SqlProvider
     """That says nothing about the server: those with more time ask it all the same."""
     from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
-    ground = server_store.ground
-    assert isinstance(ground, PostgresProviderDatabase)
-    [[pid]] = ground.read(lambda hand: hand.rows("SELECT pg_backend_pid()", {}))
+    database = server_store.database
+    assert isinstance(database, PostgresProviderDatabase)
+    [[pid]] = database.read(lambda cursor: cursor.fetch("SELECT pg_backend_pid()", {}))
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailableError, match=r"did not answer within 0\.5 seconds"):
-            hurried(0.0, lambda: server_store.cool(LANE, START + 1))
-        assert server_store.cool(LANE, START + 1) == START + 1
+            hurried(0.0, lambda: server_store.extend_cooldown(LANE, START + 1))
+        assert server_store.extend_cooldown(LANE, START + 1) == START + 1
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -236,14 +236,14 @@ def test_a_connection_that_froze_at_rest_is_replaced(
     """Asking it whether it lives takes no longer than that."""
     from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
-    ground = server_store.ground
-    assert isinstance(ground, PostgresProviderDatabase)
-    [[pid]] = ground.read(lambda hand: hand.rows("SELECT pg_backend_pid()", {}))
-    ground._patience.ticks = Leap()
+    database = server_store.database
+    assert isinstance(database, PostgresProviderDatabase)
+    [[pid]] = database.read(lambda cursor: cursor.fetch("SELECT pg_backend_pid()", {}))
+    database._patience.ticks = Leap()
     ticks.at += 60
     os.kill(pid, signal.SIGSTOP)
     try:
-        assert server_store.cool(LANE, START + 1) == START + 1
+        assert server_store.extend_cooldown(LANE, START + 1) == START + 1
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -261,7 +261,7 @@ def test_the_network_is_watched_unless_the_url_says_otherwise(
         return create_engine(url, **options)
 
     monkeypatch.setattr(postgres, "create_engine", look)
-    ground = postgres.PostgresProviderDatabase(database_of(f"{postgres_url}&connect_timeout=9"))
-    ground.close()
+    database = postgres.PostgresProviderDatabase(database_of(f"{postgres_url}&connect_timeout=9"))
+    database.close()
     assert "connect_timeout" not in seen[0]
     assert {"tcp_user_timeout", "keepalives", "keepalives_idle"} <= set(seen[0])

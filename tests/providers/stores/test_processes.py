@@ -75,9 +75,9 @@ if action == "reserve":
 elif action == "refund":
     store.refund(LANE, window, 2)
 elif action == "swap":
-    store.swap(LANE, 0, Breaker(State.OPEN, 5, START + 30))
+    store.compare_and_set(LANE, 0, Breaker(State.OPEN, 5, START + 30))
 elif action == "cool":
-    store.cool(LANE, START + 50)
+    store.extend_cooldown(LANE, START + 50)
 elif action == "record":
     store.record(Batch([attempt(id="row", correlation_id="call")], [letter(9)]))
 elif action == "settle":
@@ -198,7 +198,7 @@ def is_settled(store: ProviderStore) -> bool:
     """Whether the table says what the store says."""
     assert isinstance(store, SqlProviderStore)
     sql = "SELECT success_rate_1h FROM provider_health_states"
-    [(column,)] = store.ground.read(lambda hand: hand.rows(sql, {}))
+    [(column,)] = store.database.read(lambda cursor: cursor.fetch(sql, {}))
     [lane] = store.health(LANE.tenant_id)
     return bool(column == lane.success_rate_1h)
 
@@ -206,8 +206,8 @@ def is_settled(store: ProviderStore) -> bool:
 EFFECTS: dict[str, Callable[[ProviderStore], bool]] = {
     "reserve": lambda store: used(store) == 4,
     "refund": lambda store: used(store) == 1,
-    "swap": lambda store: store.standing(LANE).breaker.state is CircuitState.OPEN,
-    "cool": lambda store: store.standing(LANE).cooldown_until == START + 50,
+    "swap": lambda store: store.lane_state(LANE).breaker.state is CircuitState.OPEN,
+    "cool": lambda store: store.lane_state(LANE).cooldown_until == START + 50,
     "record": lambda store: [row.id for row in store.attempts_of("call")] == ["row"],
     "settle": is_settled,
     "claim": lambda store: (

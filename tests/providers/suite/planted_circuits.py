@@ -52,105 +52,107 @@ class Honest(MemoryProviderStore):
 class ForgetsProbes(Honest):
     """Has no column for the places that are taken."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
-        return super().swap(key, version, replace(breaker, probes=()), **failed)
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().compare_and_set(key, version, replace(breaker, probes=()), **failed)
 
 
 class WholeSeconds(Honest):
     """Keeps the end of a cooldown in whole seconds."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
         until = breaker.open_until
         rounded = None if until is None else float(int(until))
-        return super().swap(key, version, replace(breaker, open_until=rounded), **failed)
+        return super().compare_and_set(key, version, replace(breaker, open_until=rounded), **failed)
 
 
 class LastWriterWins(Honest):
     """Writes a circuit whatever it has become meanwhile."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
-        return super().swap(key, self.standing(key).version, breaker, **failed)
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().compare_and_set(key, self.lane_state(key).version, breaker, **failed)
 
 
 class SwapsWithoutALock(Honest):
     """Compares, and then sets."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
-        if self.standing(key).version != version:
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        if self.lane_state(key).version != version:
             return False
         self.meet()
-        return super().swap(key, self.standing(key).version, breaker, **failed)
+        return super().compare_and_set(key, self.lane_state(key).version, breaker, **failed)
 
 
 class SavesAWriting(Honest):
     """Leaves a circuit alone that is the same already."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
-        found = self.standing(key)
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        found = self.lane_state(key)
         if (found.version, found.breaker) == (version, breaker):
             return True
-        return super().swap(key, version, breaker, **failed)
+        return super().compare_and_set(key, version, breaker, **failed)
 
 
 class InsertsAtAnyVersion(Honest):
     """Does not ask for the version where there is no row."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
-        return super().swap(key, 0 if key not in self._lanes else version, breaker, **failed)
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().compare_and_set(
+            key, 0 if key not in self._lanes else version, breaker, **failed
+        )
 
 
 class SwapForgetsTheFailure(Honest):
     """Leaves it to the rows of attempts to say what went wrong."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
-        return super().swap(key, version, breaker)
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().compare_and_set(key, version, breaker)
 
 
 class LastFailureWrittenHolds(Honest):
     """Does not compare when failures were."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
         self._lane(key).last_error_at = None
-        return super().swap(key, version, breaker, **failed)
+        return super().compare_and_set(key, version, breaker, **failed)
 
 
 class SwapEndsTheCooldown(Honest):
     """Writes a whole row, without the part it was not told of."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
-        done = super().swap(key, version, breaker, **failed)
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        done = super().compare_and_set(key, version, breaker, **failed)
         if done:
             lane = self._lanes[key]
-            lane.standing = replace(lane.standing, cooldown_until=0.0)
+            lane.state = replace(lane.state, cooldown_until=0.0)
         return done
 
 
 class CountsEveryWriting(Honest):
     """Gives a cooldown a version, too."""
 
-    def cool(self, key: LaneKey, until: float) -> float:
-        held = super().cool(key, until)
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
+        held = super().extend_cooldown(key, until)
         lane = self._lanes[key]
-        lane.standing = replace(lane.standing, version=lane.standing.version + 1)
+        lane.state = replace(lane.state, version=lane.state.version + 1)
         return held
 
 
 class NewLaneIsVersionOne(Honest):
     """Counts the row that an attempt made as a circuit that somebody wrote."""
 
-    def standing(self, key: LaneKey) -> LaneState:
-        found = super().standing(key)
+    def lane_state(self, key: LaneKey) -> LaneState:
+        found = super().lane_state(key)
         return replace(found, version=1) if key in self._lanes and not found.version else found
 
 
 class JoinsNames(Honest):
     """Takes a lane's names together for one."""
 
-    def standing(self, key: LaneKey) -> LaneState:
-        return super().standing(self._joined(key))
+    def lane_state(self, key: LaneKey) -> LaneState:
+        return super().lane_state(self._joined(key))
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
-        return super().swap(self._joined(key), version, breaker, **failed)
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().compare_and_set(self._joined(key), version, breaker, **failed)
 
     def _joined(self, key: LaneKey) -> LaneKey:
         return LaneKey("".join(key), "", "")
@@ -159,11 +161,11 @@ class JoinsNames(Honest):
 class CircuitForAllTenants(Honest):
     """Lets one tenant's failures shut out the others."""
 
-    def standing(self, key: LaneKey) -> LaneState:
-        return super().standing(key._replace(tenant_id=""))
+    def lane_state(self, key: LaneKey) -> LaneState:
+        return super().lane_state(key._replace(tenant_id=""))
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
-        return super().swap(key._replace(tenant_id=""), version, breaker, **failed)
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().compare_and_set(key._replace(tenant_id=""), version, breaker, **failed)
 
 
 class KeepsItsOwnView(Honest):
@@ -173,16 +175,16 @@ class KeepsItsOwnView(Honest):
         super().__init__(clock)
         self._seen: dict[LaneKey, LaneState] = {}
 
-    def standing(self, key: LaneKey) -> LaneState:
-        return self._seen.setdefault(key, super().standing(key))
+    def lane_state(self, key: LaneKey) -> LaneState:
+        return self._seen.setdefault(key, super().lane_state(key))
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
         self._seen.pop(key, None)
-        return super().swap(key, version, breaker, **failed)
+        return super().compare_and_set(key, version, breaker, **failed)
 
-    def cool(self, key: LaneKey, until: float) -> float:
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
         self._seen.pop(key, None)
-        return super().cool(key, until)
+        return super().extend_cooldown(key, until)
 
 
 # ---- cooldowns ----------------------------------------------------------------------------------
@@ -191,25 +193,25 @@ class KeepsItsOwnView(Honest):
 class LastCooldownHolds(Honest):
     """Lets a short cooldown take the place of a long one."""
 
-    def cool(self, key: LaneKey, until: float) -> float:
-        super().cool(key, until)
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
+        super().extend_cooldown(key, until)
         lane = self._lanes[key]
-        lane.standing = replace(lane.standing, cooldown_until=until)
+        lane.state = replace(lane.state, cooldown_until=until)
         return until
 
 
 class FirstCooldownHolds(Honest):
     """Lets nobody prolong a cooldown."""
 
-    def cool(self, key: LaneKey, until: float) -> float:
-        return self.standing(key).cooldown_until or super().cool(key, until)
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
+        return self.lane_state(key).cooldown_until or super().extend_cooldown(key, until)
 
 
 class EchoesTheCooldown(Honest):
     """Answers with what was asked, not with what holds."""
 
-    def cool(self, key: LaneKey, until: float) -> float:
-        super().cool(key, until)
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
+        super().extend_cooldown(key, until)
         return until
 
 
@@ -220,7 +222,7 @@ class SuccessEndsTheCooldown(Honest):
         super().record(batch)
         for row in batch.attempts:
             lane = self._lanes[LaneKey(row.tenant_id, row.provider_name, row.capability)]
-            lane.standing = replace(lane.standing, cooldown_until=0.0)
+            lane.state = replace(lane.state, cooldown_until=0.0)
 
 
 # ---- budgets ------------------------------------------------------------------------------------

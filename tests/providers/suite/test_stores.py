@@ -116,21 +116,21 @@ def test_closing_leaves_no_connection(postgres: Shelf) -> None:
 
     store = postgres.open(lambda: 0.0)
     assert isinstance(store, SqlProviderStore)
-    ground = store.ground
-    assert isinstance(ground, PostgresProviderDatabase)
+    database = store.database
+    assert isinstance(database, PostgresProviderDatabase)
     reached, goes_on = threading.Event(), threading.Event()
 
-    def work(hand: SqlCursor) -> None:
+    def work(cursor: SqlCursor) -> None:
         reached.set()
         goes_on.wait(60.0)
 
-    reader = threading.Thread(target=ground.read, args=(work,))
+    reader = threading.Thread(target=database.read, args=(work,))
     reader.start()
     assert reached.wait(60.0)
     store.close()
     goes_on.set()
     reader.join(60.0)
-    pool = ground._engine.pool
+    pool = database._engine.pool
     assert isinstance(pool, QueuePool)
     assert (pool.checkedin(), pool.checkedout()) == (0, 0)
 
@@ -225,9 +225,9 @@ def test_a_store_that_hangs_is_rejected() -> None:
     woken = threading.Event()
 
     class Hangs(MemoryProviderStore):
-        def standing(self, key: LaneKey) -> LaneState:
+        def lane_state(self, key: LaneKey) -> LaneState:
             woken.wait(60.0)
-            return super().standing(key)
+            return super().lane_state(key)
 
     try:
         with pytest.raises(ProviderStoreSuiteError, match="did not return within"):

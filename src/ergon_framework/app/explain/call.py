@@ -162,7 +162,7 @@ def _lanes(
         for tenant in (key.tenant_id, ALL_TENANTS):
             for lane in store.health(tenant):
                 if lane.key[1:] == key[1:]:
-                    yield from _lane(lane.told(now), now)
+                    yield from _lane(lane.observed(now), now)
 
 
 def _lane(lane: LaneHealth, now: float) -> Iterator[str]:

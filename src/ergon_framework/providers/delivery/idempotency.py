@@ -97,7 +97,7 @@ class KeyClaim:
             self.tenant_id, self.key, self.owner, None, reason_code, may_run_again=True
         )
 
-    def mark_redelivery(self, most: int, keep: float) -> str | None:
+    def count_redelivery(self, most: int, keep: float) -> str | None:
         """Count a message that came back; None when it came back too often.
 
         Every try leaves a mark under a name of its own, because a name can be taken only once, and
@@ -111,7 +111,7 @@ class KeyClaim:
                 return name
         return None
 
-    def unmark(self, name: str) -> None:
+    def uncount_redelivery(self, name: str) -> None:
         """Take a mark away."""
         self.store.finish(self.tenant_id, name, self.owner, None, None, may_run_again=True)
 

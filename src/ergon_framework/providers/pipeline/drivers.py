@@ -35,53 +35,53 @@ class StoreLook(Protocol):
 
 
 def run_call(
-    fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, ending: OnFailure | None
+    runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, on_failure: OnFailure | None
 ) -> ProviderExecutionResult:
     """Do what the machine says, in this thread, until it says that it is over."""
-    work = partial(_run_steps, fitted, call, body, None, ending)
-    return work() if fitted.is_local else hurried(call.seconds_left, work)
+    work = partial(_run_steps, runtime, call, body, None, on_failure)
+    return work() if runtime.is_local else hurried(call.seconds_left, work)
 
 
 def run_fast(
-    fitted: ProviderRuntime, ticket: FastPathCall, body: AttemptBody, ending: OnFailure | None
+    runtime: ProviderRuntime, fast: FastPathCall, body: AttemptBody, on_failure: OnFailure | None
 ) -> ProviderExecutionResult:
     """Go the short way, and on with the machine when it turns out longer."""
     data, raised = None, None
-    if ticket.is_late:
-        return _too_late(fitted, ticket, ending)
+    if fast.is_late:
+        return _too_late(runtime, fast, on_failure)
     try:
-        data = body(context=ticket.context)
+        data = body(context=fast.context)
     except Exception as error:
         raised = error
     except BaseException:
-        _give_up(fitted, ticket.machine())
+        _give_up(runtime, fast.to_guarded_call())
         raise
-    arrived = None if raised is not None else ticket.arrived(data)
-    if arrived is not None:
-        result, row = arrived
-        if fitted.options.durable:
-            hurried(ticket.seconds_left, partial(fitted.conclude, result, [row]))
+    ended = None if raised is not None else fast.succeeded(data)
+    if ended is not None:
+        result, row = ended
+        if runtime.options.durable:
+            hurried(fast.seconds_left, partial(runtime.conclude, result, [row]))
         else:
-            fitted.recorder.add([row])
+            runtime.recorder.add([row])
         return result
-    call = ticket.machine()
-    work = partial(_run_steps, fitted, call, body, _judged(call, data, raised), ending)
-    return work() if fitted.is_local else hurried(call.seconds_left, work)
+    call = fast.to_guarded_call()
+    work = partial(_run_steps, runtime, call, body, _judged(call, data, raised), on_failure)
+    return work() if runtime.is_local else hurried(call.seconds_left, work)
 
 
 def _run_steps(
-    fitted: ProviderRuntime,
+    runtime: ProviderRuntime,
     call: GuardedCall,
     body: AttemptBody,
     first: Callable[[], Do] | None,
-    ending: OnFailure | None,
+    on_failure: OnFailure | None,
 ) -> ProviderExecutionResult:
     try:
-        result, rows = _go_on(fitted, call, body, call.begin() if first is None else first())
+        result, rows = _go_on(runtime, call, body, call.begin() if first is None else first())
     except BaseException:
-        _give_up(fitted, call)
+        _give_up(runtime, call)
         raise
-    fitted.conclude(result, rows, ending)
+    runtime.conclude(result, rows, on_failure)
     return result
 
 
@@ -91,25 +91,25 @@ def _judged(call: GuardedCall, data: Any, raised: Exception | None) -> Callable[
 
 
 def _too_late(
-    fitted: ProviderRuntime, ticket: FastPathCall, ending: OnFailure | None
+    runtime: ProviderRuntime, fast: FastPathCall, on_failure: OnFailure | None
 ) -> ProviderExecutionResult:
-    call = ticket.machine()
+    call = fast.to_guarded_call()
     result, rows = hurried(call.seconds_left, call.too_late)
-    hurried(call.seconds_left, partial(fitted.conclude, result, rows, ending))
+    hurried(call.seconds_left, partial(runtime.conclude, result, rows, on_failure))
     return result
 
 
-def _give_up(fitted: ProviderRuntime, call: GuardedCall) -> None:
+def _give_up(runtime: ProviderRuntime, call: GuardedCall) -> None:
     """Give back what the call holds; what it did is on record all the same."""
-    fitted.recorder.add(call.abandon())
+    runtime.recorder.add(call.abandon())
 
 
-def _go_on(fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
+def _go_on(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
     while do is not Do.END:
         if do is Do.ATTEMPT:
-            do = _attempt(fitted, call, body)
+            do = _attempt(runtime, call, body)
         elif do is Do.ADMIT:
-            do = call.admit_quickly() or call.admit()
+            do = call.admit_cached() or call.admit()
         elif do is Do.RESERVE:
             do = call.reserve()
         else:
@@ -118,16 +118,16 @@ def _go_on(fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do
     return call.finish()
 
 
-def _attempt(fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> Do:
+def _attempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> Do:
     context = call.attempt_context()
     body = body.again(context)
     try:
-        if fitted.is_plain:
+        if runtime.is_plain:
             data = body(context=context)
-        elif fitted.is_async:
+        elif runtime.is_async:
             data = asyncio.run(_bounded(body, context))
         else:
-            data = fitted.isolation.run(
+            data = runtime.isolation.run(
                 call.clock, _end_of(call, context), partial(body, context=context)
             )
     except Exception as error:
@@ -152,74 +152,76 @@ def refuse_inside_loop() -> None:
 
 
 async def arun_call(
-    fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, ending: OnFailure | None
+    runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, on_failure: OnFailure | None
 ) -> ProviderExecutionResult:
     """Do what the machine says, in this task; what reads or writes a store does so on a thread."""
-    return await _arun_steps(fitted, call, body, None, ending)
+    return await _arun_steps(runtime, call, body, None, on_failure)
 
 
 async def arun_fast(
-    fitted: ProviderRuntime, ticket: FastPathCall, body: AttemptBody, ending: OnFailure | None
+    runtime: ProviderRuntime, fast: FastPathCall, body: AttemptBody, on_failure: OnFailure | None
 ) -> ProviderExecutionResult:
     """The short way, on an event loop."""
     data, raised = None, None
-    if ticket.is_late:
+    if fast.is_late:
         return await _step(
-            fitted, ticket, partial(_too_late, fitted, ticket, ending), is_quick=fitted.is_local
+            runtime, fast, partial(_too_late, runtime, fast, on_failure), is_quick=runtime.is_local
         )
     try:
-        data = await _bounded(body, ticket.context)
+        data = await _bounded(body, fast.context)
     except Exception as error:
         raised = error
     except BaseException as error:
-        await _abandon(fitted, ticket.machine(), error)
+        await _abandon(runtime, fast.to_guarded_call(), error)
         raise
-    arrived = None if raised is not None else ticket.arrived(data)
-    if arrived is not None:
-        await _aconclude(fitted, ticket, arrived[0], [arrived[1]], None)
-        return arrived[0]
-    call = ticket.machine()
-    return await _arun_steps(fitted, call, body, _judged(call, data, raised), ending)
+    ended = None if raised is not None else fast.succeeded(data)
+    if ended is not None:
+        await _aconclude(runtime, fast, ended[0], [ended[1]], None)
+        return ended[0]
+    call = fast.to_guarded_call()
+    return await _arun_steps(runtime, call, body, _judged(call, data, raised), on_failure)
 
 
 async def _arun_steps(
-    fitted: ProviderRuntime,
+    runtime: ProviderRuntime,
     call: GuardedCall,
     body: AttemptBody,
     first: Callable[[], Do] | None,
-    ending: OnFailure | None,
+    on_failure: OnFailure | None,
 ) -> ProviderExecutionResult:
     try:
         if first is not None:
-            do = await _step(fitted, call, first, is_quick=fitted.is_local)
-        elif fitted.is_local or not call.reads_store:
+            do = await _step(runtime, call, first, is_quick=runtime.is_local)
+        elif runtime.is_local or not call.reads_store:
             do = call.begin()
         else:
-            do = await _look(fitted, call, call.begin)
-        result, rows = await _ago_on(fitted, call, body, do)
+            do = await _look(runtime, call, call.begin)
+        result, rows = await _ago_on(runtime, call, body, do)
     except BaseException as error:
-        await _abandon(fitted, call, error)
+        await _abandon(runtime, call, error)
         raise
-    await _aconclude(fitted, call, result, rows, ending)
+    await _aconclude(runtime, call, result, rows, on_failure)
     return result
 
 
 async def _aconclude(
-    fitted: ProviderRuntime,
+    runtime: ProviderRuntime,
     call: GuardedCall | FastPathCall,
     result: ProviderExecutionResult,
     rows: list[AttemptRow],
-    ending: OnFailure | None,
+    on_failure: OnFailure | None,
 ) -> None:
     """Hand the rows on without holding up the event loop."""
-    if fitted.options.durable or (ending is not None and not result.success):
-        await _step(fitted, call, partial(fitted.conclude, result, rows, ending), is_quick=False)
+    if runtime.options.durable or (on_failure is not None and not result.success):
+        await _step(
+            runtime, call, partial(runtime.conclude, result, rows, on_failure), is_quick=False
+        )
     else:
-        fitted.recorder.add(rows)
+        runtime.recorder.add(rows)
 
 
 async def _step(
-    fitted: ProviderRuntime,
+    runtime: ProviderRuntime,
     call: GuardedCall | FastPathCall,
     work: Callable[[], T],
     *,
@@ -228,74 +230,74 @@ async def _step(
     """One step of a call, which waits for the store no longer than the call's time lasts."""
     if is_quick:
         return work()
-    return await offload(lambda: hurried(call.seconds_left, work), fitted.steps)
+    return await offload(lambda: hurried(call.seconds_left, work), runtime.steps)
 
 
-async def _look(fitted: ProviderRuntime, call: GuardedCall, look: StoreLook) -> Do:
+async def _look(runtime: ProviderRuntime, call: GuardedCall, look: StoreLook) -> Do:
     """Look at the gates, in half of the time that is left; then go by what is known of them."""
     left = call.seconds_left
     return await offload(
         lambda: hurried(call.seconds_left, look),
-        fitted.steps,
+        runtime.steps,
         within=None if left is None else left / 2,
         late=partial(look, looks=False),
     )
 
 
 async def _ask(
-    fitted: ProviderRuntime, call: GuardedCall, ask: Callable[[], Do], late: Callable[[], Do]
+    runtime: ProviderRuntime, call: GuardedCall, ask: Callable[[], Do], late: Callable[[], Do]
 ) -> Do:
     """Ask at a gate that may take a unit or a place; ``late`` if that could not begin in time."""
-    if fitted.is_local:
+    if runtime.is_local:
         return ask()
     left = call.seconds_left
     return await offload(
         lambda: hurried(call.seconds_left, ask),
-        fitted.steps,
+        runtime.steps,
         within=None if left is None else max(left, LEAST),
         late=late,
     )
 
 
-async def _ago_on(fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
-    is_local = fitted.is_local
+async def _ago_on(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
+    is_local = runtime.is_local
     while do is not Do.END:
         if do is Do.ATTEMPT:
-            do = await _aattempt(fitted, call, body)
+            do = await _aattempt(runtime, call, body)
         elif do is Do.ADMIT:
-            passed = call.admit_quickly()
-            do = passed if passed is not None else await _ask(fitted, call, call.admit, call.late)
+            passed = call.admit_cached()
+            do = passed if passed is not None else await _ask(runtime, call, call.admit, call.late)
         elif do is Do.RESERVE:
-            do = await _ask(fitted, call, call.reserve, call.without_quota)
+            do = await _ask(runtime, call, call.reserve, call.without_quota)
         else:
             await asleep_until(call.clock, call.until)
             is_quick = is_local or not call.reads_store
-            do = call.waited() if is_quick else await _look(fitted, call, call.waited)
-    return await _step(fitted, call, call.finish, is_quick=is_local or not call.holds_anything)
+            do = call.waited() if is_quick else await _look(runtime, call, call.waited)
+    return await _step(runtime, call, call.finish, is_quick=is_local or not call.holds_anything)
 
 
-async def _abandon(fitted: ProviderRuntime, call: GuardedCall, error: BaseException) -> None:
+async def _abandon(runtime: ProviderRuntime, call: GuardedCall, error: BaseException) -> None:
     if call.is_handed_over:
         return
     # A coroutine that is thrown away cannot wait for a thread.
-    is_quick = fitted.is_local or not call.holds_anything or isinstance(error, GeneratorExit)
-    await _step(fitted, call, partial(_give_up, fitted, call), is_quick=is_quick)
+    is_quick = runtime.is_local or not call.holds_anything or isinstance(error, GeneratorExit)
+    await _step(runtime, call, partial(_give_up, runtime, call), is_quick=is_quick)
 
 
-async def _aattempt(fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> Do:
+async def _aattempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> Do:
     context = call.attempt_context()
     body = body.again(context)
     try:
-        if fitted.is_async:
+        if runtime.is_async:
             data = await _bounded(body, context)
         else:
-            data = await _on_thread(fitted, call, body, context)
+            data = await _on_thread(runtime, call, body, context)
     except NotBegunError:
         return call.not_begun()
     except Exception as error:
-        return await _step(fitted, call, partial(call.failed, error), is_quick=fitted.is_local)
-    is_quick = fitted.is_local or not call.writes_success
-    return await _step(fitted, call, partial(call.succeeded, data), is_quick=is_quick)
+        return await _step(runtime, call, partial(call.failed, error), is_quick=runtime.is_local)
+    is_quick = runtime.is_local or not call.writes_success
+    return await _step(runtime, call, partial(call.succeeded, data), is_quick=is_quick)
 
 
 async def _bounded(body: AttemptBody, context: ProviderExecutionContext) -> Any:
@@ -313,32 +315,35 @@ async def _bounded(body: AttemptBody, context: ProviderExecutionContext) -> Any:
 
 
 async def _on_thread(
-    fitted: ProviderRuntime, call: GuardedCall, body: AttemptBody, context: ProviderExecutionContext
+    runtime: ProviderRuntime,
+    call: GuardedCall,
+    body: AttemptBody,
+    context: ProviderExecutionContext,
 ) -> Any:
     """An attempt on a thread. Cancelled, it goes on there, and is settled when it has ended."""
     work = partial(body, context=context)
-    if fitted.options.isolate:
+    if runtime.options.isolate:
         # Not on a thread of the event loop's pool: its end would wait for a call that hangs.
-        work = partial(fitted.isolation.run, call.clock, _end_of(call, context), work)
-    settle = partial(_settle, fitted, call)
-    errand = ThreadAttempt(work, settle)
+        work = partial(runtime.isolation.run, call.clock, _end_of(call, context), work)
+    settle = partial(_settle, runtime, call)
+    attempt = ThreadAttempt(work, settle)
     try:
-        return await errand.run(fitted.calls, context.attempt_timeout_seconds)
+        return await attempt.run(runtime.calls, context.attempt_timeout_seconds)
     except Exception:
         raise
     except BaseException as error:
-        call.is_handed_over, outcome = errand.leave()
+        call.is_handed_over, outcome = attempt.leave()
         if outcome is not None:
-            is_quick = fitted.is_local or isinstance(error, GeneratorExit)
-            await _step(fitted, call, partial(settle, outcome), is_quick=is_quick)
+            is_quick = runtime.is_local or isinstance(error, GeneratorExit)
+            await _step(runtime, call, partial(settle, outcome), is_quick=is_quick)
         raise
 
 
-def _settle(fitted: ProviderRuntime, call: GuardedCall, outcome: Outcome) -> None:
+def _settle(runtime: ProviderRuntime, call: GuardedCall, outcome: Outcome) -> None:
     """The end of an attempt whose call was given up meanwhile."""
     data, error = outcome
     if error is None:
         call.succeeded(data)
     elif isinstance(error, Exception):
         call.failed(error)
-    fitted.recorder.add(call.abandon())
+    runtime.recorder.add(call.abandon())

@@ -59,9 +59,9 @@ class FastPathCall:
         "_deadline",
         "_given",
         "_lane",
-        "_manner",
         "_now",
         "_permits",
+        "_policy",
         "_reservation",
         "_started_at",
         "_who",
@@ -71,7 +71,7 @@ class FastPathCall:
 
     def __init__(
         self,
-        manner: CallPolicy,
+        policy: CallPolicy,
         lane: Lane,
         who: Who,
         given: ProviderExecutionContext,
@@ -81,7 +81,7 @@ class FastPathCall:
         now: Callable[[], float],
         began_at: float,
     ) -> None:
-        self._manner = manner
+        self._policy = policy
         self._lane = lane
         self._who = who
         self._given = given
@@ -90,7 +90,7 @@ class FastPathCall:
         self._reservation = reservation
         self._now = now
         self._began_at = self._started_at = began_at
-        left, limit = seconds_of(given, budget), manner.attempt_timeout
+        left, limit = seconds_of(given, budget), policy.attempt_timeout
         self._deadline = deadline = None if left is None else began_at + left
         if reservation is not None:  # the store may have taken its time
             self._started_at = started_at = now()
@@ -101,7 +101,7 @@ class FastPathCall:
             limit = left
         offset = given.attempt_offset
         self.context = ProviderExecutionContext(
-            given.correlation_id or manner.new_id(),
+            given.correlation_id or policy.new_id(),
             given.idempotency_key,
             given.task_execution_id,
             given.task_name,
@@ -115,9 +115,9 @@ class FastPathCall:
             limit,
         )
 
-    def arrived(self, data: Any) -> tuple[ProviderExecutionResult, AttemptRow] | None:
+    def succeeded(self, data: Any) -> tuple[ProviderExecutionResult, AttemptRow] | None:
         """The end of a good call; None when the machine has to judge it."""
-        lane, manner, given = self._lane, self._manner, self._given
+        lane, policy, given = self._lane, self._policy, self._given
         if not isinstance(data, dict) or lane.needs_report(self._permits, Vote.SUCCESS):
             return None
         ended_at, started_at, taken = self._now(), self._started_at, self._reservation
@@ -128,7 +128,7 @@ class FastPathCall:
         row = _tuple(
             AttemptRow,
             (
-                manner.new_id(),
+                policy.new_id(),
                 tenant_id,
                 given.task_execution_id,
                 provider_name,
@@ -137,14 +137,14 @@ class FastPathCall:
                 key,
                 correlation_id,
                 number,
-                manner.max_attempts,
+                policy.max_attempts,
                 round(duration),
                 None if deadline is None else budget_ms(self._began_at, deadline),
                 _SUCCESS,
                 None,
                 False,
                 None,
-                manner.wall(),
+                policy.wall(),
                 self._who[0],
             ),
         )
@@ -173,9 +173,9 @@ class FastPathCall:
         """Of its time; None when it has no end."""
         return None if self._deadline is None else self._deadline - self._now()
 
-    def machine(self) -> GuardedCall:
+    def to_guarded_call(self) -> GuardedCall:
         """The machine, at the point this call has reached: its first attempt has ended."""
-        call = GuardedCall(self._manner, self._lane, self._who, self._given, self._budget)
+        call = GuardedCall(self._policy, self._lane, self._who, self._given, self._budget)
         call.take_over(
             self._began_at,
             self._started_at,
@@ -195,7 +195,7 @@ def seconds_of(given: ProviderExecutionContext, budget: float | None) -> float |
 
 
 def try_fast_path(
-    fitted: ProviderRuntime,
+    runtime: ProviderRuntime,
     lane: Lane,
     who: Who,
     given: ProviderExecutionContext,
@@ -203,52 +203,52 @@ def try_fast_path(
     may_wait: bool,
     may_refuse: bool,
 ) -> FastPathCall | ProviderExecutionResult | GuardedCall | None:
-    """A ticket, if every gate is open; a refusal, if one is known to be shut; None otherwise.
+    """A fast, if every gate is open; a refusal, if one is known to be shut; None otherwise.
 
     With None nothing was taken or counted, and the machine looks closer; if the store was waited
     for in vain, here is the machine that knows. ``may_wait`` says whether the store may be asked
     for quota, which an event loop cannot wait for.
     """
-    seconds, manner, desk = given.timeout_budget_seconds, fitted.manner, lane.quota
+    seconds, policy, limiter = given.timeout_budget_seconds, runtime.policy, lane.quota
     if given.deadline is not None or (seconds is not None and seconds <= 0):
         return None
     if given.max_attempts is not None:
         return None
-    if given.attempt_offset >= manner.max_attempts:
+    if given.attempt_offset >= policy.max_attempts:
         return None  # no attempt is left: the machine says so
-    wait = lane.glance()
+    wait = lane.peek()
     if wait != CLEAR:
         is_shut = may_refuse and wait >= 0
-        return _refused(fitted, lane, given, _CIRCUIT, wait) if is_shut else None
-    now = manner.clock().now
+        return _refused(runtime, lane, given, _CIRCUIT, wait) if is_shut else None
+    now = policy.clock().now
     began_at, reservation = now(), None
-    if desk is not None:
-        if not may_wait or given.units > desk.policy.limit:
+    if limiter is not None:
+        if not may_wait or given.units > limiter.policy.limit:
             return None
         try:
-            if fitted.is_local:
-                reservation = desk.reserve(given.units)
+            if runtime.is_local:
+                reservation = limiter.reserve(given.units)
             else:
-                left = seconds_of(given, fitted.options.timeout_budget_seconds)
-                reservation = hurried(left, partial(desk.reserve, given.units))
+                left = seconds_of(given, runtime.options.timeout_budget_seconds)
+                reservation = hurried(left, partial(limiter.reserve, given.units))
         except StoreError:
-            call = fitted.calling(lane, who, given)
+            call = runtime.new_call(lane, who, given)
             call.unanswered(began_at)
             return call
         if reservation is None:
-            wait = desk.retry_after()
-            return _refused(fitted, lane, given, _QUOTA, wait) if may_refuse else None
-    permits = lane.pass_quickly()
+            wait = limiter.retry_after()
+            return _refused(runtime, lane, given, _QUOTA, wait) if may_refuse else None
+    permits = lane.admit_cached()
     if permits is None:  # it opened meanwhile; the machine begins anew, with this unit given back
         if reservation is not None:
-            refund(manner, lane, reservation)
+            refund(policy, lane, reservation)
         return None
-    budget = fitted.options.timeout_budget_seconds
-    return FastPathCall(manner, lane, who, given, budget, permits, reservation, now, began_at)
+    budget = runtime.options.timeout_budget_seconds
+    return FastPathCall(policy, lane, who, given, budget, permits, reservation, now, began_at)
 
 
 def _refused(
-    fitted: ProviderRuntime,
+    runtime: ProviderRuntime,
     lane: Lane,
     given: ProviderExecutionContext,
     why: tuple[Stopped, str, str],
@@ -259,7 +259,7 @@ def _refused(
     A gate that is shut is asked by everybody, over and over; all there is to do then is to count.
     """
     stop, stop_reason, reason = why
-    if not fitted.recorder.skips_refusal(lane.key, reason):
+    if not runtime.recorder.skips_refusal(lane.key, reason):
         return None
     seen = None if lane.quota is None else lane.quota.account
     return ProviderExecutionResult(
@@ -269,7 +269,7 @@ def _refused(
         reason,
         0,
         0.0,
-        given.correlation_id or fitted.manner.new_id(),
+        given.correlation_id or runtime.policy.new_id(),
         given.idempotency_key,
         None,
         wait,

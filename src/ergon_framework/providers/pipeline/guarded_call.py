@@ -120,13 +120,13 @@ def retry_after(error: ProviderError | None, until: float, now: float) -> float 
     return asked if gate is None or (asked is not None and asked > gate) else gate
 
 
-def refund(manner: CallPolicy, lane: Lane, reservation: Reservation) -> None:
+def refund(policy: CallPolicy, lane: Lane, reservation: Reservation) -> None:
     """Return units that were not used, and count those that the store does not take."""
     try:
         if lane.quota is not None and reservation.is_open:
             lane.quota.refund(reservation)
     except StoreError:
-        manner.retries.unreturned(reservation.units)
+        policy.retries.unreturned(reservation.units)
 
 
 def refusal_error(
@@ -188,16 +188,16 @@ def _store_error() -> ProviderDependencyError:
 class AttemptLog:
     """The attempts of one call, as they end."""
 
-    __slots__ = ("_context", "_key", "_manner", "_who", "attempts", "budget_ms", "rows")
+    __slots__ = ("_context", "_key", "_policy", "_who", "attempts", "budget_ms", "rows")
 
     def __init__(
         self,
-        manner: CallPolicy,
+        policy: CallPolicy,
         key: LaneKey,
         who: tuple[str | None, str],
         context: ProviderExecutionContext,
     ) -> None:
-        self._manner = manner
+        self._policy = policy
         self._key = key
         self._who = who
         self._context = context
@@ -221,7 +221,7 @@ class AttemptLog:
             line = ProviderAttempt(number, started_at, duration)
         else:
             reason, status = error.reason_code, error.http_status
-            retryable = self._manner.table[reason].retries
+            retryable = self._policy.table[reason].retries
             line = ProviderAttempt(number, started_at, duration, reason, retryable, delay, status)
         self.attempts.append(line)
         self._add(correlation_id, line, outcome)
@@ -249,7 +249,7 @@ class AttemptLog:
 
     def _refused(self, correlation_id: str, error: ProviderError) -> None:
         """A gate refused the call: that is no attempt, and its number is 0."""
-        retryable = self._manner.table[error.reason_code].retries
+        retryable = self._policy.table[error.reason_code].retries
         line = ProviderAttempt(0, 0.0, 0.0, error.reason_code, retryable)
         self._add(correlation_id, line, AttemptOutcome.FAILED)
 
@@ -257,7 +257,7 @@ class AttemptLog:
         context, key = self._context, self._key
         campaign_id, operation = self._who
         row = AttemptRow(
-            self._manner.new_id(),
+            self._policy.new_id(),
             key.tenant_id,
             context.task_execution_id,
             key.provider_name,
@@ -266,14 +266,14 @@ class AttemptLog:
             context.idempotency_key,
             correlation_id,
             line.number,
-            self._manner.attempts_of(context),
+            self._policy.attempts_of(context),
             round(line.duration_ms),
             self.budget_ms,
             outcome.value,
             line.reason_code,
             line.retryable,
             line.http_status,
-            self._manner.wall(),
+            self._policy.wall(),
             campaign_id,
         )
         self.rows.append(row)
@@ -296,10 +296,10 @@ class GuardedCall:
         "_kept_vote",
         "_lane",
         "_log",
-        "_manner",
         "_never_sent",
         "_paid_from",
         "_permits",
+        "_policy",
         "_reservations",
         "_reserved_for",
         "_rule",
@@ -312,25 +312,25 @@ class GuardedCall:
 
     def __init__(
         self,
-        manner: CallPolicy,
+        policy: CallPolicy,
         lane: Lane,
         who: tuple[str | None, str],
         context: ProviderExecutionContext,
         budget: float | None,
     ) -> None:
         """``who`` is the campaign and the operation; ``budget`` the provider's own, in seconds."""
-        self._manner = manner
+        self._policy = policy
         self._lane = lane
-        self._log = AttemptLog(manner, lane.key, who, context)
+        self._log = AttemptLog(policy, lane.key, who, context)
         self.context = context
-        self.clock = clock = manner.clock()
+        self.clock = clock = policy.clock()
         self._began_at = now = clock.now()
         self._budget = budget
         self._deadline = deadline_of(context, budget, now)
         self._log.budget_ms = whole_budget_ms(context, now, self._deadline)
-        self._rule = manner.rule_of(context)
+        self._rule = policy.rule_of(context)
         self._guard = Guard(self._rule, now, self._deadline, context.attempt_offset)
-        self.correlation_id = context.correlation_id or manner.new_id()
+        self.correlation_id = context.correlation_id or policy.new_id()
         self._permits: Permits | None = None
         self._kept_vote = Vote.NEUTRAL
         self._reservations: list[Reservation] = []
@@ -427,29 +427,29 @@ class GuardedCall:
 
     def reserve(self) -> Do:
         """Take quota."""
-        desk = self._lane.quota
-        if desk is None:  # the rule would not have asked
+        limiter = self._lane.quota
+        if limiter is None:  # the rule would not have asked
             return self._guard.reserved(None)
         if self._deadline is not None and self.clock.now() >= self._deadline:
             return self.without_quota()  # the store took all the time to tell of the circuit
         try:
-            taken = desk.reserve(self.context.units)
+            taken = limiter.reserve(self.context.units)
         except StoreError:
             return self.without_quota()
         if taken is None:
-            return self._guard.reserved(self.clock.now() + desk.retry_after())
+            return self._guard.reserved(self.clock.now() + limiter.retry_after())
         self._reservations.append(taken)
         return self._guard.reserved(None, self.clock.now())
 
     def without_quota(self) -> Do:
         """Nobody can say whether there is quota."""
-        if not self._manner.fails_open:
+        if not self._policy.fails_open:
             return self._guard.unreserved()
         return self._guard.reserved(None, self.clock.now())
 
-    def admit_quickly(self) -> Do | None:
+    def admit_cached(self) -> Do | None:
         """Pass the circuit, if that needs no store."""
-        self._permits = self._lane.pass_quickly()
+        self._permits = self._lane.admit_cached()
         if self._permits is None:
             return None
         self._kept_vote = Vote.NEUTRAL  # the last attempt has voted under its own
@@ -475,7 +475,7 @@ class GuardedCall:
         self._paid_from, self._reserved_for = self._reserved_for, len(self._reservations)
         self._begun += 1
         number = self.context.attempt_offset + self._guard.attempts + 1
-        limit = self._manner.attempt_timeout
+        limit = self._policy.attempt_timeout
         return context_of(self.context, self.correlation_id, number, limit, self._deadline, now)
 
     def not_begun(self) -> Do:
@@ -502,11 +502,11 @@ class GuardedCall:
     def failed(self, raw: Exception) -> Do:
         """The provider raised."""
         ended_at = self.clock.now()
-        error = self._manner.canonical(raw)
+        error = self._policy.canonical(raw)
         asked = error.retry_after_seconds
         if asked is not None:  # whoever reads it shall not wait for years; the policy has its own
-            error.retry_after_seconds = min(asked, self._manner.longest_cooldown)
-        decision = self._manner.table[error.reason_code]
+            error.retry_after_seconds = min(asked, self._policy.longest_cooldown)
+        decision = self._policy.table[error.reason_code]
         self._error = error
         self._never_sent = self._never_sent and error.never_sent
         if error.reason_code == Reason.RATE_LIMITED:
@@ -517,16 +517,16 @@ class GuardedCall:
             failure,
             ended_at,
             random.random(),  # noqa: S311 - jitter
-            may_retry=not time_up and self._manner.retries.may_begin(self),
+            may_retry=not time_up and self._policy.retries.may_begin(self),
             is_time_up=time_up,
         )
         is_last = do is Do.END
         self._note(ended_at, error, AttemptOutcome.FAILED if is_last else AttemptOutcome.RETRY)
         self._kept_vote = decision.vote or Vote.NEUTRAL
-        vote = vote_of(self._kept_vote, self._manner.guard.breaker_scope, is_last=is_last)
+        vote = vote_of(self._kept_vote, self._policy.guard.breaker_scope, is_last=is_last)
         if vote is not None:
             self._report(vote)
-        if self._manner.guard.quota_unit is Scope.ATTEMPT and self._is_refundable(error, decision):
+        if self._policy.guard.quota_unit is Scope.ATTEMPT and self._is_refundable(error, decision):
             self._refund(self._reservations[self._paid_from : self._reserved_for])
         return do
 
@@ -553,11 +553,11 @@ class GuardedCall:
     def _first_unspent(self) -> int:
         if self._guard.stop is Stopped.SUCCEEDED:
             return self._reserved_for
-        if self._manner.guard.quota_unit is Scope.ATTEMPT:
+        if self._policy.guard.quota_unit is Scope.ATTEMPT:
             is_cut_short = self._begun > self._guard.attempts
             return self._paid_from if is_cut_short else self._reserved_for
         error = self._error
-        if error is None or self._is_refundable(error, self._manner.table[error.reason_code]):
+        if error is None or self._is_refundable(error, self._policy.table[error.reason_code]):
             return 0
         return self._reserved_for
 
@@ -574,7 +574,7 @@ class GuardedCall:
     def _end(self) -> None:
         if not self._is_ended:
             self._is_ended = True
-            self._manner.retries.ended(self)
+            self._policy.retries.ended(self)
 
     def _result(self, error: ProviderError | None) -> ProviderExecutionResult:
         ended_at = self.clock.now()
@@ -611,20 +611,20 @@ class GuardedCall:
     def _settle_quota(self, error: ProviderError) -> None:
         # Taken, and then a gate refused: that much was not used, whatever came before.
         self._refund(self._reservations[self._reserved_for :])
-        decision = self._manner.table[error.reason_code]
-        is_one_unit = self._manner.guard.quota_unit is Scope.EXECUTION
+        decision = self._policy.table[error.reason_code]
+        is_one_unit = self._policy.guard.quota_unit is Scope.EXECUTION
         if is_one_unit and self._guard.attempts and self._is_refundable(error, decision):
             self._refund(self._reservations)
 
     def _is_refundable(self, error: ProviderError, decision: Decision) -> bool:
         if decision.quota is Spend.REFUND_IF_NEVER_SENT:
-            is_per_attempt = self._manner.guard.quota_unit is Scope.ATTEMPT
+            is_per_attempt = self._policy.guard.quota_unit is Scope.ATTEMPT
             return error.never_sent if is_per_attempt else self._never_sent
         return decision.quota is Spend.REFUND
 
     def _refund(self, reservations: Sequence[Reservation]) -> None:
         for each in reservations:
-            refund(self._manner, self._lane, each)
+            refund(self._policy, self._lane, each)
 
     def _report(self, vote: Vote) -> None:
         permits = self._permits
@@ -642,14 +642,14 @@ class GuardedCall:
 
     def _gates(self, now: float) -> tuple[float | None, float]:
         wait = self._lane.refused_for()
-        cooled = self._lane.cooldown(self._manner.longest_cooldown)
+        cooled = self._lane.cooldown(self._policy.longest_cooldown)
         return None if wait is None else now + wait, now + cooled
 
     def _cool(self, error: ProviderError) -> None:
         asked = error.retry_after_seconds
-        seconds = self._manner.default_cooldown if asked is None else asked
+        seconds = self._policy.default_cooldown if asked is None else asked
         if seconds > 0:
-            self._lane.cool(min(seconds, self._manner.longest_cooldown))
+            self._lane.extend_cooldown(min(seconds, self._policy.longest_cooldown))
 
     def _note(self, ended_at: float, error: ProviderError | None, outcome: AttemptOutcome) -> None:
         times = (self._started_at, ended_at)

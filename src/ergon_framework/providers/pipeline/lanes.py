@@ -33,9 +33,9 @@ class Lane:
             return self._only.is_fresh
         return all(circuit.is_fresh for circuit in self.circuits)
 
-    def glance(self) -> float:
+    def peek(self) -> float:
         """What a call would meet at its one circuit; two of them take a closer look."""
-        return LOOK if self._only is None else self._only.glance()
+        return LOOK if self._only is None else self._only.peek()
 
     def renew(self) -> None:
         """After a fork, in the child."""
@@ -62,17 +62,17 @@ class Lane:
             return self._only.cooldown(longest)
         return max((circuit.cooldown(longest) for circuit in self.circuits), default=0.0)
 
-    def cool(self, seconds: float) -> None:
+    def extend_cooldown(self, seconds: float) -> None:
         """The provider asks for a pause."""
         for circuit in self.circuits[:1]:
-            circuit.cool(seconds)
+            circuit.extend_cooldown(seconds)
 
-    def pass_quickly(self) -> Permits | None:
+    def admit_cached(self) -> Permits | None:
         """Permits, if all circuits are closed."""
         if self._only is not None:
-            permit = self._only.pass_quickly()
+            permit = self._only.admit_cached()
             return None if permit is None else (permit,)
-        found = tuple(circuit.pass_quickly() for circuit in self.circuits)
+        found = tuple(circuit.admit_cached() for circuit in self.circuits)
         return tuple(p for p in found if p is not None) if None not in found else None
 
     def admit(self) -> Permits | float:
@@ -106,7 +106,7 @@ class Lane:
     @property
     def state(self) -> CircuitState:
         """How the lane's own circuit stands."""
-        return self.circuits[0].told.state if self.circuits else CircuitState.CLOSED
+        return self.circuits[0].observed.state if self.circuits else CircuitState.CLOSED
 
 
 class LaneCache:

@@ -93,7 +93,7 @@ class ProviderRuntime:
         self.is_async = is_async
         self.is_plain = not options.isolate and not is_async
         """Whether an attempt is nothing but a call in this thread."""
-        self.has_express = options.retry_budget is None and options.circuit_breaker is not False
+        self.has_fast_path = options.retry_budget is None and options.circuit_breaker is not False
         """Whether a call may go the short way, which counts nothing."""
         self.store = _store_of(options)
         self.is_local = isinstance(self.store, MemoryProviderStore)
@@ -109,7 +109,7 @@ class ProviderRuntime:
         self._breaker = options.circuit_breaker or CircuitBreaker(failure_threshold=NEVER)
         self._parent = self._parent_circuit()
         self.lanes = LaneCache(self._new_lane, self._breaker.forget, options.max_lanes)
-        self.manner = _call_policy(options, rules, self.retries, _wall_of(options, self.store))
+        self.policy = _call_policy(options, rules, self.retries, _wall_of(options, self.store))
         renew_after_fork(self)
 
     def _keep_records(self, seconds: float | None) -> None:
@@ -139,7 +139,7 @@ class ProviderRuntime:
             lane = self.lanes.of(LaneKey(tenant_id, self.provider_name, self.capability))
         return lane
 
-    def calling(
+    def new_call(
         self,
         lane: Lane,
         who: tuple[str | None, str],
@@ -147,22 +147,22 @@ class ProviderRuntime:
     ) -> GuardedCall:
         """A call that is about to begin; ``who`` is the campaign and the operation."""
         self.retries.began()
-        return GuardedCall(self.manner, lane, who, context, self.options.timeout_budget_seconds)
+        return GuardedCall(self.policy, lane, who, context, self.options.timeout_budget_seconds)
 
     def conclude(
         self,
         result: ProviderExecutionResult,
         rows: list[AttemptRow],
-        ending: OnFailure | None = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
-        """Hand the rows on, and the dead letter if ``ending`` has one.
+        """Hand the rows on, and the dead letter if ``on_failure`` has one.
 
-        A call that ``ending`` lets go on later has not failed: its last attempt is retried.
+        A call that ``on_failure`` lets go on later has not failed: its last attempt is retried.
 
         A letter is on disk together with the last row before this returns, or the result says that
         there is none. With ``durable`` that holds for every call.
         """
-        end = None if ending is None or result.success else ending(result)
+        end = None if on_failure is None or result.success else on_failure(result)
         if isinstance(end, DeadLetter):
             last = rows[-1]._replace(outcome=AttemptOutcome.DEAD_LETTER.value)
             if self._is_written(result, RecordBatch([*rows[:-1], last], [end])):
@@ -175,7 +175,7 @@ class ProviderRuntime:
 
     def _is_written(self, result: ProviderExecutionResult, batch: RecordBatch) -> bool:
         """Write it before anything else; the call takes as much longer."""
-        now = self.manner.clock().now
+        now = self.policy.clock().now
         began_at = now()
         is_written = self.recorder.write_now(batch)
         result.duration_ms += (now() - began_at) * 1000

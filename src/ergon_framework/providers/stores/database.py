@@ -41,7 +41,7 @@ class LazyOpen(Generic[T]):
     def __init__(
         self, opening: Callable[[], T], ticks: Callable[[], float] = time.monotonic
     ) -> None:
-        self.found: T | None = None
+        self.value: T | None = None
         """What was opened, if it was."""
         self._opening = opening
         self._ticks = ticks
@@ -50,7 +50,7 @@ class LazyOpen(Generic[T]):
         self._lock = threading.Lock()
         renew_after_fork(self)
 
-    def begin(self) -> None:
+    def open_early(self) -> None:
         """Open it; if it is only away, the first who needs it tries again.
 
         A database of the wrong version, or a file that is none, does not mend itself: that is
@@ -65,13 +65,13 @@ class LazyOpen(Generic[T]):
 
     def get(self) -> T:
         """What was opened; ``StoreError`` when it cannot be."""
-        found = self.found
+        found = self.value
         return found if found is not None else self._open(self._ticks())
 
-    def settled(self) -> T | None:
+    def wait_opened(self) -> T | None:
         """What was opened, also by somebody who is just about it."""
         with self._lock:
-            return self.found
+            return self.value
 
     def renew(self) -> None:
         """In a forked child: a thread that only the parent has may hold the lock."""
@@ -82,18 +82,18 @@ class LazyOpen(Generic[T]):
         if not lock.acquire(timeout=at_most(threading.TIMEOUT_MAX)):
             raise StoreUnavailableError("the store is still being opened", remedy="try again")
         try:
-            if self.found is not None:
-                return self.found
+            if self.value is not None:
+                return self.value
             known = self._failure
             if known is not None and self._failed_at > asked_at:
                 raise type(known)(known.message, remedy=known.remedy, details=known.details)
             try:
-                self.found = self._opening()
+                self.value = self._opening()
             except (ConfigurationError, StoreError) as error:
                 self._failure, self._failed_at = error, self._ticks()
                 raise
             self._failure = None
-            return self.found
+            return self.value
         finally:
             lock.release()
 
@@ -156,19 +156,19 @@ class TableSpec:
 class SqlCursor(Protocol):
     """What work may do in a transaction."""
 
-    def rows(self, sql: str, values: Values) -> list[Row]:
+    def fetch(self, sql: str, values: Values) -> list[Row]:
         """Run a statement that answers with rows."""
 
-    def run(self, sql: str, values: Values) -> int:
+    def execute(self, sql: str, values: Values) -> int:
         """Run a statement that changes rows; how many."""
 
-    def each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
+    def fetch_each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
         """Run a statement once for each, in this order; what each answered."""
 
-    def many(self, sql: str, values: Sequence[Values]) -> None:
+    def executemany(self, sql: str, values: Sequence[Values]) -> None:
         """Run a statement that answers nothing once for each, in this order."""
 
-    def insert_new(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
+    def insert_missing(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
         """Insert rows unless they are there; the first columns of those that were not."""
 
 
@@ -203,7 +203,7 @@ class ProviderDatabase(Protocol):
     def read(self, work: Callable[[SqlCursor], T]) -> T:
         """Run ``work``, which changes nothing."""
 
-    def stamp(self, instant: float | None) -> Any:
+    def to_db_time(self, instant: float | None) -> Any:
         """An instant as the database takes it."""
 
     def close(self) -> None:
@@ -256,17 +256,17 @@ def placeholders(prefix: str, items: Iterable[Any]) -> tuple[str, dict[str, Any]
 _DELETED_AT_ONCE = 1000  # rows of one transaction, so that nobody waits long for it
 
 
-def prune_rows(ground: ProviderDatabase, sql: str, before: float, limit: int) -> int:
+def prune_rows(database: ProviderDatabase, sql: str, before: float, limit: int) -> int:
     """Delete up to ``limit`` rows older than ``before``, some in each transaction; how many."""
-    count, end = 0, ground.stamp(before)
+    count, end = 0, database.to_db_time(before)
     while count < limit:
         values = {"before": end, "limit": min(_DELETED_AT_ONCE, limit - count)}
-        deleted = ground.write("prune", partial(_run, sql=sql, values=values), is_synced=False)
+        deleted = database.write("prune", partial(_run, sql=sql, values=values), is_synced=False)
         count += deleted
         if deleted < values["limit"]:
             break
     return count
 
 
-def _run(hand: SqlCursor, sql: str, values: Values) -> int:
-    return hand.run(sql, values)
+def _run(cursor: SqlCursor, sql: str, values: Values) -> int:
+    return cursor.execute(sql, values)

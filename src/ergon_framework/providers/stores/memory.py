@@ -52,7 +52,7 @@ _FRESH = LaneState()
 class MemoryLane:
     """Gates, quota and health of one lane."""
 
-    standing: LaneState = _FRESH
+    state: LaneState = _FRESH
     account: QuotaUsage | None = None
     counted_at: float = 0.0
     updated_at: float | None = None
@@ -68,10 +68,10 @@ class MemoryLane:
 
     def is_idle(self, now: float) -> bool:
         """Whether calls would be let in just so if it were forgotten: only its past would be."""
-        standing = self.standing
-        breaker = standing.breaker
+        state = self.state
+        breaker = state.breaker
         is_closed = breaker.state is CircuitState.CLOSED and not breaker.failures
-        return is_closed and standing.cooldown_until <= now and self._running(now) is None
+        return is_closed and state.cooldown_until <= now and self._running(now) is None
 
     def note(self, note: LaneChanges, now: float) -> None:
         """Take in what a batch says. A success does not erase the last error, nor the reverse."""
@@ -94,13 +94,13 @@ class MemoryLane:
         """The lane as a summary shows it."""
         hour = self.hour
         hour.forget(first_minute(now))
-        breaker = self.standing.breaker
+        breaker = self.state.breaker
         return LaneHealth(
             key=key,
             breaker_state=breaker.state.value,
             consecutive_failures=breaker.failures,
             open_until=breaker.open_until,
-            cooldown_until=self.standing.cooldown_until or None,
+            cooldown_until=self.state.cooldown_until or None,
             success_rate_1h=hour.success_rate,
             p95_latency_ms_1h=hour.p95,
             last_error_code=self.last_error_code,
@@ -370,14 +370,14 @@ class MemoryProviderStore:
 
     # -- gates ---------------------------------------------------------------------------------
 
-    def standing(self, key: LaneKey) -> LaneState:
+    def lane_state(self, key: LaneKey) -> LaneState:
         """How a lane stands; a fresh one when nobody has written it."""
         lane = self._lanes.get(key)  # one look at one object: no lock is needed
         if self.is_closed:
             raise _closed()
-        return _FRESH if lane is None else lane.standing
+        return _FRESH if lane is None else lane.state
 
-    def swap(
+    def compare_and_set(
         self, key: LaneKey, version: int, breaker: Breaker, *, failed: LaneFailure | None = None
     ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was."""
@@ -385,22 +385,22 @@ class MemoryProviderStore:
             if self.is_closed:
                 raise _closed()
             lane = self._lanes.get(key) or self._lane(key)
-            if lane.standing.version != version:
+            if lane.state.version != version:
                 return False
-            lane.standing = LaneState(breaker, lane.standing.cooldown_until, version + 1)
+            lane.state = LaneState(breaker, lane.state.cooldown_until, version + 1)
             lane.updated_at = self._clock()
             if failed is not None:
                 lane.note_error(*failed)
             return True
 
-    def cool(self, key: LaneKey, until: float) -> float:
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
         """Nobody calls before ``until``; never shortened. The instant that holds now."""
         with self._step():
             lane = self._lane(key)
-            if until > lane.standing.cooldown_until:
-                lane.standing = replace(lane.standing, cooldown_until=until)
+            if until > lane.state.cooldown_until:
+                lane.state = replace(lane.state, cooldown_until=until)
             lane.updated_at = self._clock()
-            return lane.standing.cooldown_until
+            return lane.state.cooldown_until
 
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, or none."""

@@ -69,15 +69,15 @@ class PostgresCursor:
     def __init__(self, cursor: Any) -> None:
         self._cursor: psycopg.Cursor[Row] = cursor
 
-    def rows(self, sql: str, values: Values) -> list[Row]:
+    def fetch(self, sql: str, values: Values) -> list[Row]:
         """Run a statement that answers with rows."""
         return self._cursor.execute(_psycopg_sql(sql), values).fetchall()
 
-    def run(self, sql: str, values: Values) -> int:
+    def execute(self, sql: str, values: Values) -> int:
         """Run a statement that changes rows; how many."""
         return self._cursor.execute(_psycopg_sql(sql), values).rowcount
 
-    def each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
+    def fetch_each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
         """Run a statement once for each, in this order; the driver sends them all at once."""
         if not values:
             return []
@@ -88,18 +88,18 @@ class PostgresCursor:
             found.append(cursor.fetchall())
         return found
 
-    def many(self, sql: str, values: Sequence[Values]) -> None:
+    def executemany(self, sql: str, values: Sequence[Values]) -> None:
         """Run a statement that answers nothing once for each, in this order."""
         self._cursor.executemany(_psycopg_sql(sql), values)
 
-    def insert_new(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
+    def insert_missing(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
         """Insert rows unless they are there, all with one statement."""
         # In one order for everybody: two who write the same rows must not wait for each other.
         names = [name for name, _ in into.columns]
         ordered = sorted(rows, key=lambda row: str(row[0]))
         values = [dict(zip(names, row, strict=True)) for row in ordered]
         sent = {"rows": msgspec.json.encode(values).decode()}
-        return {found for (found,) in self.rows(_insertion(into), sent)}
+        return {found for (found,) in self.fetch(_insertion(into), sent)}
 
 
 _spellings: dict[str, bytes] = {}
@@ -181,17 +181,17 @@ class PostgresProviderDatabase:
         self._engine = self._connected(database)
         self._inherited: list[Any] = []
         self._given_clock = clock
-        self._late = LazyOpen(self._opened, ticks)
+        self._lazy = LazyOpen(self._opened, ticks)
         renew_after_fork(self)
         try:
-            self._late.begin()
+            self._lazy.open_early()
         except BaseException:
             self.close()
             raise
 
     def now(self) -> float:
         """The server's clock; this machine's until the server was there once."""
-        clock = self._late.found or self._given_clock or time.time
+        clock = self._lazy.value or self._given_clock or time.time
         return clock()
 
     def write(
@@ -204,8 +204,8 @@ class PostgresProviderDatabase:
     ) -> T:
         """Run ``work`` in a transaction, and return what it returns once that is committed."""
 
-        def whole(hand: SqlCursor) -> T:
-            result = work(hand)
+        def whole(cursor: SqlCursor) -> T:
+            result = work(cursor)
             failpoint(BEFORE[call])
             return result
 
@@ -231,14 +231,14 @@ class PostgresProviderDatabase:
                 raise
             return self._transact(work)  # the server may be back; nothing can have been done twice
 
-    def stamp(self, instant: float | None) -> Any:
+    def to_db_time(self, instant: float | None) -> Any:
         """An instant as the driver takes it."""
         return None if instant is None else to_datetime(instant)
 
     def close(self) -> None:
         """Close what is idle, and what is in use when it comes back. Closing twice is fine."""
         self.is_closed = True
-        self._late.settled()
+        self._lazy.wait_opened()
         self._engine.pool.dispose()
 
     # -- transactions ----------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class PostgresProviderDatabase:
         self._inherited.append(self._engine.pool)
         self._engine.dispose(close=False)
         self._patience.renew()
-        clock = self._late.found
+        clock = self._lazy.value
         if isinstance(clock, ServerClock):
             clock.renew()
 
@@ -390,7 +390,7 @@ class PostgresProviderDatabase:
     def _ready(self) -> None:
         """Open it, where the server was away so far."""
         try:
-            self._late.get()
+            self._lazy.get()
         except ConfigurationError as error:  # calls go on as they do without a store
             raise StoreError(error.message, remedy=error.remedy) from error
 
@@ -427,7 +427,7 @@ class PostgresProviderDatabase:
 
     def _ask_time(self) -> float:
         [[found]] = self._transact(
-            lambda hand: hand.rows("SELECT extract(epoch FROM clock_timestamp())", {})
+            lambda cursor: cursor.fetch("SELECT extract(epoch FROM clock_timestamp())", {})
         )
         return float(found)
 

@@ -74,25 +74,27 @@ class _TenantHour:
 class HourlyRates:
     """The last hour of every lane. Any thread may ask."""
 
-    def __init__(self, ground: ProviderDatabase) -> None:
-        self._ground = ground
+    def __init__(self, database: ProviderDatabase) -> None:
+        self._database = database
         self._lock = threading.Lock()
         self._views: OrderedDict[str, _TenantHour] = OrderedDict()
         self._written_at: dict[LaneKey, float] = {}
         self._stale: set[LaneKey] = set()
         renew_after_fork(self)
 
-    def of_tenant(self, hand: SqlCursor, tenant_id: str, now: float) -> dict[Lane, Rate]:
+    def of_tenant(self, cursor: SqlCursor, tenant_id: str, now: float) -> dict[Lane, Rate]:
         """Each lane's share of successes, and the milliseconds that 95 of 100 did not exceed."""
         view = self._view(tenant_id)
         with view.lock:
-            self._refresh(hand, view, tenant_id, now)
+            self._refresh(cursor, view, tenant_id, now)
             return {lane: (hour.success_rate, hour.p95) for lane, hour in view.hours.items()}
 
-    def of_lanes(self, hand: SqlCursor, keys: Sequence[LaneKey], now: float) -> list[Rollup]:
+    def of_lanes(self, cursor: SqlCursor, keys: Sequence[LaneKey], now: float) -> list[Rollup]:
         """The last hour of some lanes, as the transaction sees it."""
-        since = self._ground.stamp(first_minute(now))
-        found = hand.each(_SQL["lane_minutes"], [{**key._asdict(), "since": since} for key in keys])
+        since = self._database.to_db_time(first_minute(now))
+        found = cursor.fetch_each(
+            _SQL["lane_minutes"], [{**key._asdict(), "since": since} for key in keys]
+        )
         return [merged(_rollup_of(*row) for row in rows) for rows in found]
 
     def is_snapshot_due(self, key: LaneKey, now: float) -> bool:
@@ -141,23 +143,23 @@ class HourlyRates:
                 self._views.popitem(last=False)
             return view
 
-    def _refresh(self, hand: SqlCursor, view: _TenantHour, tenant_id: str, now: float) -> None:
+    def _refresh(self, cursor: SqlCursor, view: _TenantHour, tenant_id: str, now: float) -> None:
         oldest, current = first_minute(now), minute_of(now)
         since = max(oldest, min(view.read_until, current) - MINUTE)
-        count = self._read(hand, view, tenant_id, since)
+        count = self._read(cursor, view, tenant_id, since)
         if (oldest, since) != view.older:
             _move_on(view, oldest, since)
         is_same = count == len(view.rows)  # or else some were deleted
-        if not is_same or self._sums(hand, tenant_id, oldest, since) != view.in_older:
+        if not is_same or self._sums(cursor, tenant_id, oldest, since) != view.in_older:
             view.hours.clear()
             view.rows.clear()
-            self._read(hand, view, tenant_id, oldest)
+            self._read(cursor, view, tenant_id, oldest)
             _move_on(view, oldest, since)
         view.read_until = current
 
-    def _read(self, hand: SqlCursor, view: _TenantHour, tenant_id: str, since: int) -> int:
-        values = {"tenant_id": tenant_id, "since": self._ground.stamp(since)}
-        found = hand.rows(_SQL["recent"], values)
+    def _read(self, cursor: SqlCursor, view: _TenantHour, tenant_id: str, since: int) -> int:
+        values = {"tenant_id": tenant_id, "since": self._database.to_db_time(since)}
+        found = cursor.fetch(_SQL["recent"], values)
         for row in found:
             place = row[:3]
             if view.rows.get(place) != row:
@@ -167,13 +169,13 @@ class HourlyRates:
                 hour.put(round(from_db_time(minute)), _rollup_of(*rest))
         return len(found)
 
-    def _sums(self, hand: SqlCursor, tenant_id: str, oldest: int, since: int) -> Row:
+    def _sums(self, cursor: SqlCursor, tenant_id: str, oldest: int, since: int) -> Row:
         values = {
             "tenant_id": tenant_id,
-            "since": self._ground.stamp(oldest),
-            "until": self._ground.stamp(since),
+            "since": self._database.to_db_time(oldest),
+            "until": self._database.to_db_time(since),
         }
-        return hand.rows(_SQL["sums"], values)[0]
+        return cursor.fetch(_SQL["sums"], values)[0]
 
 
 def _move_on(view: _TenantHour, oldest: int, since: int) -> None:
@@ -231,38 +233,38 @@ _ATTEMPTS = TableSpec(
 class AttemptTables:
     """Attempts, their roll-ups by minute, and the health of lanes."""
 
-    def __init__(self, ground: ProviderDatabase) -> None:
-        self._ground = ground
-        self._rates = HourlyRates(ground)
+    def __init__(self, database: ProviderDatabase) -> None:
+        self._database = database
+        self._rates = HourlyRates(database)
 
     def record(self, batch: RecordBatch) -> None:
         """Write attempts, their roll-ups, health and dead letters in one transaction."""
         attempts = {row.id: row for row in reversed(batch.attempts)}  # so that the first one stays
         if not attempts and not batch.letters:
             return
-        now = self._ground.now()
+        now = self._database.now()
         rows = [_truncated_row(row) for row in reversed(attempts.values())]
 
-        def work(hand: SqlCursor) -> dict[LaneKey, LaneChanges]:
-            add_letters(hand, self._ground, batch.letters)
-            return self._add(hand, rows, now) if rows else {}
+        def work(cursor: SqlCursor) -> dict[LaneKey, LaneChanges]:
+            add_letters(cursor, self._database, batch.letters)
+            return self._add(cursor, rows, now) if rows else {}
 
         try:
-            notes = self._ground.write("record", work)
+            notes = self._database.write("record", work)
         except TaskMissingError:
             # The host's row is not committed yet, or is gone: the attempt was made all the same.
             rows = self._without_missing_tasks(rows)
-            notes = self._ground.write("record", work)
+            notes = self._database.write("record", work)
         self._rates.heard(notes, now)
         if self._rates.are_too_many_stale:
             self.settle()
 
     def settle(self) -> None:
         """Bring the rates in the rows of lanes up to date with what this process recorded."""
-        now = self._ground.now()
+        now = self._database.now()
         while keys := self._rates.take_stale(_LANES_PER_TRANSACTION):
             try:
-                self._ground.write(
+                self._database.write(
                     "settle", partial(self._set_rates, keys=keys, now=now), is_synced=False
                 )
             except BaseException:
@@ -272,19 +274,23 @@ class AttemptTables:
     def attempts_of(self, correlation_id: str) -> list[AttemptRow]:
         """The attempts under one correlation id, oldest first."""
         values = {"correlation_id": correlation_id}
-        found = self._ground.read(lambda hand: hand.rows(_SQL["attempts_of"], values))
+        found = self._database.read(lambda cursor: cursor.fetch(_SQL["attempts_of"], values))
         return [_attempt_of(row) for row in found]
 
     def health(self, tenant_id: str) -> list[LaneHealth]:
         """Every lane of a tenant, in order; rates over the last hour as of now."""
-        now = self._ground.now()
-        stamp = self._ground.stamp
-        values = {"tenant_id": tenant_id, "now": stamp(now), "latest": stamp(now + _MONTH)}
+        now = self._database.now()
+        to_db_time = self._database.to_db_time
+        values = {
+            "tenant_id": tenant_id,
+            "now": to_db_time(now),
+            "latest": to_db_time(now + _MONTH),
+        }
 
-        def work(hand: SqlCursor) -> list[LaneHealth]:
-            lanes = {(row[0], row[1]): row[2:] for row in hand.rows(_LANE_ROWS, values)}
-            budgets = _budgets(hand.rows(_RUNNING, values))
-            rates = self._rates.of_tenant(hand, tenant_id, now) if lanes else {}
+        def work(cursor: SqlCursor) -> list[LaneHealth]:
+            lanes = {(row[0], row[1]): row[2:] for row in cursor.fetch(_LANE_ROWS, values)}
+            budgets = _budgets(cursor.fetch(_RUNNING, values))
+            rates = self._rates.of_tenant(cursor, tenant_id, now) if lanes else {}
             return [
                 _health(
                     LaneKey(tenant_id, *lane),
@@ -295,46 +301,50 @@ class AttemptTables:
                 for lane in sorted({*lanes, *budgets})
             ]
 
-        return self._ground.read(work)
+        return self._database.read(work)
 
     def prune(self, before: float, limit: int) -> int:
         """Delete attempts and roll-ups older than ``before``."""
-        count = prune_rows(self._ground, _SQL["prune_attempts"], before, limit)
-        return count + prune_rows(self._ground, _SQL["prune_rollups"], before, limit - count)
+        count = prune_rows(self._database, _SQL["prune_attempts"], before, limit)
+        return count + prune_rows(self._database, _SQL["prune_rollups"], before, limit - count)
 
     def _add(
-        self, hand: SqlCursor, rows: Sequence[AttemptRow], now: float
+        self, cursor: SqlCursor, rows: Sequence[AttemptRow], now: float
     ) -> dict[LaneKey, LaneChanges]:
-        stamp = self._ground.stamp
-        fresh = hand.insert_new(_ATTEMPTS, [_row_of(row, stamp(row.created_at)) for row in rows])
+        to_db_time = self._database.to_db_time
+        fresh = cursor.insert_missing(
+            _ATTEMPTS, [_row_of(row, to_db_time(row.created_at)) for row in rows]
+        )
         notes = roll_up(row for row in rows if row.id in fresh)
         # In one order for everybody: two who write the same lanes must not wait for each other.
-        keys, at = sorted(notes), stamp(now)
+        keys, at = sorted(notes), to_db_time(now)
         _add_minutes(
-            hand,
+            cursor,
             [
-                ({**key._asdict(), "minute": stamp(minute), "now": at}, rollup)
+                ({**key._asdict(), "minute": to_db_time(minute), "now": at}, rollup)
                 for key in keys
                 for minute, rollup in sorted(notes[key].minutes.items())
             ],
         )
-        hand.many(_NOTE, [self._note(key, notes[key], at) for key in keys])
+        cursor.executemany(_NOTE, [self._note(key, notes[key], at) for key in keys])
         due = [key for key in keys if self._rates.is_snapshot_due(key, now)]
         if due:
-            self._set_rates(hand, due, now)
+            self._set_rates(cursor, due, now)
         return notes
 
-    def _set_rates(self, hand: SqlCursor, keys: Sequence[LaneKey], now: float) -> None:
-        hours = self._rates.of_lanes(hand, keys, now)
-        hand.many(_RATES, [_rates(key, hour) for key, hour in zip(keys, hours, strict=True)])
+    def _set_rates(self, cursor: SqlCursor, keys: Sequence[LaneKey], now: float) -> None:
+        hours = self._rates.of_lanes(cursor, keys, now)
+        cursor.executemany(
+            _RATES, [_rates(key, hour) for key, hour in zip(keys, hours, strict=True)]
+        )
 
     def _note(self, key: LaneKey, note: LaneChanges, at: Any) -> dict[str, Any]:
-        stamp = self._ground.stamp
+        to_db_time = self._database.to_db_time
         return {
             **key._asdict(),
             "id": new_id(),
-            "last_success_at": stamp(note.last_success_at),
-            "last_error_at": stamp(note.last_error_at),
+            "last_success_at": to_db_time(note.last_success_at),
+            "last_error_at": to_db_time(note.last_error_at),
             "last_error_code": note.last_error_code,
             "now": at,
         }
@@ -342,34 +352,40 @@ class AttemptTables:
     def _without_missing_tasks(self, rows: Sequence[AttemptRow]) -> list[AttemptRow]:
         marks, values = placeholders("i", {row.task_execution_id for row in rows})
         sql = _SQL["known_tasks"].format(ids=marks)
-        known = {found for (found,) in self._ground.read(lambda hand: hand.rows(sql, values))}
+        known = {
+            found for (found,) in self._database.read(lambda cursor: cursor.fetch(sql, values))
+        }
         return [
             row if row.task_execution_id in known else row._replace(task_execution_id=None)
             for row in rows
         ]
 
 
-def _add_minutes(hand: SqlCursor, minutes: list[tuple[dict[str, Any], Rollup]]) -> None:
+def _add_minutes(cursor: SqlCursor, minutes: list[tuple[dict[str, Any], Rollup]]) -> None:
     """Add to each minute what a batch says of it; who adds to one keeps others from it."""
-    found = hand.each(_ROLLUP, [values for values, _ in minutes])
+    found = cursor.fetch_each(_ROLLUP, [values for values, _ in minutes])
     fresh = [each for each, rows in zip(minutes, found, strict=True) if not rows]
     known = [(*each, rows[0]) for each, rows in zip(minutes, found, strict=True) if rows]
-    added = hand.each(_ADD_ROLLUP, [{**values, **_columns(rollup)} for values, rollup in fresh])
+    added = cursor.fetch_each(
+        _ADD_ROLLUP, [{**values, **_columns(rollup)} for values, rollup in fresh]
+    )
     for (values, rollup), rows in zip(fresh, added, strict=True):
-        if not rows and (row := _minute_of_another(hand, values, rollup)):
+        if not rows and (row := _minute_of_another(cursor, values, rollup)):
             known.append((values, rollup, row))
-    hand.many(_SET_ROLLUP, [{**values, **_columns(_sum(more, row))} for values, more, row in known])
+    cursor.executemany(
+        _SET_ROLLUP, [{**values, **_columns(_sum(more, row))} for values, more, row in known]
+    )
 
 
-def _minute_of_another(hand: SqlCursor, values: dict[str, Any], rollup: Rollup) -> Row | None:
+def _minute_of_another(cursor: SqlCursor, values: dict[str, Any], rollup: Rollup) -> Row | None:
     """The minute as somebody who was faster wrote it; None when ours is in after all.
 
     It may be there when it is to be inserted and gone when it is to be read: pruned in between.
     """
     for _ in range(_TURNS):
-        if rows := hand.rows(_ROLLUP, values):
+        if rows := cursor.fetch(_ROLLUP, values):
             return rows[0]
-        if hand.rows(_ADD_ROLLUP, {**values, **_columns(rollup)}):
+        if cursor.fetch(_ADD_ROLLUP, {**values, **_columns(rollup)}):
             return None
     raise StoreUnavailableError(
         "a minute's roll-up comes and goes under our hands",

@@ -60,13 +60,13 @@ _decode = msgspec.json.Decoder(_Detail).decode
 class LaneTables:
     """Circuits, cooldowns and quota windows of lanes."""
 
-    def __init__(self, ground: ProviderDatabase) -> None:
-        self._ground = ground
+    def __init__(self, database: ProviderDatabase) -> None:
+        self._database = database
 
-    def standing(self, key: LaneKey) -> LaneState:
+    def lane_state(self, key: LaneKey) -> LaneState:
         """How a lane stands; a fresh one when nobody has written it."""
         values = key._asdict()
-        found = self._ground.read(lambda hand: hand.rows(_STANDING, values))
+        found = self._database.read(lambda cursor: cursor.fetch(_STANDING, values))
         if not found:
             return LaneState()
         *circuit, cooldown_until, version = found[0]
@@ -74,74 +74,84 @@ class LaneTables:
             breaker_of(key, *circuit), from_optional_db_time(cooldown_until) or 0.0, version
         )
 
-    def swap(
+    def compare_and_set(
         self, key: LaneKey, version: int, breaker: Breaker, *, failed: LaneFailure | None = None
     ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was."""
-        stamp = self._ground.stamp
-        values = {**key._asdict(), **self._columns(breaker), "now": stamp(self._ground.now())}
+        to_db_time = self._database.to_db_time
+        values = {
+            **key._asdict(),
+            **self._columns(breaker),
+            "now": to_db_time(self._database.now()),
+        }
         values["error_code"] = None if failed is None else failed.reason_code
-        values["error_at"] = None if failed is None else stamp(failed.at)
+        values["error_at"] = None if failed is None else to_db_time(failed.at)
         if version:
             sql, values["version"] = _SWAP, version
         else:
             sql, values["id"] = _FIRST_SWAP, new_id()
-        return bool(self._ground.write("swap", lambda hand: hand.run(sql, values), is_synced=False))
+        return bool(
+            self._database.write(
+                "swap", lambda cursor: cursor.execute(sql, values), is_synced=False
+            )
+        )
 
-    def cool(self, key: LaneKey, until: float) -> float:
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
         """Nobody calls before ``until``; never shortened. The instant that holds now."""
         values = {
             **key._asdict(),
             "id": new_id(),
-            "until": self._ground.stamp(until),
-            "now": self._ground.stamp(self._ground.now()),
+            "until": self._database.to_db_time(until),
+            "now": self._database.to_db_time(self._database.now()),
         }
 
-        def work(hand: SqlCursor) -> Any:
-            return hand.rows(_COOL, values)[0][0]
+        def work(cursor: SqlCursor) -> Any:
+            return cursor.fetch(_COOL, values)[0][0]
 
-        held = from_db_time(self._ground.write("cool", work, is_synced=False))
+        held = from_db_time(self._database.write("cool", work, is_synced=False))
         return until if same_instant(held, until) else held
 
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none."""
-        ground, now = self._ground, self._ground.now()
+        database, now = self._database, self._database.now()
         values = {
             **key._asdict(),
-            "start": ground.stamp(window.start),
+            "start": database.to_db_time(window.start),
             "limit": min(limit, _MOST_UNITS),
             "units": min(units, _MOST_UNITS),
-            "now": ground.stamp(now),
-            "latest": ground.stamp(latest_start(window, now)),
+            "now": database.to_db_time(now),
+            "latest": database.to_db_time(latest_start(window, now)),
         }
 
-        def work(hand: SqlCursor) -> QuotaGrant:
-            spent = hand.rows(_SPEND, values)
+        def work(cursor: SqlCursor) -> QuotaGrant:
+            spent = cursor.fetch(_SPEND, values)
             if spent:
                 return QuotaGrant(QuotaUsage(window, limit, spent[0][0]), is_granted=True)
             more = {
                 "id": new_id(),
-                "end": ground.stamp(window.end),
-                "lately": ground.stamp(now - _MARK_EVERY),
+                "end": database.to_db_time(window.end),
+                "lately": database.to_db_time(now - _MARK_EVERY),
             }
-            return _open_or_refuse(hand, {**values, **more}, window)
+            return _open_or_refuse(cursor, {**values, **more}, window)
 
-        return ground.write("reserve", work, is_synced=False)
+        return database.write("reserve", work, is_synced=False)
 
     def refund(self, key: LaneKey, window: Window, units: int) -> None:
         """Give ``units`` back to the window they were taken from; never below nothing used."""
-        stamp = self._ground.stamp
+        to_db_time = self._database.to_db_time
         values = {
             **key._asdict(),
-            "start": stamp(window.start),
+            "start": to_db_time(window.start),
             "units": min(units, _MOST_UNITS),
-            "now": stamp(self._ground.now()),
+            "now": to_db_time(self._database.now()),
         }
-        self._ground.write("refund", lambda hand: hand.run(_REFUND, values), is_synced=False)
+        self._database.write(
+            "refund", lambda cursor: cursor.execute(_REFUND, values), is_synced=False
+        )
 
     def prune(self, before: float, limit: int) -> int:
         """Delete quota windows that ended before ``before``, never the latest of a lane."""
-        return prune_rows(self._ground, _QUOTA_SQL["prune"], before, limit)
+        return prune_rows(self._database, _QUOTA_SQL["prune"], before, limit)
 
     def _columns(self, breaker: Breaker) -> dict[str, Any]:
         detail = _Detail(
@@ -157,7 +167,7 @@ class LaneTables:
         return {
             "breaker_state": breaker.state.value,
             "consecutive_failures": min(breaker.failures, _MOST_FAILURES),
-            "open_until": self._ground.stamp(breaker.open_until),
+            "open_until": self._database.to_db_time(breaker.open_until),
             "breaker_detail": _encode(detail).decode(),
         }
 
@@ -202,25 +212,25 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-def _open_or_refuse(hand: SqlCursor, values: dict[str, Any], window: Window) -> QuotaGrant:
+def _open_or_refuse(cursor: SqlCursor, values: dict[str, Any], window: Window) -> QuotaGrant:
     """Why nothing could be spent: a window that is new, not the newest any more, or used up."""
     limit, used = values["limit"], 0
     for _ in range(_TURNS):
-        newest = hand.rows(_NEWEST, values)
+        newest = cursor.fetch(_NEWEST, values)
         if newest and newest[0][0] > values["start"]:
             # The caller's clock is behind, or was set back: an old budget is not opened again.
             values["start"], values["end"], used = newest[0]
             window = Window(from_db_time(values["start"]), from_db_time(values["end"]))
-            taken = hand.rows(_SPEND, values)
+            taken = cursor.fetch(_SPEND, values)
         elif newest and newest[0][0] == values["start"]:
             used = newest[0][2]
             if used + values["units"] > limit:
                 break
             # Somebody else opened it just now, and there is enough for both.
-            taken = hand.rows(_SPEND, values)
+            taken = cursor.fetch(_SPEND, values)
         else:
-            taken = hand.rows(_TAKE, values)
+            taken = cursor.fetch(_TAKE, values)
         if taken:
             return QuotaGrant(QuotaUsage(window, limit, taken[0][0]), is_granted=True)
-    hand.run(_REFUSE, values)
+    cursor.execute(_REFUSE, values)
     return QuotaGrant(QuotaUsage(window, limit, used), is_granted=False)

@@ -35,52 +35,52 @@ class SqlProviderStore:
 
     durability = "What was recorded, claimed or finished is on the database's disk."
 
-    def __init__(self, ground: ProviderDatabase) -> None:
-        self.ground = ground
-        self.lane_tables = LaneTables(ground)
-        self.attempt_tables = AttemptTables(ground)
-        self.key_table = KeyTable(ground)
-        self.letter_table = DeadLetterTable(ground)
+    def __init__(self, database: ProviderDatabase) -> None:
+        self.database = database
+        self.lane_tables = LaneTables(database)
+        self.attempt_tables = AttemptTables(database)
+        self.key_table = KeyTable(database)
+        self.letter_table = DeadLetterTable(database)
         self.at_close: list[Callable[[], object]] = []
         """Called before the store closes, so that a recorder can hand over its last rows."""
-        self.name = ground.name
+        self.name = database.name
         """The name shown to users, without a password."""
 
     @property
     def path(self) -> Path | None:
         """The file that the tables are in; None when they are on a server."""
-        return self.ground.path
+        return self.database.path
 
     @property
     def is_closed(self) -> bool:
         """Whether the store takes no more calls."""
-        return self.ground.is_closed
+        return self.database.is_closed
 
     def now(self) -> float:
         """The database's clock, which all processes share."""
-        return self.ground.now()
+        return self.database.now()
 
     def close(self) -> None:
         """Call the hooks, then close the database. Closing twice is fine."""
         while self.at_close:
             self.at_close.pop()()
-        self.ground.close()
+        self.database.close()
 
     # -- lanes ---------------------------------------------------------------------------------
 
-    def standing(self, key: LaneKey) -> LaneState:
+    def lane_state(self, key: LaneKey) -> LaneState:
         """How a lane stands; a fresh one when nobody has written it."""
-        return self.lane_tables.standing(key)
+        return self.lane_tables.lane_state(key)
 
-    def swap(
+    def compare_and_set(
         self, key: LaneKey, version: int, breaker: Breaker, *, failed: LaneFailure | None = None
     ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was."""
-        return self.lane_tables.swap(key, version, breaker, failed=failed)
+        return self.lane_tables.compare_and_set(key, version, breaker, failed=failed)
 
-    def cool(self, key: LaneKey, until: float) -> float:
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
         """Nobody calls before ``until``; never shortened. The instant that holds now."""
-        return self.lane_tables.cool(key, until)
+        return self.lane_tables.extend_cooldown(key, until)
 
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none."""

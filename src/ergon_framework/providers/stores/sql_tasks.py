@@ -48,28 +48,30 @@ _LARGE = 1 << 20  # characters of a result that the database needs more time for
 class KeyTable:
     """Idempotency keys: which claim holds each, and how its call ended."""
 
-    def __init__(self, ground: ProviderDatabase) -> None:
-        self._ground = ground
+    def __init__(self, database: ProviderDatabase) -> None:
+        self._database = database
 
     def claim(
         self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
     ) -> ClaimResult:
         """Take a key for ``lease`` seconds; remember it for ``keep``."""
-        stamp, now = self._ground.stamp, self._ground.now()
+        to_db_time, now = self._database.to_db_time, self._database.now()
         values = {
             "tenant_id": tenant_id,
             "key": key,
             "fingerprint": fingerprint,
             "owner": owner,
-            "lease_expires_at": stamp(now + lease),
-            "expires_at": stamp(now + max(lease, keep)),
-            "now": stamp(now),
+            "lease_expires_at": to_db_time(now + lease),
+            "expires_at": to_db_time(now + max(lease, keep)),
+            "now": to_db_time(now),
         }
 
-        def work(hand: SqlCursor) -> ClaimResult:
-            return self._take(hand, values, now) or ClaimResult(ClaimState.MINE, owner, now + lease)
+        def work(cursor: SqlCursor) -> ClaimResult:
+            return self._take(cursor, values, now) or ClaimResult(
+                ClaimState.MINE, owner, now + lease
+            )
 
-        return self._ground.write("claim", work)
+        return self._database.write("claim", work)
 
     def finish(
         self,
@@ -95,55 +97,57 @@ class KeyTable:
             "result": kept,
             "reason_code": reason_code,
             "error_message": None if message is None else truncated(message, _MESSAGE),
-            "now": self._ground.stamp(self._ground.now()),
+            "now": self._database.to_db_time(self._database.now()),
         }
         is_large = kept is not None and len(kept) > _LARGE
         return bool(
-            self._ground.write(
-                "finish", lambda hand: hand.run(_KEY_SQL["finish"], values), is_large=is_large
+            self._database.write(
+                "finish",
+                lambda cursor: cursor.execute(_KEY_SQL["finish"], values),
+                is_large=is_large,
             )
         )
 
     def prune(self, before: float, limit: int) -> int:
         """Delete keys that were to be remembered until ``before``."""
-        return prune_rows(self._ground, _KEY_SQL["prune"], before, limit)
+        return prune_rows(self._database, _KEY_SQL["prune"], before, limit)
 
-    def _take(self, hand: SqlCursor, values: dict[str, Any], now: float) -> ClaimResult | None:
+    def _take(self, cursor: SqlCursor, values: dict[str, Any], now: float) -> ClaimResult | None:
         """Take the key, or say why not."""
         for _ in range(_TURNS):
-            found = hand.rows(_KEY_SQL["find"], values)
+            found = cursor.fetch(_KEY_SQL["find"], values)
             if not found:
-                if hand.run(_KEY_SQL["add"], values):
+                if cursor.execute(_KEY_SQL["add"], values):
                     return None
                 continue  # somebody else was faster, and has it now
-            record = self._healed(hand, values, _record_of(*found[0]), now)
+            record = self._healed(cursor, values, _record_of(*found[0]), now)
             no = decide_claim(record, values["fingerprint"], values["owner"], now)
             if no is not None:
                 return no
             held = {**values, "holder": record.owner, "status": record.status}
-            if hand.run(_KEY_SQL["take_over"], held):
+            if cursor.execute(_KEY_SQL["take_over"], held):
                 return None
         raise StoreUnavailableError(
             "an idempotency key changes hands all the time", remedy="try again"
         )
 
     def _healed(
-        self, hand: SqlCursor, values: dict[str, Any], record: KeyRecord, now: float
+        self, cursor: SqlCursor, values: dict[str, Any], record: KeyRecord, now: float
     ) -> KeyRecord:
         """The key with a lease that counts from now on, if its own is from after now."""
         if lease_after_clock_change(record, now) is None:
             return record
-        # Whoever waited for the database may have an old instant in hand, and no clock was set.
-        restated = lease_after_clock_change(record, self._ground.now())
+        # Whoever waited for the database may have an old instant in cursor, and no clock was set.
+        restated = lease_after_clock_change(record, self._database.now())
         if restated is None:
             return record
-        stamp = self._ground.stamp
+        to_db_time = self._database.to_db_time
         ends = {
             "holder": record.owner,
-            "lease_expires_at": stamp(restated.lease_expires_at),
-            "now": stamp(restated.written_at),
+            "lease_expires_at": to_db_time(restated.lease_expires_at),
+            "now": to_db_time(restated.written_at),
         }
-        hand.run(_KEY_SQL["restate"], {**values, **ends})
+        cursor.execute(_KEY_SQL["restate"], {**values, **ends})
         return restated
 
 
@@ -197,8 +201,8 @@ _FIELDS = tuple(name for name, _ in _LETTERS.columns[:-1])
 class DeadLetterTable:
     """Calls that were given up, and what became of them."""
 
-    def __init__(self, ground: ProviderDatabase) -> None:
-        self._ground = ground
+    def __init__(self, database: ProviderDatabase) -> None:
+        self._database = database
 
     def letters(
         self,
@@ -237,7 +241,7 @@ class DeadLetterTable:
         self, dead_letter_id: str, status: LetterStatus, *, when: Sequence[LetterStatus]
     ) -> bool:
         """Change a letter's status if it is one of ``when``; whether it was."""
-        now = self._ground.stamp(self._ground.now())
+        now = self._database.to_db_time(self._database.now())
         marks, values = placeholders("s", [each.value for each in when])
         sql = _LETTER_SQL["move"].format(statuses=marks or "NULL")
         values |= {
@@ -246,7 +250,7 @@ class DeadLetterTable:
             "published_at": now if status is LetterStatus.PUBLISHED else None,
             "redriven_at": now if status is LetterStatus.REDRIVEN else None,
         }
-        return bool(self._ground.write("letters", lambda hand: hand.run(sql, values)))
+        return bool(self._database.write("letters", lambda cursor: cursor.execute(sql, values)))
 
     def delete_letters(self, ids: Sequence[str]) -> int:
         """Delete letters for good; how many there were."""
@@ -254,28 +258,32 @@ class DeadLetterTable:
             return 0
         marks, values = placeholders("i", set(ids))
         sql = _LETTER_SQL["delete"].format(ids=marks)
-        return self._ground.write("letters", lambda hand: hand.run(sql, values))
+        return self._database.write("letters", lambda cursor: cursor.execute(sql, values))
 
     def prune(self, before: float, limit: int) -> int:
         """Delete settled letters older than ``before``."""
-        return prune_rows(self._ground, _LETTER_SQL["prune"], before, limit)
+        return prune_rows(self._database, _LETTER_SQL["prune"], before, limit)
 
     def _find(self, condition: str, order: str, values: dict[str, Any]) -> list[StoredLetter]:
         sql = _LETTER_SQL["find"].format(condition=condition, order=order)
-        return [_letter_of(row) for row in self._ground.read(lambda hand: hand.rows(sql, values))]
+        return [
+            _letter_of(row) for row in self._database.read(lambda cursor: cursor.fetch(sql, values))
+        ]
 
 
-def add_letters(hand: SqlCursor, ground: ProviderDatabase, letters: Iterable[DeadLetter]) -> None:
+def add_letters(
+    cursor: SqlCursor, database: ProviderDatabase, letters: Iterable[DeadLetter]
+) -> None:
     """Write those that are not there yet."""
     rows: dict[str, Row] = {}
     for letter in letters:
         if letter.dead_letter_id not in rows:
-            rows[letter.dead_letter_id] = _row_of(letter, ground)
+            rows[letter.dead_letter_id] = _row_of(letter, database)
     if rows:
-        hand.insert_new(_LETTERS, list(rows.values()))
+        cursor.insert_missing(_LETTERS, list(rows.values()))
 
 
-def _row_of(letter: DeadLetter, ground: ProviderDatabase) -> Row:
+def _row_of(letter: DeadLetter, database: ProviderDatabase) -> Row:
     return (
         letter.dead_letter_id,
         letter.tenant_id,
@@ -290,7 +298,7 @@ def _row_of(letter: DeadLetter, ground: ProviderDatabase) -> Row:
         truncated(letter.error_type, 255),
         truncated(letter.error_message, _MESSAGE),
         letter.attempts,
-        ground.stamp(letter.occurred_at),
+        database.to_db_time(letter.occurred_at),
         letter.http_status,
         letter.retryable,
         None if letter.traceparent is None else truncated(letter.traceparent, 255),

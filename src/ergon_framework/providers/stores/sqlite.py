@@ -95,24 +95,24 @@ class _SqliteCursor:
     def __init__(self, cursor: sqlite3.Cursor) -> None:
         self._cursor = cursor
 
-    def rows(self, sql: str, values: Values) -> list[Row]:
+    def fetch(self, sql: str, values: Values) -> list[Row]:
         """Run a statement that answers with rows."""
         return self._cursor.execute(_sqlite_sql(sql), values).fetchall()
 
-    def run(self, sql: str, values: Values) -> int:
+    def execute(self, sql: str, values: Values) -> int:
         """Run a statement that changes rows; how many."""
         return self._cursor.execute(_sqlite_sql(sql), values).rowcount
 
-    def each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
+    def fetch_each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
         """Run a statement once for each, in this order; what each answered."""
         execute, spelt = self._cursor.execute, _sqlite_sql(sql)
         return [execute(spelt, each).fetchall() for each in values]
 
-    def many(self, sql: str, values: Sequence[Values]) -> None:
+    def executemany(self, sql: str, values: Sequence[Values]) -> None:
         """Run a statement that answers nothing once for each, in this order."""
         self._cursor.executemany(_sqlite_sql(sql), values)
 
-    def insert_new(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
+    def insert_missing(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
         """Insert rows unless they are there; nobody else writes between looking and inserting."""
         sql = _insertion(into)
         ids = msgspec.json.encode([row[0] for row in rows]).decode()
@@ -169,8 +169,8 @@ class SqliteProviderDatabase:
         self.is_closed = False
         self.now = clock
         self._patience = busy_timeout
-        self._late = LazyOpen(self._opened)
-        self._late.begin()
+        self._lazy = LazyOpen(self._opened)
+        self._lazy.open_early()
 
     def write(
         self,
@@ -191,7 +191,7 @@ class SqliteProviderDatabase:
         seconds = at_most(self._patience)
         within = seconds if seconds < self._patience else None
         try:
-            result = self._late.get().write(whole, is_synced=is_synced, within=within)
+            result = self._lazy.get().write(whole, is_synced=is_synced, within=within)
             failpoint(AFTER[call])
             return result
         except (sqlite3.Error, OSError, OverflowError, UnicodeError) as error:
@@ -205,18 +205,18 @@ class SqliteProviderDatabase:
                 return work(_SqliteCursor(cursor))
 
         try:
-            return self._late.get().read(whole)
+            return self._lazy.get().read(whole)
         except (sqlite3.Error, OverflowError, UnicodeError) as error:
             raise self._told(error) from error
 
-    def stamp(self, instant: float | None) -> Any:
+    def to_db_time(self, instant: float | None) -> Any:
         """An instant as text that sorts by time."""
         return None if instant is None else to_datetime(instant).isoformat(timespec="microseconds")
 
     def close(self) -> None:
         """Let go of the file. Closing twice is fine."""
         self.is_closed = True
-        database = self._late.settled()
+        database = self._lazy.wait_opened()
         if database is not None:
             database.close()
 

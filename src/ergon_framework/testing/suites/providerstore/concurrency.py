@@ -42,9 +42,11 @@ def one_swap_wins(s: ProviderStoreSubject) -> None:
     version = 0
     for _ in range(5):
         circuits = [Breaker(failures=n, generation=version) for n in range(12)]
-        answers = s.together([partial(s.store.swap, LANE, version, each) for each in circuits])
+        answers = s.together(
+            [partial(s.store.compare_and_set, LANE, version, each) for each in circuits]
+        )
         same(sum(answers), 1, f"swaps that succeeded at version {version}")
-        found = s.store.standing(LANE)
+        found = s.store.lane_state(LANE)
         same(found.breaker, circuits[answers.index(True)], "the circuit")
         version = found.version
 
@@ -55,12 +57,12 @@ def no_swap_is_lost(s: ProviderStoreSubject) -> None:
 
     def count(times: int) -> None:
         while times:
-            found = s.store.standing(LANE)
+            found = s.store.lane_state(LANE)
             more = replace(found.breaker, failures=found.breaker.failures + 1)
-            times -= s.store.swap(LANE, found.version, more)
+            times -= s.store.compare_and_set(LANE, found.version, more)
 
     s.together([partial(count, 5)] * 6)
-    same(s.store.standing(LANE).breaker.failures, 30, "failures")
+    same(s.store.lane_state(LANE).breaker.failures, 30, "failures")
 
 
 @check()
@@ -69,9 +71,9 @@ def latest_cooldown_wins(s: ProviderStoreSubject) -> None:
     for first in range(6):
         key = LANE._replace(capability=f"lane-{first}")
         wanted = [s.start + 7.0 * ((first + n * 5) % 12) for n in range(12)]
-        answers = s.together([partial(s.store.cool, key, until) for until in wanted])
+        answers = s.together([partial(s.store.extend_cooldown, key, until) for until in wanted])
         expect(all(a >= w for a, w in zip(answers, wanted, strict=True)), f"answers {answers}")
-        same(s.store.standing(key).cooldown_until, max(wanted), "the cooldown")
+        same(s.store.lane_state(key).cooldown_until, max(wanted), "the cooldown")
 
 
 @check()
@@ -184,7 +186,7 @@ def batches_of_many_lanes_do_not_lock_each_other(s: ProviderStoreSubject) -> Non
         for _ in range(3):
             s.record(*(s.attempt(key=key) for key in order))
             for key in order[:2]:
-                s.store.cool(key, s.start + number)
+                s.store.extend_cooldown(key, s.start + number)
 
     s.together([partial(work, n) for n in range(6)])
     s.record(*(s.attempt(FAILED, key=key) for key in lanes))
@@ -246,14 +248,20 @@ def one_end_is_told(s: ProviderStoreSubject) -> None:
 def gates_are_shared(s: ProviderStoreSubject) -> None:
     """A circuit or cooldown that one process writes holds for the other at once."""
     other = s.beside()
-    same((s.store.standing(LANE), other.standing(LANE)), (LaneState(), LaneState()), "at first")
+    same((s.store.lane_state(LANE), other.lane_state(LANE)), (LaneState(), LaneState()), "at first")
     version = s.must_swap(0, s.probing())
-    s.store.cool(LANE, s.start + 60.0)
-    same(other.standing(LANE), s.store.standing(LANE), "the standing")
-    same(other.swap(LANE, version, s.opened()), True, "whether the other could swap")
-    same(s.store.swap(LANE, version, Breaker()), False, "whether the first could after it")
-    same(s.store.standing(LANE).breaker, s.opened(), "the circuit")
-    same(other.cool(LANE, s.start + 5.0), s.start + 60.0, "a shorter cooldown of the other")
+    s.store.extend_cooldown(LANE, s.start + 60.0)
+    same(other.lane_state(LANE), s.store.lane_state(LANE), "the standing")
+    same(other.compare_and_set(LANE, version, s.opened()), True, "whether the other could swap")
+    same(
+        s.store.compare_and_set(LANE, version, Breaker()), False, "whether the first could after it"
+    )
+    same(s.store.lane_state(LANE).breaker, s.opened(), "the circuit")
+    same(
+        other.extend_cooldown(LANE, s.start + 5.0),
+        s.start + 60.0,
+        "a shorter cooldown of the other",
+    )
 
 
 @check(BESIDE)
@@ -289,11 +297,14 @@ def one_process_swaps(s: ProviderStoreSubject) -> None:
     """Of threads of two processes that swap at one version, one succeeds."""
     stores = s.store, s.beside()
     for _ in range(3):
-        version = s.store.standing(LANE).version
-        calls = [partial(stores[n % 2].swap, LANE, version, Breaker(failures=n)) for n in range(8)]
+        version = s.store.lane_state(LANE).version
+        calls = [
+            partial(stores[n % 2].compare_and_set, LANE, version, Breaker(failures=n))
+            for n in range(8)
+        ]
         answers = s.together(calls)
         same(sum(answers), 1, "swaps that succeeded")
-        same(stores[1].standing(LANE).breaker.failures, answers.index(True), "whose it is")
+        same(stores[1].lane_state(LANE).breaker.failures, answers.index(True), "whose it is")
 
 
 @check(BESIDE)
@@ -391,18 +402,18 @@ def letters_are_shared(s: ProviderStoreSubject) -> None:
 def closing_one_leaves_the_other(s: ProviderStoreSubject) -> None:
     """A process that ends takes nothing with it."""
     s.must_swap(0, s.probing())
-    s.store.cool(LANE, s.start + 60.0)
+    s.store.extend_cooldown(LANE, s.start + 60.0)
     s.take(4)
     row = s.attempt(DEAD, correlation_id="c")
     s.record(row, letters=[s.letter(1)])
     s.must_claim("me")
     s.finish("me", {"n": 1})
-    before = s.store.standing(LANE), s.store.health(TENANT), s.store.letters()
+    before = s.store.lane_state(LANE), s.store.health(TENANT), s.store.letters()
     s.store.close()
     other = s.beside()
-    same((other.standing(LANE), other.health(TENANT), other.letters()), before, "what is there")
+    same((other.lane_state(LANE), other.health(TENANT), other.letters()), before, "what is there")
     same(other.attempts_of("c"), [row], "the attempts")
     claim = other.claim(TENANT, "k", "same", "you", LEASE, KEEP)
     same(claim.result, {"n": 1}, "the result")
-    expect(other.swap(LANE, before[0].version, s.opened()), "a swap was refused")
+    expect(other.compare_and_set(LANE, before[0].version, s.opened()), "a swap was refused")
     same(other.reserve(LANE, s.window(), 10, 6).account.used, 10, "used")

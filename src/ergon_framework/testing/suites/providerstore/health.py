@@ -43,7 +43,7 @@ def tenants_see_their_own_lanes(s: ProviderStoreSubject) -> None:
     s.ran(SUCCESS)
     s.ran(FAILED, key=theirs)
     s.take(2, key=theirs)
-    s.store.cool(theirs._replace(capability="more"), s.start + 1.0)
+    s.store.extend_cooldown(theirs._replace(capability="more"), s.start + 1.0)
     s.must_swap(0, s.opened(), LANE._replace(tenant_id=ALL_TENANTS))
     same([one.key for one in s.store.health(TENANT)], [LANE], "the lanes")
     same((s.rates(), s.lane().account), ((1.0, 20), None), "rates and account")
@@ -60,7 +60,7 @@ def lanes_come_in_order(s: ProviderStoreSubject) -> None:
     s.take(key=lanes[1])
     s.take(key=lanes[5])
     s.must_swap(0, s.opened(), lanes[2])
-    s.store.cool(lanes[3], s.start + 1.0)
+    s.store.extend_cooldown(lanes[3], s.start + 1.0)
     same([one.key for one in s.store.health(TENANT)], sorted(lanes), "the lanes")
 
 
@@ -68,7 +68,7 @@ def lanes_come_in_order(s: ProviderStoreSubject) -> None:
 def lane_is_there_once(s: ProviderStoreSubject) -> None:
     """A lane with attempts, a circuit, a cooldown and a budget is one line, with all of it."""
     s.take(4)
-    s.store.cool(LANE, s.start + 5.0)
+    s.store.extend_cooldown(LANE, s.start + 5.0)
     s.ran(SUCCESS, RETRY, FAILED)
     s.must_swap(0, s.opened(3))
     lane = s.lane()
@@ -156,7 +156,7 @@ def updated_at_is_the_last_writing(s: ProviderStoreSubject) -> None:
     writings: tuple[Callable[[], object], ...] = (
         lambda: s.ran(SUCCESS),
         lambda: s.must_swap(0, s.opened()),
-        lambda: s.store.cool(LANE, s.start + 99.0),
+        lambda: s.store.extend_cooldown(LANE, s.start + 99.0),
         lambda: s.ran(FAILED),
     )
     for n, write in enumerate(writings):
@@ -184,10 +184,10 @@ def summary_changes_nothing(s: ProviderStoreSubject) -> None:
     s.take(1)
     s.ran(SUCCESS, FAILED, DEAD)
     s.must_swap(0, s.probing())
-    before = s.store.standing(LANE)
+    before = s.store.lane_state(LANE)
     same(s.store.health(TENANT), s.store.health(TENANT), "the second look")
-    same(s.store.standing(LANE), before, "the standing")
-    expect(s.store.swap(LANE, before.version, s.opened()), "a swap was refused")
+    same(s.store.lane_state(LANE), before, "the standing")
+    expect(s.store.compare_and_set(LANE, before.version, s.opened()), "a swap was refused")
 
 
 # Roll-ups are by the minute: an attempt is surely counted for 59 minutes, and surely not after 61.

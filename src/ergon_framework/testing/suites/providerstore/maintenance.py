@@ -134,12 +134,12 @@ def keys_may_be_pruned_sooner(s: ProviderStoreSubject) -> None:
 def pruning_leaves_the_gates_alone(s: ProviderStoreSubject) -> None:
     """Circuits, cooldowns, running budgets and what was last heard are not pruned."""
     s.must_swap(0, s.probing())
-    s.store.cool(LANE, s.start + 60.0)
+    s.store.extend_cooldown(LANE, s.start + 60.0)
     s.take(4)
     s.ran(SUCCESS, FAILED, created_at=s.start - 2 * DAY)
-    standing = s.store.standing(LANE)
+    standing = s.store.lane_state(LANE)
     s.store.prune(s.start + MINUTE)
-    same(s.store.standing(LANE), standing, "the standing")
+    same(s.store.lane_state(LANE), standing, "the standing")
     lane = s.lane()
     same(lane.account, QuotaUsage(s.window(), 10, 4), "the account")
     same((lane.last_success_at, lane.last_error_code), (s.start - 2 * DAY, "timeout"), "last heard")
@@ -236,9 +236,9 @@ def _calls(s: ProviderStoreSubject) -> dict[str, Callable[[], Any]]:
     """A call of each method."""
     store = s.store
     return {
-        "standing": lambda: store.standing(LANE),
-        "swap": lambda: store.swap(LANE, 0, Breaker()),
-        "cool": lambda: store.cool(LANE, s.start),
+        "standing": lambda: store.lane_state(LANE),
+        "swap": lambda: store.compare_and_set(LANE, 0, Breaker()),
+        "cool": lambda: store.extend_cooldown(LANE, s.start),
         "reserve": lambda: store.reserve(LANE, s.window(), 5, 1),
         "refund": lambda: store.refund(LANE, s.window(), 1),
         "record": lambda: s.record(s.attempt(), letters=[s.letter(1)]),

@@ -142,13 +142,13 @@ def budgets_are_apart(s: ProviderStoreSubject) -> None:
 @check()
 def budget_leaves_the_gates_alone(s: ProviderStoreSubject) -> None:
     """A budget that is used up changes neither circuit, version nor cooldown."""
-    s.store.cool(LANE, s.start + 9.0)
+    s.store.extend_cooldown(LANE, s.start + 9.0)
     s.must_swap(0, s.probing())
-    before = s.store.standing(LANE)
+    before = s.store.lane_state(LANE)
     s.take(10)
     s.must_refuse()
     s.store.refund(LANE, s.window(), 1)
-    same(s.store.standing(LANE), before, "the standing")
+    same(s.store.lane_state(LANE), before, "the standing")
 
 
 @check()

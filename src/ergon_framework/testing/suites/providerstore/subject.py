@@ -106,8 +106,11 @@ class ProviderStoreSubject(StoreSubject[ProviderStore]):
 
     def must_swap(self, version: int, breaker: Breaker, key: LaneKey = LANE) -> int:
         """Write a circuit, which has to work; the version from then on."""
-        expect(self.store.swap(key, version, breaker), f"a swap at version {version} was refused")
-        return self.store.standing(key).version
+        expect(
+            self.store.compare_and_set(key, version, breaker),
+            f"a swap at version {version} was refused",
+        )
+        return self.store.lane_state(key).version
 
     def window(self, number: int = 0) -> Window:
         """The hour that is running, or one before or after it."""
