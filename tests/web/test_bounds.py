@@ -110,7 +110,7 @@ def test_a_request_that_takes_too_long() -> None:
 
         async def slow(scope: Any, receive: Any, send: Any) -> None:
             if scope["path"] == "/slow":
-                await Bulkhead("slow", PATIENCE).ask(question)
+                await Bulkhead("slow", PATIENCE).call(question)
             await hello(scope, receive, send)
 
         async def go() -> list[int]:
@@ -145,7 +145,7 @@ def test_a_part_answers_or_raises() -> None:
     def broken() -> None:
         raise KeyError("x")
 
-    thread, error = run(lambda: part.ask(threading.current_thread), lambda: part.ask(broken))
+    thread, error = run(lambda: part.call(threading.current_thread), lambda: part.call(broken))
     assert thread is not threading.current_thread()
     assert isinstance(error, KeyError)
 
@@ -156,14 +156,14 @@ def test_a_part_that_hangs_holds_up_no_other() -> None:
     asked_late: list[int] = []
     with hanging() as question:
         first, second, other = run(
-            lambda: slow.ask(question),
-            lambda: slow.ask(lambda: asked_late.append(1)),
-            lambda: quick.ask(lambda: "here"),
+            lambda: slow.call(question),
+            lambda: slow.call(lambda: asked_late.append(1)),
+            lambda: quick.call(lambda: "here"),
         )
     assert isinstance(first, StoreUnavailableError)
     assert isinstance(second, StoreUnavailableError)
     assert other == "here"
-    [again] = run(lambda: slow.ask(lambda: "back", PATIENCE))
+    [again] = run(lambda: slow.call(lambda: "back", PATIENCE))
     assert again == "back"
     assert asked_late == []  # nobody waited for it any more
 
@@ -173,6 +173,6 @@ def test_more_questions_than_threads_wait_for_their_turn() -> None:
     part = Bulkhead("jobs", PATIENCE, threads=2)
 
     async def go() -> list[int]:
-        return list(await asyncio.gather(*(part.ask(partial(abs, n)) for n in range(50))))
+        return list(await asyncio.gather(*(part.call(partial(abs, n)) for n in range(50))))
 
     assert asyncio.run(go()) == list(range(50))

@@ -51,10 +51,10 @@ def create_app(
     named = token or revealed(known.server.token)
     tokens = FixedTokens(parsed(named, "the token")) if named else None
     if store is None or isinstance(store, str):
-        sources = backends_of(known, store)
+        backends = backends_of(known, store)
     else:
-        sources = Backends(providers={PROVIDERS: ProviderBackend(store)})
-    return build_app(server_plan(known.server, sources, tokens))
+        backends = Backends(providers={PROVIDERS: ProviderBackend(store)})
+    return build_app(server_plan(known.server, backends, tokens))
 
 
 GRACE = 10
@@ -73,7 +73,7 @@ def check_place(host: str, tokens: Tokens | None) -> None:
 
 def serve(
     server: ServerSettings,
-    sources: Backends,
+    backends: Backends,
     tokens: Tokens | None,
     ready: Callable[[str], None],
 ) -> None:
@@ -87,7 +87,7 @@ def serve(
 
     # Elsewhere it is known under many names, and nobody gets in without a token.
     names = server.names if is_loopback(server.host) else None
-    app = build_app(server_plan(server, sources, tokens, names))
+    app = build_app(server_plan(server, backends, tokens, names))
     sockets = bound_sockets(server.host, server.port)
     for each in sockets:  # and so for what it accepts: a body does not wait for the head's receipt
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -99,7 +99,7 @@ def serve(
         running.should_exit = True
 
     stops = StopSignals(stop, force_at=2, last_words="stopped by force")
-    with closing(sources), _rereading(tokens), SignalListener(stops.take):
+    with closing(backends), _rereading(tokens), SignalListener(stops.take):
         running.run(sockets)
 
 

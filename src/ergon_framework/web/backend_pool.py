@@ -45,7 +45,7 @@ class Bulkhead:
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._lock = threading.Lock()
 
-    async def ask(self, question: Callable[[], T], seconds: float | None = None) -> T:
+    async def call(self, question: Callable[[], T], seconds: float | None = None) -> T:
         """What the question answers or raises; ``StoreUnavailableError`` when that takes too long.
 
         A question that nobody waits for any more is dropped, unless it has been begun.
@@ -87,31 +87,31 @@ _NAMES = {"jobs": "the job store", PROVIDERS: "the store of provider calls"}
 class BackendPool:
     """Asks parts by name. The text of what goes wrong stays in our log: it may name files."""
 
-    def __init__(self, sources: Backends, seconds: float, *, shows_payloads: bool = False) -> None:
-        self.sources = sources
+    def __init__(self, backends: Backends, seconds: float, *, shows_payloads: bool = False) -> None:
+        self.backends = backends
         self.shows_payloads = shows_payloads
         self._away: set[str] = set()
-        self.parts = {name: Bulkhead(name, seconds * _SHARE) for name, _ in sources.parts()}
+        self.bulkheads = {name: Bulkhead(name, seconds * _SHARE) for name, _ in backends.parts()}
 
     def jobs(self) -> JobBackend:
         """The job store; an error when there is none."""
-        if self.sources.jobs is None:
+        if self.backends.jobs is None:
             raise _none("job store", "[store] or [jobs]")
-        return self.sources.jobs
+        return self.backends.jobs
 
     def zone(self, name: str) -> ZoneBackend:
         """A zone; an error when the settings do not have it."""
-        if name not in self.sources.zones:
+        if name not in self.backends.zones:
             raise ResourceNotFoundError(
                 "the settings of this server have no such zone",
                 remedy="/api/v1/boundary lists those that there are",
             )
-        return self.sources.zones[name]
+        return self.backends.zones[name]
 
-    async def ask(self, part: str, question: Callable[[], T], seconds: float | None = None) -> T:
+    async def call(self, part: str, question: Callable[[], T], seconds: float | None = None) -> T:
         """What a part answers; ``PartAwayError`` when it does not."""
         try:
-            found = await self.parts[part].ask(question, seconds)
+            found = await self.bulkheads[part].call(question, seconds)
         except (JobNotFoundError, BoundaryNotFoundError):
             raise
         except (StoreError, BoundaryError, OSError) as error:

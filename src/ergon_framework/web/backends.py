@@ -174,22 +174,22 @@ class ProviderBackend:
         self._file = mark
 
 
-def readable_store(sources: Sequence[ProviderBackend]) -> ProviderStore:
+def readable_store(backends: Sequence[ProviderBackend]) -> ProviderStore:
     """How the lanes of all of them stand, as one store that is looked for with every call."""
-    return cast(ProviderStore, _OpenStores(sources))
+    return cast(ProviderStore, _OpenStores(backends))
 
 
 class _OpenStores:
     """Hands every call to the stores that are there by then; lanes may be in any of them."""
 
-    def __init__(self, sources: Sequence[ProviderBackend]) -> None:
-        self._sources = sources
+    def __init__(self, backends: Sequence[ProviderBackend]) -> None:
+        self._backends = backends
 
     def health(self, tenant_id: str) -> list[LaneHealth]:
-        return [lane for each in self._sources for lane in each.opened().health(tenant_id)]
+        return [lane for each in self._backends for lane in each.opened().health(tenant_id)]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._sources[0].opened(), name)
+        return getattr(self._backends[0].opened(), name)
 
 
 _ADMIN = "bsfg.v1.BoundaryAdmin/"

@@ -37,7 +37,7 @@ class QuarantineParams(QueryParams):
     cursor: Cursor = None
 
 
-def boundary_routes(house: BackendPool) -> APIRouter:
+def boundary_routes(pool: BackendPool) -> APIRouter:
     """The routes about zones."""
     router = APIRouter(prefix="/api/v1/boundary", tags=["boundary"])
 
@@ -45,15 +45,15 @@ def boundary_routes(house: BackendPool) -> APIRouter:
     async def zones(asked: Annotated[ListParams, Query()]) -> Response:
         """Every zone of the settings; one that does not answer says so."""
         after = None if asked.cursor is None else cursor_place(asked.cursor, str)
-        rows = await asyncio.gather(*(_status(house, name) for name in house.sources.zones))
+        rows = await asyncio.gather(*(_status(pool, name) for name in pool.backends.zones))
         return json_response(by_name(list(rows), "zone", asked.limit, after))
 
-    _add_consumers(router, house)
-    _add_losses(router, house)
+    _add_consumers(router, pool)
+    _add_losses(router, pool)
     return router
 
 
-def _add_consumers(router: APIRouter, house: BackendPool) -> None:
+def _add_consumers(router: APIRouter, pool: BackendPool) -> None:
     @router.get(
         "/{zone}/consumers",
         summary="Consumers of a zone, by name",
@@ -62,13 +62,13 @@ def _add_consumers(router: APIRouter, house: BackendPool) -> None:
     )
     async def consumers(zone: str, asked: Annotated[ListParams, Query()]) -> Response:
         """With their cursors and what waits for them."""
-        source = house.zone(zone)
+        source = pool.zone(zone)
         after = None if asked.cursor is None else cursor_place(asked.cursor, str)
-        found = await house.ask(zone_name(zone), source.consumers)
+        found = await pool.call(zone_name(zone), source.consumers)
         return json_response(by_name(found["consumers"], "consumer_name", asked.limit, after))
 
 
-def _add_losses(router: APIRouter, house: BackendPool) -> None:
+def _add_losses(router: APIRouter, pool: BackendPool) -> None:
     @router.get(
         "/{zone}/quarantine",
         summary="Facts of a zone that were set aside, the oldest first",
@@ -77,9 +77,9 @@ def _add_losses(router: APIRouter, house: BackendPool) -> None:
     )
     async def quarantine(zone: str, asked: Annotated[QuarantineParams, Query()]) -> Response:
         """Without their content."""
-        source = house.zone(zone)
+        source = pool.zone(zone)
         after = 0 if asked.cursor is None else cursor_place(asked.cursor, int)
-        found = await house.ask(
+        found = await pool.call(
             zone_name(zone), lambda: source.quarantine(asked.state, asked.consumer)
         )
         left = [item for item in found["items"] if item["id"] > after]
@@ -95,18 +95,18 @@ def _add_losses(router: APIRouter, house: BackendPool) -> None:
     )
     async def gaps(zone: str, asked: Annotated[ListParams, Query()]) -> Response:
         """Facts that were given up on purpose."""
-        source = house.zone(zone)
+        source = pool.zone(zone)
         start = 0 if asked.cursor is None else cursor_place(asked.cursor, int)
-        found = (await house.ask(zone_name(zone), source.gaps))["gaps"][max(0, start) :]
+        found = (await pool.call(zone_name(zone), source.gaps))["gaps"][max(0, start) :]
         shown = found[: asked.limit]
         more = cursor_text(max(0, start) + len(shown)) if len(found) > len(shown) else None
         return json_response(page(shown, more))
 
 
-async def _status(house: BackendPool, name: str) -> dict[str, Any]:
+async def _status(pool: BackendPool, name: str) -> dict[str, Any]:
     """A zone's own words, or that it does not answer."""
     try:
-        told = await house.ask(zone_name(name), house.sources.zones[name].status)
+        told = await pool.call(zone_name(name), pool.backends.zones[name].status)
     except BackendUnavailableError as error:
         return {"zone": name, "up": False, "source": None, "problem": error.code}
     return {**told, "zone": name, "up": True, "problem": None}

@@ -117,7 +117,7 @@ class _Found(msgspec.Struct):
     place: Any
 
 
-def dead_letter_routes(house: BackendPool) -> APIRouter:
+def dead_letter_routes(pool: BackendPool) -> APIRouter:
     """The routes about what was given up."""
     router = APIRouter(prefix="/api/v1/dead-letters", tags=["dead letters"])
 
@@ -125,7 +125,7 @@ def dead_letter_routes(house: BackendPool) -> APIRouter:
     async def list_dead(asked: Annotated[LettersParams, Query()]) -> Response:
         """One page of the jobs and provider calls that match."""
         place = _Place() if asked.cursor is None else cursor_place(asked.cursor, _Place)
-        jobs, calls = await _jobs(house, asked, place), await _calls(house, asked, place)
+        jobs, calls = await _jobs(pool, asked, place), await _calls(pool, asked, place)
         both = merge(jobs, calls, key=lambda each: each.at, reverse=True)
         shown = list(islice(both, asked.limit))
         for each in shown:
@@ -142,8 +142,8 @@ def dead_letter_routes(house: BackendPool) -> APIRouter:
     )
     async def show_dead(letter_id: str, asked: Annotated[JobParams, Query()]) -> Response:
         """Everything about it."""
-        is_whole = house.shows_payloads and asked.payloads
-        found = await _call(house, letter_id, is_whole) or await _job(house, letter_id, is_whole)
+        is_whole = pool.shows_payloads and asked.payloads
+        found = await _call(pool, letter_id, is_whole) or await _job(pool, letter_id, is_whole)
         if found is None:
             raise ResourceNotFoundError(
                 "there is no such dead letter",
@@ -154,12 +154,12 @@ def dead_letter_routes(house: BackendPool) -> APIRouter:
     return router
 
 
-async def _jobs(house: BackendPool, asked: LettersParams, place: _Place) -> list[_Found]:
-    source = house.sources.jobs
+async def _jobs(pool: BackendPool, asked: LettersParams, place: _Place) -> list[_Found]:
+    source = pool.backends.jobs
     if source is None or asked.kind == "provider":
         return []
     search = Search(statuses=(JobStatus.FAILED,), code=asked.reason, below=place.job)
-    is_whole = house.shows_payloads and asked.payloads
+    is_whole = pool.shows_payloads and asked.payloads
 
     def look() -> list[_Found]:
         with source.opened() as client:
@@ -169,26 +169,26 @@ async def _jobs(house: BackendPool, asked: LettersParams, place: _Place) -> list
                 for shape in [shown_job(client, job, is_whole=is_whole)]
             ]
 
-    return await house.ask("jobs", look)
+    return await pool.call("jobs", look)
 
 
-async def _calls(house: BackendPool, asked: LettersParams, place: _Place) -> list[_Found]:
+async def _calls(pool: BackendPool, asked: LettersParams, place: _Place) -> list[_Found]:
     """Of all stores together; a place in their common order is one in each of them."""
     if asked.kind == "job":
         return []
-    is_whole = house.shows_payloads and asked.payloads
+    is_whole = pool.shows_payloads and asked.payloads
 
     def look(source: ProviderBackend) -> list[_Found]:
         found = letters_page(source, asked.reason, place.call, asked.limit + 1, is_whole=is_whole)
         return [_Found(shape["occurred_at"], shape, where) for where, shape in found]
 
-    stores = house.sources.providers.items()
-    pages = [await house.ask(part, partial(look, source)) for part, source in stores]
+    stores = pool.backends.providers.items()
+    pages = [await pool.call(part, partial(look, source)) for part, source in stores]
     return list(merge(*pages, key=lambda each: (each.place.at, each.place.id), reverse=True))
 
 
-async def _job(house: BackendPool, job_id: str, is_whole: bool) -> dict[str, Any] | None:
-    source = house.sources.jobs
+async def _job(pool: BackendPool, job_id: str, is_whole: bool) -> dict[str, Any] | None:
+    source = pool.backends.jobs
     if source is None:
         return None
 
@@ -199,13 +199,13 @@ async def _job(house: BackendPool, job_id: str, is_whole: bool) -> dict[str, Any
                 return None
             return {"kind": "job", **shown_job(client, found, is_whole=is_whole)}
 
-    return await house.ask("jobs", look)
+    return await pool.call("jobs", look)
 
 
-async def _call(house: BackendPool, letter_id: str, is_whole: bool) -> dict[str, Any] | None:
-    for part, source in house.sources.providers.items():
+async def _call(pool: BackendPool, letter_id: str, is_whole: bool) -> dict[str, Any] | None:
+    for part, source in pool.backends.providers.items():
         look = partial(find_letter, source, letter_id, is_whole=is_whole)
-        found = await house.ask(part, look)
+        found = await pool.call(part, look)
         if found is not None:
             return found
     return None

@@ -56,21 +56,21 @@ class JobParams(QueryParams):
     payloads: Payloads = False
 
 
-def job_routes(house: BackendPool) -> APIRouter:
+def job_routes(pool: BackendPool) -> APIRouter:
     """The routes about jobs."""
     router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
     @router.get("", summary="Jobs, the newest first", response_model=Page[JobItem])
     async def list_jobs(asked: Annotated[JobsParams, Query()]) -> Response:
         """One page of the jobs that match."""
-        source = house.jobs()
+        source = pool.jobs()
         below = None if asked.cursor is None else cursor_place(asked.cursor, Place)
         search = Search(
             statuses=tuple(asked.status), queue=asked.queue, handler=asked.handler, below=below
         )
-        is_whole = house.shows_payloads and asked.payloads
+        is_whole = pool.shows_payloads and asked.payloads
         look = partial(_page, source, search, asked.limit, is_whole=is_whole)
-        return json_response(await house.ask("jobs", look))
+        return json_response(await pool.call("jobs", look))
 
     # An id may have slashes in it, so that the longer path must come first.
     @router.get(
@@ -81,15 +81,15 @@ def job_routes(house: BackendPool) -> APIRouter:
     )
     async def explain(job_id: str) -> Response:
         """In plain sentences, from what is recorded."""
-        return json_response(await house.ask("jobs", partial(_why, house.jobs(), job_id)))
+        return json_response(await pool.call("jobs", partial(_why, pool.jobs(), job_id)))
 
     @router.get("/{job_id:path}", summary="One job", response_model=JobItem, responses=MISSING)
     async def show_job(job_id: str, asked: Annotated[JobParams, Query()]) -> Response:
         """Everything about a job, its history included."""
-        source = house.jobs()
-        is_whole = house.shows_payloads and asked.payloads
+        source = pool.jobs()
+        is_whole = pool.shows_payloads and asked.payloads
         return json_response(
-            await house.ask("jobs", partial(_one, source, job_id, is_whole=is_whole))
+            await pool.call("jobs", partial(_one, source, job_id, is_whole=is_whole))
         )
 
     return router
@@ -138,19 +138,19 @@ class ListParams(QueryParams):
     cursor: Cursor = None
 
 
-def admin_routes(house: BackendPool) -> APIRouter:
+def admin_routes(pool: BackendPool) -> APIRouter:
     """The routes about queues, schedules and workers."""
     router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
     async def listed(rows: Callable[[JobClient], Rows], key: str, asked: ListParams) -> Response:
-        source = house.jobs()
+        source = pool.jobs()
 
         def look() -> Rows:
             with source.opened() as client:
                 return rows(client)
 
         after = None if asked.cursor is None else cursor_place(asked.cursor, str)
-        return json_response(by_name(await house.ask("jobs", look), key, asked.limit, after))
+        return json_response(by_name(await pool.call("jobs", look), key, asked.limit, after))
 
     @router.get("/queues", summary="Queues, by name", response_model=Page[QueueItem])
     async def queues(asked: Annotated[ListParams, Query()]) -> Response:

@@ -335,15 +335,15 @@ def _gauge(name: str, text: str, series: list[Series]) -> Family:
 Questions = dict[str, Callable[[], list[Family]]]
 
 
-def metric_routes(house: BackendPool) -> APIRouter:
+def metric_routes(pool: BackendPool) -> APIRouter:
     """The route that Prometheus scrapes."""
     router = APIRouter(tags=["metrics"])
-    questions = _questions(house.sources)
+    questions = _questions(pool.backends)
     errors: Counter[str] = Counter(dict.fromkeys(questions, 0))
 
     async def told(part: str) -> list[Family] | None:
         try:
-            return await house.ask(part, questions[part])
+            return await pool.call(part, questions[part])
         except Exception as error:
             if not isinstance(error, BackendUnavailableError):  # that one is in the log already
                 logger.warning("the metrics of %s cannot be told: %s", part, describe(error))
@@ -366,13 +366,13 @@ def metric_routes(house: BackendPool) -> APIRouter:
     return router
 
 
-def _questions(sources: Backends) -> Questions:
+def _questions(backends: Backends) -> Questions:
     def each() -> Iterator[tuple[str, Callable[[], list[Family]]]]:
-        if sources.jobs is not None:
-            yield "jobs", partial(job_metrics, sources.jobs)
-        for name, store in sources.providers.items():
+        if backends.jobs is not None:
+            yield "jobs", partial(job_metrics, backends.jobs)
+        for name, store in backends.providers.items():
             yield name, partial(provider_metrics, store)
-        for name, zone in sources.zones.items():
+        for name, zone in backends.zones.items():
             yield zone_name(name), partial(zone_metrics, zone)
 
     return dict(each())

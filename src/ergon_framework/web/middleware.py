@@ -44,10 +44,10 @@ class AuthRules:
 class Authentication:
     """Lets requests through that may be answered, and refuses others."""
 
-    def __init__(self, app: ASGIApp, keeper: AuthRules) -> None:
+    def __init__(self, app: ASGIApp, rules: AuthRules) -> None:
         self._app = app
-        self._keeper = keeper
-        self._names = {name.lower().rstrip(".") for name in keeper.names or ()}
+        self._rules = rules
+        self._names = {name.lower().rstrip(".") for name in rules.names or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it; whatever else a server tells is passed on."""
@@ -60,13 +60,13 @@ class Authentication:
             caller = self._caller(scope, headers)
             if caller is not None:
                 scope[CALLER] = caller
-            elif not (self._keeper.probes_open and scope["path"] in PROBES):
+            elif not (self._rules.probes_open and scope["path"] in PROBES):
                 refused = self._unknown()
         await (self._app if refused is None else refused)(scope, receive, send)
 
     def _foreign(self, headers: Headers) -> Response | None:
         """A page elsewhere can send a browser here under a name of its own; not under ours."""
-        if self._keeper.names is None:
+        if self._rules.names is None:
             return None
         given = headers.getlist("host")
         name = _name_in(given[0]) if len(given) == 1 else ""
@@ -80,11 +80,11 @@ class Authentication:
         )
 
     def _caller(self, scope: Scope, headers: Headers) -> str | None:
-        if self._keeper.tokens is None:
+        if self._rules.tokens is None:
             return LOCAL if self._is_local(scope, headers) else None
         given = headers.getlist("authorization")
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        caller = self._keeper.tokens.caller(token.strip().encode("latin-1"))
+        caller = self._rules.tokens.caller(token.strip().encode("latin-1"))
         return caller if scheme.lower() == "bearer" else None
 
     def _is_local(self, scope: Scope, headers: Headers) -> bool:
@@ -94,7 +94,7 @@ class Authentication:
         return is_local_request(None if client is None else client[0], headers.keys(), known)
 
     def _unknown(self) -> Response:
-        if self._keeper.tokens is None:
+        if self._rules.tokens is None:
             return error_response(
                 403,
                 "not_permitted",

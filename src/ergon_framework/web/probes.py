@@ -29,10 +29,10 @@ class Probe(BaseModel):
     status: Literal["live", "ready"]
 
 
-def probe_routes(house: BackendPool, prefix: str = "") -> APIRouter:
+def probe_routes(pool: BackendPool, prefix: str = "") -> APIRouter:
     """Both probes."""
     router = APIRouter(prefix=prefix, tags=["probes"])
-    looking = _Looking(house)
+    looking = _Looking(pool)
 
     @router.get("/live", summary="Whether the process answers", response_model=Probe)
     async def live() -> Response:
@@ -61,8 +61,8 @@ def probe_routes(house: BackendPool, prefix: str = "") -> APIRouter:
 class _Looking:
     """Looks at all parts; those who ask meanwhile share what is found."""
 
-    def __init__(self, house: BackendPool) -> None:
-        self._house = house
+    def __init__(self, pool: BackendPool) -> None:
+        self._pool = pool
         self._task: asyncio.Task[dict[str, str]] | None = None
 
     async def away(self) -> dict[str, str]:
@@ -75,10 +75,12 @@ class _Looking:
     async def _look(self) -> dict[str, str]:
         async def problem(name: str, check: Any) -> tuple[str, str | None]:
             try:
-                await self._house.ask(name, check, min(PATIENCE, self._house.parts[name].seconds))
+                await self._pool.call(
+                    name, check, min(PATIENCE, self._pool.bulkheads[name].seconds)
+                )
             except BackendUnavailableError as error:
                 return name, error.code
             return name, None
 
-        checks = [problem(name, source.check) for name, source in self._house.sources.parts()]
+        checks = [problem(name, source.check) for name, source in self._pool.backends.parts()]
         return {name: code for name, code in await asyncio.gather(*checks) if code is not None}

@@ -32,8 +32,8 @@ from ergon_framework.web.tokens import Tokens
 class ServerPlan:
     """What is served, to whom, and how much of it."""
 
-    sources: Backends
-    keeper: AuthRules = field(default_factory=AuthRules)
+    backends: Backends
+    auth: AuthRules = field(default_factory=AuthRules)
     limits: RequestLimits = field(default_factory=RequestLimits)
     shows_payloads: bool = False
     logs_access: bool = False
@@ -41,13 +41,13 @@ class ServerPlan:
 
 def server_plan(
     server: ServerSettings,
-    sources: Backends,
+    backends: Backends,
     tokens: Tokens | None,
     names: Collection[str] | None = None,
 ) -> ServerPlan:
     """What the settings say; with ``names``, requests may use no others but those of loopback."""
     return ServerPlan(
-        sources,
+        backends,
         AuthRules(tokens, names, server.probes_open),
         RequestLimits(server.requests, server.timeout),
         server.payloads,
@@ -63,10 +63,10 @@ def build_app(plan: ServerPlan) -> FastAPI:
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
     )
-    house = BackendPool(plan.sources, plan.limits.seconds, shows_payloads=plan.shows_payloads)
-    for router, is_open in _routers(house, plan):
+    pool = BackendPool(plan.backends, plan.limits.seconds, shows_payloads=plan.shows_payloads)
+    for router, is_open in _routers(pool, plan):
         # For the OpenAPI document only: the gate has decided before.
-        is_closed = plan.keeper.tokens is not None and not is_open
+        is_closed = plan.auth.tokens is not None and not is_open
         app.include_router(
             router,
             dependencies=[Depends(HTTPBearer(auto_error=False))] if is_closed else [],
@@ -75,26 +75,26 @@ def build_app(plan: ServerPlan) -> FastAPI:
     add_error_handlers(app)
     # The last one is the outermost.
     app.add_middleware(RequestLimiter, limits=plan.limits)
-    app.add_middleware(Authentication, keeper=plan.keeper)
+    app.add_middleware(Authentication, rules=plan.auth)
     if plan.logs_access:
         app.add_middleware(AccessLog)
     return app
 
 
-def _routers(house: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]]:
+def _routers(pool: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]]:
     """All routes, and whether they are open to those without a token."""
-    is_open = plan.keeper.probes_open
+    is_open = plan.auth.probes_open
     others = APIRouter(responses=REFUSALS, dependencies=[Depends(given_once)])
     for build in (metric_routes, job_routes, admin_routes, dead_letter_routes, boundary_routes):
-        others.include_router(build(house))
+        others.include_router(build(pool))
     found = [
-        (probe_routes(house), is_open),
-        (probe_routes(house, "/health"), is_open),
+        (probe_routes(pool), is_open),
+        (probe_routes(pool, "/health"), is_open),
         (others, False),
     ]
-    stores = list(house.sources.providers.values())
+    stores = list(pool.backends.providers.values())
     if stores:
         # Whoever has a token may read every tenant.
-        authorize = None if plan.keeper.tokens is None else lambda _, __: True
+        authorize = None if plan.auth.tokens is None else lambda _, __: True
         found.insert(0, (create_router(readable_store(stores), authorize), False))
     return found
