@@ -31,6 +31,7 @@ from ergon_framework.core.job import (
     RequeueRequested,
     RunRequested,
     Succeeded,
+    Unread,
     next_transition,
 )
 from ergon_framework.core.lifecycle import ROUTES, VERBS, Cue, Ending, Step, Verb
@@ -101,6 +102,7 @@ SEEN: tuple[tuple[str, Event, int], ...] = (
     ("its executor died with this request alone", ProcessDied(), 0),
     ("its executor died with several requests", ProcessDied(was_alone=False), 0),
     ("its executor died before it read the request", ProcessDied(was_read=False), 0),
+    ("its time passed before its executor read the request", Unread(300.0), 0),
     ("the worker gave it back", Released(), 0),
     ("its lease expired", LeaseExpired(), 0),
     ("its expiry passed before it was started", Expired(), 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -32,6 +33,7 @@ from ergon_framework.core.job import (
     RequeueRequested,
     RunRequested,
     Succeeded,
+    Unread,
     next_transition,
     route,
 )
@@ -48,6 +50,7 @@ EVENTS: list[Event] = [
     *(Failed(Failure(kind, "x"), written) for kind in Kind for written in (True, False)),
     *(Held(Failure(Kind.HELD, "gate", retry_after=after)) for after in (None, -1.0, 5.0)),
     *(ProcessDied(taken, alone) for taken in (True, False) for alone in (True, False)),
+    Unread(3.0),
     Released(),
     LeaseExpired(),
     Expired(),
@@ -72,7 +75,7 @@ def test_the_table_by_hand() -> None:
     by_hand = {
         PENDING: {Expired, ExecutorMissing, CancelRequested, RunRequested},
         RETRYING: {Expired, ExecutorMissing, CancelRequested, RunRequested},
-        ACTIVE: {Succeeded, Failed, Held, ProcessDied, Released, LeaseExpired},
+        ACTIVE: {Succeeded, Failed, Held, ProcessDied, Unread, Released, LeaseExpired},
         COMPLETED: set(),
         FAILED: {RunRequested, RequeueRequested},
         CANCELLED: {RunRequested},
@@ -194,6 +197,18 @@ def test_a_process_that_died_before_it_read_the_request() -> None:
     assert (move.event, move.why) == ("released", "executor_not_up")
 
 
+@pytest.mark.req("X7")
+@pytest.mark.parametrize(("attempts", "status"), [(0, PENDING), (1, RETRYING), (2, RETRYING)])
+def test_a_request_that_was_not_read_in_its_time(attempts: int, status: JobStatus) -> None:
+    """Whatever the process was busy with, the job had no attempt: it keeps those it has."""
+    for rule in (RULE, replace(RULE, retry=RetryRule(3, on=frozenset()))):
+        move = next_transition(JobSnapshot(ACTIVE, attempts, 3), Unread(3.0), rule)
+        assert (move.status, move.attempts, move.excused) == (status, attempts, 0)
+        assert (move.event, move.why, move.delay) == ("released", "request_unread", 0.0)
+        assert move.failure is not None
+        assert (move.failure.kind, move.failure.code) == (Kind.TIMEOUT, "request_unread")
+
+
 @pytest.mark.req("X9")
 def test_a_process_that_died_with_one_job() -> None:
     """With one request in flight, a crash charges the job that was running."""
@@ -224,8 +239,8 @@ def test_an_expired_lease() -> None:
 @pytest.mark.req("X11")
 @pytest.mark.parametrize(
     "seen",
-    [LeaseExpired(), ProcessDied(was_alone=False), Failed(FLAKY, is_written=False)],
-    ids=["rescued", "shared a process", "never written"],
+    [LeaseExpired(), ProcessDied(was_alone=False), Failed(FLAKY, is_written=False), Unread(3.0)],
+    ids=["rescued", "shared a process", "never written", "never read"],
 )
 def test_a_poison_job_ends(seen: Event) -> None:
     """A job that is delivered again and again without an outcome is dead-lettered."""

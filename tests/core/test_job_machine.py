@@ -39,6 +39,7 @@ from ergon_framework.core.job import (
     RunRequested,
     Succeeded,
     Transition,
+    Unread,
     next_transition,
 )
 from ergon_framework.core.retry import LONGEST_DELAY, Backoff, GiveUp, RetryAfter, RetryRule, judge
@@ -85,6 +86,7 @@ failing = st.one_of(
     st.builds(Failed, retried, st.booleans()),
     st.builds(ProcessDied, was_read=st.just(True), was_alone=st.booleans()),
     st.just(LeaseExpired()),
+    st.just(Unread(3.0)),
 )
 reports = st.one_of(excusing, failing, st.builds(Failed, failures, st.booleans()))
 

@@ -128,7 +128,8 @@ def test_blank_lines_crlf_and_a_missing_last_newline_are_tolerated() -> None:
     [
         (b"Hello from a print", "malformed", None),
         (b"{", "truncated", None),
-        (b'{"job_id":"j1","status":"succ', "truncated", None),
+        (b'{"job_id":"j1","status":"succ', "truncated", "j1"),
+        (b'{"job_id":"j', "truncated", None),
         (b"[]", "array", None),
         (b"7", "int", None),
         (b"{}", "job_id", None),
@@ -151,7 +152,8 @@ def test_blank_lines_crlf_and_a_missing_last_newline_are_tolerated() -> None:
         (b'{"job_id":"j1","status":"success","result":"\\ud800"}', "half a surrogate", "j1"),
         (b'{"job_id":"j1","status":"success","result":["\\ud800"]}', "half a surrogate", "j1"),
         (b'{"job_id":"j1","status":"success","result":{"a":"\\\\ud800"}', "truncated", "j1"),
-        (b'{"job_id":"j1","status":"success","result":}', "malformed", None),
+        (b'{"job_id":"j1","status":"success","result":}', "malformed", "j1"),
+        (b'{"job_id":"j1","status":"success","result":"a\0b"}', "malformed", "j1"),
         (b'{"job_id":"j1","status":"success","result":"\xff"}', "UTF-8", "j1"),
         (b'{"job_id":"j1","status":"success","more":"\xed\xa0\x80"}', "UTF-8", "j1"),
         (b'{"job_id":"\xff","status":"success"}', "UTF-8", None),
@@ -166,6 +168,14 @@ def test_a_line_that_is_no_outcome_is_stray_with_a_reason(
     frame = stray(data)
     assert reason in frame.reason
     assert (frame.size, frame.job_id) == (len(data), job_id)
+
+
+def test_a_last_line_that_was_cut_short_names_nobody() -> None:
+    """Its writer died in the middle of it: no answer was given, so none was wrong."""
+    cut = b'{"job_id":"j1","status":"succ'
+    for frame in (*read(cut), *read(GOOD + cut)[1:]):
+        assert isinstance(frame, Stray)
+        assert frame.job_id is None
 
 
 def test_a_deeply_nested_result_is_stray() -> None:

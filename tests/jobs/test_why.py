@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Failed, Held, LeaseExpired, ProcessDied, Succeeded
+from ergon_framework.core.job import Failed, Held, LeaseExpired, ProcessDied, Succeeded, Unread
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
@@ -189,6 +189,20 @@ def test_a_job_that_is_run_alone_after_a_death(desk: Desk) -> None:
     told = desk.why()
     assert "It completed at 2030-03-17T17:46:40Z, after 1 attempt." in told
     assert "It may have run more than once: 1 delivery ended without an outcome" in told
+
+
+def test_a_job_whose_request_was_not_read_in_its_time(desk: Desk) -> None:
+    """No attempt was charged, and none was made: nothing may have run twice."""
+    desk.add(max_deliveries=2)
+    desk.hand.run(Unread(3.0))
+    told = desk.why(worker())
+    assert "it was given back without a charge: request_unread: the executor was busy" in told
+    assert "had not read the request" in told
+    desk.hand.run(Unread(3.0))
+    told = desk.why(worker())
+    assert "it was delivered as often as it may be" in told
+    assert "it was given up without a charge: request_unread" in told
+    assert "may have run more than once" not in told
 
 
 # ---- running and ended ----

@@ -128,7 +128,10 @@ def test_what_nobody_can_run_goes_straight_to_the_dead_letters(
         ("crash", Kind.LOST, "executor_died", "the executor's process exited with status 3"),
         ("partial", Kind.LOST, "executor_died", "the executor's process exited with status 0"),
         ("bad_status", Kind.DEFECT, "protocol_violation", None),
+        ("raw_control", Kind.DEFECT, "protocol_violation", None),
+        ("raw_newline", Kind.DEFECT, "protocol_violation", None),
         ("huge", Kind.DEFECT, "response_too_large", None),
+        ("endless_line", Kind.DEFECT, "response_too_large", None),
     ],
 )
 def test_failures_are_tried_again_until_the_attempts_are_spent(
@@ -141,6 +144,32 @@ def test_failures_are_tried_again_until_the_attempts_are_spent(
     assert (dead.last_error.kind, dead.last_error.code) == (kind, code)
     assert message is None or dead.last_error.message == message
     assert [each["status"] for each in history(dead)] == ["retrying", "failed"]
+
+
+@pytest.mark.req("X2", "X9")
+@pytest.mark.parametrize("handler", ["bad_status", "raw_control", "huge", "endless_line"])
+def test_a_process_whose_answer_broke_the_protocol_gets_no_other_job(handler: str) -> None:
+    """It is ended and replaced; the job after it runs in a new process, at the first delivery."""
+    jobs = [job("pid", id="before"), job(handler, max_attempts=1), job("pid", id="after")]
+    done = finish(jobs, executor=unruly(response_limit=100_000))
+    assert (done[handler].status, done[handler].attempts) == (JobStatus.FAILED, 1)
+    after = done["after"]
+    assert (after.status, after.attempts, after.deliveries) == (JobStatus.COMPLETED, 1, 1)
+    assert done["before"].result != after.result
+
+
+@pytest.mark.req("X7", "X9")
+def test_a_request_that_was_never_read_in_its_time_costs_its_job_nothing() -> None:
+    """An executor that is busy after its answer is replaced, and the next job runs after all."""
+    jobs = [job("busy_afterwards"), job("echo", timeout=1.0, max_attempts=1)]
+    done = finish(jobs)
+    assert done["busy_afterwards"].status is JobStatus.COMPLETED
+    echo = done["echo"]
+    assert (echo.status, echo.attempts, echo.deliveries) == (JobStatus.COMPLETED, 1, 2)
+    first, last = history(echo)
+    assert (first["event"], first["attempt"], first["code"]) == ("released", 0, "request_unread")
+    assert "had not read the request" in first["message"]
+    assert last["event"] == "completed"
 
 
 @pytest.mark.req("X1", "X2", "EXEC:job_id")

@@ -162,14 +162,48 @@ def test_the_time_of_starting_is_not_the_time_of_a_job(tmp_path: Path) -> None:
     assert (get(store, "alone").status, get(store, "alone").attempts) == (JobStatus.COMPLETED, 1)
 
 
-def test_an_executor_that_never_reads_runs_into_the_timeout(tmp_path: Path) -> None:
-    """After the start-up grace its time counts, whether it reads or not; then it is charged."""
+@pytest.mark.req("X11")
+def test_an_executor_that_never_reads_is_bounded_by_deliveries(tmp_path: Path) -> None:
+    """After the start-up grace the time of a job counts, read or not; attempts are not charged."""
     never = str(tmp_path / "never")
     executor = batching(never, max_in_flight=1, startup_grace=0.3)
-    dead = finish([job("alone", timeout=0.2, max_attempts=1)], executor=executor)["alone"]
-    assert (dead.status, dead.attempts) == (JobStatus.FAILED, 1)
+    asked = job("alone", timeout=0.2, max_attempts=1, max_deliveries=2)
+    dead = finish([asked], executor=executor)["alone"]
+    assert (dead.status, dead.why) == (JobStatus.FAILED, "deliveries_spent")
+    assert (dead.attempts, dead.deliveries) == (0, 2)
     assert dead.last_error is not None
-    assert dead.last_error.kind is Kind.TIMEOUT
+    assert (dead.last_error.kind, dead.last_error.code) == (Kind.TIMEOUT, "request_unread")
+
+
+@pytest.mark.req("X9")
+def test_neighbours_of_an_answer_that_cannot_be_used_finish_first() -> None:
+    """Their answers count; then the process is replaced."""
+    jobs = [job("any", id=f"good{n}") for n in range(3)]
+    jobs.append(job("bad_status", max_attempts=1))  # it is answered first
+    done = finish(jobs, executor=batching())
+    assert done["bad_status"].status is JobStatus.FAILED
+    for each in jobs[:3]:
+        good = done[each.id]
+        assert (good.status, good.attempts, good.deliveries) == (JobStatus.COMPLETED, 1, 1)
+
+
+@pytest.mark.req("X2", "X9")
+def test_neighbours_of_a_line_without_an_end_are_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whose line it is stands at its start: that job is charged, and no other."""
+    monkeypatch.setattr("ergon_framework.jobs.executor_process.SUSPECT_AFTER", 0.5)
+    jobs = [job("any", id=f"good{n}") for n in range(3)]
+    jobs.append(job("endless_line", max_attempts=1))
+    store = MemoryJobStore()
+    store.add(jobs)
+    with at_work(worker(store, executor=batching(response_limit=100_000))):
+        wait_until(lambda: get(store, "endless_line").status.is_final)
+        wait_until(lambda: all(get(store, each.id).excused for each in jobs[:3]))
+    dead = get(store, "endless_line")
+    assert dead.last_error is not None
+    assert (dead.last_error.code, dead.attempts) == ("response_too_large", 1)
+    assert {get(store, each.id).attempts for each in jobs[:3]} == {0}
 
 
 @pytest.mark.req("X8")

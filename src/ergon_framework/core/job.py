@@ -8,7 +8,9 @@ Theory of operation. A **delivery** is counted by the store on every claim; an *
 a request reached an executor. A job whose deliveries run out without an outcome is poison, and is
 dead-lettered. A delivery that was nobody's fault (held by a gate, given back by a stopping worker,
 sent to a process that died before it read it) is *excused*: it is shown, but does not count for the
-limit. A transition carries no instant, only a ``delay``: the store adds its own clock.
+limit. A request that was not read in its time is not charged, and not excused either: an executor
+that never reads must not keep its jobs for ever. A transition carries no instant, only a ``delay``:
+the store adds its own clock.
 """
 
 from __future__ import annotations
@@ -109,6 +111,13 @@ class ProcessDied:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """The attempt's time passed, and the executor's process had not read the request."""
+
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """The worker gives the job back: it stops, or lost the slot it had claimed it for."""
 
@@ -150,6 +159,7 @@ Event: TypeAlias = (
     | Failed
     | Held
     | ProcessDied
+    | Unread
     | Released
     | LeaseExpired
     | Expired
@@ -164,6 +174,7 @@ ALLOWED: dict[type[Event], frozenset[JobStatus]] = {
     Failed: _RUNNING,
     Held: _RUNNING,
     ProcessDied: _RUNNING,
+    Unread: _RUNNING,
     Released: _RUNNING,
     LeaseExpired: _RUNNING,
     Expired: _WAITING,
@@ -213,8 +224,8 @@ def next_transition(
             return _held(snapshot, failure, rule)
         case ProcessDied():
             return _died(snapshot, event, rule, dice)
-        case Released():
-            return _again(snapshot, "released", "released", excuses=True)
+        case Unread() | Released():
+            return _given_back(snapshot, event, rule)
         case LeaseExpired():
             return _expired(snapshot, rule)
         case Expired() | ExecutorMissing():
@@ -261,6 +272,17 @@ def _died(snapshot: JobSnapshot, event: ProcessDied, rule: JobRule, dice: float)
     # Nobody knows which of them it was: each is tried again alone, and none is charged.
     transition = _again(snapshot, "lost", "executor_died", failure=failure, is_solo=True)
     return _limited(snapshot, transition, rule)
+
+
+def _given_back(snapshot: JobSnapshot, event: Unread | Released, rule: JobRule) -> Transition:
+    if isinstance(event, Released):
+        return _again(snapshot, "released", "released", excuses=True)
+    text = (
+        f"the executor was busy, or did not work: it had not read the request"
+        f" when its {event.timeout:g} s were over, and was ended"
+    )
+    failure = Failure(Kind.TIMEOUT, "request_unread", text)
+    return _limited(snapshot, _again(snapshot, "released", failure.code, failure=failure), rule)
 
 
 def _expired(snapshot: JobSnapshot, rule: JobRule) -> Transition:

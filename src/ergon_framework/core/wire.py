@@ -206,6 +206,11 @@ class LineSplitter:
         """The last line, if the input ended without a newline."""
         return list(self._finish(b""))
 
+    @property
+    def is_skipping(self) -> bool:
+        """Whether a line that was given up has not ended."""
+        return self._is_skipping
+
     def _finish(self, piece: bytes) -> Iterable[bytes | TooLong]:
         """The line that was begun, now that its last piece is there."""
         line, self._begun = bytes(self._begun) + piece, bytearray()
@@ -322,7 +327,12 @@ class OrchestratorSession:
 
     def end(self) -> list[Reply | Stray]:
         """The last reply, if the input ended without a newline."""
-        return _frames(self._lines.end(), _reply, _stray_long)
+        return _frames(self._lines.end(), _last_reply, _stray_long)
+
+    @property
+    def is_skipping(self) -> bool:
+        """Whether a line that was too long goes on."""
+        return self._lines.is_skipping
 
 
 # Requests go out in batches: those of one batch have one deadline, and often one enqueue time.
@@ -386,6 +396,14 @@ _STATUSES = {str(status): status for status in Status}
 _BAD_STATUS = f"Expected one of {', '.join(Status)} - at `$.status`"
 
 
+def _last_reply(line: bytes) -> Reply | Stray:
+    """The same of a line without a newline: one that was cut short is nobody's answer."""
+    frame = _reply(line)
+    if isinstance(frame, Stray) and "truncated" in frame.reason:
+        return Stray(frame.reason, frame.size)
+    return frame
+
+
 def _reply(line: bytes) -> Reply | Stray:
     try:
         answer = _ANSWERS.decode(line)
@@ -408,11 +426,9 @@ def _reply(line: bytes) -> Reply | Stray:
 
 
 def _answered(line: bytes) -> str | None:
-    """The job that a line means which is no outcome; NaN is no JSON, but some encoders write it."""
+    """The job that a line means which is no outcome, or no JSON (NaN, raw control bytes)."""
     shown = _shown(line).job_id
-    if shown is None and _NO_NUMBER.search(line):
-        return _job_id_at_start(line[:HEAD])
-    return shown if isinstance(shown, str) else None
+    return shown if isinstance(shown, str) else _job_id_at_start(line[:HEAD])
 
 
 def _stray_long(line: TooLong) -> Stray:
@@ -455,7 +471,6 @@ _SHOWN = msgspec.json.Decoder(_Shown)
 _TEXT = msgspec.json.Decoder(str)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HALF_AT_END = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]\w\w\"[^\\]{0,4}\Z")
-_NO_NUMBER = re.compile(rb"NaN|Infinity")
 _JOB_ID_AT_START = re.compile(
     rb"\s*+\{(?:\s*+STRING\s*+:\s*+(?:STRING|[-+.\w]++)\s*+,)*"
     rb'\s*+"job_id"\s*+:\s*+(STRING)\s*+[,}]'.replace(b"STRING", rb'"(?:[^"\\]|\\.)*+"')

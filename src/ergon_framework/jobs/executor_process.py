@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ergon_framework import redaction
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, ProcessDied, Released
+from ergon_framework.core.job import Event, Failed, ProcessDied, Released, Unread
 from ergon_framework.core.text import one_line, several_lines
 from ergon_framework.core.wire import OrchestratorSession, Reply, Stray
 from ergon_framework.jobs.child_process import ChildProcess
@@ -56,7 +56,7 @@ class EndReason(StrEnum):
 class InFlight:
     """One request that has been written and not been answered."""
 
-    __slots__ = ("begins", "claim", "deadline_at", "is_overdue", "timeout")
+    __slots__ = ("begins", "claim", "deadline_at", "is_overdue", "is_unread", "timeout")
 
     def __init__(self, claim: Claim, begins: int, timeout: float) -> None:
         self.claim = claim
@@ -64,6 +64,7 @@ class InFlight:
         self.timeout = timeout
         self.deadline_at: float | None = None  # None: its time has not begun
         self.is_overdue = False
+        self.is_unread = False  # … and was not read before that
 
 
 class ProcessListener(Protocol):
@@ -104,6 +105,7 @@ class ExecutorProcess:
         self.is_solo = False  # busy with such a job
         self.answers = 0
         self.given = 0  # requests, ever
+        self.is_broken = False  # an answer could not be used: it gets no other request
         self.end_reason: EndReason | None = None
         self.term_at: float | None = None
         self.kill_at: float | None = None
@@ -141,7 +143,7 @@ class ExecutorProcess:
         """How many more requests it may be given now."""
         if self.end_reason is not None or self.is_solo or self.is_reserved:
             return 0
-        if self._is_mute or self._has_lost:
+        if self._is_mute or self._has_lost or self.is_broken:
             return 0
         served = self.settings.recycle_after
         if served and self.answers + len(self.in_flight) >= served:
@@ -168,6 +170,8 @@ class ExecutorProcess:
             first = next(iter(self.in_flight.values()))
             if now >= max(self.up_at, first.claim.written_at) or self.child.taken() > first.begins:
                 self.came_up(now)  # or should have: from here on its time counts
+        if self.is_broken and self.in_flight and not (self._is_mute or self._session.is_skipping):
+            self.suspect_at = None  # what it writes can be read again: the others may finish
         if self.term_at is not None and now >= self.term_at:
             self.term_at = None
             self.child.signal(signal.SIGTERM)
@@ -205,8 +209,10 @@ class ExecutorProcess:
             if request.deadline_at is not None and request.deadline_at <= now
             if not request.is_overdue
         ]
+        taken = self.child.taken() if found else 0
         for request in found:
             request.is_overdue = True
+            request.is_unread = request.begins >= taken
             request.deadline_at = None
         return found
 
@@ -276,7 +282,10 @@ class ExecutorProcess:
     def _event(self, request: InFlight, taken: int, is_alone: bool) -> Event:
         if request.is_overdue:
             return self.expired(request)
-        if self.end_reason is EndReason.CONFUSED and is_alone:
+        is_read = request.begins < taken
+        if self.end_reason is EndReason.CONFUSED and self.is_broken:
+            return Released()  # another job was charged for it
+        if self.end_reason is EndReason.CONFUSED and is_alone and is_read:
             text = "the executor's output fits no request, or was closed"
             return Failed(Failure(Kind.DEFECT, "protocol_violation", text))
         if self.end_reason in (
@@ -286,12 +295,14 @@ class ExecutorProcess:
             EndReason.LEASE_LOST,
         ):
             return Released()  # it went down with somebody else, or is somebody else's
-        is_taken = request.begins < taken and self.end_reason is not EndReason.NOT_UP
-        return ProcessDied(is_taken, is_alone, self.how_it_ended())
+        was_read = is_read and self.end_reason is not EndReason.NOT_UP
+        return ProcessDied(was_read, is_alone, self.how_it_ended())
 
     @staticmethod
-    def expired(request: InFlight) -> Failed:
+    def expired(request: InFlight) -> Failed | Unread:
         """What is seen of a request whose time ran out."""
+        if request.is_unread:
+            return Unread(request.timeout)
         text = f"ran longer than its {request.timeout:g} s and was ended"
         return Failed(Failure(Kind.TIMEOUT, "timeout", text))
 
@@ -362,11 +373,16 @@ class ExecutorProcess:
         self._stray(stray.reason)
         name = stray.job_id
         is_long = stray.size > self.settings.response_limit
-        if name is None and is_long and len(self.in_flight) == 1:
-            name = next(iter(self.in_flight))
+        if name is None and is_long:
+            taken = self.child.taken()
+            read = [key for key, each in self.in_flight.items() if each.begins < taken]
+            name = read[0] if len(read) == 1 else None
         request = None if name is None else self.in_flight.pop(name, None)
         if request is not None and name is not None:
+            self.is_broken = True
             self._done(name)
+            if is_long and self.in_flight:  # unless the line ends before that
+                self.suspect_at = self._loop.now() + SUSPECT_AFTER
             code = "response_too_large" if is_long else "protocol_violation"
             text = f"the executor's answer cannot be used: {stray.reason}"
             self._listener.botched(self, request, Failure(Kind.DEFECT, code, text))
@@ -375,7 +391,9 @@ class ExecutorProcess:
 
     def _done(self, job_id: str) -> None:
         self._strays = 0
-        if not self._is_mute:
+        if self.is_broken and not self.in_flight:
+            self.suspect_at = self._loop.now()
+        elif not self._is_mute:
             self.suspect_at = None
         self.answers += 1
         self.is_up = True

@@ -345,8 +345,10 @@ class ExecutorPool:
             or self._stopping
         )
         is_expected = is_asked or process.end_reason is EndReason.TIMEOUT
-        # A crash that a job is charged for says nothing about starting.
-        is_jobs_fault = any(isinstance(event, ProcessDied) and event.was_read for _, event in ends)
+        # A crash or an answer that a job is charged for says nothing about starting.
+        is_jobs_fault = process.is_broken or any(
+            isinstance(event, ProcessDied) and event.was_read for _, event in ends
+        )
         is_clean = is_jobs_fault or (process.child.status == 0 and process.answers > 0 and not ends)
         name = "executor.stopped" if is_asked else "executor.died"
         self._owner.tell(name, executor=self.name, pid=process.child.pid, how=how)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from opentelemetry.trace import Span
 
-from ergon_framework.core.job import Event, Failed, Held, ProcessDied, Released
+from ergon_framework.core.job import Event, Failed, Held, ProcessDied, Released, Unread
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.telemetry.tracing import (
@@ -110,4 +110,4 @@ def _told(event: Event) -> tuple[str, str | None]:
         return "died", "executor_died"
     if isinstance(event, Held):
         return "held", None
-    return ("released" if isinstance(event, Released) else "success"), None
+    return ("released" if isinstance(event, Released | Unread) else "success"), None

@@ -259,6 +259,8 @@ def _event(entry: dict[str, Any]) -> str:
     text = _EVENTS.get(word, word).format(**known)
     if word == "released" and entry.get("why") == "executor_not_up":
         text += ", because its executor ended before it had read the request"
+    if word == "released" and entry.get("status") == JobStatus.FAILED:
+        text = "it was given up without a charge"
     if word == "failed" and entry.get("attempt") == 0:
         text = "it was refused without an attempt"
     if entry.get("code"):

@@ -463,7 +463,7 @@ class Worker:
                 _log_failure(settlement)
             word = (
                 transition.event
-                if transition.event in ("held", "released")
+                if transition.event in ("held", "released") and not transition.status.is_final
                 else transition.status.value
             )
             counts[word] += 1

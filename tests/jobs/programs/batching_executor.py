@@ -12,6 +12,13 @@ from pathlib import Path
 from typing import Any
 
 
+def flood(start: str) -> None:
+    """Begin a line that has no end."""
+    os.write(1, start[:-1].encode())
+    while True:
+        os.write(1, b" " * 65536)
+
+
 def main() -> None:
     """Collect requests until as many are there as may be in flight, then answer backwards."""
     if len(sys.argv) > 1:
@@ -29,7 +36,10 @@ def main() -> None:
             Path(held[0]["args"][0]).touch()
             os._exit(9)
         for each in reversed(held):
-            answer = {"job_id": each["job_id"], "status": "success", "result": len(held)}
+            status = "great" if each["function_name"] == "bad_status" else "success"
+            answer = {"job_id": each["job_id"], "status": status, "result": len(held)}
+            if each["function_name"] == "endless_line":
+                flood(json.dumps(answer))
             print(json.dumps(answer), flush=True)
         held.clear()
 

@@ -44,10 +44,14 @@ def outcome(request: dict[str, Any]) -> dict[str, Any]:
     match request["function_name"]:
         case "echo":
             return {"result": {"args": args, "kwargs": request["kwargs"], "context": context}}
+        case "pid":
+            return {"result": os.getpid()}
         case "environment":
             return {"result": dict(os.environ)}
         case "mark":
             mark(args[0], request["job_id"])
+            return {}
+        case "busy_afterwards":
             return {}
         case "fail":
             return {"status": "error", "error_message": "boom", "error_type": "Boom"}
@@ -87,9 +91,9 @@ def ends(name: str, args: list[Any]) -> bool:
             if name == "orphan":
                 os._exit(4)
             wait_for_ever()
-        case "babble":
+        case "babble" | "endless_line":
             while True:
-                say("blah")
+                os.write(1, b"blah\n" if name == "babble" else b"x" * 65536)
         case "close_stdout":
             sys.stdout.close()
             os.close(1)
@@ -118,6 +122,10 @@ def spoils(name: str, answer: dict[str, Any]) -> bool:
             os._exit(0)
         case "huge":
             answer["result"] = "x" * 200_000
+        case "raw_control" | "raw_newline":
+            byte = "\0" if name == "raw_control" else "\n"
+            say(json.dumps({**answer, "result": "?"}).replace("?", byte))
+            wait_for_ever()
         case "stderr_flood":
             sys.stderr.write("e" * 3_000_000 + "\n")
             sys.stderr.flush()
@@ -131,4 +139,7 @@ if __name__ == "__main__":
         sys.stderr.write("cannot import the moon\n")
         sys.exit(7)
     for line in sys.stdin:
-        serve(json.loads(line))
+        wanted = json.loads(line)
+        serve(wanted)
+        if wanted["function_name"] == "busy_afterwards":
+            wait_for_ever()
