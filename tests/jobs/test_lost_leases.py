@@ -59,8 +59,8 @@ def spin(started):
 
 PARENT = """
 import sys, time
-from ergon_framework.jobs.child_process import Child
-child = Child(sys.argv[1:], {"PATH": "/usr/bin:/bin"}, None)
+from ergon_framework.jobs.child_process import ChildProcess
+child = ChildProcess(sys.argv[1:], {"PATH": "/usr/bin:/bin"}, None)
 print(child.pid, flush=True)
 time.sleep(600)
 """
