@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -422,6 +424,26 @@ def test_a_restore_that_is_killed(backed_up: Desk, point: str, served: int | Non
     olds = [path for path in folder.parent.iterdir() if ".before-" in path.name]
     assert answer.json["aside"] in map(str, olds)
     assert 4 in map(heads, olds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["boundary.restore_aside.before", "boundary.restore_aside.after"])
+@pytest.mark.req("BOUNDARY:operator")
+def test_the_way_back_from_a_restore_that_was_killed(backed_up: Desk, point: str) -> None:
+    """The hint names what is there; who does what it says has the zone as it was."""
+    desk = backed_up
+    kill_restore(desk.data, point)
+    told = desk("serve", "--zone", "plant-a", "--data", desk.data, "--insecure").err
+    if move := re.search(r"; or move (\S+) back to (\S+), and remove (\S+)\)", told):
+        Path(move[1]).rename(move[2])
+        Path(move[3]).unlink()
+    else:
+        keep = re.search(r"; or keep (\S+) as it was: remove (\S+), and remove (\S+)\)", told)
+        assert keep is not None, told
+        shutil.rmtree(keep[2])
+        Path(keep[3]).unlink()
+    assert heads(desk.data) == 4
+    assert desk("verify", "--data", desk.data).code == 0
 
 
 @pytest.mark.slow

@@ -94,11 +94,21 @@ def refuse_half_restored(folder: Path, file: str) -> None:
     has_its_name = (folder / file).is_file() and not os.path.lexists(found.draft)
     if not found.is_armed or has_its_name:
         return
-    back = f"; or move {found.aside} back to {folder}, and remove {path}" if found.aside else ""
+    back = _way_back(folder, found)
     raise ConfigurationError(
         f"a restore of {folder} has not ended",
-        remedy=f"run the same `ergon boundary restore` again{back}",
+        remedy="run the same `ergon boundary restore` again"
+        + (f"; or {back}, and remove {path}" if back else ""),
     )
+
+
+def _way_back(folder: Path, found: Unfinished) -> str:
+    """How to have again what was there before, or nothing: the restore may have moved it or not."""
+    if not found.aside:
+        return ""
+    if os.path.lexists(found.aside):
+        return f"move {found.aside} back to {folder}"
+    return f"keep {folder} as it was: remove {found.draft}"
 
 
 def _taken(path: Path) -> int | None:

@@ -117,7 +117,8 @@ def _restored(
     draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}{data_folder.SUFFIX}")
     earlier = mark.earlier
     _remove_drafts(earlier.draft)
-    said = Unfinished(str(draft), earlier.aside, is_armed=not is_there)
+    aside = earlier.aside if os.path.lexists(earlier.aside) else ""
+    said = Unfinished(str(draft), aside, is_armed=not is_there)
     mark.say(said)
     try:
         made = _copied(zone, draft, objects, report)
