@@ -320,6 +320,23 @@ def test_a_file_counts_towards_the_size(tmp_path: Path, node: Node) -> None:
         assert len(copies(outbox)) == 1
 
 
+def test_a_fact_that_can_never_fit_is_told_so(tmp_path: Path, node: Node) -> None:
+    """It is no full outbox, for which one waits; and no more is copied than could fit."""
+    with Outbox(tmp_path / "o.db", node, max_bytes=2000) as outbox:
+        too_large: list[dict[str, Any]] = [
+            {"files": [b"x" * 3000]},
+            {"files": [b"x" * 1500, b"y" * 1500]},
+            {"files": ["/dev/zero"]},
+        ]
+        for each in too_large:
+            with pytest.raises(FactInvalidError, match="larger than the outbox may be: 2000") as no:
+                outbox.add(envelope("e:1"), BARE, **each)
+            assert (no.value.reason, no.value.is_retryable) == ("too_large", False)
+        with pytest.raises(FactInvalidError, match="larger than the outbox may be"):
+            outbox.add(envelope("e:1"), {**BARE, "object_json": "x" * 3000})
+        assert (copies(outbox), outbox.size) == ([], 0)
+
+
 def test_a_fact_that_is_not_taken_leaves_no_copy(outbox: Outbox, tmp_path: Path) -> None:
     """Neither an invalid one, nor a repeated one, nor one whose second file is missing."""
     outbox.add(envelope("e:1"), BARE, [b"a"])

@@ -100,8 +100,9 @@ def attached(
     check_object(plain, artifacts)
     kept: list[OutboxFile] = []
     try:
-        # What was kept before one of them failed is in the list.
-        kept.extend(_kept(folder, each, plain.subject, is_copied=is_copied) for each in artifacts)
+        for each in artifacts:
+            beside = sum(file.size for file in kept)
+            kept.append(_kept(folder, each, plain.subject, beside, is_copied=is_copied))
     except BaseException:
         folder.drop(kept)
         raise
@@ -112,10 +113,12 @@ def attached(
     return Publication(plain, artifacts, receipts).ready(), tuple(kept)
 
 
-def _kept(folder: OutboxFiles, artifact: Artifact, subject: str, *, is_copied: bool) -> OutboxFile:
+def _kept(
+    folder: OutboxFiles, artifact: Artifact, subject: str, beside: int, *, is_copied: bool
+) -> OutboxFile:
     with closing(source_of(artifact.path)) as source:
         if is_copied:
-            path, digest, size = folder.keep(source)
+            path, digest, size = folder.keep(source, beside)
         elif isinstance(artifact.path, str | os.PathLike):
             digest, size = folder.measure(source)
             path = str(Path(artifact.path).absolute())

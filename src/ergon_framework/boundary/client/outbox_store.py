@@ -16,7 +16,7 @@ import re
 import secrets
 import sqlite3
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from ergon_framework.errors import (
     BoundaryNotFoundError,
     BufferFullError,
     ConflictingDuplicateError,
+    FactInvalidError,
     StoreError,
     StoreFullError,
     StoreUnavailableError,
@@ -146,13 +147,17 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 class OutboxFiles:
     """The copies of one spool. Any thread may call any method."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
         self.folder = folder
+        self._max_bytes = max_bytes
 
-    def keep(self, source: Iterable[bytes]) -> tuple[str, bytes, int]:
-        """Copy bytes and bring the copy to disk: its name here, its digest and its size."""
+    def keep(self, source: Iterable[bytes], beside: int = 0) -> tuple[str, bytes, int]:
+        """Copy bytes and bring the copy to disk: its name here, its digest and its size.
+
+        Refuses as soon as they, and what was copied for the same fact, are more than fits.
+        """
         try:
-            return self._copy(source)
+            return self._copy(self._bounded(source, beside))
         except OSError as error:
             raise _told(error, self.folder) from error
 
@@ -190,6 +195,13 @@ class OutboxFiles:
                             swept += 1
         return swept
 
+    def _bounded(self, source: Iterable[bytes], size: int) -> Iterator[bytes]:
+        for chunk in source:
+            size += len(chunk)
+            if self._max_bytes is not None and size > self._max_bytes:
+                raise _never_fits(self._max_bytes)
+            yield chunk
+
     def _copy(self, source: Iterable[bytes]) -> tuple[str, bytes, int]:
         with Folder.ensure(self.folder, parents=True) as folder:
             if folder.is_new:
@@ -219,6 +231,16 @@ def _pour(source: Iterable[bytes], copy: BinaryIO | None) -> tuple[bytes, int]:
         if copy is not None:
             copy.write(chunk)
     return sha.digest(), size
+
+
+def _never_fits(max_bytes: int) -> FactInvalidError:
+    return FactInvalidError(
+        f"the fact and the copies of its files are larger than the outbox may be: {max_bytes}"
+        " bytes",
+        reason="too_large",
+        remedy="raise max_bytes, add large files with copy=False, or put them to the node first",
+        details={"max_bytes": max_bytes},
+    )
 
 
 def _told(error: OSError, folder: Path) -> StoreError:
@@ -328,7 +350,7 @@ class OutboxStore:
         self._database = Database(path, schema=_SCHEMA, busy_timeout=busy_timeout)
         self._keep_sent = keep_sent
         self.path = self._database.path
-        self.folder = OutboxFiles(self.path.with_name(f"{self.path.name}-files"))
+        self.folder = OutboxFiles(self.path.with_name(f"{self.path.name}-files"), max_bytes)
         self._notifier = FifoNotifier(self.path)
         self._clock = clock
         self._max_items = max_items
@@ -515,7 +537,10 @@ class OutboxStore:
         rows = cursor.execute(_SQL["figures"]).fetchall()
         items, size = sum(row[0] for row in rows), sum(row[1] for row in rows)
         is_full = self._max_items is not None and items + 1 > self._max_items
-        is_full |= self._max_bytes is not None and size + entry.size > self._max_bytes
+        if self._max_bytes is not None:
+            if entry.size > self._max_bytes:
+                raise _never_fits(self._max_bytes)
+            is_full |= size + entry.size > self._max_bytes
         if is_full:
             raise BufferFullError(
                 f"the outbox {self.path} is full: {items} facts, {size} bytes",
