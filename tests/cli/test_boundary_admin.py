@@ -25,7 +25,7 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.verification import Finding, Progress, size_of, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.moving import Archive, Mark
+from ergon_framework.ports.transfer import Archive, Mark
 from tests.cli.boundary_node import Desk, message, running
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")

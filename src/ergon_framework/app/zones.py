@@ -23,8 +23,8 @@ from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import is_folder, is_server, open_fact_store
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
-from ergon_framework.ports.moving import mark_of
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
+from ergon_framework.ports.transfer import mark_of
 from ergon_framework.storage.urls import file_of, store_option
 
 

@@ -13,7 +13,7 @@ from ergon_framework.boundary.store_urls import folders_of
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import Flaw, LogInfo, Reference, StoredObject
-from ergon_framework.ports.moving import mark_of
+from ergon_framework.ports.transfer import mark_of
 
 SLICE = 500
 """Names read at once."""

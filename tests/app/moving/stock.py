@@ -16,10 +16,9 @@ from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.ports.jobstore import FullJobStore
-from ergon_framework.ports.moving import Archive, records_of
+from ergon_framework.ports.transfer import FACT_KINDS, JOB_KINDS, Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import archive as fact_checks
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject

@@ -11,7 +11,7 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
-from ergon_framework.ports.moving import Mark, encode_mark
+from ergon_framework.ports.transfer import Mark, encode_mark
 from tests.app.moving.stock import ZONE, copied, facts_in, moved, with_facts
 from tests.servers.server import free_port
 

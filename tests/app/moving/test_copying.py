@@ -18,10 +18,9 @@ from ergon_framework.core.job import CancelRequested, InvalidTransition, RunRequ
 from ergon_framework.errors import ErgonError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import Archive, records_of
+from ergon_framework.ports.transfer import FACT_KINDS, JOB_KINDS, Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore.subject import INBOX, Ways, new, sent
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject

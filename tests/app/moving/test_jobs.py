@@ -17,9 +17,8 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.copies import JOB_KINDS
 from ergon_framework.ports.jobstore import Search, WorkerRecord
-from ergon_framework.ports.moving import is_half_moved
+from ergon_framework.ports.transfer import JOB_KINDS, is_half_moved
 from ergon_framework.testing.suites.jobstore.records import fill
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, new
 from tests.app.moving.stock import claim, copied, discarded, ergon, job_sums, moved, with_jobs

@@ -16,7 +16,7 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.errors import StoreError, StoreReadOnlyError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.ports.moving import is_half_moved
+from ergon_framework.ports.transfer import is_half_moved
 from ergon_framework.testing.suites.factstore import archive as fact_checks
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import new as new_fact

@@ -11,9 +11,8 @@ import pytest
 
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.copies import JobCopy
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import Archive, records_of
+from ergon_framework.ports.transfer import Archive, JobCopy, records_of
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject
 from tests.app.moving.stock import copied, discarded, job_sums, moved, with_jobs
 

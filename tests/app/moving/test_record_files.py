@@ -25,9 +25,8 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreError
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.copies import JobCopy
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.ports.moving import Archive, mark_of, records_of
+from ergon_framework.ports.transfer import Archive, JobCopy, mark_of, records_of
 from ergon_framework.testing.suites.factstore import archive as fact_checks
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import new as new_fact

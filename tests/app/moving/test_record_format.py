@@ -20,25 +20,6 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.copies import (
-    FACT_KINDS,
-    JOB_KINDS,
-    AwaitedCopy,
-    ConsumerCopy,
-    Copy,
-    FactCopy,
-    GapCopy,
-    IdCopy,
-    ItemCopy,
-    JobCopy,
-    LinkCopy,
-    LogCopy,
-    NameCopy,
-    NoteCopy,
-    QueueCopy,
-    ScheduleCopy,
-    ZoneCopy,
-)
 from ergon_framework.ports.factstore import (
     ConsumerInfo,
     Gap,
@@ -49,7 +30,30 @@ from ergon_framework.ports.factstore import (
     StoreInfo,
 )
 from ergon_framework.ports.jobstore import Job, Schedule
-from ergon_framework.ports.moving import Archive, Mark, encode_mark, read_mark, records_of
+from ergon_framework.ports.transfer import (
+    FACT_KINDS,
+    JOB_KINDS,
+    Archive,
+    AwaitedCopy,
+    ConsumerCopy,
+    Copy,
+    FactCopy,
+    GapCopy,
+    IdCopy,
+    ItemCopy,
+    JobCopy,
+    LinkCopy,
+    LogCopy,
+    Mark,
+    NameCopy,
+    NoteCopy,
+    QueueCopy,
+    ScheduleCopy,
+    ZoneCopy,
+    encode_mark,
+    read_mark,
+    records_of,
+)
 from ergon_framework.providers.stores.records import ProviderRowRecord
 from tests.app.moving.stock import ZONE, with_facts, with_jobs
 

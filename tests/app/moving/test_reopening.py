@@ -17,7 +17,7 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import WorkerRecord
-from ergon_framework.ports.moving import Archive, records_of
+from ergon_framework.ports.transfer import Archive, records_of
 from tests.app.moving.stock import ZONE, add, append, claim, ergon, moved, with_facts, with_jobs
 from tests.app.moving.test_providers import with_calls
 from tests.servers.server import free_port

@@ -21,9 +21,8 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.copies import JOB_KINDS
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.ports.moving import is_half_moved
+from ergon_framework.ports.transfer import JOB_KINDS, is_half_moved
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import new as new_job

@@ -6,8 +6,8 @@ import pytest
 
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import BoundaryError
-from ergon_framework.ports.copies import ConsumerCopy, ItemCopy
 from ergon_framework.ports.factstore import OUTBOUND, Quarantined
+from ergon_framework.ports.transfer import ConsumerCopy, ItemCopy
 from ergon_framework.storage.nats import Stored
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.nats.conftest import Open

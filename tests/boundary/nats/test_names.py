@@ -13,8 +13,8 @@ from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.nats import registry
 from ergon_framework.boundary.factstore.nats.registry import Place, stretch
 from ergon_framework.boundary.factstore.nats.schema import ObjectRecord, encode
-from ergon_framework.ports.copies import NameCopy
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, StoredObject
+from ergon_framework.ports.transfer import NameCopy
 from ergon_framework.storage.nats import NatsStream, Stored
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.nats.conftest import Open

@@ -32,7 +32,6 @@ from ergon_framework.errors import (
     StoreError,
     StoreReadOnlyError,
 )
-from ergon_framework.ports.copies import AwaitedCopy, FactCopy, ItemCopy
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,
@@ -43,6 +42,7 @@ from ergon_framework.ports.factstore import (
     Quarantined,
     Reference,
 )
+from ergon_framework.ports.transfer import AwaitedCopy, FactCopy, ItemCopy
 from ergon_framework.storage.nats import Message
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
 from tests.boundary.nats.conftest import Open

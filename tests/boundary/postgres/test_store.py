@@ -26,8 +26,8 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.copies import FactCopy
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, Link, Outcome
+from ergon_framework.ports.transfer import FactCopy
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
 from tests.boundary.postgres.conftest import Open, change

@@ -9,9 +9,8 @@ import os
 import sys
 
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.copies import JobCopy
 from ergon_framework.ports.jobstore import FullJobStore, LeaseRenewal, NewJob, WorkerRecord
-from ergon_framework.ports.moving import Archive, records_of
+from ergon_framework.ports.transfer import Archive, JobCopy, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask
 

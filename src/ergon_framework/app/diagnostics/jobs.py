@@ -37,7 +37,7 @@ from ergon_framework.jobs.child_process import executor_environment
 from ergon_framework.jobs.pool import checked
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.opening import check_url
-from ergon_framework.ports.moving import mark_of, refuse_unsettled
+from ergon_framework.ports.transfer import mark_of, refuse_unsettled
 from ergon_framework.storage.urls import file_of
 from ergon_framework.task.mixins.utils import run_with_timeout
 

@@ -32,7 +32,7 @@ from ergon_framework.boundary.store_urls import (
     open_facts,
 )
 from ergon_framework.errors import ConfigurationError, ErgonError
-from ergon_framework.ports.moving import mark_of, refuse_unsettled
+from ergon_framework.ports.transfer import mark_of, refuse_unsettled
 
 _TLS = ("cert", "key", "ca")
 _EVERYWHERE = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - to be told from, not to bind

@@ -32,10 +32,9 @@ from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import is_folder, open_object_store
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError, describe
-from ergon_framework.ports.copies import NameCopy
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import Archive, records_of
 from ergon_framework.ports.objectstore import ObjectStore
+from ergon_framework.ports.transfer import Archive, NameCopy, records_of
 from ergon_framework.storage import secure_files
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.sqlite.connections import connect, open_reader

@@ -35,8 +35,8 @@ from ergon_framework.app.move.transfer import PAGE, Moved, Part, Tell, Told
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import is_folder, open_object_store
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
-from ergon_framework.ports.moving import FILE_OF_RECORDS, Archive, mark_of, records_of
 from ergon_framework.ports.objectstore import ObjectStore
+from ergon_framework.ports.transfer import FILE_OF_RECORDS, Archive, mark_of, records_of
 from ergon_framework.storage import secure_files
 
 STDIN = "the standard input"

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from ergon_framework.app.move.transfer import Moved, Sum, Tell, Told, copies
 from ergon_framework.errors import DataLossError, FactInvalidError
-from ergon_framework.ports.copies import NameCopy
-from ergon_framework.ports.moving import Archive
 from ergon_framework.ports.objectstore import ObjectStore
+from ergon_framework.ports.transfer import Archive, NameCopy
 from ergon_framework.storage.failpoints import declare, failpoint
 
 PART = "objects"

@@ -16,10 +16,9 @@ from ergon_framework.app.move.transfer import (
 from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError
-from ergon_framework.ports.copies import FactCopy, JobCopy
 from ergon_framework.ports.factstore import ConsumerStore
 from ergon_framework.ports.jobstore import JobAdmin
-from ergon_framework.ports.moving import Mark, birth_of, mark_of, moved_away
+from ergon_framework.ports.transfer import FactCopy, JobCopy, Mark, birth_of, mark_of, moved_away
 
 
 def refuse_other(part: Part) -> None:

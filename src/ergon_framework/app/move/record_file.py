@@ -22,10 +22,17 @@ import msgspec
 from ergon_framework.app.move.transfer import Adding
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.unreadable import checked
-from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, Copy, JobCopy, ZoneCopy
-from ergon_framework.ports.moving import PAGE_BYTES, C
 from ergon_framework.ports.objectstore import Blob
 from ergon_framework.ports.record_codec import plain
+from ergon_framework.ports.transfer import (
+    FACT_KINDS,
+    JOB_KINDS,
+    PAGE_BYTES,
+    C,
+    Copy,
+    JobCopy,
+    ZoneCopy,
+)
 
 FORMAT = "ergon-records"
 VERSION = 1

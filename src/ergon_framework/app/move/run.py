@@ -13,7 +13,7 @@ from ergon_framework.app.move.transfer import Moved, Part, Tell
 from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
-from ergon_framework.ports.moving import mark_of, moved_away
+from ergon_framework.ports.transfer import mark_of, moved_away
 
 __all__ = ["Asked", "Outcome", "run"]
 

@@ -34,10 +34,16 @@ from ergon_framework.boundary.store_urls import (
 from ergon_framework.errors import ConfigurationError, StoreError, StoreSchemaError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.ports.jobstore import FullJobStore, Search
-from ergon_framework.ports.moving import Archive, birth_of, records_of
+from ergon_framework.ports.transfer import (
+    FACT_KINDS,
+    JOB_KINDS,
+    Archive,
+    ZoneCopy,
+    birth_of,
+    records_of,
+)
 
 if TYPE_CHECKING:
     from ergon_framework.providers.stores.records import ProviderRecords

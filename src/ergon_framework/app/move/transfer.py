@@ -15,18 +15,21 @@ from msgspec.structs import replace
 
 from ergon_framework.app.store_location import is_same
 from ergon_framework.errors import DataLossError, StoreError
-from ergon_framework.ports.copies import Copy, FactCopy, JobCopy, QueueCopy
-from ergon_framework.ports.moving import (
+from ergon_framework.ports.record_codec import plain
+from ergon_framework.ports.transfer import (
     PAGE_BYTES,
     Archive,
     Barred,
     C,
+    Copy,
+    FactCopy,
+    JobCopy,
     Mark,
     MarksTogether,
+    QueueCopy,
     encode_mark,
     mark_of,
 )
-from ergon_framework.ports.record_codec import plain
 from ergon_framework.storage.failpoints import declare, failpoint
 
 PAGE = 500

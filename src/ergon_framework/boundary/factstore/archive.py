@@ -9,7 +9,9 @@ from typing import Any, TypeVar, cast
 
 from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.errors import DataLossError, StoreError
-from ergon_framework.ports.copies import (
+from ergon_framework.ports.transfer import (
+    PAGE_BYTES,
+    C,
     ConsumerCopy,
     Copy,
     FactCopy,
@@ -20,7 +22,6 @@ from ergon_framework.ports.copies import (
     NameCopy,
     ZoneCopy,
 )
-from ergon_framework.ports.moving import PAGE_BYTES, C
 
 L = TypeVar("L", bound=Copy)
 

@@ -13,8 +13,8 @@ from ergon_framework.boundary.node.wire import consumer_shape, link_shape, milli
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.errors import BoundaryError, StoreError
 from ergon_framework.ports.factstore import NEW_EPOCH, ConsumerInfo, LogInfo
-from ergon_framework.ports.moving import mark_of
 from ergon_framework.ports.objectstore import Blob
+from ergon_framework.ports.transfer import mark_of
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.zone import Zone

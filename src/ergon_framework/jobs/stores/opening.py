@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.moving import mark_of, refuse_unsettled
+from ergon_framework.ports.transfer import mark_of, refuse_unsettled
 from ergon_framework.storage.urls import path_in, taken_apart
 
 if TYPE_CHECKING:

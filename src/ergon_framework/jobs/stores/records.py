@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
-from ergon_framework.ports.copies import Copy, QueueCopy, ScheduleCopy
 from ergon_framework.ports.jobstore import JobAdmin, Queue, ScheduleStore
-from ergon_framework.ports.moving import C
+from ergon_framework.ports.transfer import C, Copy, QueueCopy, ScheduleCopy
 
 BARRED = ("ergon_jobs", "ergon_schedules", "ergon_queues")
 """Tables that nobody changes in a store that was moved."""

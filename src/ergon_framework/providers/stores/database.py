@@ -23,7 +23,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.moving import read_mark
+from ergon_framework.ports.transfer import read_mark
 from ergon_framework.providers.hurry import at_most
 from ergon_framework.providers.redaction import describe_safely
 from ergon_framework.providers.telemetry import emit

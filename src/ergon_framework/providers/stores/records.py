@@ -23,9 +23,8 @@ from sqlalchemy import (
 )
 
 from ergon_framework.errors import StoreSchemaError
-from ergon_framework.ports.copies import Copy
-from ergon_framework.ports.moving import C
 from ergon_framework.ports.record_codec import read_value
+from ergon_framework.ports.transfer import C, Copy
 from ergon_framework.providers.migrations import HEAD, commands
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.models import UtcDateTime, metadata

@@ -128,7 +128,7 @@ def translate(error: BaseException, name: str) -> StoreError:
     if not state and _IN_PIPELINE in text:  # what the driver meets when it leaves a dead one
         text = "the connection was lost"
     if state == POSTGRES_STATE:
-        from ergon_framework.ports.moving import moved_away
+        from ergon_framework.ports.transfer import moved_away
 
         return moved_away(name, text)
     if state == _FULL:

@@ -96,7 +96,7 @@ def translate(error: exceptions.ResponseError, name: str) -> ErgonError:
 
 def _of_the_store(error: exceptions.ResponseError, text: str, name: str) -> StoreError:
     if _MOVED in text:
-        from ergon_framework.ports.moving import moved_away
+        from ergon_framework.ports.transfer import moved_away
 
         return moved_away(name, text.partition(_MOVED)[2].strip())
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM command" in text:

@@ -65,7 +65,7 @@ def translate(error: sqlite3.Error, path: Path) -> StoreError | None:
     """The store's error for it; None when it is about the statement and not about the store."""
     primary, extended = _codes(error)
     if is_barred(error):
-        from ergon_framework.ports.moving import moved_away
+        from ergon_framework.ports.transfer import moved_away
 
         return moved_away(str(path), str(error).removeprefix(SQLITE_WORD))
     if extended in _UNSYNCED:

@@ -17,8 +17,9 @@ from ergon_framework.boundary.factstore.archive import (
 from ergon_framework.boundary.factstore.hashchain import NOBODY, new_of
 from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, ZoneState
 from ergon_framework.boundary.factstore.parts import StoreParts
-from ergon_framework.ports.copies import (
+from ergon_framework.ports.transfer import (
     AwaitedCopy,
+    C,
     ConsumerCopy,
     Copy,
     FactCopy,
@@ -31,7 +32,6 @@ from ergon_framework.ports.copies import (
     NoteCopy,
     ZoneCopy,
 )
-from ergon_framework.ports.moving import C
 
 
 class MemoryArchive:

@@ -37,8 +37,10 @@ from ergon_framework.boundary.factstore.nats.schema import (
 )
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.parts import StoreParts
-from ergon_framework.ports.copies import (
+from ergon_framework.ports.factstore import ConsumerInfo, Gap, Quarantined
+from ergon_framework.ports.transfer import (
     AwaitedCopy,
+    C,
     ConsumerCopy,
     Copy,
     FactCopy,
@@ -51,8 +53,6 @@ from ergon_framework.ports.copies import (
     NoteCopy,
     ZoneCopy,
 )
-from ergon_framework.ports.factstore import ConsumerInfo, Gap, Quarantined
-from ergon_framework.ports.moving import C
 
 
 def put(copies: Sequence[Copy], transaction: StreamTransaction) -> None:

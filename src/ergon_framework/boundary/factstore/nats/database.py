@@ -17,7 +17,7 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.moving import moved_away
+from ergon_framework.ports.transfer import moved_away
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.nats import NatsClient, OvertakenError
 from ergon_framework.storage.nats.stream import MOST_MESSAGES

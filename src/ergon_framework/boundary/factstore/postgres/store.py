@@ -41,8 +41,8 @@ from ergon_framework.boundary.factstore.sql.session import (
 )
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.ports.copies import FactCopy, IdCopy
 from ergon_framework.ports.factstore import BeforeWait, LedgerEntry, NewFact, Outcome
+from ergon_framework.ports.transfer import FactCopy, IdCopy
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined

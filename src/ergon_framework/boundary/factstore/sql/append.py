@@ -33,7 +33,6 @@ from ergon_framework.boundary.factstore.sql.rows import (
 )
 from ergon_framework.boundary.factstore.sql.session import Row, Session
 from ergon_framework.core.link import leads_to
-from ergon_framework.ports.copies import FactCopy
 from ergon_framework.ports.factstore import (
     INBOUND,
     Appended,
@@ -45,6 +44,7 @@ from ergon_framework.ports.factstore import (
     Quarantined,
     Reference,
 )
+from ergon_framework.ports.transfer import FactCopy
 
 Identity: TypeAlias = tuple[int, bytes, Row | None]
 """Where a fact lies, its digest or the half that is known, and its row when it is kept."""

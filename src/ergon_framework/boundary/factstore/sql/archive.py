@@ -28,8 +28,10 @@ from ergon_framework.boundary.factstore.sql.rows import (
     view_of,
 )
 from ergon_framework.boundary.factstore.sql.session import Session, SqlDatabase, StoreIdentity
-from ergon_framework.ports.copies import (
+from ergon_framework.ports.factstore import Quarantined
+from ergon_framework.ports.transfer import (
     AwaitedCopy,
+    C,
     ConsumerCopy,
     Copy,
     FactCopy,
@@ -42,8 +44,6 @@ from ergon_framework.ports.copies import (
     NoteCopy,
     ZoneCopy,
 )
-from ergon_framework.ports.factstore import Quarantined
-from ergon_framework.ports.moving import C
 
 
 def copy_of(session: Session, log: LogRow) -> LogCopy:

@@ -30,7 +30,7 @@ from ergon_framework.boundary.factstore.sqlite.ledger import (
 )
 from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteDatabase, SqliteSession
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.ports.copies import FactCopy, IdCopy
+from ergon_framework.ports.transfer import FactCopy, IdCopy
 from ergon_framework.storage.freeze import sqlite_bars
 from ergon_framework.storage.secure_files import make_folder, open_file
 from ergon_framework.storage.sql_files import load

@@ -16,9 +16,8 @@ from ergon_framework.jobs.stores.records import (
     dump_settings,
     load_settings,
 )
-from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job, NewJob
-from ergon_framework.ports.moving import PAGE_BYTES, C
+from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
 
 
 class MemoryJobRecords:

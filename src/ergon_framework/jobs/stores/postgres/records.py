@@ -23,9 +23,8 @@ from ergon_framework.jobs.stores.records import (
     load_settings,
 )
 from ergon_framework.jobs.stores.unreadable import cannot_move
-from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.moving import PAGE_BYTES, C
+from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.pipeline import Bytes
 

@@ -18,8 +18,7 @@ from ergon_framework.jobs.stores.redis.scripts import script
 from ergon_framework.jobs.stores.redis.transactions import BIRTH, Transactions
 from ergon_framework.jobs.stores.redis.transitions import Transitions
 from ergon_framework.jobs.stores.unreadable import cannot_move
-from ergon_framework.ports.copies import Copy, JobCopy
-from ergon_framework.ports.moving import PAGE_BYTES, C
+from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
 
 _LOAD = script("rows", "moves", "removing", "load")
 _DISCARD = script("rows", "moves", "removing", "discard")

@@ -21,9 +21,8 @@ from ergon_framework.jobs.stores.sqlite.transactions import Transactions
 from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Tx
 from ergon_framework.jobs.stores.transitions import DUE, ENDED, LATER, RUNNING
 from ergon_framework.jobs.stores.unreadable import cannot_move
-from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.moving import PAGE_BYTES, C
+from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
 from ergon_framework.storage.freeze import sqlite_bars
 from ergon_framework.storage.sql_files import load
 

@@ -14,8 +14,11 @@ import msgspec
 
 from ergon_framework.boundary.factstore.memory.store import MemoryFactStore
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.copies import (
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Gap
+from ergon_framework.ports.transfer import (
     FACT_KINDS,
+    PAGE_BYTES,
+    Archive,
     AwaitedCopy,
     ConsumerCopy,
     Copy,
@@ -26,9 +29,8 @@ from ergon_framework.ports.copies import (
     LinkCopy,
     LogCopy,
     NameCopy,
+    records_of,
 )
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Gap
-from ergon_framework.ports.moving import PAGE_BYTES, Archive, records_of
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     FactStoreSubject,

@@ -13,9 +13,17 @@ import msgspec
 
 from ergon_framework.core.job import CancelRequested, JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.copies import JOB_KINDS, Copy, JobCopy, QueueCopy, ScheduleCopy
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import PAGE_BYTES, Archive, records_of
+from ergon_framework.ports.transfer import (
+    JOB_KINDS,
+    PAGE_BYTES,
+    Archive,
+    Copy,
+    JobCopy,
+    QueueCopy,
+    ScheduleCopy,
+    records_of,
+)
 from ergon_framework.testing.suites.drivers import START
 from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.schedules import schedule

@@ -31,7 +31,7 @@ from ergon_framework.ports.jobstore import (
     NewJob,
     Settlement,
 )
-from ergon_framework.ports.moving import Archive, records_of
+from ergon_framework.ports.transfer import Archive, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.framework import expect, fail
 from ergon_framework.testing.suites.stores import StoreSubject
