@@ -101,6 +101,21 @@ def test_a_pipe_from_one_store_to_another(large: str, tmp_path: Path) -> None:
     assert job_sums(new) == job_sums(large)
 
 
+def test_a_stream_of_anything_else(tmp_path: Path) -> None:
+    """It is refused by its beginning: one without an end does not fill the disk first."""
+    with open("/dev/zero", "rb") as zeros:
+        done = subprocess.run(  # noqa: S603 - our own interpreter
+            [*ERGON, "import", "-", f"sqlite:///{tmp_path}/new.db"],
+            stdin=zeros,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert b"the standard input is no file of records" in done.stderr
+    assert not (tmp_path / "new.db").exists()
+
+
 def test_a_reader_that_has_seen_enough(large: str) -> None:
     """``ergon export … | head`` ends without a traceback, and leaves nothing behind."""
     with subprocess.Popen(  # noqa: S603 - our own interpreter

@@ -32,7 +32,7 @@ STREAM = "-"
 def export(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A store's URL or zone's folder.")],
     file: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="A new file; - is the standard output.")
+        str, typer.Argument(metavar="FILE", help="A new file; - is the standard output.")
     ] = STREAM,
     zone: Annotated[
         str | None, typer.Option(metavar="NAME", help="Export the facts of this zone, not jobs.")

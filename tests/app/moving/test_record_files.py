@@ -455,6 +455,13 @@ def test_errors_name_the_store_and_not_its_copy(old: str, tmp_path: Path) -> Non
         exported(tmp_path / "old.db", tmp_path / "x.jsonl")
 
 
+def test_a_link_to_a_store_is_followed(old: str, file: Path, tmp_path: Path) -> None:
+    """As it is by whoever works with the store."""
+    (tmp_path / "link.db").symlink_to(tmp_path / "old.db")
+    exported(f"sqlite:///{tmp_path}/link.db", tmp_path / "again.jsonl")
+    assert lines_of(tmp_path / "again.jsonl") == lines_of(file)
+
+
 def test_memory_is_refused(file: Path, tmp_path: Path) -> None:
     """What is there is gone when the command ends."""
     with pytest.raises(ConfigurationError, match="a store in memory"):

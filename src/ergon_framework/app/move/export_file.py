@@ -198,9 +198,10 @@ def _snapshot(file: Path, scratch: Path | None, stack: ExitStack) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=".ergon-export-", dir=scratch))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         target = folder / file.name
+        secure_files.refuse_foreign_link(file)  # an operator's own leads to the store
         os.close(secure_files.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         with (
-            closing(open_reader(file, connect, _WAIT)) as source,
+            closing(open_reader(file.resolve(), connect, _WAIT)) as source,
             closing(connect(target.as_uri(), _WAIT)) as copy,
         ):
             source.backup(copy)

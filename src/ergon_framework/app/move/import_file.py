@@ -25,6 +25,7 @@ from ergon_framework.app.move.record_file import (
     CALLS,
     FACTS,
     JOBS,
+    MAX_HEADER,
     FileObjects,
     Header,
     RecordFile,
@@ -285,7 +286,10 @@ def _opened(asked: Importing, stdin: IO[bytes] | None) -> Iterator[IO[bytes]]:
     if stdin is None:
         raise ConfigurationError("there is no standard input", remedy="name a FILE")
     with tempfile.TemporaryFile(prefix="ergon-import-") as kept:
+        kept.write(stdin.readline(MAX_HEADER))
+        RecordFile(kept, STDIN)  # anything else is refused before all of it is kept
         try:
+            kept.seek(0, os.SEEK_END)
             shutil.copyfileobj(stdin, kept, 1 << 20)
         except OSError as error:
             raise StoreUnavailableError(
