@@ -23,7 +23,7 @@ def _heard(*_: Any) -> None:
 
 
 class Desk:
-    """A keeper with a job that is due, whose executor has no room, and another that has."""
+    """A store thread with a job that is due, whose executor has no room, and another that has."""
 
     def __init__(self, folder: Path) -> None:
         self.store = SqliteJobStore(folder / "work.db")

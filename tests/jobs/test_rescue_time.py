@@ -9,8 +9,8 @@ import pytest
 from ergon_framework.connector.jobs import JobsConnector
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs import maintenance as chores_module
-from ergon_framework.jobs import store_thread as keeper_module
+from ergon_framework.jobs import maintenance as maintenance_module
+from ergon_framework.jobs import store_thread as store_thread_module
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.settings import JobsSettings
@@ -76,7 +76,7 @@ def test_it_is_at_most_the_lease(
 ) -> None:
     """Whenever the holder died, and whenever the other one last looked."""
     clock = Clock()
-    for module in (chores_module, keeper_module):
+    for module in (maintenance_module, store_thread_module):
         monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
     store = MemoryJobStore(clock=clock.now)
     settings = JobsSettings(lease=LEASE)

@@ -12,9 +12,9 @@ from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.jobs import maintenance as chores_module
+from ergon_framework.jobs import maintenance as maintenance_module
 from ergon_framework.jobs import scheduler as timetable_module
-from ergon_framework.jobs import store_thread as keeper_module
+from ergon_framework.jobs import store_thread as store_thread_module
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings, Slice, schedule_of
@@ -160,7 +160,7 @@ Make = Callable[..., Bench]
 def bench(monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes one with a clock that only the store and the test move."""
     clock = Clock()
-    for module in (chores_module, keeper_module):
+    for module in (maintenance_module, store_thread_module):
         monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
     return lambda schedules=MANY, queues=NO_QUEUES: Bench(clock, schedules, queues)
 

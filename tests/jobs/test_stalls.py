@@ -16,8 +16,8 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
-from ergon_framework.jobs import maintenance as chores_module
-from ergon_framework.jobs import store_thread as keeper_module
+from ergon_framework.jobs import maintenance as maintenance_module
+from ergon_framework.jobs import store_thread as store_thread_module
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.settings import JobsSettings
@@ -112,7 +112,7 @@ class Bench:
     def store_thread(self) -> StoreThread:
         """The thread's work of the worker that may rescue it, with room for one job."""
         ask = ClaimRequest(worker="me", lease=LEASE, slots={"python": 1}, default="python")
-        keeper = StoreThread(
+        store_thread = StoreThread(
             self.store,
             self.settings,
             lambda _slots, is_thorough: ask,
@@ -120,8 +120,8 @@ class Bench:
             lambda _settlements: None,
             lambda _name, _fields: None,
         )
-        keeper.maintenance = self.maintenance
-        return keeper
+        store_thread.maintenance = self.maintenance
+        return store_thread
 
     def pass_time(self, seconds: float) -> None:
         """Let the worker do its chores after a while."""
@@ -141,7 +141,7 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """With a clock that only the test moves."""
     clock = Clock()
-    for module in (chores_module, keeper_module):
+    for module in (maintenance_module, store_thread_module):
         monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
     return Bench(clock)
 
@@ -169,19 +169,19 @@ def test_who_died_meanwhile_is_made_up_for(bench: Bench) -> None:
 
 @pytest.mark.parametrize("call", ["settle_and_claim", "renew"])
 def test_a_hang_in_another_call_counts_as_well(bench: Bench, call: str) -> None:
-    """Whatever the keeper asked when the store hung, what comes next is no rescue."""
+    """Whatever the store thread asked when the store hung, what comes next is no rescue."""
     store, clock = bench.store, bench.clock
-    keeper = bench.store_thread()
-    keeper.offer("python", 1)
+    store_thread = bench.store_thread()
+    store_thread.offer("python", 1)
     store.add([job("echo", id="mine")])
     if call == "renew":
-        keeper._once()  # claims it
-        keeper._once()
+        store_thread._once()  # claims it
+        store_thread._once()
     clock.seconds += LEASE / 3 + 0.1
     store.hangs_in = call
-    keeper._once()
+    store_thread._once()
     assert not store.hangs_in
-    keeper._once()
+    store_thread._once()
     assert not bench.is_rescued()
     assert bench.renew() == [True]
 
@@ -223,15 +223,15 @@ def test_one_chore_that_always_fails_is_no_outage(
     bench: Bench, refused: tuple[str, ...], rescues: bool
 ) -> None:
     """Others are rescued while it is in trouble; when the store takes nothing, they are not."""
-    keeper = bench.store_thread()
+    store_thread = bench.store_thread()
     bench.store.refused = refused
     bench.maintenance.restart_all()
     for _ in range(20):
         bench.clock.seconds += LEASE / 10
         try:
-            keeper._once()
+            store_thread._once()
         except StoreError as error:
-            keeper._outage(error)
+            store_thread._outage(error)
     assert bench.is_rescued() is rescues
 
 
@@ -246,11 +246,11 @@ def test_a_chore_that_fails_slowly_leaves_time_for_a_rescue(
 
     monkeypatch.setattr(bench.store, "prune", prune)
     bench.maintenance.restart_all()
-    keeper = bench.store_thread()
+    store_thread = bench.store_thread()
     until = bench.clock.seconds + 10 * LEASE
     while not bench.is_rescued() and bench.clock.seconds < until:
         bench.clock.seconds += 0.5
-        keeper._once()
+        store_thread._once()
     assert bench.is_rescued()
 
 
@@ -262,15 +262,15 @@ def test_a_rescue_that_failed_waits_for_those_who_live(
     def settle_and_claim(_settlements: Any, _ask: Any) -> Any:
         raise StoreUnavailableError("no room")
 
-    keeper = bench.store_thread()
+    store_thread = bench.store_thread()
     bench.clock.seconds += 2 * LEASE
     with monkeypatch.context() as patch:
         patch.setattr(bench.store, "settle_and_claim", settle_and_claim)
         with pytest.raises(StoreUnavailableError, match="no room") as failure:
             bench.maintenance.run(bench.clock.now())
-        keeper._outage(failure.value)
+        store_thread._outage(failure.value)
     bench.clock.seconds += LEASE / 2
-    keeper._once()
+    store_thread._once()
     assert not bench.is_rescued()
     assert bench.renew() == [True]
 
@@ -285,7 +285,7 @@ def test_what_concerns_everybody_is_told_at_once(
         raise kind("nobody writes here any more")
 
     monkeypatch.setattr(bench.store, "prune", prune)
-    bench.clock.seconds += chores_module.PRUNE_EVERY + 1.0
+    bench.clock.seconds += maintenance_module.PRUNE_EVERY + 1.0
     with pytest.raises(kind):
         bench.store_thread()._once()
 
@@ -293,12 +293,12 @@ def test_what_concerns_everybody_is_told_at_once(
 def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(bench: Bench) -> None:
     """However busy it is, what it holds for long must not look lost."""
     store, clock = bench.store, bench.clock
-    keeper = bench.store_thread()
+    store_thread = bench.store_thread()
     for n in range(60):
         store.add([job("echo", id=f"mine-{n}")])
-        keeper.offer("python", 1)
+        store_thread.offer("python", 1)
         clock.seconds += LEASE / 20
-        keeper._once()
+        store_thread._once()
         assert get(store, f"mine-{n}").status is JobStatus.ACTIVE
         bench.renew()
         assert not store.expired_leases(1)
@@ -306,34 +306,34 @@ def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(bench: Bench) ->
 
 def test_an_outage_tells_each_reason_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """The first is often a symptom; that the password is wrong comes with the next attempt."""
-    keeper = bench.store_thread()
+    store_thread = bench.store_thread()
     for reason in ("hung up", "wrong password", "wrong password", "hung up"):
-        keeper._outage(StoreUnavailableError(reason))
+        store_thread._outage(StoreUnavailableError(reason))
     told = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
     assert told == ["hung up", "wrong password"]
-    assert keeper.counters["outages"] == 1
+    assert store_thread.counters["outages"] == 1
 
 
 def test_connections_that_drop_now_and_then_put_off_no_rescue(bench: Bench) -> None:
     """Each is replaced at once: nobody's lease has ended by that."""
-    keeper = bench.store_thread()
+    store_thread = bench.store_thread()
     until = bench.clock.seconds + LEASE + 4.0
     while not bench.is_rescued() and bench.clock.seconds < until:
         bench.clock.seconds += 1.0
-        keeper._began = bench.clock.now()
-        keeper._outage(StoreUnavailableError("the connection was lost"))
+        store_thread._began = bench.clock.now()
+        store_thread._outage(StoreUnavailableError("the connection was lost"))
         bench.clock.seconds += 0.1
-        keeper._once()
-        keeper._recovered()
+        store_thread._once()
+        store_thread._recovered()
     assert bench.is_rescued()
 
 
 def test_an_outage_of_many_short_failures_puts_off_a_rescue(bench: Bench) -> None:
     """It is as long as all of them together, and others could not renew either."""
-    keeper = bench.store_thread()
-    keeper._began = bench.clock.now()
+    store_thread = bench.store_thread()
+    store_thread._began = bench.clock.now()
     while bench.clock.seconds < 1_000_000.0 + LEASE + 4.0:
-        keeper._outage(StoreUnavailableError("away"))
+        store_thread._outage(StoreUnavailableError("away"))
         bench.clock.seconds += 1.0
-    keeper._once()
+    store_thread._once()
     assert not bench.is_rescued()

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.jobs import maintenance as chores_module
+from ergon_framework.jobs import maintenance as maintenance_module
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
@@ -71,7 +71,7 @@ def bench(
 ) -> tuple[Bench, Any]:
     """With a clock that only the test moves, and a way to empty the store."""
     clock = Clock()
-    monkeypatch.setattr(chores_module, "SYSTEM_CLOCK", clock)
+    monkeypatch.setattr(maintenance_module, "SYSTEM_CLOCK", clock)
     return Bench(open_store(own_server.url), clock), own_server
 
 

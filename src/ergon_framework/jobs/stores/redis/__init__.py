@@ -8,13 +8,15 @@ Sorted sets say where it stands: due lanes by executor and queue, those that wai
 for a limit key, leases, expiries, and when ended jobs are purged. A script reads first and writes
 last, in few commands for many jobs. Whatever belongs to a job leaves with it.
 
-No decision about a job is made here: moves come from the core, fenced. Where the store itself has
-to end a job (outdated, replaced), the script sets it aside or gives its row back, and the move
-comes with a second script; should nobody send it, the job still is where a sweep or the next call
-finds it. All keys of a store carry one hash tag: on a Redis Cluster it lives in one slot.
+No decision about a job's state is made here: transitions come from the core, fenced. Where the
+store itself has to end a job (expired, replaced), the script sets it aside or gives its row back,
+and the transition comes with a second script; should nobody send it, the job still is where a prune
+or the next call finds it. Which jobs a claim takes is decided in ``claim.lua``, by the rules of
+``core/claim.py``: a differential test holds the two together. All keys of a store carry one hash
+tag: on a Redis Cluster it lives in one slot.
 
 - ``store``: the calls of the ports; ``transactions``: how scripts run, and on which server
-- ``transitions``: jobs added, moved and read; ``rows``: how they are packed
+- ``transitions``: jobs added, settled and read; ``rows``: how they are packed
 - ``admin``, ``records``: searches and counts; copies for moves between stores
 - ``scripts``, ``lua``: the names of keys, and the scripts themselves
 """
