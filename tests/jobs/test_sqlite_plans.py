@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.sql_files import load
 
-FILES = ("jobs.sql", "moves.sql", "claim.sql", "desk.sql", "schedules.sql")
+FILES = ("jobs.sql", "transitions.sql", "claim.sql", "admin.sql", "schedules.sql")
 PIECES = {"jobs", "number", "in_all", "in_ids", "in_running", "in_retrying", "in_dead"}
 PIECES |= {"matching", "newest_first"}
 
@@ -72,7 +72,7 @@ STATEMENTS = [
     pytest.param(name, load(SQL, file)[name], id=f"{file}-{name}")
     for file in FILES
     for name in load(SQL, file)
-    if name not in PIECES or file != "desk.sql"
+    if name not in PIECES or file != "admin.sql"
 ]
 
 
@@ -100,14 +100,14 @@ def test_statements_use_indexes(connection: sqlite3.Connection, name: str, state
         ("claim.sql", "promote", "ergon_jobs_later (stage=? AND run_at<?)"),
         ("claim.sql", "lease_many", "INTEGER PRIMARY KEY (rowid=?)"),
         ("claim.sql", "running_in_queue", "ergon_jobs_running (stage=? AND queue=?)"),
-        ("moves.sql", "running_of_key", "ergon_jobs_running_keys (stage=? AND limit_key=?)"),
+        ("transitions.sql", "running_of_key", "ergon_jobs_running_keys (stage=? AND limit_key=?)"),
         (
-            "moves.sql",
+            "transitions.sql",
             "wake",
             "ergon_jobs_blocked (stage=? AND limit_key=? AND queue=? AND executor=?)",
         ),
         (
-            "moves.sql",
+            "transitions.sql",
             "next_lane_of_key",
             "ergon_jobs_blocked (stage=? AND limit_key=? AND (queue,executor)>(?,?))",
         ),
@@ -116,16 +116,16 @@ def test_statements_use_indexes(connection: sqlite3.Connection, name: str, state
             "next_blocked",
             "ergon_jobs_blocked (stage=? AND (limit_key,queue,executor)>(?,?,?))",
         ),
-        ("moves.sql", "complete", "INTEGER PRIMARY KEY (rowid=?)"),
+        ("transitions.sql", "complete", "INTEGER PRIMARY KEY (rowid=?)"),
         ("jobs.sql", "key_holder", "ergon_jobs_unique (unique_key=?)"),
         ("jobs.sql", "overdue", "ergon_jobs_running"),
         (
-            "desk.sql",
+            "admin.sql",
             "kept_long_enough",
             "ergon_jobs_ended (stage=? AND queue=? AND status=? AND purge_at<?)",
         ),
-        ("desk.sql", "next_ended", "ergon_jobs_ended (stage=? AND (queue,status)>(?,?))"),
-        ("desk.sql", "outdated", "ergon_jobs_expiring (expires_at>? AND expires_at<?)"),
+        ("admin.sql", "next_ended", "ergon_jobs_ended (stage=? AND (queue,status)>(?,?))"),
+        ("admin.sql", "outdated", "ergon_jobs_expiring (expires_at>? AND expires_at<?)"),
     ],
 )
 def test_hot_statements_use_their_own_index(

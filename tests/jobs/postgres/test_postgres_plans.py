@@ -18,7 +18,7 @@ from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.jobstore.subject import new
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
-FILES = ("jobs.sql", "moves.sql", "claim.sql", "desk.sql", "schedules.sql", "moving.sql")
+FILES = ("jobs.sql", "transitions.sql", "claim.sql", "admin.sql", "schedules.sql", "records.sql")
 PIECES = re.compile(
     r"jobs$|in_|by_|newest_|not_aside|look_first|few$|find_first|then_|synced_later|notify"
 )

@@ -29,7 +29,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
 from tests.jobs.redis.conftest import Open
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis")
-PIECES = ("rows", "moves", "gates", "claim", "exchange")
+PIECES = ("rows", "transitions", "limits", "claim", "exchange")
 COUNTERS = {
     *(b"{ergon}:schema", b"{ergon}:birth", b"{ergon}:seq", b"{ergon}:fence"),
     b"{ergon}:executors",  # when each was last seen outlives the worker that had it

@@ -16,7 +16,7 @@ from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.storage.sql_files import load
 
 SQL = "ergon_framework.boundary.factstore.postgres.sql"
-_FILES = ("consumers", "logs", "moving", "objects", "quarantine", "store")
+_FILES = ("consumers", "logs", "objects", "quarantine", "records", "store")
 _FIRST, _MOST = 64, 1024  # rows whose sizes are looked at together
 _BYTES = 1 << 20  # of payloads that are fetched together, unless one row alone has more
 _SIZES = b"SELECT octet_length(envelope) + octet_length(fact) FROM (%s) AS sized"

@@ -285,7 +285,7 @@ class PostgresCopies:
 
     def dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
         """Ids after a key, in order, those of kept facts included."""
-        rows = self._database.read(lambda session: session.all("moving.ids", after, limit))
+        rows = self._database.read(lambda session: session.all("records.ids", after, limit))
         return [IdCopy(key, digest, number & LAST) for key, digest, number in rows]
 
     def load_ids(self, ids: Sequence[IdCopy]) -> None:
@@ -295,7 +295,7 @@ class PostgresCopies:
             Bytes([each.digest for each in ids]),
             Bigints([each.offset for each in ids]),
         )
-        self._database.write(lambda session: session.run("moving.put_ids", *columns), "move")
+        self._database.write(lambda session: session.run("records.put_ids", *columns), "move")
 
     def load_facts(self, facts: Sequence[FactCopy]) -> None:
         """Put facts at the ends of their logs, those left out that are there, in one commit."""
@@ -308,7 +308,7 @@ class PostgresCopies:
                 entry.placed.placement.load(copy, fact)
             entry.finish()
             # A store that grows while it is moved gave them out before their facts.
-            session.send("moving.drop_ids", Bytes(wanted.keys))
+            session.send("records.drop_ids", Bytes(wanted.keys))
 
         self._database.write(work, "move")
 

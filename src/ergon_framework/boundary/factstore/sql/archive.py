@@ -63,27 +63,27 @@ def place(session: Session, copy: LogCopy) -> None:
     """Let a log begin where the copy does; one that has facts from there on does so already."""
     log = log_named(session, copy.log)
     if log is None:
-        session.run("moving.new_log", copy.number, copy.log)
+        session.run("records.new_log", copy.number, copy.log)
         log = log_named(session, copy.log)
         assert log is not None  # noqa: S101 - it was just made
     refuse_other_log(copy, log.id, log.first)
     if log.head >= copy.first or copy_of(session, log) == copy:
         return
-    for view, _ in session.all("moving.views", log.id):
+    for view, _ in session.all("records.views", log.id):
         newest = last_run(session, view)
         if newest is not None and newest.last is None:
             session.run("logs.end_run", log.head, view, newest.first)
     for to_zone, offset in sorted(copy.latest.items()):
         _note_latest(session, log, to_zone, offset)
     base = (copy.first, copy.chain, copy.total, max(log.sealed, copy.first - 1), copy.last_at)
-    session.run("moving.rebase", *base, log.id)
+    session.run("records.rebase", *base, log.id)
 
 
 def _latest_below(session: Session, log: LogRow) -> dict[str, int]:
     """The last fact to each zone below the first that is kept."""
     found: dict[str, int] = {}
-    for view, to_zone in session.all("moving.views", log.id):
-        row = session.one("moving.first_run", view, log.first)
+    for view, to_zone in session.all("records.views", log.id):
+        row = session.one("records.first_run", view, log.first)
         run = last_run(session, view) if row is None else ViewSegment(*row)
         if run is not None and to_zone != NOBODY:
             end = log.head if run.last is None else run.last
@@ -172,7 +172,7 @@ class SqlArchive:
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
-        row = self._database.read(lambda session: session.one("moving.mark"))
+        row = self._database.read(lambda session: session.one("records.mark"))
         return None if row is None else bytes(row[0])
 
     def set_mark(self, mark: bytes | None) -> None:
@@ -180,9 +180,9 @@ class SqlArchive:
 
         def work(session: Session) -> None:
             if mark is None:
-                session.run("moving.unmark")
+                session.run("records.unmark")
             else:
-                session.run("moving.set_mark", mark)
+                session.run("records.set_mark", mark)
 
         self._database.write(work, "move")
 
@@ -221,7 +221,7 @@ def _facts(
     number, offset = after or (0, 0)
     names = {log.id: log.name for log in all_logs(session)}
     zones = Zones(session)
-    for row in session.each("moving.facts", (number << OFFSET_BITS) + offset, limit):
+    for row in session.each("records.facts", (number << OFFSET_BITS) + offset, limit):
         number, offset = row[0] >> OFFSET_BITS, row[0] & LAST
         fact, proof = fact_of(row, zones[row[1]], offset - 1), read_proof(row[4])
         if fact is None or proof is None:
@@ -230,18 +230,18 @@ def _facts(
 
 
 def _items(session: Session, after: int | None, limit: int) -> Iterator[ItemCopy]:
-    for row in session.each("moving.items", after or 0, limit):
+    for row in session.each("records.items", after or 0, limit):
         yield ItemCopy(Quarantined(*row[:-1]), bool(row[-1]))
 
 
 def _awaited(session: Session, after: tuple[str, str] | None, limit: int) -> Iterator[AwaitedCopy]:
-    for row in session.all("moving.awaited", *(after or ("", "")), limit):
+    for row in session.all("records.awaited", *(after or ("", "")), limit):
         yield AwaitedCopy(*row)
 
 
 def _notes(session: Session, after: int | None, limit: int) -> Iterator[NoteCopy]:
     start = after or 0
-    for position, row in enumerate(session.all("moving.notes", limit, start), start + 1):
+    for position, row in enumerate(session.all("records.notes", limit, start), start + 1):
         yield NoteCopy(position, *row)
 
 
@@ -259,13 +259,13 @@ _DUMPS: dict[type[Copy], Callable[[Session, Any, int], Iterator[Any]]] = {
 def _put_gap(session: Session, copy: GapCopy) -> None:
     gap = copy.gap
     place = (log_or_new(session, gap.log).id, gap.first, gap.last, gap.reason, gap.at)
-    session.run("moving.put_gap", *place, gap.source_first, gap.source_last)
+    session.run("records.put_gap", *place, gap.source_first, gap.source_last)
 
 
 def _put_consumer(session: Session, copy: ConsumerCopy) -> None:
     one = copy.consumer
     session.run(
-        "moving.put_consumer",
+        "records.put_consumer",
         *(one.name, log_or_new(session, one.log).id, one.cursor, one.to_zone, one.is_required),
         *(one.served, one.deliveries, one.holder, one.held_until, one.lease, one.created_at),
     )
@@ -274,7 +274,7 @@ def _put_consumer(session: Session, copy: ConsumerCopy) -> None:
 def _put_item(session: Session, copy: ItemCopy) -> None:
     item = copy.item
     session.run(
-        "moving.put_item",
+        "records.put_item",
         *(item.id, item.consumer, item.log, item.offset, item.reason, item.message),
         *(item.attempts, item.at, item.state, item.envelope, item.fact, copy.is_served),
     )
@@ -284,7 +284,7 @@ def _put_name(session: Session, copy: NameCopy) -> None:
     kept = copy.object
     session.run("objects.arrived", kept.bucket, kept.key)
     about = (kept.digest, kept.size, kept.at, kept.is_referenced)
-    session.run("moving.put_name", kept.bucket, kept.key, *about)
+    session.run("records.put_name", kept.bucket, kept.key, *about)
 
 
 def _put_awaited(session: Session, copy: AwaitedCopy) -> None:
@@ -294,16 +294,16 @@ def _put_awaited(session: Session, copy: AwaitedCopy) -> None:
 def _put_link(session: Session, copy: LinkCopy) -> None:
     link = copy.link
     about = (link.offset, link.chain, link.is_sealed, link.reason, link.at)
-    session.run("moving.put_link", link.peer, link.epoch, *about)
+    session.run("records.put_link", link.peer, link.epoch, *about)
 
 
 def _put_note(session: Session, copy: NoteCopy) -> None:
-    if copy.position > session.only("moving.note_count")[0]:
+    if copy.position > session.only("records.note_count")[0]:
         session.run("store.note", copy.at, copy.action, copy.details)
 
 
 def _put_zone(session: Session, copy: ZoneCopy) -> None:
-    session.run("moving.put_zone", copy.info.epoch, copy.info.created_at)
+    session.run("records.put_zone", copy.info.epoch, copy.info.created_at)
 
 
 _LOADS: dict[type[Copy], Callable[[Session, Any], None]] = {
@@ -325,14 +325,14 @@ _LOADS: dict[type[Copy], Callable[[Session, Any], None]] = {
 def _drop_gap(session: Session, copy: GapCopy) -> None:
     gap = copy.gap
     log = log_or_new(session, gap.log).id
-    session.run("moving.drop_gap", log, gap.first, gap.last, gap.reason, gap.at)
+    session.run("records.drop_gap", log, gap.first, gap.last, gap.reason, gap.at)
 
 
 _DISCARDS: dict[type[Copy], Callable[[Session, Any], Any]] = {
     GapCopy: _drop_gap,
     ConsumerCopy: lambda session, copy: session.run("consumers.delete", copy.place),
-    ItemCopy: lambda session, copy: session.run("moving.drop_item", copy.place),
+    ItemCopy: lambda session, copy: session.run("records.drop_item", copy.place),
     NameCopy: lambda session, copy: session.run("objects.unbind", *copy.place),
     AwaitedCopy: lambda session, copy: session.run("objects.arrived", *copy.place),
-    LinkCopy: lambda session, copy: session.run("moving.drop_link", copy.place),
+    LinkCopy: lambda session, copy: session.run("records.drop_link", copy.place),
 }

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 SQL = "ergon_framework.boundary.factstore.sqlite.sql"
 SCHEMA = Schema("boundary", f"{SQL}.schema")
-_FILES = ("consumers", "logs", "moving", "objects", "quarantine", "store")
+_FILES = ("consumers", "logs", "objects", "quarantine", "records", "store")
 _STATEMENTS = {
     f"{file}.{name}": text for file in _FILES for name, text in load(SQL, f"{file}.sql").items()
 }

@@ -41,7 +41,7 @@ _PAGES = {
 """Places whose jobs are read from the newest on, and how. Elsewhere all are read, and sorted."""
 _MANY = {"in_due": 2, "in_later": 3, "in_blocked": 4, "in_completed": 0}
 """Stages of places that may hold almost all jobs, too many to be sorted."""
-_SQL = statements("desk.sql")
+_SQL = statements("admin.sql")
 _COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
 
 

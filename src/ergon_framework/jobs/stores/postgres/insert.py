@@ -201,7 +201,7 @@ def _special_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
     }
 
 
-_JOINING = statements("joining.sql")
+_JOINING = statements("external_transaction.sql")
 _SEEING = frozenset({"read committed", "read uncommitted"})
 """Each statement sees what was committed before it."""
 

@@ -28,8 +28,8 @@ from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.pipeline import Bytes
 
-_SQL = statements("moving.sql")
-_JOINING = statements("joining.sql")
+_SQL = statements("records.sql")
+_JOINING = statements("external_transaction.sql")
 _NUMBERS = (
     *("fence", "deliveries", "attempts", "excused", "lease_expires_at", "claimed_at", "purge_at"),
     *("priority", "run_at", "expires_at", "limit", "created_at"),

@@ -34,7 +34,7 @@ from ergon_framework.storage.postgres.pipeline import Bytes, Texts
 KEY_LOCKS = 0x4A4F4253
 """The class of the advisory locks for limit keys."""
 
-_SQL = statements("moves.sql")
+_SQL = statements("transitions.sql")
 
 
 class SettleBatch:

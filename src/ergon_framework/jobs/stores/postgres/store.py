@@ -63,7 +63,7 @@ from ergon_framework.ports.jobstore import (
 from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.postgres.external_transaction import Joinable
 
-_DESK = statements("desk.sql")
+_DESK = statements("admin.sql")
 _SCHEDULES = statements("schedules.sql")
 _SQL = statements("jobs.sql")
 _ACKNOWLEDGED = "An acknowledged job is committed and synced to disk by the PostgreSQL server."

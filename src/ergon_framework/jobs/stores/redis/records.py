@@ -20,8 +20,8 @@ from ergon_framework.jobs.stores.redis.transitions import Transitions
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
 
-_LOAD = script("rows", "moves", "removing", "load")
-_DISCARD = script("rows", "moves", "removing", "discard")
+_LOAD = script("rows", "transitions", "delete", "load")
+_DISCARD = script("rows", "transitions", "delete", "discard")
 _MARK = "mark"
 
 

@@ -144,7 +144,7 @@ def body_of(job: NewJob | Job) -> Body:
 
 
 def wire_settlement(settlement: Settlement, blobs: Blobs) -> tuple[Any, ...]:
-    """A settlement as ``moves.lua`` wants it."""
+    """A settlement as ``transitions.lua`` wants it."""
     transition = settlement.transition
     is_final = transition.status.is_final
     result = settlement.result

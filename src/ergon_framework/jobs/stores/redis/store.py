@@ -60,16 +60,16 @@ BYTES_AT_ONCE = 8 << 20
 """Settlements, renewals or purged jobs of one script, and bytes of results: nobody else is served
 meanwhile."""
 
-_SHORTEN = script("bar", "rows", "moves", "shorten")
-_RENEW = script("bar", "rows", "moves", "renew")
+_SHORTEN = script("frozen", "rows", "transitions", "shorten")
+_RENEW = script("frozen", "rows", "transitions", "renew")
 _answers = msgspec.msgpack.Decoder(list[bool]).decode
 
-_PURGE = script("bar", "rows", "moves", "removing", "purge")
-_SWEEP = script("bar", "rows", "moves", "removing", "sweep")
-_QUEUES = script("rows", "moves", "queues")
+_PURGE = script("frozen", "rows", "transitions", "delete", "purge")
+_SWEEP = script("frozen", "rows", "transitions", "delete", "prune")
+_QUEUES = script("rows", "transitions", "queues")
 _NAMED = script("rows", "named")
-_TELL = script("rows", "tell")
-_RESTORE = script("bar", "rows", "moves", "restore")
+_TELL = script("rows", "heartbeat")
+_RESTORE = script("frozen", "rows", "transitions", "restore")
 _HELD, _NONE = 2, 3
 
 _swept = msgspec.msgpack.Decoder(tuple[int, int, list[str]]).decode

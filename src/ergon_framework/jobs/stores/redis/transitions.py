@@ -21,12 +21,12 @@ from ergon_framework.jobs.stores.unreadable import (
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, Settlement, Unreadable
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 
-EXCHANGE = script("bar", "rows", "moves", "gates", "claim", "exchange")
-_PLAIN = script("bar", "plain")
-_ADD = script("bar", "rows", "moves", "add")
-_LOOK = script("rows", "moves", "look")
-_SWAP = script("bar", "rows", "swap")
-_ASIDE = script("bar", "rows", "moves", "aside")
+EXCHANGE = script("frozen", "rows", "transitions", "limits", "claim", "exchange")
+_PLAIN = script("frozen", "plain")
+_ADD = script("frozen", "rows", "transitions", "add")
+_LOOK = script("rows", "transitions", "read")
+_SWAP = script("frozen", "rows", "swap")
+_ASIDE = script("frozen", "rows", "transitions", "set_aside")
 MOST_TURNS = 100
 """How often a job is sent again with the transition of one that it replaces."""
 

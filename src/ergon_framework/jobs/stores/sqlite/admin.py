@@ -27,7 +27,7 @@ _PLACES = {
     JobStatus.FAILED: "in_dead",
     JobStatus.CANCELLED: "in_dead",
 }
-_SQL = load(SQL, "desk.sql")
+_SQL = load(SQL, "admin.sql")
 _COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
 
 

@@ -26,7 +26,7 @@ from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
 from ergon_framework.storage.freeze import sqlite_bars
 from ergon_framework.storage.sql_files import load
 
-_SQL = load(SQL, "moving.sql")
+_SQL = load(SQL, "records.sql")
 _JOBS = load(SQL, "jobs.sql")
 
 

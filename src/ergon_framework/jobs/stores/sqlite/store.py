@@ -50,7 +50,7 @@ from ergon_framework.ports.jobstore import (
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
 
-_DESK = load(SQL, "desk.sql")
+_DESK = load(SQL, "admin.sql")
 _SCHEDULES = load(SQL, "schedules.sql")
 _SQL = load(SQL, "jobs.sql")
 

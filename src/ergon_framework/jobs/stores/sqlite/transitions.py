@@ -34,7 +34,7 @@ from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Settlement
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_barred
 
-_MOVES = load(SQL, "moves.sql")
+_MOVES = load(SQL, "transitions.sql")
 _JOBS = load(SQL, "jobs.sql")
 _COMPLETE = _MOVES["complete"]
 
