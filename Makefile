@@ -45,6 +45,7 @@ check: $(VENV)/.ready-dev ## lint, format, types, imports, sizes and the conform
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
 	$(PY) tools/source_rules.py
+	$(PY) tools/glossary_check.py
 	$(PY) tools/size_report.py
 	$(PY) tools/state_docs.py --check
 	$(PY) tools/notice_docs.py --check

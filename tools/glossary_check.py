@@ -22,6 +22,7 @@ NAMED_FOLDERS = ("src", "tests", "tools", "benchmarks", "examples")
 NAMED_KINDS = (".py", ".sql", ".lua")
 MOST_HOMES = 2
 SHARED: Mapping[str, str] = {
+    "TelemetrySettings": "the section of the settings file, and what a program passes to configure",
     "RetryPolicy": "two specifications name it: that of the engines and that of provider calls",
 }
 _BULLET = re.compile(r"^- ((?:\*\*[^*]+\*\*(?:[^*:]*, )?)+[^:]*):", re.MULTILINE)

@@ -24,7 +24,7 @@ from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Held
+from ergon_framework.core.job import HeldBack
 from ergon_framework.core.limits import Window
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.journal import JournalEntry
@@ -339,7 +339,7 @@ def test_the_last_word_of_many_is_the_last(why: Why) -> None:
 
 def test_a_parked_job_names_its_gate(why: Why) -> None:
     """Which circuit or quota of which provider holds it, and until when."""
-    held = Held(Failure(Kind.HELD, "circuit_open", "the circuit is open", 600.0))
+    held = HeldBack(Failure(Kind.HELD, "circuit_open", "the circuit is open", 600.0))
     with JobClient("sqlite:///work.db") as client:
         client.enqueue("h", id="job-1")
         Hand(client.store).run(held)
@@ -438,7 +438,7 @@ store = "sqlite:///crm.db"
 def test_a_provider_with_a_store_of_its_own(why: Why, workplace: Workplace) -> None:
     """Its calls, and the gate that holds a job, are found there; the other store is as it was."""
     workplace.settings(SETTINGS + OWN_STORE)
-    held = Held(Failure(Kind.HELD, "circuit_open", "the circuit is open", 600.0))
+    held = HeldBack(Failure(Kind.HELD, "circuit_open", "the circuit is open", 600.0))
     with JobClient("sqlite:///work.db") as client:
         client.enqueue("h", id="job-1")
         Hand(client.store).run(held)

@@ -22,7 +22,7 @@ from ergon_framework.core.job import (
     ExecutorMissing,
     Expired,
     Failed,
-    Held,
+    HeldBack,
     InvalidTransition,
     JobRule,
     JobSnapshot,
@@ -48,7 +48,7 @@ FLAKY = Failure(Kind.TRANSIENT, "flaky", "it did not answer")
 EVENTS: list[Event] = [
     Succeeded(),
     *(Failed(Failure(kind, "x"), written) for kind in Kind for written in (True, False)),
-    *(Held(Failure(Kind.HELD, "gate", retry_after=after)) for after in (None, -1.0, 5.0)),
+    *(HeldBack(Failure(Kind.HELD, "gate", retry_after=after)) for after in (None, -1.0, 5.0)),
     *(ProcessDied(taken, alone) for taken in (True, False) for alone in (True, False)),
     Unread(3.0),
     Released(),
@@ -75,7 +75,7 @@ def test_the_table_by_hand() -> None:
     by_hand = {
         PENDING: {Expired, ExecutorMissing, CancelRequested, RunRequested},
         RETRYING: {Expired, ExecutorMissing, CancelRequested, RunRequested},
-        ACTIVE: {Succeeded, Failed, Held, ProcessDied, Unread, Released, LeaseExpired},
+        ACTIVE: {Succeeded, Failed, HeldBack, ProcessDied, Unread, Released, LeaseExpired},
         COMPLETED: set(),
         FAILED: {RunRequested, RequeueRequested},
         CANCELLED: {RunRequested},
@@ -161,7 +161,9 @@ def test_a_failure_before_the_request_was_written() -> None:
 def test_held() -> None:
     """A held job is parked, as long as the gate said or the rule has it, and not charged."""
     for after, delay in ((90.0, 90.0), (None, 30.0), (-5.0, 0.1)):
-        move = next_transition(RUNNING, Held(Failure(Kind.HELD, "quota", retry_after=after)), RULE)
+        move = next_transition(
+            RUNNING, HeldBack(Failure(Kind.HELD, "quota", retry_after=after)), RULE
+        )
         assert (move.status, move.event, move.delay, move.why) == (PENDING, "held", delay, "quota")
         assert (move.attempts, move.excused) == (0, 1)
 
@@ -171,7 +173,9 @@ def test_a_gate_cannot_park_a_job_for_ever() -> None:
     rule = JobRule(RetryRule(3, max_retry_after=60.0), held_delay=600.0)
     for after in (1e12, None):
         assert (
-            next_transition(RUNNING, Held(Failure(Kind.HELD, "g", retry_after=after)), rule).delay
+            next_transition(
+                RUNNING, HeldBack(Failure(Kind.HELD, "g", retry_after=after)), rule
+            ).delay
             == 60.0
         )
 
@@ -349,7 +353,7 @@ def test_a_job_that_is_to_be_alone_stays_so_until_it_ends() -> None:
     waiting = JobSnapshot(JobStatus.RETRYING, 1, 2, is_solo=True)
     rule = JobRule()
     failure = Failure(Kind.DEFECT, "error")
-    for seen in (Released(), Held(failure), Failed(failure), LeaseExpired()):
+    for seen in (Released(), HeldBack(failure), Failed(failure), LeaseExpired()):
         assert next_transition(running, seen, rule).is_solo
     assert next_transition(waiting, RunRequested(), rule).is_solo
     assert not next_transition(running, Succeeded(), rule).is_solo
@@ -359,5 +363,5 @@ def test_a_job_that_is_to_be_alone_stays_so_until_it_ends() -> None:
 @pytest.mark.parametrize("seconds", [0.0, -3.0, 0.01])
 def test_a_gate_that_says_now_is_not_asked_without_end(seconds: float) -> None:
     """What is not charged is not bounded, so there is a pause at least."""
-    held = Held(Failure(Kind.HELD, "held", "", seconds))
+    held = HeldBack(Failure(Kind.HELD, "held", "", seconds))
     assert next_transition(JobSnapshot(JobStatus.ACTIVE, 0, 1), held, JobRule()).delay == 0.1

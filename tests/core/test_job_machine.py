@@ -27,7 +27,7 @@ from ergon_framework.core.job import (
     ExecutorMissing,
     Expired,
     Failed,
-    Held,
+    HeldBack,
     InvalidTransition,
     JobRule,
     JobSnapshot,
@@ -78,7 +78,7 @@ retry_rules = st.builds(
 job_rules = st.builds(JobRule, retry_rules, st.integers(1, 9), st.floats(0.0, 100.0))
 dice = st.floats(0.0, 1.0, exclude_max=True)
 excusing = st.one_of(
-    st.builds(Held, failures),
+    st.builds(HeldBack, failures),
     st.just(Released()),
     st.builds(ProcessDied, was_read=st.just(False), was_alone=st.booleans()),
 )

@@ -11,7 +11,7 @@ import msgspec
 from ergon_framework.core.job import (
     CancelRequested,
     Event,
-    Held,
+    HeldBack,
     InvalidTransition,
     JobStatus,
     LeaseExpired,
@@ -53,7 +53,7 @@ OUTCOMES: tuple[Event, ...] = (
     FAILS_ONCE,
     FAILS_FOR_GOOD,
     RELEASED,
-    Held(FLAKY),
+    HeldBack(FLAKY),
     ProcessDied(was_alone=False),
 )
 QUEUES = ("default", "default", "default", "mail")

@@ -20,7 +20,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from ergon_framework import ConsumerPolicy, ConsumerTask, Transaction
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Held, Succeeded
+from ergon_framework.core.job import HeldBack, Succeeded
 from ergon_framework.errors import (
     DuplicateJobError,
     JobError,
@@ -587,7 +587,7 @@ def test_the_shape_of_a_job_is_complete(client: JobClient, hand: Hand) -> None:
 def test_a_held_job_shows_why_it_waits(client: JobClient, hand: Hand) -> None:
     """Without a charged attempt."""
     job = client.enqueue("h")
-    hand.run(Held(Failure(Kind.HELD, "held", "quota", 60.0)))
+    hand.run(HeldBack(Failure(Kind.HELD, "held", "quota", 60.0)))
     shape = client.show(job)
     assert (shape["status"], shape["attempts"], shape["why"]) == ("pending", 0, "held")
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Failed, Held, LeaseExpired, ProcessDied, Succeeded, Unread
+from ergon_framework.core.job import Failed, HeldBack, LeaseExpired, ProcessDied, Succeeded, Unread
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
@@ -162,7 +162,7 @@ def test_a_job_that_names_no_executor_is_anybodys(desk: Desk) -> None:
 def test_a_held_job(desk: Desk) -> None:
     """A gate said when to look again; no attempt was charged."""
     desk.add()
-    desk.hand.run(Held(Failure(Kind.HELD, "held", "the quota is used up.", 60.0)))
+    desk.hand.run(HeldBack(Failure(Kind.HELD, "held", "the quota is used up.", 60.0)))
     told = desk.why(worker())
     assert "It is held (held: the quota is used up); it is looked at again" in told
     assert "in 60.0 seconds. No attempt was charged." in told

@@ -15,9 +15,9 @@ import pytest
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import ClaimResult, QuotaGrant, RecordBatch
 from ergon_framework.providers.base import ProviderBase
+from ergon_framework.providers.deadlines import LEAST, at_most, hurried, unhurried
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionResult
-from ergon_framework.providers.hurry import LEAST, at_most, hurried, unhurried
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.runner import ProviderTaskRunner

@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HandlerArguments:
     """Arguments that fit a handler, as they travel in JSON."""
 
     args: list[Any] = field(repr=False)
@@ -91,7 +91,7 @@ class AppHandler(Generic[P, T]):
         """The same handler with other options for its jobs: ``resize.options(delay=5)``."""
         return AppHandler(self.app, self.name, self.function, {**self._options, **options})
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> HandlerArguments:
         """Checked arguments for :meth:`enqueue_many`."""
         return self._call(args, kwargs)
 
@@ -108,13 +108,13 @@ class AppHandler(Generic[P, T]):
         return await self.app.async_client.enqueue(self._routed, call.args, call.kwargs, **options)
 
     def enqueue_many(
-        self, calls: Iterable[Call | tuple[Any, ...] | Mapping[str, Any]]
+        self, calls: Iterable[HandlerArguments | tuple[Any, ...] | Mapping[str, Any]]
     ) -> list[EnqueuedJob]:
         """Store a job for each call in one commit: all of them or none.
 
         A call is what :meth:`call` makes, a tuple of positional or a dict of named arguments.
         """
-        made = (each if isinstance(each, Call) else self._of(each) for each in calls)
+        made = (each if isinstance(each, HandlerArguments) else self._of(each) for each in calls)
         specs = ((self._routed, call.args, call.kwargs) for call in made)
         return self.app.client.enqueue_many(specs, **self._own_options())
 
@@ -124,12 +124,12 @@ class AppHandler(Generic[P, T]):
         own = "" if "#" in self.name else self.app.executor
         return f"{own}#{self.name}" if own else self.name
 
-    def _of(self, arguments: tuple[Any, ...] | Mapping[str, Any]) -> Call:
+    def _of(self, arguments: tuple[Any, ...] | Mapping[str, Any]) -> HandlerArguments:
         if isinstance(arguments, Mapping):
             return self._call((), dict(arguments))
         return self._call(tuple(arguments), {})
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HandlerArguments:
         # Dates, dataclasses and the like become what JSON can carry; the types of the handler's
         # parameters turn them back on the other side, which the check tries out.
         try:
@@ -140,7 +140,7 @@ class AppHandler(Generic[P, T]):
                 remedy="pass text, numbers, lists, dicts with text keys, or what is made of these",
             ) from error
         self.app.registry.check(self.name, sent[0], sent[1])
-        return Call(list(sent[0]), sent[1])
+        return HandlerArguments(list(sent[0]), sent[1])
 
     def _own_options(self) -> JobOptions:
         refuse_while_loading("enqueues a job")

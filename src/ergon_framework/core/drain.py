@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Backoff, Call, GiveUp, RetryAfter, RetryRule, judge
+from ergon_framework.core.retry import Backoff, GiveUp, RetriedCall, RetryAfter, RetryRule, judge
 
 PATIENCE = Backoff(base=0.2, factor=2.0, cap=15.0, low=0.5, high=1.0)
 _WITHOUT_END = 1 << 62  # attempts: a queue waits for as long as it takes
@@ -57,7 +57,7 @@ class DrainMachine:
             on=frozenset(Kind) - {Kind.REJECTED},
             max_retry_after=max(backoff.cap, _LEAST_CAP),
         )
-        self._call = Call(self._rule, began_at=0.0)
+        self._call = RetriedCall(self._rule, began_at=0.0)
 
     def batch_size(self, most: int) -> int:
         """How many facts may be sent together."""
@@ -83,7 +83,7 @@ class DrainMachine:
         has_progress = bool(taken or refused)
         if has_progress:
             self._singles = max(0, self._singles - 1)
-            self._call = Call(self._rule, began_at=0.0)
+            self._call = RetriedCall(self._rule, began_at=0.0)
         goes_on = not again and not (refused and self._stops_at_refusal)
         return Answered(refused, again[0] if again else None, has_progress, goes_on)
 

@@ -91,7 +91,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBack:
     """A gate refused before anything was attempted."""
 
     failure: Failure
@@ -157,7 +157,7 @@ class RequeueRequested:
 Event: TypeAlias = (
     Succeeded
     | Failed
-    | Held
+    | HeldBack
     | ProcessDied
     | Unread
     | Released
@@ -172,7 +172,7 @@ Event: TypeAlias = (
 ALLOWED: dict[type[Event], frozenset[JobStatus]] = {
     Succeeded: _RUNNING,
     Failed: _RUNNING,
-    Held: _RUNNING,
+    HeldBack: _RUNNING,
     ProcessDied: _RUNNING,
     Unread: _RUNNING,
     Released: _RUNNING,
@@ -220,7 +220,7 @@ def next_transition(
             )
         case Failed(failure, is_written):
             return _judged(snapshot, failure, rule, dice, is_charged=is_written)
-        case Held(failure):
+        case HeldBack(failure):
             return _held(snapshot, failure, rule)
         case ProcessDied():
             return _died(snapshot, event, rule, dice)

@@ -130,7 +130,7 @@ def judge(
 
 
 @dataclass(slots=True)
-class Call:
+class RetriedCall:
     """One call under one rule; it belongs to one driver."""
 
     rule: RetryRule

@@ -15,7 +15,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     Event,
     Failed,
-    Held,
+    HeldBack,
     JobRule,
     JobSnapshot,
     JobStatus,
@@ -96,7 +96,7 @@ class Settler:
         text = _writable(redaction.message((reply.error_message or "")[:LONGEST_MESSAGE]))
         if reply.status is Status.RETRY:
             if code == HELD:
-                return Held(Failure(Kind.HELD, HELD, text or "Held by the handler", after))
+                return HeldBack(Failure(Kind.HELD, HELD, text or "Held by the handler", after))
             text = text or "Job requested retry"
             failure = Failure(Kind.TRANSIENT, code or "retry_requested", text, after)
             return Failed(failure, traceback=_trace(reply))

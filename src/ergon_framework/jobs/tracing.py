@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from opentelemetry.trace import Span
 
-from ergon_framework.core.job import Event, Failed, Held, ProcessDied, Released, Unread
+from ergon_framework.core.job import Event, Failed, HeldBack, ProcessDied, Released, Unread
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.telemetry.tracing import (
@@ -108,6 +108,6 @@ def _told(event: Event) -> tuple[str, str | None]:
         return "failed", event.failure.code
     if isinstance(event, ProcessDied):
         return "died", "executor_died"
-    if isinstance(event, Held):
+    if isinstance(event, HeldBack):
         return "held", None
     return ("released" if isinstance(event, Released | Unread) else "success"), None

@@ -37,9 +37,9 @@ from ergon_framework.errors import StoreError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import LaneFailure, LaneKey, LaneState, ProviderStore
+from ergon_framework.providers.deadlines import hurried
 from ergon_framework.providers.decisions import DECISIONS
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
-from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.mapping.rules import canonical_or_rebuilt
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.threads import BoundedThreads

@@ -31,6 +31,7 @@ from ergon_framework.ports.providerstore import (
 )
 from ergon_framework.providers import telemetry
 from ergon_framework.providers.base import ProviderBase
+from ergon_framework.providers.deadlines import hurried, unhurried
 from ergon_framework.providers.decisions import Decision, decisions
 from ergon_framework.providers.delivery.dead_letters import LetterIdentity, kept_payload, new_letter
 from ergon_framework.providers.delivery.idempotency import (
@@ -55,7 +56,6 @@ from ergon_framework.providers.execution import (
     ProviderExecutionContext,
     ProviderExecutionResult,
 )
-from ergon_framework.providers.hurry import hurried, unhurried
 from ergon_framework.providers.pipeline.request import fingerprint
 from ergon_framework.providers.redaction import plain_json, safe_message, squeezed_names
 from ergon_framework.providers.tasks import (

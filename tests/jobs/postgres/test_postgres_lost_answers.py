@@ -23,7 +23,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     ask,
     new,
 )
-from tests.jobs.postgres.deaf_line import DeafLine
+from tests.jobs.postgres.silent_proxy import SilentProxy
 from tests.servers.postgres import PostgresServer, name_of
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres", "SCALE:fleet-outage")
@@ -31,9 +31,9 @@ PATIENCE = 20.0
 
 
 @pytest.fixture
-def line(postgres_server: PostgresServer) -> Iterator[DeafLine]:
+def line(postgres_server: PostgresServer) -> Iterator[SilentProxy]:
     """A line that the store under test goes through."""
-    with DeafLine(postgres_server.folder) as line:
+    with SilentProxy(postgres_server.folder) as line:
         yield line
 
 
@@ -44,7 +44,7 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def far(line: DeafLine, jobs_url: str, clock: HandClock) -> Iterator[PostgresJobStore]:
+def far(line: SilentProxy, jobs_url: str, clock: HandClock) -> Iterator[PostgresJobStore]:
     """The store whose line can be lost."""
     store = PostgresJobStore(line.url(name_of(jobs_url)), clock=clock)
     yield store
@@ -60,7 +60,7 @@ def near(jobs_url: str, clock: HandClock) -> Iterator[JobStoreSubject]:
 
 
 def losing(
-    line: DeafLine, call: Callable[[], object], is_done: Callable[[], bool]
+    line: SilentProxy, call: Callable[[], object], is_done: Callable[[], bool]
 ) -> ErgonError | None:
     """Make a call whose answer is lost after the server has done what it was told."""
     errors: list[ErgonError] = []
@@ -89,7 +89,7 @@ def losing(
     "seen", [SUCCEEDED, FAILS_ONCE, RELEASED], ids=lambda seen: type(seen).__name__
 )
 def test_a_settlement_that_was_applied_is_not_late(
-    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject, seen: object
+    line: SilentProxy, far: PostgresJobStore, near: JobStoreSubject, seen: object
 ) -> None:
     """Sent again after its answer was lost, it is told as applied, and is not applied twice."""
     near.put("a", "b")
@@ -107,7 +107,7 @@ def test_a_settlement_that_was_applied_is_not_late(
 
 
 def test_a_settlement_that_was_applied_frees_its_limit_key(
-    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject
+    line: SilentProxy, far: PostgresJobStore, near: JobStoreSubject
 ) -> None:
     """Whoever waits for the key goes on when the truth is known, before any sweep."""
     near.put("a", limit_key="k")
@@ -123,7 +123,7 @@ def test_a_settlement_that_was_applied_frees_its_limit_key(
 
 
 def test_who_is_unsure_twice_is_told_the_truth(
-    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject, monkeypatch: pytest.MonkeyPatch
+    line: SilentProxy, far: PostgresJobStore, near: JobStoreSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What became of an exchange is asked within the next one, and not after it: a look that
     fails cannot take away what that one settled and claimed.
@@ -144,7 +144,7 @@ def test_who_is_unsure_twice_is_told_the_truth(
 
 
 def test_a_settlement_that_was_not_applied_is_applied(
-    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject
+    line: SilentProxy, far: PostgresJobStore, near: JobStoreSubject
 ) -> None:
     """Lost before the server could act, it is applied when it is sent again."""
     near.put("a")
@@ -160,7 +160,7 @@ def test_a_settlement_that_was_not_applied_is_applied(
 
 
 def test_a_settlement_that_came_too_late_is_late(
-    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject
+    line: SilentProxy, far: PostgresJobStore, near: JobStoreSubject
 ) -> None:
     """Whoever is unsure is told the truth also when somebody else took the job."""
     near.put("a")
@@ -208,7 +208,7 @@ def test_another_job_of_that_id_is_no_success(far: PostgresJobStore, near: JobSt
 
 
 def test_a_client_is_told_that_nobody_knows(
-    line: DeafLine,
+    line: SilentProxy,
     far: PostgresJobStore,
     near: JobStoreSubject,
     monkeypatch: pytest.MonkeyPatch,
@@ -232,7 +232,7 @@ def test_a_client_is_told_that_nobody_knows(
 
 
 def test_reading_is_simply_done_again(
-    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject
+    line: SilentProxy, far: PostgresJobStore, near: JobStoreSubject
 ) -> None:
     """A lost connection is no error for who only reads."""
     near.put("a")
@@ -268,7 +268,7 @@ def _others(near: JobStoreSubject) -> list[tuple[str, str]]:
         return connection.execute(statement).fetchall()
 
 
-def test_a_client_that_reaches_nobody_knows(line: DeafLine, far: PostgresJobStore) -> None:
+def test_a_client_that_reaches_nobody_knows(line: SilentProxy, far: PostgresJobStore) -> None:
     """Without a connection nothing was stored, and the error does not make anybody wonder."""
     far.close()
     with pytest.raises(StoreUnavailableError, match="closed") as caught:
@@ -300,7 +300,7 @@ def test_what_was_claimed_is_told_when_the_rest_fails(
 
 
 def test_an_add_stays_unknown_when_the_server_lets_nobody_in(
-    line: DeafLine, far: PostgresJobStore, near: JobStoreSubject, monkeypatch: pytest.MonkeyPatch
+    line: SilentProxy, far: PostgresJobStore, near: JobStoreSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who cannot look whether the jobs are there does not say that they are not."""
 

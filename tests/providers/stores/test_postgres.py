@@ -15,7 +15,7 @@ from sqlalchemy import URL, Engine, create_engine
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import ClaimState, RecordBatch
-from ergon_framework.providers.hurry import hurried
+from ergon_framework.providers.deadlines import hurried
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sql_tasks import KeyTable

@@ -22,7 +22,7 @@ from ergon_framework.boundary.client.flow import Dice, Do, Flow, Get, Now, Read,
 from ergon_framework.boundary.client.transport import BlobSource
 from ergon_framework.boundary.facts.admission import references
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.core.retry import Call, RetryRule
+from ergon_framework.core.retry import RetriedCall, RetryRule
 from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,
@@ -241,7 +241,7 @@ class Receiving:
 
     def script(self, rule: RetryRule, dice: Dice) -> Flow[None]:
         """Receive and verify it; a transfer that is cut goes on where it stopped."""
-        call = Call(rule, (yield Now()))
+        call = RetriedCall(rule, (yield Now()))
         while True:
             before = self.received
             try:
@@ -249,7 +249,7 @@ class Receiving:
                 break
             except BoundaryError as error:
                 if self.received > before:  # whoever gets on has all his patience back
-                    call = Call(rule, (yield Now()))
+                    call = RetriedCall(rule, (yield Now()))
                 yield from endured(error, call, dice)
         digest = self.hashed.digest()
         if (self.received, digest) != (self.reference.size, self.reference.digest):

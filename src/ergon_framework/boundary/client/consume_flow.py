@@ -21,9 +21,9 @@ from ergon_framework.boundary.client.flow import (
     Flow,
     Handle,
     Now,
+    Pause,
     Send,
     UnrunHandlerError,
-    Wait,
     called,
     repeated,
     understood,
@@ -31,7 +31,7 @@ from ergon_framework.boundary.client.flow import (
 from ergon_framework.boundary.client.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.model import Batch, Delivery, Loss
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Call, RetryAfter, RetryRule
+from ergon_framework.core.retry import RetriedCall, RetryAfter, RetryRule
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.classify import fetch_failure
 from ergon_framework.errors import (
@@ -111,7 +111,7 @@ class ConsumerSession:
         rule = self.rule
         if rule.budget is not None:
             rule = replace(rule, budget=rule.budget + wait)
-        call = Call(rule, (yield Now()))
+        call = RetriedCall(rule, (yield Now()))
         try:
             answer: bytes = yield from repeated(send, call, self.dice)
         except BoundaryNotFoundError:
@@ -166,7 +166,7 @@ class ConsumerSession:
         self.standing.check()
         fields = {"offset": offset, "reason": reason, "message": message, "attempts": attempts}
         send = Send(ADMIN + "QuarantineFact", self._body(fields), self.timeout)
-        call = Call(self.rule, (yield Now()))
+        call = RetriedCall(self.rule, (yield Now()))
         try:
             yield from repeated(send, call, self.dice)
         except BoundaryError as error:
@@ -301,7 +301,7 @@ class ConsumeLoop:
         """The node waits for facts on our behalf; should it not, nobody asks without a pause."""
         pause = max(self.wait, IDLE)
         if waited < pause / 2:
-            yield Wait(pause - waited)
+            yield Pause(pause - waited)
 
     # ---- a page ----
 
@@ -345,7 +345,7 @@ class ConsumeLoop:
     def _item(self, delivery: Delivery, *, is_alone: bool) -> Flow[bool]:
         """Handle one fact, or set it aside; False when it has to wait for another run."""
         yield from self._stay_holder()
-        call = Call(self.item_rule, (yield Now()))
+        call = RetriedCall(self.item_rule, (yield Now()))
         while True:
             try:
                 yield Handle(self.handler, delivery)
@@ -365,7 +365,7 @@ class ConsumeLoop:
             except BaseException:
                 self.is_ended_by_handler = True
                 raise
-            if (yield Wait(verdict.delay)):
+            if (yield Pause(verdict.delay)):
                 return False
             delivery = self.desk.anew(delivery)
         self.desk.standing.check()
@@ -417,7 +417,7 @@ def renew_lease(desk: ConsumerSession, is_over: Callable[[], bool]) -> Flow[None
     """Renew the lease now and then, and note when it is lost."""
     standing: LeaseState = desk.standing
     while not is_over():
-        yield Wait(desk.lease / 3)
+        yield Pause(desk.lease / 3)
         if is_over():
             return
         try:

@@ -23,7 +23,7 @@ from ergon_framework.boundary.client.transport import (
     Transport,
 )
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Backoff, Call, RetryAfter, RetryRule
+from ergon_framework.core.retry import Backoff, RetriedCall, RetryAfter, RetryRule
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import (
     BoundaryError,
@@ -97,7 +97,7 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Pause:
     """Let seconds pass; the result is whether somebody said stop, which cuts it short."""
 
     seconds: float
@@ -108,7 +108,7 @@ class Now:
     """The result is the time, in seconds that only ever grow."""
 
 
-Effect: TypeAlias = Send | Put | Get | Read | Shut | Do | Handle | Wait | Now
+Effect: TypeAlias = Send | Put | Get | Read | Shut | Do | Handle | Pause | Now
 Flow: TypeAlias = Generator[Effect, Any, T]
 Dice: TypeAlias = Callable[[], float]
 
@@ -169,7 +169,7 @@ def failure_of(error: BoundaryError) -> Failure:
     return Failure(kind, error.code, error.message, error.retry_after)
 
 
-def repeated(effect: Send | Put | Get, call: Call, dice: Dice) -> Flow[Any]:
+def repeated(effect: Send | Put | Get, call: RetriedCall, dice: Dice) -> Flow[Any]:
     """Do the very same until it succeeds or is not worth repeating; then raise the last error."""
     while True:
         if call.rule.budget is None or not isinstance(effect, Send):
@@ -185,14 +185,14 @@ def repeated(effect: Send | Put | Get, call: Call, dice: Dice) -> Flow[Any]:
             yield from endured(error, call, dice)
 
 
-def endured(error: BoundaryError, call: Call, dice: Dice) -> Flow[None]:
+def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> Flow[None]:
     """Wait until it is time for another attempt; raise the error when there shall be none."""
     chance = dice() if call.rule.backoff.is_jittered else 0.5
     verdict = call.failed(failure_of(error), (yield Now()), chance)
     if not isinstance(verdict, RetryAfter):
         raise error
     # The one who says stop wants to hear how it stands, not to wait for better news.
-    if verdict.delay > 0 and (yield Wait(verdict.delay)):
+    if verdict.delay > 0 and (yield Pause(verdict.delay)):
         raise error
 
 
@@ -200,7 +200,7 @@ def called(
     method: str, body: bytes, rule: RetryRule, dice: Dice, *, timeout: float | None = None
 ) -> Flow[bytes]:
     """One unary call under a rule."""
-    call = Call(rule, (yield Now()))
+    call = RetriedCall(rule, (yield Now()))
     answer: bytes = yield from repeated(Send(method, body, timeout), call, dice)
     return answer
 
@@ -276,7 +276,7 @@ class ThreadRunner:
                 return self._transport.call(method, body, timeout=timeout)
             case Now():
                 return self._clock.now()
-            case Wait(seconds):
+            case Pause(seconds):
                 return self._wait(self._clock.now() + seconds)
             case Handle(function, argument):
                 return _handled(function, argument)
@@ -347,7 +347,7 @@ class TaskRunner:
                 return await self._transport.call(method, body, timeout=timeout)
             case Now():
                 return self._loop.time()
-            case Wait(seconds):
+            case Pause(seconds):
                 return await self._wait(self._loop.time() + seconds)
             case Handle(function, argument):
                 answer = function(argument)

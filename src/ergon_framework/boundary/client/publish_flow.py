@@ -40,7 +40,7 @@ from ergon_framework.boundary.model import (
 )
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.boundary.telemetry import labelled
-from ergon_framework.core.retry import Call, RetryRule
+from ergon_framework.core.retry import RetriedCall, RetryRule
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
@@ -163,7 +163,7 @@ def putting(
     bucket: str, key: str, source: BlobSource, digest: str, report: Report, habits: ProducerConfig
 ) -> Flow[ObjectReceipt]:
     """Put a blob and make sure that what the node has is what was meant."""
-    call = Call(habits.rule, (yield Now()))
+    call = RetriedCall(habits.rule, (yield Now()))
     effect = Put(bucket, key, source, digest, report)
     answer: bytes = yield from repeated(effect, call, habits.dice)
     receipt = understood(answer, ObjectReceipt)

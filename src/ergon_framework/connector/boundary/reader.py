@@ -25,7 +25,7 @@ from ergon_framework.boundary.client.consume_flow import (
     ConsumerSession,
     renew_lease,
 )
-from ergon_framework.boundary.client.flow import Flow, Now, TaskRunner, ThreadRunner, Wait
+from ergon_framework.boundary.client.flow import Flow, Now, Pause, TaskRunner, ThreadRunner
 from ergon_framework.boundary.model import Batch, Loss
 from ergon_framework.connector.base import Forsaken
 from ergon_framework.connector.boundary.link import FactPassedError, NodeLink
@@ -243,7 +243,7 @@ class FactReader:
 
 def _waiting(until: float, is_called_off: Callable[[], bool]) -> Flow[None]:
     while not is_called_off() and (left := until - (yield Now())) > 0:
-        yield Wait(min(left, LONGEST_ASK))
+        yield Pause(min(left, LONGEST_ASK))
 
 
 def _entries(batch: Batch, is_released: bool) -> Iterator[WindowEntry]:

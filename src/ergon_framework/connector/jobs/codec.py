@@ -11,7 +11,7 @@ import msgspec
 from ergon_framework.connector.base import Delivered, difference
 from ergon_framework.connector.jobs.errors import ConflictingJobError, JobsConnectorError
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Event, Failed, Held
+from ergon_framework.core.job import Event, Failed, HeldBack
 from ergon_framework.core.lifecycle import Step
 from ergon_framework.engine.classify import classify
 from ergon_framework.errors import (
@@ -231,7 +231,7 @@ def event_of(error: Exception, transaction_id: str, give_up_on: Collection[str])
         kind = Kind.REJECTED
     text = describe(plain)[:LONGEST_MESSAGE]
     found = Failure(kind, failure.code, text, failure.retry_after)
-    return Held(found) if kind is Kind.HELD else Failed(found)
+    return HeldBack(found) if kind is Kind.HELD else Failed(found)
 
 
 def _inner(error: Exception) -> Exception:
@@ -243,6 +243,8 @@ def _inner(error: Exception) -> Exception:
     return error
 
 
-def held_for(seconds: float) -> Held:
+def held_for(seconds: float) -> HeldBack:
     """A gate is closed: nothing was attempted."""
-    return Held(Failure(Kind.HELD, "held", "a gate refused before anything was attempted", seconds))
+    return HeldBack(
+        Failure(Kind.HELD, "held", "a gate refused before anything was attempted", seconds)
+    )

@@ -11,9 +11,9 @@ from ergon_framework.core.guard import Do
 from ergon_framework.engine.clocks import asleep_until, sleep_until
 from ergon_framework.errors import HookError
 from ergon_framework.ports.providerstore import AttemptRow
+from ergon_framework.providers.deadlines import LEAST, hurried
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
-from ergon_framework.providers.hurry import LEAST, hurried
 from ergon_framework.providers.pipeline.guarded_call import GuardedCall
 from ergon_framework.providers.pipeline.request import AttemptBody
 from ergon_framework.providers.threads import NotBegunError, Outcome, ThreadAttempt, offload

@@ -18,13 +18,13 @@ from ergon_framework.core.guard import Stopped
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow
 from ergon_framework.providers.circuit_breaker import CLEAR
+from ergon_framework.providers.deadlines import hurried
 from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.execution import (
     ProviderAttempt,
     ProviderExecutionContext,
     ProviderExecutionResult,
 )
-from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.pipeline.guarded_call import (
     GuardedCall,
     budget_ms,

@@ -18,6 +18,7 @@ from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow, LaneFailure, LaneKey
 from ergon_framework.providers.circuit_breaker import circuit_open
+from ergon_framework.providers.deadlines import hurried
 from ergon_framework.providers.decisions import Decision, Spend
 from ergon_framework.providers.errors import (
     ProviderDependencyError,
@@ -34,7 +35,6 @@ from ergon_framework.providers.execution import (
     ProviderExecutionResult,
     QuotaSnapshot,
 )
-from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.mapping.rules import is_time_up
 from ergon_framework.providers.pipeline.lanes import Lane, Permits
 from ergon_framework.providers.pipeline.options import CallPolicy

@@ -24,7 +24,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.transfer import read_mark
-from ergon_framework.providers.hurry import at_most
+from ergon_framework.providers.deadlines import at_most
 from ergon_framework.providers.redaction import describe_safely
 from ergon_framework.providers.telemetry import emit
 from ergon_framework.storage.failpoints import declare

@@ -22,7 +22,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.providers.hurry import at_most
+from ergon_framework.providers.deadlines import at_most
 from ergon_framework.providers.migrations import HEAD
 from ergon_framework.providers.migrations.commands import current, upgrade
 from ergon_framework.providers.migrations.database import Database

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
-from ergon_framework.providers.hurry import at_most
+from ergon_framework.providers.deadlines import at_most
 from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
 from ergon_framework.providers.stores.database import (
     AFTER,

@@ -7,13 +7,13 @@ that succeed only where nobody else has written since.
 
 from __future__ import annotations
 
-from ergon_framework.storage.nats.address import Address, address_of
+from ergon_framework.storage.nats.address import NatsAddress, address_of
 from ergon_framework.storage.nats.client import NatsClient, Reply
 from ergon_framework.storage.nats.stream import Message, NatsStream, OvertakenError, Stored
 
 __all__ = [
-    "Address",
     "Message",
+    "NatsAddress",
     "NatsClient",
     "NatsStream",
     "OvertakenError",

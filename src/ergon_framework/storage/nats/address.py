@@ -23,7 +23,7 @@ _ANSWERS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "n
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class NatsAddress:
     """Servers of one cluster, and the name under which ours is kept there."""
 
     name: str
@@ -52,7 +52,7 @@ class Address:
     """Whether a server will do that acknowledges before it has synced."""
 
 
-def address_of(url: str) -> Address:
+def address_of(url: str) -> NatsAddress:
     """What a URL names; nothing is opened."""
     _, rest = taken_apart(url, ("nats",), FORMS)
     if find_spec("nats") is None:
@@ -71,7 +71,7 @@ def address_of(url: str) -> Address:
     hosts = _hosts(parts)
     user, mark, password = parts.netloc.rpartition("@")[0].partition(":")
     _refuse_two_users(user, options)
-    return Address(
+    return NatsAddress(
         f"{scheme}://{','.join(hosts)}/{space}",
         tuple(f"{scheme}://{each}" for each in hosts),
         space,

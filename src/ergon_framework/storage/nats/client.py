@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.connection_errors import as_unavailable
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.storage.nats.address import Address
+from ergon_framework.storage.nats.address import NatsAddress
 from ergon_framework.storage.nats.errors import away, closed, lost
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class _Session:
 class NatsClient:
     """Connects when something is asked, and again after the connection was lost."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: NatsAddress) -> None:
         self.address = address
         self.connections = 0
         """How often it has connected: a server may have been restarted in between."""

@@ -23,7 +23,7 @@ from nats.errors import Error
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.storage import connection_errors
 from ergon_framework.storage.connection_errors import context_of
-from ergon_framework.storage.nats.address import PORT, TLS_OPTIONS, Address
+from ergon_framework.storage.nats.address import PORT, TLS_OPTIONS, NatsAddress
 from ergon_framework.storage.nats.errors import away, expired, refused
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ ASKED = 3.0
 _LONGEST = 1 << 16  # bytes of what it says of itself before TLS
 
 
-def last_words(address: Address, context: ssl.SSLContext) -> str:
+def last_words(address: NatsAddress, context: ssl.SSLContext) -> str:
     """What the first server to say anything says about our certificate; nothing if none does.
 
     The library goes on talking after the handshake. By then the server may have refused our
@@ -229,7 +229,7 @@ _GIVEN_UP = (
 )
 
 
-async def connect(address: Address, when_over: Callable[[], None]) -> QuickClient:
+async def connect(address: NatsAddress, when_over: Callable[[], None]) -> QuickClient:
     """A connection, not mended when it is lost: ``when_over`` is called then.
 
     The files that the URL names are read each time, so that they can be renewed.
@@ -276,7 +276,7 @@ async def connect(address: Address, when_over: Callable[[], None]) -> QuickClien
     return client
 
 
-async def _unheard(address: Address, causes: list[Exception]) -> ErgonError | None:
+async def _unheard(address: NatsAddress, causes: list[Exception]) -> ErgonError | None:
     """Why the server refused us, when it closed the connection before anybody read from it."""
     if not (address.has_tls and any(isinstance(each, ConnectionError) for each in causes)):
         return None
@@ -292,7 +292,7 @@ async def quietly(client: Client, seconds: float = CONNECTING) -> None:
         logger.debug("closing a connection to NATS: %s", error)
 
 
-def _identity(address: Address, signer: Signer | None) -> dict[str, Any]:
+def _identity(address: NatsAddress, signer: Signer | None) -> dict[str, Any]:
     """What the library is told about who we are."""
     if signer is None:
         return {"user": address.user, "password": address.password, "token": address.token}
@@ -301,7 +301,7 @@ def _identity(address: Address, signer: Signer | None) -> dict[str, Any]:
     return {"signature_cb": signer.sign, "user_jwt_cb": claim}
 
 
-def _context(address: Address) -> ssl.SSLContext:
+def _context(address: NatsAddress) -> ssl.SSLContext:
     return context_of(TLS_OPTIONS, address.tls_ca, address.tls_cert, address.tls_key)
 
 

@@ -14,7 +14,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.storage import connection_errors
-from ergon_framework.storage.nats.address import TLS_OPTIONS, Address
+from ergon_framework.storage.nats.address import TLS_OPTIONS, NatsAddress
 
 WRONG_SEQUENCE = 10071
 NO_STREAM = 10059
@@ -29,7 +29,7 @@ _TOO_LARGE = ("maxpayload", "maximum payload", "message size")
 _LOOK = "see that the server runs and can be reached: nats server check connection"
 
 
-def refused(address: Address, error: BaseException) -> ErgonError | None:
+def refused(address: NatsAddress, error: BaseException) -> ErgonError | None:
     """The error of a server that lets nobody in like this, however often it is asked."""
     name, text = address.name, str(error)
     if type(error).__name__ == "PlainServerError":
@@ -52,7 +52,7 @@ def expired(name: str) -> ConfigurationError:
     )
 
 
-def _who(address: Address) -> str:
+def _who(address: NatsAddress) -> str:
     if address.creds is not None:
         return "name the credentials of a user whom an account of this server knows: ?creds=FILE"
     if address.nkey is not None:

@@ -27,7 +27,7 @@ _UNKNOWN = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PostgresAddress:
     """One database on one server."""
 
     name: str
@@ -36,7 +36,7 @@ class Address:
     """What the driver needs."""
 
 
-def address_of(url: str) -> Address:
+def address_of(url: str) -> PostgresAddress:
     """The database that a URL names; nothing is opened."""
     _, rest = taken_apart(url, ("postgresql",), FORMS)
     if is_cut_short(rest):
@@ -59,7 +59,7 @@ def address_of(url: str) -> Address:
     if is_ambiguous or not all(not each or each.isdigit() for each in ports):
         raise unreadable()
     options = _DEFAULTS | encryption(found) | found | {"client_encoding": "UTF8"}
-    return Address(_name(found), options)
+    return PostgresAddress(_name(found), options)
 
 
 def encryption(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -92,7 +92,9 @@ def _is_this_machine(host: str) -> bool:
         return False
 
 
-def verification(address: Address, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+def verification(
+    address: PostgresAddress, environ: Mapping[str, str] = os.environ
+) -> tuple[str, str]:
     """How sure a connection is of its server, and what to do about it; "" if nothing."""
     if _is_local(address.options, environ):
         return "on this machine", ""

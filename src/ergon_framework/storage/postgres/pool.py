@@ -23,7 +23,7 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
 from ergon_framework.storage.connection_errors import as_unavailable
 from ergon_framework.storage.deadlines import CALL_BUDGET, SocketWatchdog, Watched
-from ergon_framework.storage.postgres.address import Address
+from ergon_framework.storage.postgres.address import PostgresAddress
 from ergon_framework.storage.postgres.errors import refused, translate
 
 
@@ -155,7 +155,7 @@ class ConnectionPool:
     """At most ``size`` connections at once; idle ones stay open, and the latest is used first."""
 
     def __init__(
-        self, address: Address, size: int, watchdog: SocketWatchdog, on_connect: str = ""
+        self, address: PostgresAddress, size: int, watchdog: SocketWatchdog, on_connect: str = ""
     ) -> None:
         self._address = address
         self._size = size

@@ -21,7 +21,7 @@ _OWN = ("prefix", "persistence", ACKNOWLEDGE)
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class RedisAddress:
     """One database of one server, and the part of it that is the store's."""
 
     name: str
@@ -38,7 +38,7 @@ class Address:
     """Whether a server will do that acknowledges before it has synced."""
 
 
-def address_of(url: str, prefix: str | None = None) -> Address:
+def address_of(url: str, prefix: str | None = None) -> RedisAddress:
     """The database that a URL names; nothing is opened."""
     try:
         import redis  # noqa: F401
@@ -58,7 +58,7 @@ def address_of(url: str, prefix: str | None = None) -> Address:
     database = _database(parts.path)
     host = parts.hostname or "localhost"
     shown = f"[{host}]" if ":" in host else host
-    return Address(
+    return RedisAddress(
         f"{parts.scheme.lower()}://{shown}:{port}/{database}",
         {
             "host": host,

@@ -27,7 +27,7 @@ from ergon_framework.errors import (
 from ergon_framework.storage import connection_errors
 from ergon_framework.storage.connection_errors import as_unavailable
 from ergon_framework.storage.deadlines import CALL_BUDGET
-from ergon_framework.storage.redis.address import TLS_OPTIONS, Address
+from ergon_framework.storage.redis.address import TLS_OPTIONS, RedisAddress
 from ergon_framework.storage.redis.errors import (
     away,
     closed,
@@ -59,7 +59,7 @@ class EncryptedConnection(redis.SSLConnection):
         return in_time(self, super()._connect, SHAKEN)
 
 
-def fault_of(address: Address, error: BaseException) -> ConfigurationError | None:
+def fault_of(address: RedisAddress, error: BaseException) -> ConfigurationError | None:
     """What is wrong about TLS when no connection came about; None when it is something else.
 
     A server that hangs up at once often takes back what it said why; then it is asked again.
@@ -80,7 +80,7 @@ def fault_of(address: Address, error: BaseException) -> ConfigurationError | Non
     return found
 
 
-def _context(address: Address) -> ssl.SSLContext:
+def _context(address: RedisAddress) -> ssl.SSLContext:
     options = address.options
     files = (options.get(f"ssl_{each}") for each in ("ca_certs", "certfile", "keyfile"))
     context = connection_errors.context_of(TLS_OPTIONS, *files)
@@ -101,14 +101,14 @@ def _encrypted(name: str) -> ConfigurationError:
 # ---- asking the server without a word about who we are ------------------------------------------
 
 
-def _line(address: Address) -> socket.socket:
+def _line(address: RedisAddress) -> socket.socket:
     seconds = CALL_BUDGET.at_most(_PROBED)
     line = socket.create_connection((address.options["host"], address.options["port"]), seconds)
     line.settimeout(seconds)
     return line
 
 
-def _speaks_plainly(address: Address) -> bool:
+def _speaks_plainly(address: RedisAddress) -> bool:
     """Whether a Redis without TLS is there: to the beginning of TLS it may say nothing at all."""
     try:
         with _line(address) as line:
@@ -118,7 +118,7 @@ def _speaks_plainly(address: Address) -> bool:
         return False
 
 
-def _speaks_tls(address: Address) -> bool:
+def _speaks_tls(address: RedisAddress) -> bool:
     """Whether a server there shows a certificate, of whomever."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -130,7 +130,7 @@ def _speaks_tls(address: Address) -> bool:
         return "alert" in str(error).lower()
 
 
-def _last_words(address: Address, context: ssl.SSLContext) -> str:
+def _last_words(address: RedisAddress, context: ssl.SSLContext) -> str:
     try:
         with _line(address) as line:
             return connection_errors.last_words(line, context, address.options["host"])
@@ -230,7 +230,7 @@ _CUT_OFF = (
 class RedisClient:
     """Any thread may call any method; each call has a connection of its own."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: RedisAddress) -> None:
         self.address = address
         self._pool = self._new_pool(address)
         self._silent_until = float("-inf")
@@ -423,7 +423,7 @@ class RedisClient:
             self._go_to(self.address)
             self._on_failover()
 
-    def _go_to(self, address: Address) -> None:
+    def _go_to(self, address: RedisAddress) -> None:
         self._is_elsewhere = address is not self.address
         old, self._pool = self._pool, self._new_pool(address)
         with suppress(exceptions.RedisError):
@@ -434,7 +434,7 @@ class RedisClient:
             raise closed(self.name)
 
     @staticmethod
-    def _new_pool(address: Address) -> Any:
+    def _new_pool(address: RedisAddress) -> Any:
         kind: Any = EncryptedConnection if address.has_tls else PlainConnection
         return redis.ConnectionPool(
             connection_class=kind,

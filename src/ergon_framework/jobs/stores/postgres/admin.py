@@ -9,7 +9,7 @@ from typing import Any
 from ergon_framework.core.claim import QueueLimits
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import listed, named_in, text_of
-from ergon_framework.jobs.stores.postgres.rows import Page, page_of
+from ergon_framework.jobs.stores.postgres.rows import JobRowPage, page_of
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, blocked_keys, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts, writable
 from ergon_framework.jobs.stores.postgres.transactions import Tx
@@ -17,7 +17,7 @@ from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, expi
 from ergon_framework.jobs.stores.unreadable import Told
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search
 
-Read = Callable[[Callable[[Tx], Page]], Page]
+Read = Callable[[Callable[[Tx], JobRowPage]], JobRowPage]
 """Runs something on what was committed last."""
 
 PAGE = 200

@@ -52,7 +52,7 @@ from ergon_framework.jobs.stores.postgres.rows import (
 )
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
-from ergon_framework.jobs.stores.postgres.transactions import Transactions, Tx
+from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx
 from ergon_framework.jobs.stores.transitions import JobPosition, expire
 from ergon_framework.jobs.stores.unreadable import MISREAD, problem_of
 from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, Topic
@@ -380,11 +380,11 @@ class ClaimMemory:
     has_claimed: bool = False
 
 
-class Claim:
+class PostgresClaim:
     """The claim of one exchange. Nothing of it changes before a transaction was committed."""
 
     def __init__(
-        self, transactions: Transactions, request: ClaimRequest, memory: ClaimMemory
+        self, transactions: PostgresTransactions, request: ClaimRequest, memory: ClaimMemory
     ) -> None:
         self._transactions = transactions
         self._request = request

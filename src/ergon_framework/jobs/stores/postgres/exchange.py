@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.jobs.stores.postgres.claim import Claim, ClaimMemory
+from ergon_framework.jobs.stores.postgres.claim import ClaimMemory, PostgresClaim
 from ergon_framework.jobs.stores.postgres.rows import Held, Result
 from ergon_framework.jobs.stores.postgres.settle import (
     SettleBatch,
@@ -24,7 +24,7 @@ from ergon_framework.jobs.stores.postgres.settle import (
     wake,
     were_applied,
 )
-from ergon_framework.jobs.stores.postgres.transactions import Transactions, Tx, is_conflict
+from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, is_conflict
 from ergon_framework.ports.jobstore import ClaimResult, Settlement, Topic
 
 logger = logging.getLogger("ergon.jobs")
@@ -38,7 +38,7 @@ class Exchange:
 
     def __init__(
         self,
-        transactions: Transactions,
+        transactions: PostgresTransactions,
         settlements: Sequence[Settlement],
         unconfirmed: Unconfirmed,
         memory: ClaimMemory,
@@ -56,7 +56,7 @@ class Exchange:
     def run(self, request: ClaimRequest | None) -> tuple[list[bool], ClaimResult]:
         """Settle and claim."""
         memory = self._memory
-        claim = None if request is None else Claim(self._transactions, request, memory)
+        claim = None if request is None else PostgresClaim(self._transactions, request, memory)
         memory.has_claimed |= claim is not None
         keys = ((each.key, each.fence) for each in self._settlements) if memory.keyed else ()
         keyed = memory.keyed.intersection(keys)
@@ -76,7 +76,7 @@ class Exchange:
             logger.warning("an exchange was cut short: %s", error)
         return applied, ClaimResult([]) if claim is None else claim.result()
 
-    def _settle(self, claim: Claim | None) -> list[bool]:
+    def _settle(self, claim: PostgresClaim | None) -> list[bool]:
         def send(tx: Tx) -> Callable[[], list[bool]]:
             batch = SettleBatch(tx, self._settlements)
             sure = self._resolve_unconfirmed(tx)
@@ -144,7 +144,7 @@ class Exchange:
 
         return sure
 
-    def _follow(self, claim: Claim | None) -> None:
+    def _follow(self, claim: PostgresClaim | None) -> None:
         """What settlements bring about that needs other locks than theirs."""
         memory = self._memory
         if memory.has_claimed:
@@ -174,7 +174,7 @@ class Exchange:
         if is_work:
             self._transactions.notify({Topic.WORK})
 
-    def _send_followers(self, tx: Tx, claim: Claim | None) -> Callable[[], Counter[str]]:
+    def _send_followers(self, tx: Tx, claim: PostgresClaim | None) -> Callable[[], Counter[str]]:
         """Answers with the wake-ups that have to be repeated, as others held the keys."""
         shorten(tx, self._long)
         woken: Result | None = None

@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.documents import is_special, options_text
 from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.settle import SettleBatch, lock_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
-from ergon_framework.jobs.stores.postgres.transactions import Transactions, Tx, topics_of
+from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, topics_of
 from ergon_framework.jobs.stores.transitions import (
     cancel_replaced,
     id_taken,
@@ -209,7 +209,7 @@ _SEEING = frozenset({"read committed", "read uncommitted"})
 class ExternalInsert:
     """Where the store's tables are, so that another connection can be told whether it has them."""
 
-    def __init__(self, transactions: Transactions) -> None:
+    def __init__(self, transactions: PostgresTransactions) -> None:
         self._transactions = transactions
         self._home: Row | None = None
 

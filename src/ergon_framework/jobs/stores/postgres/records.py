@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
     statements,
     texts,
 )
-from ergon_framework.jobs.stores.postgres.transactions import Transactions, Tx, is_conflict
+from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx, is_conflict
 from ergon_framework.jobs.stores.records import (
     BARRED,
     SettingsStore,
@@ -46,7 +46,7 @@ _AS_THEY_ARE: dict[str, Callable[[Any], object]] = {
 class PostgresJobRecords:
     """The records of one store: its jobs, the limits of its queues, its schedules."""
 
-    def __init__(self, transactions: Transactions, store: SettingsStore) -> None:
+    def __init__(self, transactions: PostgresTransactions, store: SettingsStore) -> None:
         self._transactions = transactions
         self._store = store
 

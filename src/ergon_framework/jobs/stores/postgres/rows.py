@@ -46,7 +46,7 @@ class Result(Protocol):
         """Its rows."""
 
 
-class Page(NamedTuple):
+class JobRowPage(NamedTuple):
     """What was read: the jobs, and the rows that are none."""
 
     jobs: list[Job]
@@ -55,10 +55,10 @@ class Page(NamedTuple):
     last: int  # the number of the last row
 
 
-def page_of(cursor: Result) -> Page:
+def page_of(cursor: Result) -> JobRowPage:
     """The jobs of a statement that asked for all their columns."""
     rows = cursor.fetchall()
-    page = Page([], [], len(rows), rows[-1][SEQ] if rows else 0)
+    page = JobRowPage([], [], len(rows), rows[-1][SEQ] if rows else 0)
     for row in rows:
         fields = dict(zip(COLUMNS, row, strict=True))
         try:

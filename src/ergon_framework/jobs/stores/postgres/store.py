@@ -29,7 +29,7 @@ from ergon_framework.jobs.stores.postgres.rows import Row, page_of
 from ergon_framework.jobs.stores.postgres.statements import flags, numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import (
     CONFLICTS,
-    Transactions,
+    PostgresTransactions,
     Tx,
     is_conflict,
     topics_of,
@@ -78,7 +78,7 @@ class PostgresJobStore:
     def __init__(
         self, url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
     ) -> None:
-        self.transactions = Transactions(url, clock=clock, read_only=read_only)
+        self.transactions = PostgresTransactions(url, clock=clock, read_only=read_only)
         self.durability = self.transactions.database.acknowledged("job", _ACKNOWLEDGED)
         self._memory = ClaimMemory()
         self._unconfirmed: Unconfirmed = set()

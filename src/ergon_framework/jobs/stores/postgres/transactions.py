@@ -93,7 +93,7 @@ def topics_of(*, is_work: bool, is_done: bool) -> set[Topic]:
     return {topic for topic, is_so in ((Topic.WORK, is_work), (Topic.DONE, is_done)) if is_so}
 
 
-class Transactions:
+class PostgresTransactions:
     """Runs transactions on one database by one clock, and notifies when they are committed."""
 
     def __init__(

@@ -15,7 +15,7 @@ from ergon_framework.jobs.stores.records import (
 )
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.scripts import script
-from ergon_framework.jobs.stores.redis.transactions import BIRTH, Transactions
+from ergon_framework.jobs.stores.redis.transactions import BIRTH, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import Transitions
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
@@ -29,7 +29,7 @@ class RedisJobRecords:
     """The records of one store: its jobs, the limits of its queues, its schedules."""
 
     def __init__(
-        self, transactions: Transactions, transitions: Transitions, store: SettingsStore
+        self, transactions: RedisTransactions, transitions: Transitions, store: SettingsStore
     ) -> None:
         self._transactions = transactions
         self._transitions = transitions

@@ -15,7 +15,7 @@ from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.admin import count_in, search
 from ergon_framework.jobs.stores.redis.records import RedisJobRecords
 from ergon_framework.jobs.stores.redis.scripts import script
-from ergon_framework.jobs.stores.redis.transactions import Transactions
+from ergon_framework.jobs.stores.redis.transactions import RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import (
     EXCHANGE,
     MOST_TURNS,
@@ -90,7 +90,7 @@ class RedisJobStore:
         prefix: str | None = None,
     ) -> None:
         """Connect, and look at what is there; refuses a server that would lose jobs."""
-        self.transactions = Transactions(url, clock=clock, read_only=read_only, prefix=prefix)
+        self.transactions = RedisTransactions(url, clock=clock, read_only=read_only, prefix=prefix)
         self.transitions = Transitions(self.transactions)
         self._reader = Reader()
         self._turns: dict[str, str] = {}  # by executor: the queue that was first the last time

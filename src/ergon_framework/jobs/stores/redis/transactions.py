@@ -37,7 +37,7 @@ _SCHEMA = "schema"
 BIRTH = "birth"
 
 
-class Transactions:
+class RedisTransactions:
     """Runs scripts on one server by one clock; a script is a transaction."""
 
     durability: str

@@ -10,7 +10,7 @@ import msgspec
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.scripts import script
-from ergon_framework.jobs.stores.redis.transactions import Transactions
+from ergon_framework.jobs.stores.redis.transactions import RedisTransactions
 from ergon_framework.jobs.stores.transitions import cancel_replaced, expire, id_taken, key_held
 from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
@@ -61,7 +61,7 @@ _added = msgspec.msgpack.Decoder(list[tuple[str, bool, str] | bool]).decode
 class Transitions:
     """Adds, settles and reads jobs; asks the core where the store itself has to settle one."""
 
-    def __init__(self, transactions: Transactions) -> None:
+    def __init__(self, transactions: RedisTransactions) -> None:
         self._transactions = transactions
         self._told = Told()
 

@@ -9,14 +9,14 @@ from typing import Any
 from ergon_framework.core.claim import limits_from
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import listed, named_in, text_of
-from ergon_framework.jobs.stores.sqlite.rows import SQL, Page, lossy, page_of
+from ergon_framework.jobs.stores.sqlite.rows import SQL, JobRowPage, lossy, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.unreadable import MISREAD, UNREADABLE, Told, is_misread
 from ergon_framework.ports.jobstore import Job, Named, PruneResult, Queue, Search
 from ergon_framework.storage.sql_files import load
 
-Read = Callable[[Callable[[sqlite3.Cursor], Page]], Page]
+Read = Callable[[Callable[[sqlite3.Cursor], JobRowPage]], JobRowPage]
 """Runs something on what was committed last."""
 
 PAGE = 200

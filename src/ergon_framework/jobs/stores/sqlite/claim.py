@@ -77,7 +77,7 @@ FEW = 4
 _STATUS, _EXPIRES_AT, _KEY, _KEY_LIMIT, _PRIORITY, _RUN_AT = range(13, 19)
 
 
-class Claim:
+class SqliteClaim:
     """One claim of one worker, inside a transaction."""
 
     def __init__(self, tx: Tx, request: ClaimRequest, turns: Turns) -> None:

@@ -17,7 +17,7 @@ from ergon_framework.jobs.stores.records import (
     load_settings,
 )
 from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
-from ergon_framework.jobs.stores.sqlite.transactions import Transactions
+from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Tx
 from ergon_framework.jobs.stores.transitions import DUE, ENDED, LATER, RUNNING
 from ergon_framework.jobs.stores.unreadable import cannot_move
@@ -33,7 +33,7 @@ _JOBS = load(SQL, "jobs.sql")
 class SqliteJobRecords:
     """The records of one store: its jobs, the limits of its queues, its schedules."""
 
-    def __init__(self, transactions: Transactions, store: SettingsStore) -> None:
+    def __init__(self, transactions: SqliteTransactions, store: SettingsStore) -> None:
         self._transactions = transactions
         self._store = store
 

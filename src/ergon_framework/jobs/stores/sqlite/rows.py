@@ -77,7 +77,7 @@ def payload(cursor: sqlite3.Cursor, seq: int) -> tuple[bytes, bytes]:
     return args, kwargs
 
 
-class Page(NamedTuple):
+class JobRowPage(NamedTuple):
     """What was read: the jobs, and the rows that are none."""
 
     jobs: list[Job]
@@ -86,17 +86,17 @@ class Page(NamedTuple):
     last: int  # the number of the last row
 
 
-def page_of(cursor: sqlite3.Cursor, statement: str, values: Any) -> Page:
+def page_of(cursor: sqlite3.Cursor, statement: str, values: Any) -> JobRowPage:
     """The jobs that a ``SELECT *`` finds; where one cannot be read, each row by itself."""
     try:
         jobs = jobs_from(cursor.execute(statement, values))
-        return Page(jobs, [], len(jobs), jobs[-1].key if jobs else 0)
+        return JobRowPage(jobs, [], len(jobs), jobs[-1].key if jobs else 0)
     except (*MISREAD, sqlite3.OperationalError) as error:
         if not is_misread(error):
             raise
     found = cursor.execute(statement.replace("SELECT *", "SELECT seq", 1), values)
     seqs = [seq for (seq,) in found.fetchall()]
-    page = Page([], [], len(seqs), seqs[-1] if seqs else 0)
+    page = JobRowPage([], [], len(seqs), seqs[-1] if seqs else 0)
     for seq in seqs:
         job = job_or_odd(cursor, seq)
         if isinstance(job, Job):

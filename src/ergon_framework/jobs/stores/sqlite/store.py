@@ -14,10 +14,10 @@ from ergon_framework.core.claim import ClaimRequest, Turns
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
 from ergon_framework.jobs.stores.sqlite import admin, transitions
-from ergon_framework.jobs.stores.sqlite.claim import Claim, limits_of
+from ergon_framework.jobs.stores.sqlite.claim import SqliteClaim, limits_of
 from ergon_framework.jobs.stores.sqlite.records import SqliteJobRecords
 from ergon_framework.jobs.stores.sqlite.rows import SQL, job_or_odd, lossy, odd_row, page_of
-from ergon_framework.jobs.stores.sqlite.transactions import Transactions
+from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.transitions import DUE, ENDED, RUNNING
 from ergon_framework.jobs.stores.unreadable import (
@@ -69,7 +69,7 @@ class SqliteJobStore:
         busy_timeout: float = 5.0,
         read_only: bool = False,
     ) -> None:
-        self.transactions = Transactions(
+        self.transactions = SqliteTransactions(
             path, clock=clock, busy_timeout=busy_timeout, read_only=read_only
         )
         self._turns: Turns = {}
@@ -131,7 +131,7 @@ class SqliteJobStore:
 
         def work(tx: Tx) -> tuple[list[bool], ClaimResult]:
             applied = [tx.apply(settlement) for settlement in settlements]
-            return applied, ClaimResult([]) if request is None else Claim(
+            return applied, ClaimResult([]) if request is None else SqliteClaim(
                 tx, request, self._turns
             ).run()
 

@@ -33,7 +33,7 @@ SCHEMA = Schema("jobs", f"{SQL}.schema")
 # an error, resets a statement that whoever has the connection by then may be executing.
 
 
-class Transactions:
+class SqliteTransactions:
     """Runs transactions on one file by one clock, and notifies when they are committed."""
 
     def __init__(

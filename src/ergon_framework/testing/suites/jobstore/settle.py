@@ -9,7 +9,7 @@ from ergon_framework.core.job import (
     CancelRequested,
     Event,
     Failed,
-    Held,
+    HeldBack,
     JobStatus,
     LeaseExpired,
     ProcessDied,
@@ -128,7 +128,7 @@ def release_charges_nothing(s: JobStoreSubject) -> None:
 def held_job_is_parked(s: JobStoreSubject) -> None:
     """A job that a gate held waits as long as the gate said, with the reason, uncharged."""
     s.put("a")
-    job = s.ended("a", Held(Failure(Kind.HELD, "quota", "", retry_after=120.0)))
+    job = s.ended("a", HeldBack(Failure(Kind.HELD, "quota", "", retry_after=120.0)))
     same((job.status, job.attempts, job.why), (JobStatus.PENDING, 0, "quota"), "parked")
     same(job.run_at, START + 120.0, "run_at")
     s.clock.forward(119.5)

@@ -13,7 +13,7 @@ from typing import Self
 SOCKET = ".s.PGSQL.5432"
 
 
-class DeafLine:
+class SilentProxy:
     """Stands between a client and the socket of a PostgreSQL server."""
 
     def __init__(self, server: Path) -> None:
