@@ -63,18 +63,18 @@ def spans(effort: Effort) -> Iterator[Record]:
         from opentelemetry.context import Context
         from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
-        from ergon_framework.telemetry.sdk_spans import SdkWriter, can_be_lean
-        from ergon_framework.telemetry.span_writer import ApiWriter, Below, SpanWriter
+        from ergon_framework.telemetry.sdk_spans import SdkSpanWriter, can_be_lean
+        from ergon_framework.telemetry.span_writer import ApiSpanWriter, SpanParent, SpanWriter
 
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SpanProcessor())
         tracer = provider.get_tracer("benchmark")
-        below = Below(tracer.start_span("parent", Context()), Context())
-        writer: SpanWriter = ApiWriter(tracer)
+        below = SpanParent(tracer.start_span("parent", Context()), Context())
+        writer: SpanWriter = ApiSpanWriter(tracer)
         if kind == "lean":
             if not can_be_lean(tracer):
                 raise ImportError("this release of the SDK is written to by its API alone")
-            writer = SdkWriter(tracer)
+            writer = SdkSpanWriter(tracer)
 
         def call() -> None:
             span = writer.start("ergon.transaction", below, AT, dict(ATTRIBUTES))

@@ -31,15 +31,15 @@ class CountingStore(MemoryProviderStore):
 
     writes = 0
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+    def compare_and_set(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
         """A write."""
         self.writes += 1
-        return super().swap(key, version, breaker, **failed)
+        return super().compare_and_set(key, version, breaker, **failed)
 
-    def cool(self, key: LaneKey, until: float) -> float:
+    def extend_cooldown(self, key: LaneKey, until: float) -> float:
         """A write."""
         self.writes += 1
-        return super().cool(key, until)
+        return super().extend_cooldown(key, until)
 
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """A write."""

@@ -114,12 +114,12 @@ max_attempts = 1
 """
 HANDLERS = """
 from ergon_framework.executor import Registry
-from ergon_framework.telemetry.notices import tell
+from ergon_framework.telemetry.notices import emit
 registry = Registry()
 
 @registry.handler("fail")
 def fail(card):
-    tell("key.lost", tenant_id="t", provider_name="rank", capability="snapshot")
+    emit("key.lost", tenant_id="t", provider_name="rank", capability="snapshot")
     raise ValueError("no good")
 """
 

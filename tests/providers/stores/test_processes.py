@@ -61,9 +61,9 @@ store.close()
 # Does one thing of each kind; where it dies, the failpoint says.
 ACTOR = """
 import sys
-from ergon_framework.core.circuit_breaker import Breaker, State
+from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
-from ergon_framework.ports.providerstore import Batch, LetterStatus
+from ergon_framework.ports.providerstore import RecordBatch, LetterStatus
 from ergon_framework.providers.stores import open_store
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
 
@@ -75,14 +75,14 @@ if action == "reserve":
 elif action == "refund":
     store.refund(LANE, window, 2)
 elif action == "swap":
-    store.compare_and_set(LANE, 0, Breaker(State.OPEN, 5, START + 30))
+    store.compare_and_set(LANE, 0, Breaker(CircuitState.OPEN, 5, START + 30))
 elif action == "cool":
     store.extend_cooldown(LANE, START + 50)
 elif action == "record":
-    store.record(Batch([attempt(id="row", correlation_id="call")], [letter(9)]))
+    store.record(RecordBatch([attempt(id="row", correlation_id="call")], [letter(9)]))
 elif action == "settle":
-    store.record(Batch([attempt(id="first")]))
-    store.record(Batch([attempt(id="second", outcome="failed", reason_code="timeout")]))
+    store.record(RecordBatch([attempt(id="first")]))
+    store.record(RecordBatch([attempt(id="second", outcome="failed", reason_code="timeout")]))
     store.settle()
 elif action == "claim":
     store.claim("tenant", "new", "print", "child", 10, 100)
@@ -99,7 +99,7 @@ print("survived")
 FORKER = """
 import os, sys
 from ergon_framework.core.limits import Window
-from ergon_framework.ports.providerstore import Batch, LaneKey
+from ergon_framework.ports.providerstore import RecordBatch, LaneKey
 from ergon_framework.providers.stores import open_store
 from tests.providers.stores.store_factory import LANE, START, attempt
 
@@ -113,7 +113,7 @@ for number in range(3):
     if pid == 0:
         for n in range(20):
             assert store.reserve(LANE, window, 1000, 1).is_granted
-            store.record(Batch([attempt(id=f"{number}-{n}", created_at=store.now())]))
+            store.record(RecordBatch([attempt(id=f"{number}-{n}", created_at=store.now())]))
         assert store.health("tenant")
         assert open_store(sys.argv[1]) is store
         sys.stdout.flush()
