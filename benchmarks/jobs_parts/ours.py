@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import structs
 
 from ergon_framework.core.claim import ClaimRequest
-from ergon_framework.core.wire import Reply, Status
+from ergon_framework.core.executor_protocol import Reply, Status
 from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.settings import JobsSettings

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 
+from ergon_framework.core.executor_protocol import Reply, Status, encode_request
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.wire import Reply, Status, encode_request
 from ergon_framework.jobs.child_process import ChildProcess
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.event_loop import EventLoop

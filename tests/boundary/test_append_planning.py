@@ -6,14 +6,14 @@ import hashlib
 
 import pytest
 
-from ergon_framework.boundary.factstore.hashchain import Prepared, prepare
-from ergon_framework.boundary.factstore.planning import (
+from ergon_framework.boundary.factstore.append_plan import (
     AppendPlanner,
     Condition,
     KnownFact,
     judge_known,
     unexplained,
 )
+from ergon_framework.boundary.factstore.hashchain import Prepared, prepare
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     Appended,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ergon_framework.core.wire import (
+from ergon_framework.core.executor_protocol import (
     ExecutorSession,
     Outcome,
     Refusal,

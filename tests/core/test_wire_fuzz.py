@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.wire import (
+from ergon_framework.core.executor_protocol import (
     ExecutorSession,
     OrchestratorSession,
     Outcome,

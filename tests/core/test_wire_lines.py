@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.wire import MAX_LINE, LineSplitter, TooLong
+from ergon_framework.core.executor_protocol import MAX_LINE, LineSplitter, TooLong
 
 pytestmark = pytest.mark.req("EXEC:Transport", "JOBS:wire")
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.rfc3339 import parse_rfc3339
-from ergon_framework.core.wire import (
+from ergon_framework.core.executor_protocol import (
     HANDLER_NOT_FOUND,
     HELD,
     ExecutorSession,
@@ -25,6 +24,7 @@ from ergon_framework.core.wire import (
     encode_outcome,
     encode_request,
 )
+from ergon_framework.core.rfc3339 import parse_rfc3339
 
 pytestmark = pytest.mark.req("EXEC:Transport", "JOBS:wire")
 

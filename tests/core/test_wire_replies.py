@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.wire import (
+from ergon_framework.core.executor_protocol import (
     ExecutorSession,
     OrchestratorSession,
     Reply,

@@ -9,7 +9,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from ergon_framework.core.wire import Status
+from ergon_framework.core.executor_protocol import Status
 from ergon_framework.executor import Held, RetryLater
 from ergon_framework.executor.outcomes import LONGEST_MESSAGE, failed, not_found, succeeded, written
 

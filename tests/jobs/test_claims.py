@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.executor_protocol import Reply, Status
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import (
     Failed,
@@ -17,7 +18,6 @@ from ergon_framework.core.job import (
     Succeeded,
     next_transition,
 )
-from ergon_framework.core.wire import Reply, Status
 from ergon_framework.errors import (
     ConfigurationError,
     MissingExtraError,

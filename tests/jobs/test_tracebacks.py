@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from ergon_framework.core.executor_protocol import OrchestratorSession, Reply, Status
 from ergon_framework.core.job import JobStatus
-from ergon_framework.core.wire import OrchestratorSession, Reply, Status
 from ergon_framework.errors import JobFailedError
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.outcomes import LONGEST, traceback_of

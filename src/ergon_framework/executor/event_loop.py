@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ergon_framework.core.wire import Outcome
+from ergon_framework.core.executor_protocol import Outcome
 from ergon_framework.errors import describe
 from ergon_framework.executor.invocation import Invocation
 from ergon_framework.executor.stdio import RequestReader, stderr_line

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ergon_framework.core.executor_protocol import ATTEMPTS, Outcome, Request
 from ergon_framework.core.rfc3339 import parse_rfc3339
-from ergon_framework.core.wire import ATTEMPTS, Outcome, Request
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.binding import InvalidArgumentsError
 from ergon_framework.executor.context import CORRELATION, JobContext

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.failure import Kind
-from ergon_framework.core.wire import (
+from ergon_framework.core.executor_protocol import (
     HANDLER_NOT_FOUND,
     HELD,
     MAX_LINE,
@@ -23,6 +22,7 @@ from ergon_framework.core.wire import (
     Status,
     encode_outcome,
 )
+from ergon_framework.core.failure import Kind
 from ergon_framework.engine.classify import known_failure
 from ergon_framework.errors import NonRetryableException
 from ergon_framework.executor.context import Held, RetryLater

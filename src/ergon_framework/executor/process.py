@@ -15,7 +15,7 @@ from types import FrameType
 
 import msgspec
 
-from ergon_framework.core.wire import PROTOCOL_VERSION
+from ergon_framework.core.executor_protocol import PROTOCOL_VERSION
 from ergon_framework.errors import ErgonError, MissingExtraError, SettingsError, describe
 from ergon_framework.executor.loading import AppError, load
 from ergon_framework.executor.registry import Registry

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ergon_framework.core.wire import Outcome, Refusal, Request, Status
+from ergon_framework.core.executor_protocol import Outcome, Refusal, Request, Status
 from ergon_framework.errors import HookError, describe
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.invocation import CUT_OFF, Invocation

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ergon_framework.core.wire import ExecutorSession, Refusal, Request
+from ergon_framework.core.executor_protocol import ExecutorSession, Refusal, Request
 
 
 @dataclass(frozen=True, slots=True)

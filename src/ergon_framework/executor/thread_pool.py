@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ergon_framework.core.wire import Refusal
+from ergon_framework.core.executor_protocol import Refusal
 from ergon_framework.executor.invocation import NEVER, Invocation
 
 Item = Invocation | Refusal

@@ -15,8 +15,8 @@ from opentelemetry import context as api
 from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from ergon_framework.core.wire import Outcome, Request
-from ergon_framework.core.wire import Status as OutcomeStatus
+from ergon_framework.core.executor_protocol import Outcome, Request
+from ergon_framework.core.executor_protocol import Status as OutcomeStatus
 from ergon_framework.telemetry.journal import JournalWriter, record_to_parent
 from ergon_framework.telemetry.tracing import SCOPE, journal_provider, tracer
 

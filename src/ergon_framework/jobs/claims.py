@@ -11,6 +11,7 @@ import msgspec
 from pydantic import ValidationError
 
 from ergon_framework import redaction
+from ergon_framework.core.executor_protocol import HANDLER_NOT_FOUND, HELD, Reply, Status
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     Event,
@@ -26,7 +27,6 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import several_lines
-from ergon_framework.core.wire import HANDLER_NOT_FOUND, HELD, Reply, Status
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.ports.jobstore import ClaimedJob, Job, LeaseRenewal, Settlement
 

@@ -15,10 +15,10 @@ from enum import StrEnum
 from typing import Protocol
 
 from ergon_framework import redaction
+from ergon_framework.core.executor_protocol import OrchestratorSession, Reply, Stray
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, ProcessDied, Released, Unread
 from ergon_framework.core.text import one_line, several_lines
-from ergon_framework.core.wire import OrchestratorSession, Reply, Stray
 from ergon_framework.jobs.child_process import ChildProcess
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.event_loop import READ, WRITE, EventLoop

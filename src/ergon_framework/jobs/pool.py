@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ergon_framework.core.executor_protocol import ATTEMPTS, Reply, Status, encode_request
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import Event, Failed, ProcessDied, Released
 from ergon_framework.core.restart import StartGate
 from ergon_framework.core.text import indented
-from ergon_framework.core.wire import ATTEMPTS, Reply, Status, encode_request
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.child_process import ChildProcess, executor_environment
 from ergon_framework.jobs.claims import Claim, Settler

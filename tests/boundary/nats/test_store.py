@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from ergon_framework.app.move.transfer import reopen, shut
+from ergon_framework.boundary.factstore.append_plan import AppendPlanner
 from ergon_framework.boundary.factstore.hashchain import prepare
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.nats import NatsFactStore
@@ -21,7 +22,6 @@ from ergon_framework.boundary.factstore.nats.archive import _ids as ids_in
 from ergon_framework.boundary.factstore.nats.consumers import MOST_SETTLED
 from ergon_framework.boundary.factstore.nats.schema import Note
 from ergon_framework.boundary.factstore.nats.session import MOST_YOUNG, StreamTransaction
-from ergon_framework.boundary.factstore.planning import AppendPlanner
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ergon_framework.boundary.factstore.append_plan import Condition, KnownFact
 from ergon_framework.boundary.factstore.hashchain import NOBODY, Prepared
 from ergon_framework.boundary.factstore.nats import schema
 from ergon_framework.boundary.factstore.nats.schema import Known, ObjectRecord
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
-from ergon_framework.boundary.factstore.planning import Condition, KnownFact
 from ergon_framework.ports.factstore import NewFact, Reference
 from ergon_framework.storage.nats import Message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ergon_framework.boundary.factstore import planning
+from ergon_framework.boundary.factstore import append_plan
 from ergon_framework.boundary.factstore.nats.schema import NO_CHAIN, LogEntry, LogState, Place
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.ports.factstore import Gap, Page
@@ -197,4 +197,4 @@ def unexplained(
     """The first and the last offset above a cursor that are gone and that no gap explains."""
     if cursor + 1 >= log_state.first:
         return None
-    return planning.unexplained(cursor, log_state.first, gaps_of(transaction, log_state))
+    return append_plan.unexplained(cursor, log_state.first, gaps_of(transaction, log_state))

@@ -22,7 +22,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import DiagnosticField, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 
-from ergon_framework.boundary.factstore.planning import AppendPlanner
+from ergon_framework.boundary.factstore.append_plan import AppendPlanner
 from ergon_framework.boundary.factstore.postgres.session import PostgresSession
 from ergon_framework.boundary.factstore.sql.append import Identity, RowPlacement, View
 from ergon_framework.boundary.factstore.sql.log import Append

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ergon_framework.boundary.factstore import hashchain
+from ergon_framework.boundary.factstore.append_plan import AppendPlanner, Condition, KnownFact
 from ergon_framework.boundary.factstore.archive import refuse_hole, refuse_other_chain
 from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.hashchain import (
@@ -21,7 +22,6 @@ from ergon_framework.boundary.factstore.hashchain import (
     proof_chain,
     relinked,
 )
-from ergon_framework.boundary.factstore.planning import AppendPlanner, Condition, KnownFact
 from ergon_framework.boundary.factstore.sql import consumers
 from ergon_framework.boundary.factstore.sql.registry import link_to
 from ergon_framework.boundary.factstore.sql.rows import (

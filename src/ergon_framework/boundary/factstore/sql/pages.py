@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ergon_framework.boundary.factstore import planning
+from ergon_framework.boundary.factstore import append_plan
 from ergon_framework.boundary.factstore.hashchain import NOBODY
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
@@ -89,7 +89,7 @@ def unexplained(session: Session, log: LogRow, after: int) -> tuple[int, int] | 
     """The first and the last offset after a place that are gone and that no gap explains."""
     if after + 1 >= log.first:
         return None
-    return planning.unexplained(after, log.first, gaps_of(session, log, after))
+    return append_plan.unexplained(after, log.first, gaps_of(session, log, after))
 
 
 def _steps(session: Session, log: LogRow, after: int, to_zone: str | None) -> Iterator[_Step]:

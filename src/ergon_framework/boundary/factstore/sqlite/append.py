@@ -10,8 +10,8 @@ from functools import cache
 from itertools import chain
 from typing import TypeVar
 
+from ergon_framework.boundary.factstore.append_plan import AppendPlanner
 from ergon_framework.boundary.factstore.hashchain import key_of, read_proof
-from ergon_framework.boundary.factstore.planning import AppendPlanner
 from ergon_framework.boundary.factstore.sql.append import (
     Arrival,
     Identity,
