@@ -36,7 +36,10 @@ from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import describe
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder
 
-_log = logging.getLogger("ergon.connector")
+_log = logging.getLogger("ergon.connector.jsonl")
+# A program that has set up no logging hears of malformed lines in its report, not on its standard
+# error stream.
+_log.addHandler(logging.NullHandler())
 
 STATE = ".ergon"
 _MOST_LETTERS = 256  # malformed lines set aside with one fsync
