@@ -497,7 +497,9 @@ class AsyncioEngine(EngineCall):
         settlement = self.settlement
         if settlement is None:
             return True
-        attempt: SettlementAttempt | None = self._settling(run, verb, settlement.timeout)
+        attempt: SettlementAttempt | None = self.settlements.first_attempt(
+            run, verb, settlement.timeout
+        )
         while attempt is not None:
             self._publish(worker, attempt)
             if self._is_over(run):
@@ -505,13 +507,13 @@ class AsyncioEngine(EngineCall):
             problem = await self._tell_source(worker, attempt, settlement.verbs[verb])
             if not self._owns(attempt):
                 return False
-            nap = self._settled(worker, attempt, problem)
+            nap = self.settlements.answered(worker, attempt, problem)
             problem = None  # its traceback holds on to this frame
             if nap is None:
                 return True
             if not await self._wait_to_settle(nap):
                 return False
-            attempt = self._next_settling(nap, settlement.timeout)
+            attempt = self.settlements.next_attempt(nap, settlement.timeout)
         return True
 
     async def _tell_source(
@@ -541,7 +543,7 @@ class AsyncioEngine(EngineCall):
     async def _wait_to_settle(self, nap: SettlementAttempt) -> bool:
         """Wait before the source is told again. False when the supervisor took the run away."""
         try:
-            while self._waits_to_settle(nap):
+            while self.settlements.waits(nap):
                 await self.backoff_wakeup.wait(nap.wake_at)
         except asyncio.CancelledError as error:
             if nap.ticket:  # else the call has ended without this worker, and cancelled it itself
@@ -710,7 +712,7 @@ class AsyncioEngine(EngineCall):
         self, left: ReleaseQueue, release: Hook, transaction: Transaction
     ) -> bool:
         """Hand one back, several times if need be. False when nobody waits for it any more."""
-        number, since, channel = 0, self.instant(), self.channel_losses
+        number, since, channel = 0, self.instant(), self.settlements.channel_losses
         while True:
             problem: BaseException | None = None
             try:
@@ -723,7 +725,9 @@ class AsyncioEngine(EngineCall):
                 problem = error
             again_at = None
             if problem is not None and not self._is_cancelled():
-                again_at = self._release_again(transaction, number, since, channel, problem)
+                again_at = self.settlements.release_again(
+                    transaction, number, since, channel, problem
+                )
             if again_at is None:
                 is_ours = left.end(transaction)
                 if is_ours:

@@ -16,7 +16,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import (
@@ -29,10 +29,8 @@ from ergon_framework.core.lifecycle import (
     Step,
     Verb,
     advance,
-    settle_again,
 )
 from ergon_framework.core.loop import Fetch, Finish, Loop, StopReason
-from ergon_framework.core.retry import RetryAfter, Verdict
 from ergon_framework.engine.classify import (
     fetch_failure,
     is_fatal,
@@ -54,6 +52,7 @@ from ergon_framework.engine.run import (
     SettlementAttempt,
     Worker,
 )
+from ergon_framework.engine.settlement import Settlements, Wakeup
 from ergon_framework.engine.watchdog import NEVER, Watchdog
 from ergon_framework.errors import (
     describe,
@@ -71,16 +70,6 @@ START_AGAIN = 1.0
 """Seconds after which a worker that could not be started is tried again."""
 MOST_TROUBLES = 3
 """Turns in a row in which the supervisor may fail before it ends the call without a grace."""
-
-
-class Wakeup(Protocol):
-    """The half of a signal that does not wait."""
-
-    def notify(self, n: int = 1) -> None:
-        """Wake up to ``n`` sleepers."""
-
-    def notify_all(self) -> None:
-        """Wake every sleeper."""
 
 
 class EngineCall:
@@ -105,6 +94,7 @@ class EngineCall:
         self.watchdog = Watchdog(plan, self.workers, now, self.instrumentation)
         self.intake = Intake(BatchReader(plan.fetch))
         self.decider = Decider(plan, now, self.instrumentation)
+        self.settlements = Settlements(self, plan.settlement, self.instrumentation, self._stop)
         self._read_plan()
         self._bind_parts()
         self._start_counting()
@@ -143,8 +133,6 @@ class EngineCall:
         self.malformed_before = self.plan.malformed()[0]
         self.released = 0
         self.stranded: list[str] = []
-        self.settlement_failures = 0
-        self.channel_losses = 0  # how often the source said that its channel is gone
         self.fetch_error: BaseException | None = None
         self.stuck: InProgress | None = None  # a fetch that was given up on and has not come back
 
@@ -198,11 +186,6 @@ class EngineCall:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def settle_failed(self, transaction: Transaction, verb: Verb, error: str) -> None:
-        """ack, nack or release did not work: the source will deliver again."""
-        self.settlement_failures += 1
-        self.instrumentation.settlement_failed(transaction, verb, error)
-
     def strand(self, transactions: Collection[Transaction]) -> None:
         """What could not be handed back is named in the report and in the log."""
         self.stranded.extend(transaction.transaction_id for transaction in transactions)
@@ -229,7 +212,7 @@ class EngineCall:
             aborted=total.aborted,
             parked=total.parked,
             released=self.released,
-            settlement_failures=self.settlement_failures,
+            settlement_failures=self.settlements.failures,
             abandoned=self.watchdog.abandoned_ever,
             batches=self.loop.batches,
             stranded=(*self.stranded, *self.plan.leftovers()),
@@ -313,7 +296,7 @@ class EngineCall:
         else:
             failure = settlement_failure(problem)
             self.strand((transaction,))
-            self.settle_failed(transaction, Verb.RELEASE, describe(problem))
+            self.settlements.failed(transaction, Verb.RELEASE, describe(problem))
         self.instrumentation.settlement_ended(
             transaction, Verb.RELEASE, None, attempts, since, failure
         )
@@ -619,7 +602,7 @@ class EngineCall:
             self._start_worker(None)
         elif isinstance(attempt, SettlementAttempt):
             text = "TimeoutError: no answer"
-            self.settle_failed(run.transaction, attempt.verb, text)
+            self.settlements.failed(run.transaction, attempt.verb, text)
             self.instrumentation.settled(attempt, Failure(Kind.TIMEOUT, "settlement_timeout", text))
             self._start_worker(lambda worker: self._close(worker, run), run)
         else:
@@ -722,7 +705,7 @@ class EngineCall:
             self.returning.appendleft(transaction)  # before those that never began
         elif not is_told and self.decider.verb_for(end) is not None:
             # The outcome stands; only the source may not have heard of it.
-            self.settlement_failures += 1
+            self.settlements.failures += 1
         self.past.count(end)
         return True
 
@@ -747,104 +730,6 @@ class EngineCall:
                 extra={"transaction_id": run.transaction.transaction_id},
             )
             self.instrumentation.ended(run, end)
-
-    # -- settling ----------------------------------------------------------------------------
-
-    def _settling(self, run: Run, verb: Verb, timeout: float) -> SettlementAttempt:
-        """The first attempt to tell the source how a run ended."""
-        attempt = SettlementAttempt(self.call, run, verb, self.now(), self.channel_losses)
-        attempt.deadline_at = attempt.since + timeout
-        return attempt
-
-    def _settled(
-        self, worker: Worker, attempt: SettlementAttempt, problem: BaseException | None
-    ) -> SettlementAttempt | None:
-        """The source answered, and the caller owns the attempt. A wait, if it is told again.
-
-        The wait is published before anybody is told of it: from then on, whoever ends the run
-        without its worker knows that the source has not heard of the outcome.
-        """
-        if problem is None:
-            self.instrumentation.settled(attempt, None)
-            return None
-        failure = settlement_failure(problem)
-        with self.lock:
-            self._note_loss(failure)
-            now = self.instant()
-            verdict = self._settle_again(
-                attempt.number, attempt.since, failure, now, attempt.channel
-            )
-            if isinstance(verdict, RetryAfter) and self._may_wait_until(now + verdict.delay):
-                nap = worker.attempt = attempt.wait(failure, now + verdict.delay)
-                self._tell_settle_retry(attempt, failure, verdict.delay)
-                return nap
-            self.settle_failed(attempt.transaction, attempt.verb, describe(problem))
-            self.instrumentation.settled(attempt, failure)
-            if is_fatal(problem):
-                self._stop(problem)
-        return None
-
-    def _settle_again(
-        self, number: int, since: float, failure: Failure, now: float, channel: int
-    ) -> Verdict:
-        """The core's word on a failed settlement that began before ``channel`` losses more."""
-        if self.settlement is None:
-            raise AssertionError("a settlement without a source to tell")
-        is_lost = self.channel_losses != channel
-        rule = self.settlement.retry
-        return settle_again(rule, number, since, failure, now, is_channel_lost=is_lost)
-
-    def _note_loss(self, failure: Failure) -> None:
-        """The source lost its channel: nothing that came through it is tried again."""
-        if failure.kind is Kind.LOST:
-            self.channel_losses += 1
-            self.backoff_wakeup.notify_all()
-
-    def _may_wait_until(self, until: float) -> bool:
-        return not self.is_aborted and until <= self.grace_at
-
-    def _waits_to_settle(self, nap: SettlementAttempt) -> bool:
-        """Whether the wait goes on: not beyond the grace of a stop, nor on a lost channel."""
-        is_due = self.now() >= nap.wake_at
-        return not is_due and self._may_wait_until(nap.wake_at) and not self._lost_channel(nap)
-
-    def _lost_channel(self, nap: SettlementAttempt) -> bool:
-        return self.channel_losses != nap.channel
-
-    def _next_settling(self, nap: SettlementAttempt, timeout: float) -> SettlementAttempt | None:
-        """The attempt after a wait that the caller owns; None when there is none."""
-        failure = nap.failure or Failure(Kind.TRANSIENT, "unknown")
-        with self.lock:
-            if self._may_wait_until(nap.wake_at) and not self._lost_channel(nap):
-                return nap.next(self.now(), nap.since + timeout)
-            self.settle_failed(nap.transaction, nap.verb, failure.message)
-            self.instrumentation.settled(nap, failure)
-        return None
-
-    def _tell_settle_retry(
-        self, attempt: SettlementAttempt, failure: Failure, delay: float
-    ) -> None:
-        self.instrumentation.settlement_retried(attempt.transaction, attempt.verb, failure, delay)
-        self.instrumentation.emit(
-            "retry.scheduled",
-            run=attempt.run,
-            phase=SETTLE,
-            attempt=attempt.number,
-            delay=delay,
-            failure=failure,
-        )
-
-    def _release_again(
-        self, transaction: Transaction, number: int, since: float, channel: int, problem: Any
-    ) -> float | None:
-        """When a release that failed is tried again, if it is. The lock is held."""
-        failure, now = settlement_failure(problem), self.instant()
-        self._note_loss(failure)
-        verdict = self._settle_again(number, since, failure, now, channel)
-        if not isinstance(verdict, RetryAfter):
-            return None
-        self.instrumentation.settlement_retried(transaction, Verb.RELEASE, failure, verdict.delay)
-        return now + verdict.delay
 
     # -- the end of a run --------------------------------------------------------------------
 
@@ -906,7 +791,7 @@ class EngineCall:
     def _receive(self, delivery: FetchResult, attempt: InProgress) -> None:
         """A fetch came back in time, or its late answer is wanted after all. The lock is held."""
         if delivery.error is not None:
-            self._note_loss(settlement_failure(delivery.error))
+            self.settlements.note_loss(settlement_failure(delivery.error))
             if is_fatal(delivery.error):
                 self._stop(delivery.error)
         self.receive(delivery, attempt)

@@ -340,7 +340,9 @@ class ThreadEngine(EngineCall):
         settlement = self.settlement
         if settlement is None:
             return True
-        attempt: SettlementAttempt | None = self._settling(run, verb, settlement.timeout)
+        attempt: SettlementAttempt | None = self.settlements.first_attempt(
+            run, verb, settlement.timeout
+        )
         while attempt is not None:
             self._publish(worker, attempt)
             if self._is_over(run):
@@ -355,19 +357,19 @@ class ThreadEngine(EngineCall):
                 problem = error
             if not self._owns(attempt):
                 return False
-            nap = self._settled(worker, attempt, problem)
+            nap = self.settlements.answered(worker, attempt, problem)
             problem = None  # its traceback holds on to this frame
             if nap is None:
                 return True
             if not self._wait_to_settle(nap):
                 return False
-            attempt = self._next_settling(nap, settlement.timeout)
+            attempt = self.settlements.next_attempt(nap, settlement.timeout)
         return True
 
     def _wait_to_settle(self, nap: SettlementAttempt) -> bool:
         """Wait before the source is told again. False when the supervisor took the run away."""
         with self.lock:
-            while self._waits_to_settle(nap):
+            while self.settlements.waits(nap):
                 self.backoff_wakeup.wait(nap.wake_at)
         return nap.claim()
 
@@ -472,7 +474,7 @@ class ThreadEngine(EngineCall):
 
     def _release_one(self, left: ReleaseQueue, release: Hook, transaction: Transaction) -> bool:
         """Hand one back, several times if need be. False when nobody waits for it any more."""
-        number, since, channel = 0, self.instant(), self.channel_losses
+        number, since, channel = 0, self.instant(), self.settlements.channel_losses
         while True:
             problem: BaseException | None = None
             try:
@@ -483,7 +485,9 @@ class ThreadEngine(EngineCall):
             with self.lock:
                 again_at = None
                 if problem is not None and left.is_waited_for(transaction):
-                    again_at = self._release_again(transaction, number, since, channel, problem)
+                    again_at = self.settlements.release_again(
+                        transaction, number, since, channel, problem
+                    )
                 if again_at is None:
                     is_ours = left.end(transaction)
                     if is_ours:
