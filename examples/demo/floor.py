@@ -30,13 +30,14 @@ class Floor:
         """Let it pack up to this shipment, and then rest; it takes its time."""
         with self._turn:
             self._goal = max(self._goal, number)
-            self._turn.notify()
+            self._turn.notify_all()
 
     def close(self) -> None:
         """Everybody goes home."""
         with self._turn:
             self._is_over = True
-            self._turn.notify()
+            # Not notify(): a Ctrl-C inside of an earlier one leaves a waiter behind that takes it.
+            self._turn.notify_all()
         self._thread.join()
 
     def __enter__(self) -> Self:
