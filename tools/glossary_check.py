@@ -23,6 +23,7 @@ NAMED_KINDS = (".py", ".sql", ".lua")
 MOST_HOMES = 2
 SHARED: Mapping[str, str] = {
     "TelemetrySettings": "the section of the settings file, and what a program passes to configure",
+    "RetrySettings": "the same section of the settings file, under a job and under a provider",
     "RetryPolicy": "two specifications name it: that of the engines and that of provider calls",
 }
 _BULLET = re.compile(r"^- ((?:\*\*[^*]+\*\*(?:[^*:]*, )?)+[^:]*):", re.MULTILINE)

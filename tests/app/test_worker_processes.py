@@ -46,7 +46,7 @@ def test_finite_work_is_done_by_every_worker() -> None:
 @pytest.mark.req("R0-R")
 def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
     """A killed process comes back after the backoff and finishes the work."""
-    arguments = ("run", "crashing:CrashesOnce", "--workers", "2", "--json")
+    arguments = ("run", "failing_tasks:CrashesOnce", "--workers", "2", "--json")
     with Ergon(*arguments, LIVES=str(tmp_path)) as ergon:
         outcome = json.loads(ergon.out.line())
         assert ergon.code() == 0
@@ -58,7 +58,7 @@ def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
 
 def test_too_many_deaths_end_the_run() -> None:
     """Beyond the limit the parent gives up with code 1 and says why."""
-    arguments = ("run", "crashing:Unreachable", "--workers", "2", "--restarts", "0")
+    arguments = ("run", "failing_tasks:Unreachable", "--workers", "2", "--restarts", "0")
     with Ergon(*arguments) as ergon:
         assert ergon.code() == 1
         errors = ergon.errors()
@@ -68,7 +68,7 @@ def test_too_many_deaths_end_the_run() -> None:
 
 def test_deaths_without_a_word_are_in_the_document(tmp_path: Path) -> None:
     """A worker that is killed tells nothing, so the supervisor does."""
-    arguments = ("run", "crashing:CrashesOnce", "--workers", "2", "--restarts", "0", "--json")
+    arguments = ("run", "failing_tasks:CrashesOnce", "--workers", "2", "--restarts", "0", "--json")
     with Ergon(*arguments, LIVES=str(tmp_path)) as ergon:
         outcome = json.loads(ergon.out.line())
         assert ergon.code() == 1

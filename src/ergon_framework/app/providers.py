@@ -94,7 +94,7 @@ class QuotaSettings(SettingsModel):
         return QuotaPolicy(self.limit, self.window, self.period, self.tz, self.anchor, self.block)
 
 
-class ProviderRetrySettings(SettingsModel):
+class RetrySettings(SettingsModel):
     """How often a call is tried, and how long to wait in between."""
 
     max_attempts: Count = 3
@@ -153,7 +153,7 @@ class ProviderSettings(Built):
 
     provider: Reference
     quota: Annotated[QuotaSettings | None, OrNone] = None
-    retry: Annotated[ProviderRetrySettings | None, OrNone] = None
+    retry: Annotated[RetrySettings | None, OrNone] = None
     breaker: Annotated[BreakerSettings | None, OrNone, BeforeValidator(_switched)] = None
     timeout_budget: Annotated[Positive | None, OrNone] = 60.0
     attempt_timeout: Annotated[Positive | None, OrNone] = None
