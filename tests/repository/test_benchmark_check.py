@@ -52,6 +52,7 @@ def test_a_slower_start_is_named(clone: Path) -> None:
     assert "look again with --race cold:import --rounds 3" in done.stderr
 
 
+@pytest.mark.campaign
 def test_each_side_runs_its_own_benchmarks(clone: Path) -> None:
     """Peers are left out; a benchmark that one side has changed is the other's as it was."""
     done = check(clone, "HEAD", "--race", "providers:success-async", "--rounds", "1", "--floor=0")

@@ -37,6 +37,7 @@ from tests.app.moving.record_files import exported, imported, lines_of, rewritte
 from tests.app.moving.stock import ZONE, ergon, fact_sums, job_sums, moved, with_facts, with_jobs
 from tests.app.moving.test_providers import with_calls
 from tests.app.moving.test_record_format import RECORDS
+from tests.campaign.parameter_sample import sampled
 
 pytestmark = pytest.mark.req("SCALE:export")
 
@@ -483,8 +484,17 @@ STEPS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("place", ["file", "postgres_url", "redis_url"])
+@pytest.mark.parametrize(
+    ("place", "step"),
+    sampled(
+        [(place, step) for place in ("file", "postgres_url", "redis_url") for step in STEPS],
+        [
+            *(("file", step) for step in STEPS[::2]),
+            ("postgres_url", STEPS[2]),
+            ("redis_url", STEPS[1]),
+        ],
+    ),
+)
 def test_an_import_that_was_killed_goes_on(
     place: str, step: str, old: str, file: Path, new: str, request: pytest.FixtureRequest
 ) -> None:

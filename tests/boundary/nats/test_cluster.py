@@ -39,6 +39,7 @@ def test_a_server_of_three_dies(nats_cluster: NatsCluster) -> None:
     store.close()
 
 
+@pytest.mark.campaign
 def test_three_servers_keep_the_promises_of_one(nats_cluster: NatsCluster) -> None:
     """Some checks of each kind of the suite, where other servers answer than those that write."""
     places: dict[int, tuple[str, Callable[[], float]]] = {}
