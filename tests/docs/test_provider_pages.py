@@ -263,7 +263,7 @@ def test_every_notice_of_provider_calls_is_in_the_catalogue() -> None:
     """What is told can be looked up with ``ergon notices``."""
     told: set[str] = set()
     for file in (ROOT / "src/ergon_framework/providers").rglob("*.py"):
-        told |= set(re.findall(r"tell\(\s*\"([a-z_.]+)\"", file.read_text(encoding="utf-8")))
+        told |= set(re.findall(r"emit\(\s*\"([a-z_.]+)\"", file.read_text(encoding="utf-8")))
     assert told
     assert told - CATALOGUE.keys() == set()
 
