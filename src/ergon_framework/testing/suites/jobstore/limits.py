@@ -422,7 +422,10 @@ def key_limit_holds_among_threads(s: JobStoreSubject) -> None:
     """Several workers that claim at once do not exceed a key's limit together."""
     s.put(*(f"job-{n}" for n in range(30)), limit_key="k", limit=4)
     came = s.together([lambda: s.ids(3)] * 6)
-    same(sum(map(len, came)), 4, "claimed together")
+    together = sum(map(len, came))
+    expect(together <= 4, f"{together} were claimed together, of a key that allows 4")
+    # Whoever finds a row locked passes it by, so that one may be left for the next claim.
+    same(together + len(s.ids(3)), 4, "claimed in all")
 
 
 @check()
