@@ -107,6 +107,15 @@ def test_forked_children_end_when_they_are_told_to() -> None:
         assert executor.ask("echo")["status"] == "success"
 
 
+def test_a_forked_child_hears_a_signal_that_comes_at_once(tmp_path: Path) -> None:
+    """A pool may end a child that has not yet taken our handlers off: it must not swallow that."""
+    early = "import os\nos.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), 15))\n"
+    (tmp_path / "sitecustomize.py").write_text(early)
+    with child(PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}") as executor:
+        assert executor.ask("fork_and_pause")["result"] == -signal.SIGTERM
+        assert executor.ask("echo")["status"] == "success"
+
+
 @pytest.mark.req("X4")
 def test_readiness_is_reported_where_the_parent_waits() -> None:
     """One line after the start-up hooks, then the descriptor is closed, for grandchildren too."""

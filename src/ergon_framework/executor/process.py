@@ -143,7 +143,21 @@ def _hear_signals(stop: Callable[[], None], *, is_by_hand: bool) -> None:
 
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGINT, terminate if is_by_hand else leave_it_to_the_parent)
-    os.register_at_fork(after_in_child=_forget_signals)
+    os.register_at_fork(
+        before=_hold_signals, after_in_parent=_deliver_signals, after_in_child=_forget_signals
+    )
+
+
+_masks = threading.local()
+
+
+def _hold_signals() -> None:
+    """A child that is told to end before it has forgotten our handlers would not hear of it."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+
+
+def _deliver_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
 def _forget_signals() -> None:
@@ -151,6 +165,7 @@ def _forget_signals() -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _deliver_signals()
 
 
 def _set_up_logging() -> None:

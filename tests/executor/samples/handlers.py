@@ -115,6 +115,15 @@ def stop_child() -> int:
 
 
 @registry.handler
+def fork_and_pause() -> int:
+    """Wait for a forked child that waits for a signal."""
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@registry.handler
 def multiprocess() -> list[int]:
     """Use a pool of forked processes."""
     with multiprocessing.get_context("fork").Pool(2) as pool:
