@@ -18,7 +18,7 @@ help: ## this list
 	@echo
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "Settings:  PYTHON=python3.12  the Python to use     UV=  use pip although uv is installed"
+	@echo "Settings:  PYTHON=python3.12  the Python to use     UV=  install with pip alone"
 	@echo "           ARGS='...'         more arguments for demo, test, fast and the benchmarks"
 
 demo: $(VENV)/.ready-core ## see the product at work
