@@ -9,6 +9,9 @@ endif
 PY = $(VENV)/bin/python
 ARGS =
 BASE = HEAD
+# Many images of containers set this. Then each of the thousands of processes that the tests start
+# would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test fast campaign check format bench benchjobs benchboundary benchproviders \
 		benchscale benchlibraries bench-check docs pins clean

@@ -10,7 +10,6 @@ keep their meaning.
 
 from __future__ import annotations
 
-import compileall
 import os
 import resource
 import subprocess
@@ -172,22 +171,11 @@ def ending(running: list[Run]) -> Iterator[list[Run]]:
             run.output.close()
 
 
-def compile_all() -> None:
-    """Write the bytecode of everything that the tests start, once.
-
-    Thousands of processes import the package, and where ``PYTHONDONTWRITEBYTECODE`` is set, as in
-    many images of containers, each of them would compile all of it anew.
-    """
-    for name in ("src", "tests", "examples", "tools"):
-        compileall.compile_dir(ROOT / name, quiet=2)
-
-
 def main(arguments: Sequence[str]) -> int:
     """All groups, or pytest with the arguments given."""
     if arguments:
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])  # noqa: S606
-    compile_all()
     # Two more than there are cores: with one more, a fifth of the time of two cores was unused,
     # because a group waits for leases, servers and disks while another one computes.
     return run_all(groups(ROOT / "tests"), min(4, (os.cpu_count() or 1) + 2))

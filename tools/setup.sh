@@ -84,9 +84,7 @@ pip_setting() {
 install() {
     log=$VENV/install-$step.log
     if [ -n "$UV" ]; then
-        compile=
-        [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || compile=--compile-bytecode
-        run_installer "$UV" pip install --python "$VENV/bin/python" $compile "$@" && return
+        run_installer "$UV" pip install --python "$VENV/bin/python" "$@" && return
         [ "$UV" = "$FETCHED" ] || return 1
         say "uv could not do that ($log has its output); trying pip"
         log=$VENV/install-$step-pip.log
