@@ -25,7 +25,7 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.verification import Finding, Progress, size_of, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.transfer import Archive, Mark, records_of
+from ergon_framework.ports.transfer import MoveState, RecordStore, records_of
 from tests.cli.boundary_node import Desk, message, running
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")
@@ -103,7 +103,7 @@ def test_verify_a_zone_that_is_not_all_there(desk: Desk, zone: Zone) -> None:
     """What a move that was cut off has left is not sound, however whole each fact is."""
     zone.close()
     with closing(open_fact_store(f"sqlite:///{desk.data}/facts.db", zone=zone.name)) as store:
-        cast("Archive", records_of(store)).set_mark(msgspec.json.encode(Mark("elsewhere")))
+        cast("RecordStore", records_of(store)).set_mark(msgspec.json.encode(MoveState("elsewhere")))
     answer = desk("verify", "--data", desk.data, "--json")
     assert answer.code == 1
     assert [flaw["kind"] for flaw in answer.json] == ["store"]
@@ -119,7 +119,9 @@ def test_status_of_a_zone_that_was_moved(desk: Desk, zone: Zone, tmp_path: Path)
     """Whoever looks, its node or somebody in the folder, hears where everything went."""
     assert status_of(zone)["moved_to"] is None
     target = f"sqlite:///{tmp_path}/moved.db"
-    cast("Archive", records_of(zone.store)).set_mark(msgspec.json.encode(Mark(moved_to=target)))
+    cast("RecordStore", records_of(zone.store)).set_mark(
+        msgspec.json.encode(MoveState(moved_to=target))
+    )
     told = {each["kind"]: each for each in status_of(zone)["alerts"]}
     assert told["moved"]["place"] == target
     zone.close()

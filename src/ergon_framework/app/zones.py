@@ -24,7 +24,7 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import is_folder, is_server, open_fact_store
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
-from ergon_framework.ports.transfer import mark_of
+from ergon_framework.ports.transfer import move_state_of
 from ergon_framework.storage.urls import file_of, store_option
 
 
@@ -96,7 +96,7 @@ def _moved_to(name: str, file: Path) -> str:
     """Where the facts of a file were moved to; empty when they were not, or nobody can tell."""
     try:
         with closing(open_fact_store(f"sqlite:///{file}", zone=name, read_only=True)) as store:
-            return mark_of(store).moved_to
+            return move_state_of(store).moved_to
     except StoreError:
         return ""
 

@@ -15,7 +15,7 @@ from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
 from ergon_framework.boundary.objectstore.s3_client import KINDS as BUCKETS
 from ergon_framework.boundary.objectstore.s3_client import bucket_of, check_extra
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.transfer import mark_of, refuse_unsettled
+from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 from ergon_framework.storage.urls import file_of, path_in, taken_apart
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def open_facts(
         store = _open_file(str(fact_file(settings)), zone, clock, read_only)
     try:
         if not read_only:
-            refuse_unsettled(mark_of(store))
+            refuse_unusable(move_state_of(store))
     except BaseException:
         store.close()
         raise

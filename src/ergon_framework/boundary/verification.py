@@ -13,7 +13,7 @@ from ergon_framework.boundary.store_urls import folders_of
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import Flaw, LogInfo, Reference, StoredObject
-from ergon_framework.ports.transfer import mark_of
+from ergon_framework.ports.transfer import move_state_of
 
 SLICE = 500
 """Names read at once."""
@@ -53,7 +53,7 @@ def verified(zone: Zone) -> Iterator[Finding | Progress]:
     lost = _lost(zone)
     if lost:
         yield Finding("store", zone.name, f"it has lost what it acknowledged: {lost}", {})
-    mark = mark_of(zone.store)
+    mark = move_state_of(zone.store)
     if mark.is_half:
         what = f"{mark.unended} into it has not ended: {mark.again}"
         yield Finding("store", zone.name, what, {})

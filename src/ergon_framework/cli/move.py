@@ -15,7 +15,7 @@ from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:
     from ergon_framework.app.move.stores import Asked
-    from ergon_framework.app.move.transfer import Moved, Tell, Told
+    from ergon_framework.app.move.transfer import Moved, Tell, TransferProgress
 
 _COLUMNS = ["part", "what", "copied", "discarded", "count", "digest"]
 _STRIDE = 10_000  # copies between two lines where there is no terminal
@@ -159,7 +159,7 @@ def progress(*, as_json: bool) -> Iterator[Tell]:
         yield _Lines()
 
 
-def _tell_program(told: Told) -> None:
+def _tell_program(told: TransferProgress) -> None:
     shape = {"part": told.part, "doing": told.what, "done": told.done, "total": told.total}
     show_one(shape, as_json=True)
 
@@ -171,7 +171,7 @@ class _Lines:
         self._what = ""
         self._next = 0
 
-    def __call__(self, told: Told) -> None:
+    def __call__(self, told: TransferProgress) -> None:
         """Tell it, if it is worth a line."""
         if told.what == self._what and told.done < self._next:
             return

@@ -54,7 +54,7 @@ def _portable(text: str) -> str:
     return text.replace("\0", "\ufffd")
 
 
-class Copy(msgspec.Struct, frozen=True):
+class TransferRecord(msgspec.Struct, frozen=True):
     """One thing of a store."""
 
     kind: ClassVar[str] = ""
@@ -107,7 +107,7 @@ _OF_THE_STORE: dict[str, Any] = {"key": None, "is_limited": False}
 """Fields of a job that each store fills by itself."""
 
 
-class JobCopy(Copy, frozen=True):
+class JobRecord(TransferRecord, frozen=True):
     """A job, in the order of adding. ``key`` of the job is its place; None: from the beginning.
 
     Loading: where its id is taken by a job of the same ``created_at``, that job becomes this one
@@ -158,7 +158,7 @@ class JobCopy(Copy, frozen=True):
         return super().from_document(document)
 
 
-class QueueCopy(Copy, frozen=True):
+class QueueRecord(TransferRecord, frozen=True):
     """The settings of a queue that has any, by name; discarding one takes its settings away.
 
     The tokens of its rate that were taken are missing in the new store as well.
@@ -180,7 +180,7 @@ class QueueCopy(Copy, frozen=True):
         return self.queue
 
 
-class ScheduleCopy(Copy, frozen=True):
+class ScheduleRecord(TransferRecord, frozen=True):
     """A schedule, by name."""
 
     kind: ClassVar[str] = "schedule"
@@ -196,7 +196,7 @@ class ScheduleCopy(Copy, frozen=True):
 # ---- fact stores --------------------------------------------------------------------------------
 
 
-class LogCopy(Copy, frozen=True):
+class LogRecord(TransferRecord, frozen=True):
     """A log and all that its kept facts do not tell, by its number: ``outbound`` is 1.
 
     The number is part of the hash chain (see ``boundary/factstore/hashchain.py``), so it is kept.
@@ -233,7 +233,7 @@ class LogCopy(Copy, frozen=True):
         return self.log == OUTBOUND and self.first == 1
 
 
-class FactCopy(Copy, frozen=True):
+class FactRecord(TransferRecord, frozen=True):
     """A kept fact, or the marker of a peer's loss, by log and offset. The log is there already.
 
     ``previous`` is that of the log: the offset before. Dumping a row that is not what was stored
@@ -261,7 +261,7 @@ class FactCopy(Copy, frozen=True):
         return self.number, self.fact.offset
 
 
-class IdCopy(Copy, frozen=True):
+class FactIdRecord(TransferRecord, frozen=True):
     """An id that was ever appended, in the order of keys. All of them, kept facts' included.
 
     The key is ``key_of(log, from_zone, message_id)`` of ``boundary/factstore/hashchain.py``: a
@@ -286,7 +286,7 @@ class IdCopy(Copy, frozen=True):
         return self.key
 
 
-class GapCopy(Copy, frozen=True):
+class GapRecord(TransferRecord, frozen=True):
     """A recorded loss, by log, beginning and end; only a gap of the store's own ever widens."""
 
     kind: ClassVar[str] = "gap"
@@ -300,7 +300,7 @@ class GapCopy(Copy, frozen=True):
         return gap.log, gap.first, gap.last, gap.reason, gap.at
 
 
-class ConsumerCopy(Copy, frozen=True):
+class ConsumerCursorRecord(TransferRecord, frozen=True):
     """A consumer with its lease, by name; ``lag`` and ``waiting_since`` are left out (0, None)."""
 
     kind: ClassVar[str] = "consumer"
@@ -313,7 +313,7 @@ class ConsumerCopy(Copy, frozen=True):
         return self.consumer.name
 
 
-class ItemCopy(Copy, frozen=True):
+class QuarantineRecord(TransferRecord, frozen=True):
     """Something in quarantine, whatever became of it, by its number, which it keeps."""
 
     kind: ClassVar[str] = "quarantined"
@@ -334,14 +334,14 @@ class ItemCopy(Copy, frozen=True):
 
     def document(self) -> dict[str, Any]:
         """All of it, the words as every store can keep them."""
-        return plain_record(ItemCopy(self._portable(), self.is_served))
+        return plain_record(QuarantineRecord(self._portable(), self.is_served))
 
     def _portable(self) -> Quarantined:
         item = self.item
         return replace(item, reason=_portable(item.reason), message=_portable(item.message))
 
 
-class NameCopy(Copy, frozen=True):
+class ObjectNameRecord(TransferRecord, frozen=True):
     """The name of an object, by bucket and key."""
 
     kind: ClassVar[str] = "object"
@@ -354,7 +354,7 @@ class NameCopy(Copy, frozen=True):
         return self.object.bucket, self.object.key
 
 
-class AwaitedCopy(Copy, frozen=True):
+class AwaitedObjectRecord(TransferRecord, frozen=True):
     """A name that a fact refers to and that stands for nothing yet, by bucket and key."""
 
     kind: ClassVar[str] = "awaited_object"
@@ -368,7 +368,7 @@ class AwaitedCopy(Copy, frozen=True):
         return self.bucket, self.key
 
 
-class LinkCopy(Copy, frozen=True):
+class LinkRecord(TransferRecord, frozen=True):
     """A link to a peer, its seal included, by peer."""
 
     kind: ClassVar[str] = "link"
@@ -387,13 +387,13 @@ class LinkCopy(Copy, frozen=True):
 
     def document(self) -> dict[str, Any]:
         """All of it, the words as every store can keep them."""
-        return plain_record(LinkCopy(self._portable()))
+        return plain_record(LinkRecord(self._portable()))
 
     def _portable(self) -> Link:
         return replace(self.link, reason=_portable(self.link.reason))
 
 
-class NoteCopy(Copy, frozen=True):
+class JournalRecord(TransferRecord, frozen=True):
     """One entry of the operators' journal, the oldest first, counted from 1."""
 
     kind: ClassVar[str] = "note"
@@ -421,7 +421,7 @@ class NoteCopy(Copy, frozen=True):
         return {**super().document(), "details": _portable(self.details)}
 
 
-class ZoneCopy(Copy, frozen=True):
+class ZoneEpochRecord(TransferRecord, frozen=True):
     """Which store it is; it comes last, and the new store has the old one's epoch from then on."""
 
     kind: ClassVar[str] = "zone"
@@ -441,21 +441,21 @@ class ZoneCopy(Copy, frozen=True):
         return True
 
 
-JOB_KINDS: tuple[type[Copy], ...] = (QueueCopy, JobCopy, ScheduleCopy)
+JOB_KINDS: tuple[type[TransferRecord], ...] = (QueueRecord, JobRecord, ScheduleRecord)
 """What a job store is made of, in the order of loading."""
 
-FACT_KINDS: tuple[type[Copy], ...] = (
-    LogCopy,
-    FactCopy,
-    IdCopy,
-    GapCopy,
-    ConsumerCopy,
-    ItemCopy,
-    NameCopy,
-    AwaitedCopy,
-    LinkCopy,
-    NoteCopy,
-    ZoneCopy,
+FACT_KINDS: tuple[type[TransferRecord], ...] = (
+    LogRecord,
+    FactRecord,
+    FactIdRecord,
+    GapRecord,
+    ConsumerCursorRecord,
+    QuarantineRecord,
+    ObjectNameRecord,
+    AwaitedObjectRecord,
+    LinkRecord,
+    JournalRecord,
+    ZoneEpochRecord,
 )
 """What a fact store is made of, in the order of loading."""
 
@@ -466,10 +466,10 @@ PAGE_BYTES = 4 << 20
 FILE_OF_RECORDS = "records "
 """How the source of a mark begins that an import left; the digest of the file's lines follows."""
 
-C = TypeVar("C", bound=Copy)
+C = TypeVar("C", bound=TransferRecord)
 
 
-class Mark(msgspec.Struct, frozen=True):
+class MoveState(msgspec.Struct, frozen=True):
     """What a move leaves in the store that it writes, and in the one that it shuts."""
 
     source: str = ""
@@ -503,16 +503,16 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
-class Archive(Protocol):
+class RecordStore(Protocol):
     """A store that can be copied."""
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place (None: from the beginning), in order."""
 
-    def load(self, copies: Sequence[Copy]) -> None:
+    def load(self, copies: Sequence[TransferRecord]) -> None:
         """Put copies of one kind in, in order and in one commit."""
 
-    def discard(self, copies: Sequence[Copy]) -> None:
+    def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out, in one commit; those that are not there are fine.
 
         Never asked for what may not leave.
@@ -526,7 +526,7 @@ class Archive(Protocol):
 
 
 @runtime_checkable
-class Barred(Protocol):
+class Freezable(Protocol):
     """A store that can refuse whoever has it open already, in any process."""
 
     def bar(self, place: str | None) -> None:
@@ -538,7 +538,7 @@ class Barred(Protocol):
 
 
 @runtime_checkable
-class MarksTogether(Protocol):
+class JointMoveState(Protocol):
     """Provider calls, beside which a database may have jobs."""
 
     def set_marks(self, marks: Sequence[bytes]) -> None:
@@ -546,7 +546,7 @@ class MarksTogether(Protocol):
 
 
 @runtime_checkable
-class Born(Protocol):
+class Identified(Protocol):
     """A store that is told from one of the same name that is put in its place."""
 
     def birth(self) -> str:
@@ -561,44 +561,44 @@ def records_of(store: object) -> object:
     return getattr(store, "records", store)
 
 
-_decode = msgspec.json.Decoder(Mark).decode
-encode_mark = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(MoveState).decode
+encode_move_state = msgspec.json.Encoder().encode
 
 
-def mark_of(store: object) -> Mark:
+def move_state_of(store: object) -> MoveState:
     """What was written down in a store; nothing for one that is neither copy nor shut."""
     records = records_of(store)
-    return read_mark(records.mark() if isinstance(records, Archive) else None)
+    return read_move_state(records.mark() if isinstance(records, RecordStore) else None)
 
 
-def birth_of(store: object) -> str:
+def store_id_of(store: object) -> str:
     """By what a store is told from any other; empty where it does not tell."""
     records = records_of(store)
-    return records.birth() if isinstance(records, Born) else ""
+    return records.birth() if isinstance(records, Identified) else ""
 
 
-def read_mark(found: bytes | None) -> Mark:
+def read_move_state(found: bytes | None) -> MoveState:
     """What bytes of a mark say."""
-    return Mark() if found is None else _decode(found)
+    return MoveState() if found is None else _decode(found)
 
 
-def is_half_moved(store: object) -> bool:
+def is_incomplete(store: object) -> bool:
     """Whether a move into a store has begun and not ended."""
-    return mark_of(store).is_half
+    return move_state_of(store).is_half
 
 
-def refuse_unsettled(mark: Mark) -> None:
+def refuse_unusable(mark: MoveState) -> None:
     """Work with no store that a move has not filled yet, or whose things went elsewhere.
 
     In both, what is done would be missing where it is looked for, or be done twice.
     """
     if mark.is_half:
-        raise half_moved(mark)
+        raise incomplete(mark)
     if mark.moved_to:
         raise moved_away("this store", mark.moved_to)
 
 
-def half_moved(mark: Mark) -> StoreError:
+def incomplete(mark: MoveState) -> StoreError:
     """The error of a store that a move or an import has not filled yet."""
     return StoreError(
         f"{mark.unended} into this store has not ended",

@@ -11,7 +11,13 @@ import pytest
 
 from ergon_framework.app.move import preflight, transfer
 from ergon_framework.app.move.preflight import refuse_readers
-from ergon_framework.app.move.transfer import PAGE, Part, Told, summed, tell_now_and_then
+from ergon_framework.app.move.transfer import (
+    PAGE,
+    Transfer,
+    TransferProgress,
+    digest_of,
+    tell_now_and_then,
+)
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.core.job import CancelRequested, InvalidTransition, RunRequested
@@ -20,7 +26,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.transfer import FACT_KINDS, JOB_KINDS, Archive, records_of
+from ergon_framework.ports.transfer import FACT_KINDS, JOB_KINDS, RecordStore, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore.subject import INBOX, Ways, new, sent
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
@@ -36,13 +42,13 @@ pytestmark = pytest.mark.req("SCALE:move")
 SEEDS = range(6)
 
 
-def brought(part: Part) -> None:
+def brought(part: Transfer) -> None:
     """Move, and see for ourselves that both hold the same."""
     preflight.refuse_other(part)
     transfer.begin(part)
     transfer.end([part], [transfer.move(part, lambda _: None)])
     for kind in part.kinds:
-        assert summed(part.target, kind) == summed(part.source, kind), kind.__name__
+        assert digest_of(part.target, kind) == digest_of(part.source, kind), kind.__name__
 
 
 def live(s: JobStoreSubject, chance: random.Random) -> None:
@@ -74,22 +80,22 @@ def live(s: JobStoreSubject, chance: random.Random) -> None:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def job_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Archive]:
+def job_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordStore]:
     """An empty job store."""
     store = MemoryJobStore() if request.param == "memory" else SqliteJobStore(tmp_path / "new.db")
     with closing(store):
         records = records_of(store)
-        assert isinstance(records, Archive)
+        assert isinstance(records, RecordStore)
         yield records
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_jobs_are_followed(seed: int, job_target: Archive) -> None:
+def test_jobs_are_followed(seed: int, job_target: RecordStore) -> None:
     """Whatever happened between two moves, the copy is the same after each."""
     chance, clock = random.Random(seed), HandClock()  # noqa: S311 - a repeatable one
     with closing(MemoryJobStore(clock)) as source:
         s = JobStoreSubject(source, clock, None, 15.0)
-        part = Part("jobs", source.records, job_target, JOB_KINDS, "one", "another")
+        part = Transfer("jobs", source.records, job_target, JOB_KINDS, "one", "another")
         for _ in range(12):
             for _ in range(chance.randrange(15)):
                 live(s, chance)
@@ -120,26 +126,26 @@ def happen(s: FactSubject, chance: random.Random, number: int) -> None:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def fact_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Archive]:
+def fact_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordStore]:
     """An empty fact store."""
     path = tmp_path / "facts.db"
     is_memory = request.param == "memory"
     store = MemoryFactStore(ZONE) if is_memory else SqliteFactStore(path, zone=ZONE)
     with closing(store):
         records = records_of(store)
-        assert isinstance(records, Archive)
+        assert isinstance(records, RecordStore)
         yield records
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_facts_are_followed(seed: int, fact_target: Archive) -> None:
+def test_facts_are_followed(seed: int, fact_target: RecordStore) -> None:
     """Whatever happened between two moves, the copy is the same after each."""
     chance, clock = random.Random(seed), HandClock()  # noqa: S311 - a repeatable one
     with closing(MemoryFactStore(ZONE, clock=clock)) as source:
         s = FactSubject(source, clock, Ways(), 15.0)
         s.consumer("c")
         s.consumer("d", to_zone="plant-c", is_required=False)
-        part = Part("facts", source.records, fact_target, FACT_KINDS, "one", "another")
+        part = Transfer("facts", source.records, fact_target, FACT_KINDS, "one", "another")
         for turn in range(10):
             for number in range(chance.randrange(20)):
                 happen(s, chance, turn * 100 + number)
@@ -148,10 +154,10 @@ def test_facts_are_followed(seed: int, fact_target: Archive) -> None:
 
 def test_progress_does_not_run_past_its_end() -> None:
     """A store that grows while it is moved has more than were counted at first."""
-    heard: list[Told] = []
+    heard: list[TransferProgress] = []
     with closing(MemoryJobStore()) as source, closing(MemoryJobStore()) as target:
         totals = {"jobs": PAGE}
-        part = Part("jobs", source.records, target.records, JOB_KINDS, "one", "another", totals)
+        part = Transfer("jobs", source.records, target.records, JOB_KINDS, "one", "another", totals)
         for count in (1, PAGE + 1):
             tell_now_and_then(heard.append, part, "copying", "jobs", count)
     assert [(told.done, told.total) for told in heard] == [(1, PAGE), (PAGE + 1, None)]
@@ -174,7 +180,7 @@ def test_a_zone_that_is_read_is_refused() -> None:
 def test_facts_of_another_life_are_refused() -> None:
     """A copy that has what the source has not is no earlier copy, whatever its mark says."""
     with closing(MemoryFactStore(ZONE)) as source, closing(MemoryFactStore(ZONE)) as target:
-        part = Part("facts", source.records, target.records, FACT_KINDS, "one", "another")
+        part = Transfer("facts", source.records, target.records, FACT_KINDS, "one", "another")
         source.append(OUTBOUND, [new("a")])
         brought(part)
         transfer.begin(part)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.move import transfer
-from ergon_framework.app.move.transfer import Part, Told
+from ergon_framework.app.move.transfer import Transfer, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.core.job import CancelRequested, JobStatus, RunRequested
 from ergon_framework.errors import ConfigurationError, StoreError
@@ -18,7 +18,7 @@ from ergon_framework.jobs.stores.memory.records import MemoryJobRecords
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Search, WorkerRecord
-from ergon_framework.ports.transfer import JOB_KINDS, is_half_moved
+from ergon_framework.ports.transfer import JOB_KINDS, is_incomplete
 from ergon_framework.testing.suites.jobstore.records import fill
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, new
 from tests.app.moving.stock import claim, copied, discarded, ergon, job_sums, moved, with_jobs
@@ -38,7 +38,7 @@ def test_everything_arrives(places: tuple[str, str]) -> None:
     outcome = moved(*places)
     assert job_sums(places[1]) == job_sums(places[0])
     sums = {each.kind: each.sum for each in outcome.moved}
-    assert sums["jobs"] == job_sums(places[0])["JobCopy"]
+    assert sums["jobs"] == job_sums(places[0])["JobRecord"]
     assert copied(outcome) == {"queue settings": 2, "jobs": 9, "schedules": 2}
 
 
@@ -178,17 +178,17 @@ def test_a_half_moved_store_is_not_worked_with(places: tuple[str, str]) -> None:
     class Cut(Exception):
         """The move ends here."""
 
-    def stop(_: Told) -> None:
+    def stop(_: TransferProgress) -> None:
         raise Cut
 
     with closing(open_store(places[0])) as source, closing(open_store(places[1])) as target:
         assert isinstance(source, SqliteJobStore)
         assert isinstance(target, SqliteJobStore)
-        part = Part("jobs", source.records, target.records, JOB_KINDS, "x", "new.db")
+        part = Transfer("jobs", source.records, target.records, JOB_KINDS, "x", "new.db")
         transfer.begin(part)
         with pytest.raises(Cut):
             transfer.move(part, stop)
-        assert is_half_moved(target)
+        assert is_incomplete(target)
     with pytest.raises(StoreError, match="a move into this store has not ended"):
         open_store(places[1])
     open_store(places[1], read_only=True).close()
@@ -208,11 +208,11 @@ def test_what_does_not_arrive_is_noticed(places: tuple[str, str]) -> None:
     with closing(open_store(places[0])) as source, closing(MemoryJobStore()) as target:
         assert isinstance(source, SqliteJobStore)
         target.records = Loses(target.step, target)
-        part = Part("jobs", source.records, target.records, JOB_KINDS, "x", "the new one")
+        part = Transfer("jobs", source.records, target.records, JOB_KINDS, "x", "the new one")
         transfer.begin(part)
         with pytest.raises(StoreError, match=r"the new one does not hold the same .*: \d+ of them"):
             transfer.move(part, lambda _: None)
-        assert is_half_moved(target)
+        assert is_incomplete(target)
 
 
 def test_a_store_is_not_moved_into_itself(places: tuple[str, str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.errors import StoreError, StoreReadOnlyError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.ports.transfer import is_half_moved
+from ergon_framework.ports.transfer import is_incomplete
 from ergon_framework.testing.suites.factstore import archive as fact_checks
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
@@ -78,7 +78,7 @@ def test_jobs_are_moved_though_the_move_was_killed(
         assert _refuses(lambda: store.add([new_job("late")])) == is_shut
     moved(old, new, shuts=True)
     assert job_sums(new) == job_sums(old)
-    assert job_sums(new)["JobCopy"].count == 1609 + (not is_shut)
+    assert job_sums(new)["JobRecord"].count == 1609 + (not is_shut)
     open_store(new).close()
 
 
@@ -90,17 +90,17 @@ def test_facts_are_moved_though_the_move_was_killed(
     """Until it has ended nobody works with TO, nor with FROM from when it was shut."""
     old, new = f"sqlite:///{tmp_path}/facts.db", request.getfixturevalue(target)
     with_facts(old, facts)
-    before = fact_sums(old)["FactCopy"].count
+    before = fact_sums(old)["FactRecord"].count
     died = ergon("move", old, new, "--zone", ZONE, "--shut", failpoints=step)
     assert died.returncode == -signal.SIGKILL, died.stderr
     with closing(open_fact_store(new, zone=ZONE, read_only=True)) as store:
-        assert is_half_moved(store) == ("ended" not in step)
+        assert is_incomplete(store) == ("ended" not in step)
     is_shut = any(word in step for word in ("shut", "verified", "ended"))
     with closing(open_fact_store(old, zone=ZONE)) as source:
         assert _refuses(lambda: source.append(OUTBOUND, [new_fact("late")])) == is_shut
     moved(old, new, zone=ZONE, shuts=True)
     assert fact_sums(new) == fact_sums(old)
-    assert fact_sums(new)["FactCopy"].count == before + (not is_shut)
+    assert fact_sums(new)["FactRecord"].count == before + (not is_shut)
 
 
 def _refuses(act: Callable[[], object]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import String, Table, update
 
 from ergon_framework.app.move.run import Asked, reopen
-from ergon_framework.app.move.transfer import summed
+from ergon_framework.app.move.transfer import digest_of
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.errors import (
     ConfigurationError,
@@ -65,7 +65,7 @@ def with_calls(url: str, rows: int = 7) -> str:
 
 def sums(url: str) -> Any:
     """What a database holds about provider calls."""
-    return summed(ProviderRecords(database_of(url)), ProviderRowRecord)
+    return digest_of(ProviderRecords(database_of(url)), ProviderRowRecord)
 
 
 def test_rows_of_all_tables_arrive(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_nothing_is_written_when_one_part_is_refused(tmp_path: Path) -> None:
     with_calls(target, rows=1)
     with pytest.raises(StoreError, match="holds provider calls already"):
         moved(source, target)
-    assert job_sums(target)["JobCopy"].count == 0
+    assert job_sums(target)["JobRecord"].count == 0
 
 
 def opened(url: str) -> SqlProviderStore:

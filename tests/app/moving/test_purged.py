@@ -12,7 +12,7 @@ import pytest
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.transfer import Archive, JobCopy, records_of
+from ergon_framework.ports.transfer import JobRecord, RecordStore, records_of
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject
 from tests.app.moving.stock import copied, discarded, job_sums, moved, with_jobs
 
@@ -105,5 +105,5 @@ def _purge(s: JobStoreSubject) -> None:
 
 
 def _empty(s: JobStoreSubject) -> None:
-    archive = cast("Archive", records_of(s.store))
-    archive.discard(archive.dump(JobCopy, None, 10))
+    archive = cast("RecordStore", records_of(s.store))
+    archive.discard(archive.dump(JobRecord, None, 10))

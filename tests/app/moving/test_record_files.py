@@ -18,7 +18,7 @@ import pytest
 
 from ergon_framework.app.move import export_file, record_file
 from ergon_framework.app.move.record_file import RecordFile
-from ergon_framework.app.move.transfer import Told
+from ergon_framework.app.move.transfer import TransferProgress
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
@@ -26,7 +26,7 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.ports.transfer import Archive, JobCopy, mark_of, records_of
+from ergon_framework.ports.transfer import JobRecord, RecordStore, move_state_of, records_of
 from ergon_framework.testing.suites.factstore import archive as fact_checks
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
@@ -338,7 +338,7 @@ def test_a_file_that_was_cut_off_may_be_taken(file: Path, tmp_path: Path, new: s
     """Whoever says so gets the records before the cut, and is told."""
     other = rewritten(file, [*lines_of(file)[:502], b'{"kind":"job","key'])
     found = imported(other, new, may_be_cut_off=True)
-    assert job_sums(new)["JobCopy"].count == 500
+    assert job_sums(new)["JobRecord"].count == 500
     assert found.notes == [f"{other} is cut off: what followed is not in TO"]
     open_store(new).close()
 
@@ -351,8 +351,8 @@ def test_facts_that_were_cut_off_may_be_taken(tmp_path: Path) -> None:
     other = rewritten(tmp_path / "facts.jsonl", lines[:600])
     imported(other, tmp_path / "new", may_be_cut_off=True)
     found = fact_sums(f"sqlite:///{tmp_path}/new/facts.db")
-    assert found["FactCopy"].count == 600 - found["LogCopy"].count
-    assert found["ZoneCopy"] != fact_sums(source)["ZoneCopy"]
+    assert found["FactRecord"].count == 600 - found["LogRecord"].count
+    assert found["ZoneEpochRecord"] != fact_sums(source)["ZoneEpochRecord"]
 
 
 # ---- stores that are refused --------------------------------------------------------------------
@@ -394,8 +394,8 @@ def test_a_conflict_is_refused_with_its_key(file: Path, new: str, tmp_path: Path
     with closing(open_store(new, half_moved=True)) as store:
         job = store.find("n7")
         assert job is not None
-        changed = JobCopy(msgspec.structs.replace(job, priority=77), job.created_at)
-        cast("Archive", records_of(store)).load([changed])
+        changed = JobRecord(msgspec.structs.replace(job, priority=77), job.created_at)
+        cast("RecordStore", records_of(store)).load([changed])
     with pytest.raises(StoreError, match=r"the job n7 in .* differs from that in the file"):
         imported(file, new)
     with closing(open_store(new, half_moved=True)) as store:
@@ -587,10 +587,10 @@ def test_two_imports_of_two_files_at_once(file: Path, new: str, tmp_path: Path) 
     for thread in threads:
         thread.join()
     with closing(open_store(new, half_moved=True)) as store:
-        mark = mark_of(store)
+        mark = move_state_of(store)
     assert told
     if mark.sums is not None:
-        assert job_sums(new)["JobCopy"].count in (900, 1209)
+        assert job_sums(new)["JobRecord"].count in (900, 1209)
 
 
 # ---- while it is in use -------------------------------------------------------------------------
@@ -630,7 +630,7 @@ def test_a_server_is_read_until_it_is_twice_the_same(
     imported(file, redis_url)
     added = 0
 
-    def tell(told: Told) -> None:
+    def tell(told: TransferProgress) -> None:
         nonlocal added
         if told.what == "comparing jobs" and added < late:
             added += 1
@@ -713,4 +713,4 @@ def test_facts_that_are_there_already(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds facts already"):
         imported(tmp_path / "facts.jsonl", url)
     with closing(open_fact_store(url, zone=ZONE)) as store:
-        assert mark_of(store).source == ""
+        assert move_state_of(store).source == ""

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from ergon_framework.app.move.transfer import Adding, copies, summed
+from ergon_framework.app.move.transfer import RunningDigest, all_records, digest_of
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
@@ -33,25 +33,25 @@ from ergon_framework.ports.jobstore import Job, Schedule
 from ergon_framework.ports.transfer import (
     FACT_KINDS,
     JOB_KINDS,
-    Archive,
-    AwaitedCopy,
-    ConsumerCopy,
-    Copy,
-    FactCopy,
-    GapCopy,
-    IdCopy,
-    ItemCopy,
-    JobCopy,
-    LinkCopy,
-    LogCopy,
-    Mark,
-    NameCopy,
-    NoteCopy,
-    QueueCopy,
-    ScheduleCopy,
-    ZoneCopy,
-    encode_mark,
-    read_mark,
+    AwaitedObjectRecord,
+    ConsumerCursorRecord,
+    FactIdRecord,
+    FactRecord,
+    GapRecord,
+    JobRecord,
+    JournalRecord,
+    LinkRecord,
+    LogRecord,
+    MoveState,
+    ObjectNameRecord,
+    QuarantineRecord,
+    QueueRecord,
+    RecordStore,
+    ScheduleRecord,
+    TransferRecord,
+    ZoneEpochRecord,
+    encode_move_state,
+    read_move_state,
     records_of,
 )
 from ergon_framework.providers.stores.records import ProviderRowRecord
@@ -155,11 +155,11 @@ LETTER = {
     "histogram": b"\x01\xff",
     "updated_at": datetime(2026, 11, 17, 15, 5, 0, 250_000, tzinfo=UTC),
 }
-RECORDS: dict[str, Copy] = {
-    "job": JobCopy(_job(), 1_700_000_040.5),
-    "queue": QueueCopy("mail", True, 3, 2.5, 4, 1_700_000_000.75),
-    "queue without a rate": QueueCopy("mail", True, 3, None, 1),
-    "schedule": ScheduleCopy(
+RECORDS: dict[str, TransferRecord] = {
+    "job": JobRecord(_job(), 1_700_000_040.5),
+    "queue": QueueRecord("mail", True, 3, 2.5, 4, 1_700_000_000.75),
+    "queue without a rate": QueueRecord("mail", True, 3, None, 1),
+    "schedule": ScheduleRecord(
         Schedule(
             name="nightly",
             cron="0 3 * * *",
@@ -172,17 +172,19 @@ RECORDS: dict[str, Copy] = {
             source="settings",
         )
     ),
-    "log": LogCopy(1, "outbound", 5, HASH, 4096, None, {"plant-c": 4, "plant-b": 3}),
-    "fact": FactCopy(1, "outbound", FACT, OTHER),
-    "id of a fact": IdCopy(HASH[:16], OTHER[:16], 8),
-    "gap": GapCopy(Gap("outbound", 1, 4, "disk", 1_700_000_004.0, None, None)),
-    "consumer": ConsumerCopy(CONSUMER),
-    "quarantined fact": ItemCopy(ITEM, is_served=True),
-    "name of an object": NameCopy(StoredObject("files", "one", HASH, 3, 1_700_000_005.0, True)),
-    "awaited name": AwaitedCopy("files", "late"),
-    "link": LinkCopy(Link("plant-b", "e-1", 9, HASH, True, "why\0not", 1_700_000_006.0)),
-    "note": NoteCopy(2, 1_700_000_007.0, "seal", "plant-b\0"),
-    "zone": ZoneCopy(StoreInfo("plant-a", "epoch-1", 1_699_999_000.0)),
+    "log": LogRecord(1, "outbound", 5, HASH, 4096, None, {"plant-c": 4, "plant-b": 3}),
+    "fact": FactRecord(1, "outbound", FACT, OTHER),
+    "id of a fact": FactIdRecord(HASH[:16], OTHER[:16], 8),
+    "gap": GapRecord(Gap("outbound", 1, 4, "disk", 1_700_000_004.0, None, None)),
+    "consumer": ConsumerCursorRecord(CONSUMER),
+    "quarantined fact": QuarantineRecord(ITEM, is_served=True),
+    "name of an object": ObjectNameRecord(
+        StoredObject("files", "one", HASH, 3, 1_700_000_005.0, True)
+    ),
+    "awaited name": AwaitedObjectRecord("files", "late"),
+    "link": LinkRecord(Link("plant-b", "e-1", 9, HASH, True, "why\0not", 1_700_000_006.0)),
+    "note": JournalRecord(2, 1_700_000_007.0, "seal", "plant-b\0"),
+    "zone": ZoneEpochRecord(StoreInfo("plant-a", "epoch-1", 1_699_999_000.0)),
     "row": ProviderRowRecord("provider_metric_rollups", LETTER),
 }
 CANONICAL = {
@@ -254,11 +256,11 @@ def test_the_titles_of_kinds() -> None:
 
 def test_what_a_move_writes_down() -> None:
     """JSON, the same in every store."""
-    mark = Mark("jobs of a", {"jobs": (2, "ab")}, "b", "7 8")
+    mark = MoveState("jobs of a", {"jobs": (2, "ab")}, "b", "7 8")
     text = b'{"source":"jobs of a","sums":{"jobs":[2,"ab"]},"moved_to":"b","birth":"7 8"}'
-    assert encode_mark(mark) == text
-    assert read_mark(text) == mark
-    assert read_mark(b'{"source":"x"}').is_half
+    assert encode_move_state(mark) == text
+    assert read_move_state(text) == mark
+    assert read_move_state(b'{"source":"x"}').is_half
 
 
 # ---- whole stores -------------------------------------------------------------------------------
@@ -305,20 +307,20 @@ def test_the_sums_of_a_store_of_jobs(
 def _job_sums(url: str) -> dict[str, tuple[int, str]]:
     found = {}
     with closing(open_store(url, read_only=True)) as store:
-        records = cast("Archive", records_of(store))
+        records = cast("RecordStore", records_of(store))
         for kind in JOB_KINDS:
-            adding = Adding()
-            for copy in copies(records, kind):
+            adding = RunningDigest()
+            for copy in all_records(records, kind):
                 adding.add(_without_fence(copy))
             total = adding.sum()
             found[kind.title] = (total.count, total.digest)
     return found
 
 
-def _without_fence(copy: Copy) -> Copy:
-    if not isinstance(copy, JobCopy):
+def _without_fence(copy: TransferRecord) -> TransferRecord:
+    if not isinstance(copy, JobRecord):
         return copy
-    return JobCopy(replace(copy.job, fence=0), copy.changed_at)
+    return JobRecord(replace(copy.job, fence=0), copy.changed_at)
 
 
 @pytest.mark.parametrize(
@@ -335,6 +337,10 @@ def test_the_sums_of_a_store_of_facts(
     file = f"sqlite:///{tmp_path}/facts.db"
     url = with_facts(file if place == "sqlite" else request.getfixturevalue(place))
     with closing(open_fact_store(url, zone=ZONE, read_only=True)) as store:
-        records = cast("Archive", records_of(store))
-        sums = {kind.title: summed(records, kind) for kind in FACT_KINDS if kind is not ZoneCopy}
+        records = cast("RecordStore", records_of(store))
+        sums = {
+            kind.title: digest_of(records, kind)
+            for kind in FACT_KINDS
+            if kind is not ZoneEpochRecord
+        }
     assert {kind: (each.count, each.digest) for kind, each in sums.items()} == FACT_SUMS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.move.run import Asked, Outcome, reopen, run
-from ergon_framework.app.move.transfer import Tell, Told
+from ergon_framework.app.move.transfer import Tell, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.factstore.nats import database
 from ergon_framework.boundary.settings import ZoneSettings
@@ -122,7 +122,7 @@ def test_a_move_that_fails_leaves_the_store_open(jobs: str, tmp_path: Path) -> N
     """Somebody has to be able to work; one that was shut before stays shut."""
     target = f"sqlite:///{tmp_path}/new.db"
 
-    def spoil(told: Told) -> None:
+    def spoil(told: TransferProgress) -> None:
         if told.what == "verifying jobs":
             raise StoreError("the disk is gone")
 

@@ -12,7 +12,7 @@ import pytest
 
 from ergon_framework.app.move import transfer
 from ergon_framework.app.move.run import Asked, Outcome, run
-from ergon_framework.app.move.transfer import Part, Told
+from ergon_framework.app.move.transfer import Transfer, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
@@ -22,7 +22,7 @@ from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.ports.transfer import JOB_KINDS, is_half_moved
+from ergon_framework.ports.transfer import JOB_KINDS, is_incomplete
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
@@ -49,7 +49,7 @@ class Once:
         self._what, self._act = what, act
         self.was_done = False
 
-    def __call__(self, told: Told) -> None:
+    def __call__(self, told: TransferProgress) -> None:
         """Listen to a move."""
         if told.what == self._what and not self.was_done:
             self.was_done = True
@@ -204,7 +204,7 @@ def test_facts_that_are_appended_meanwhile_come_along(
 
         watched(source, target, Once(when, append), zone=ZONE, shuts=shuts, is_forced=True)
     assert fact_sums(target) == fact_sums(source)
-    count = fact_sums(target)["FactCopy"].count
+    count = fact_sums(target)["FactRecord"].count
     assert count == (3 if shuts and when != "copying epoch" else 4)
 
 
@@ -220,7 +220,7 @@ def test_facts_that_are_appended_to_nats_meanwhile_come_along(
         act = Once("verifying epoch", lambda: producer.append(OUTBOUND, [new_fact("d")]))
         watched(nats_url, target, act, zone=ZONE)
     assert fact_sums(target) == fact_sums(nats_url)
-    assert fact_sums(target)["FactCopy"].count == 4
+    assert fact_sums(target)["FactRecord"].count == 4
 
 
 def test_an_object_that_comes_meanwhile_comes_along(tmp_path: Path) -> None:
@@ -249,10 +249,10 @@ def test_jobs_that_are_added_meanwhile_come_along(when: str, jobs: str, tmp_path
 def test_a_source_that_grows_without_end_is_not_called_moved() -> None:
     """It is copied a few times, and then it is said what to do."""
     with closing(MemoryJobStore()) as source, closing(MemoryJobStore()) as target:
-        part = Part("jobs", source.records, target.records, JOB_KINDS, "one", "another")
+        part = Transfer("jobs", source.records, target.records, JOB_KINDS, "one", "another")
         source.add([new_job("first")])
 
-        def grow(told: Told) -> None:
+        def grow(told: TransferProgress) -> None:
             if told.what == "verifying jobs":
                 source.add([new_job(f"n{source.now()}")])
 
@@ -260,6 +260,6 @@ def test_a_source_that_grows_without_end_is_not_called_moved() -> None:
         with pytest.raises(StoreError, match=r"keep coming .*copied 5 times") as caught:
             transfer.move(part, grow)
         assert "--shut" in caught.value.remedy
-        assert is_half_moved(target)
+        assert is_incomplete(target)
         transfer.end([part], [transfer.move(part, lambda _: None)])
-        assert not is_half_moved(target)
+        assert not is_incomplete(target)

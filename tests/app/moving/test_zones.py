@@ -88,7 +88,7 @@ def test_objects_go_along(zone: Path, tmp_path: Path) -> None:
         assert kept is not None
         assert found.objects.verify(kept.digest, kept.size) is None
         assert found.store.info().epoch
-    assert fact_sums(facts_in(tmp_path / "new"))["FactCopy"].count == 1
+    assert fact_sums(facts_in(tmp_path / "new"))["FactRecord"].count == 1
 
 
 def test_objects_may_go_elsewhere(zone: Path, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_object_that_is_gone_is_told(zone: Path, tmp_path: Path) -> None:
         blob.unlink()
     with pytest.raises(DataLossError, match="the bytes of files/also-one are not there"):
         moved(zone, tmp_path / "new")
-    assert fact_sums(facts_in(tmp_path / "new"))["FactCopy"].count == 0
+    assert fact_sums(facts_in(tmp_path / "new"))["FactRecord"].count == 0
 
 
 def test_a_zone_that_a_node_holds_is_refused(zone: Path, tmp_path: Path) -> None:

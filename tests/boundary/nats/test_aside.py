@@ -7,7 +7,7 @@ import pytest
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import OUTBOUND, Quarantined
-from ergon_framework.ports.transfer import ConsumerCopy, ItemCopy
+from ergon_framework.ports.transfer import ConsumerCursorRecord, QuarantineRecord
 from ergon_framework.storage.nats import Stored
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.nats.conftest import Open
@@ -112,8 +112,8 @@ def test_a_consumer_that_was_moved_here_looks_again(open_store: Open, nats_url: 
     item = set_aside(store, 1)
     store.settle(item.id, "released")
     assert not target.serve("c", 1, PLENTY).is_released
-    target.records.load(store.records.dump(ConsumerCopy, None, 10))
-    target.records.load(store.records.dump(ItemCopy, None, 10))
+    target.records.load(store.records.dump(ConsumerCursorRecord, None, 10))
+    target.records.load(store.records.dump(QuarantineRecord, None, 10))
     served = target.serve("c", 9, PLENTY)
     assert (served.is_released, [fact.offset for fact in served.page.facts]) == (True, [1])
 

@@ -14,7 +14,7 @@ from ergon_framework.boundary.factstore.nats import registry
 from ergon_framework.boundary.factstore.nats.registry import Place, stretch
 from ergon_framework.boundary.factstore.nats.schema import ObjectRecord, encode
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, StoredObject
-from ergon_framework.ports.transfer import NameCopy
+from ergon_framework.ports.transfer import ObjectNameRecord
 from ergon_framework.storage.nats import NatsStream, Stored
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.nats.conftest import Open
@@ -116,7 +116,7 @@ def test_thousands_of_names_in_pages(
     store, model = open_store(), MemoryFactStore("plant-a", clock=lambda: 1.0)
     kinds = ("key-{}", "Schlüssel {}", "x" * 80 + "{}", "a/b/{}.bin")
     copies = [
-        NameCopy(
+        ObjectNameRecord(
             StoredObject(
                 f"bucket {n % 3}",
                 kinds[n % 4].format(n * 7919 % 3001),

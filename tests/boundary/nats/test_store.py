@@ -42,7 +42,7 @@ from ergon_framework.ports.factstore import (
     Quarantined,
     Reference,
 )
-from ergon_framework.ports.transfer import AwaitedCopy, FactCopy, ItemCopy
+from ergon_framework.ports.transfer import AwaitedObjectRecord, FactRecord, QuarantineRecord
 from ergon_framework.storage.nats import Message
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
 from tests.boundary.nats.conftest import Open
@@ -294,7 +294,7 @@ def test_who_dies_between_two_commits_of_a_move_is_followed_by_another(
     """Facts that were loaded in part are loaded to the end by whoever does it again."""
     source = MemoryFactStore("plant-a")
     source.append(OUTBOUND, [new(f"id-{n}") for n in range(700)])
-    facts = source.records.dump(FactCopy, None, 700)
+    facts = source.records.dump(FactRecord, None, 700)
     store = open_store()
     commit, calls = store.database.stream.commit, count(1)
 
@@ -309,7 +309,7 @@ def test_who_dies_between_two_commits_of_a_move_is_followed_by_another(
     again = open_store()
     assert 0 < again.logs()[0].head < 700
     again.records.load(facts)
-    assert again.records.dump(FactCopy, None, 700) == facts
+    assert again.records.dump(FactRecord, None, 700) == facts
     assert again.append(OUTBOUND, [new("id-5"), new("more")])[1] == Appended(701)
 
 
@@ -333,7 +333,7 @@ def test_a_fact_with_more_references_than_a_commit_has_room_for(open_store: Open
     names = [Reference("files", f"key-{n}", bytes(32), 1) for n in range(1200)]
     facts = [sent("a", 1, references=tuple(names))]
     store.receive("plant-b", facts, Link("plant-b", "e", 1))
-    assert len(store.records.dump(AwaitedCopy, None, 2000)) == 1200
+    assert len(store.records.dump(AwaitedObjectRecord, None, 2000)) == 1200
     store.bind("files", "key-7", bytes(32), 1)
     [outcome] = store.append(OUTBOUND, [new("b", references=tuple(names))])
     assert isinstance(outcome, MissingReference)
@@ -473,7 +473,7 @@ def test_many_released_facts_are_confirmed_at_once(open_store: Open) -> None:
     store.create_consumer("c", OUTBOUND)
     store.append(OUTBOUND, [new(f"id-{n}") for n in range(number)])
     copies = [
-        ItemCopy(
+        QuarantineRecord(
             Quarantined(n, "c", OUTBOUND, n, "bad", "", 1, 1.0, "released"), is_served=n % 2 == 0
         )
         for n in range(1, number + 1)

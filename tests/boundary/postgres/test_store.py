@@ -27,7 +27,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, Link, Outcome
-from ergon_framework.ports.transfer import FactCopy
+from ergon_framework.ports.transfer import FactRecord
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
 from tests.boundary.postgres.conftest import Open, change
@@ -197,7 +197,7 @@ def test_a_page_costs_no_more_than_it_has(store: PostgresFactStore, to_zone: str
     tracemalloc.start()
     try:
         page = store.page(OUTBOUND, 0, 1000, 1 << 20, to_zone)
-        copies = store.records.dump(FactCopy, (1, 320), 12)
+        copies = store.records.dump(FactRecord, (1, 320), 12)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

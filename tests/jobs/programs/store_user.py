@@ -10,7 +10,7 @@ import sys
 
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import FullJobStore, LeaseRenewal, NewJob, WorkerRecord
-from ergon_framework.ports.transfer import Archive, JobCopy, records_of
+from ergon_framework.ports.transfer import JobRecord, RecordStore, records_of
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask
 
@@ -30,8 +30,8 @@ def main(url: str, *keys: str) -> None:
         store.prune(10)
         store.set_queue("q", max_active=n + 1)
         records = records_of(store)
-        assert isinstance(records, Archive)
-        records.load(records.dump(JobCopy, None, 100))
+        assert isinstance(records, RecordStore)
+        records.load(records.dump(JobRecord, None, 100))
     say("end")
 
 

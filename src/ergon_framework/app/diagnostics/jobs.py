@@ -37,7 +37,7 @@ from ergon_framework.jobs.child_process import executor_environment
 from ergon_framework.jobs.pool import checked
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.opening import check_url
-from ergon_framework.ports.transfer import mark_of, refuse_unsettled
+from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 from ergon_framework.storage.urls import file_of
 from ergon_framework.task.mixins.utils import run_with_timeout
 
@@ -294,7 +294,7 @@ def _looked_into(url: str) -> Finding | None:
         if not _are_there(url):
             return None
         with closing(open_store(url, read_only=True)) as store:
-            refuse_unsettled(mark_of(store))
+            refuse_unusable(move_state_of(store))
             return _of(store, url)
     except StoreUnavailableError:
         return None

@@ -32,7 +32,7 @@ from ergon_framework.boundary.store_urls import (
     open_facts,
 )
 from ergon_framework.errors import ConfigurationError, ErgonError
-from ergon_framework.ports.transfer import mark_of, refuse_unsettled
+from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 
 _TLS = ("cert", "key", "ca")
 _EVERYWHERE = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - to be told from, not to bind
@@ -229,7 +229,7 @@ def _opened(check: str, name: str, settings: ZoneSettings, file: Path | None) ->
     A file is only looked at: its node may have it, and whoever asks may be another user.
     """
     with closing(open_facts(name, settings, read_only=file is not None)) as store:
-        refuse_unsettled(mark_of(store))
+        refuse_unusable(move_state_of(store))
         acknowledgement, largest = store.acknowledgement, store.largest
         is_in_memory = isinstance(store, MemoryFactStore)
     if file is not None and not os.access(file, os.W_OK):

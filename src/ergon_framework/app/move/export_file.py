@@ -27,14 +27,21 @@ from ergon_framework.app.move import stores as opening
 from ergon_framework.app.move.preflight import refuse_half_source
 from ergon_framework.app.move.record_file import CALLS, FACTS, JOBS, Header, RecordWriter, Trailer
 from ergon_framework.app.move.stores import Asked
-from ergon_framework.app.move.transfer import MOST_TURNS, PAGE, Tell, Told, copies, summed
+from ergon_framework.app.move.transfer import (
+    MOST_TURNS,
+    PAGE,
+    Tell,
+    TransferProgress,
+    all_records,
+    digest_of,
+)
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import is_folder, open_object_store
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError, describe
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.objectstore import ObjectStore
-from ergon_framework.ports.transfer import Archive, NameCopy, records_of
+from ergon_framework.ports.transfer import ObjectNameRecord, RecordStore, records_of
 from ergon_framework.storage import secure_files
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.sqlite.connections import connect, open_reader
@@ -81,7 +88,7 @@ class Output(Protocol):
 @dataclass(frozen=True)
 class _Part:
     name: str
-    records: Archive
+    records: RecordStore
     totals: dict[str, int]
 
 
@@ -161,7 +168,7 @@ def _opened(asked: Exporting, looked_at: Exporting, stack: ExitStack) -> _Opened
     jobs = opening.job_source(trial, stack)
     if jobs is not None:
         total = {"jobs": jobs.count(Search())}
-        parts.append(_Part(JOBS, cast("Archive", records_of(jobs)), total))
+        parts.append(_Part(JOBS, cast("RecordStore", records_of(jobs)), total))
     if not parts:
         raise opening.no_work_at(asked.source)
     notes = [
@@ -176,7 +183,7 @@ def _opened_zone(asked: Exporting, trial: Asked, stack: ExitStack) -> _Opened:
         opening.refuse_object_source(asked.objects)
     store = opening.zone_source(trial, stack)
     total = {"facts": sum(log.head - log.first + 1 for log in store.logs())}
-    part = _Part(FACTS, cast("Archive", records_of(store)), total)
+    part = _Part(FACTS, cast("RecordStore", records_of(store)), total)
     found = _Opened([part], store.info().zone)
     place = asked.objects or asked.source.objects
     if not asked.has_objects:
@@ -225,26 +232,26 @@ def _write(opened: _Opened, writer: RecordWriter, tell: Tell) -> None:
         _write_objects(stores, writer, tell)
     for part in opened.parts:
         for kind in record_file.kinds_of(part.name):
-            for copy in copies(part.records, kind):
+            for copy in all_records(part.records, kind):
                 count = writer.record(copy)
                 if count % PAGE == 1:
                     failpoint("export.page.written")
                     total = part.totals.get(kind.title)
-                    tell(Told(part.name, f"exporting {kind.title}", count, total))
+                    tell(TransferProgress(part.name, f"exporting {kind.title}", count, total))
 
 
 def _write_objects(stores: object_bytes.Bytes, writer: RecordWriter, tell: Tell) -> None:
     """Write the bytes of every object once, whatever number of names it has."""
     written: set[bytes] = set()
-    for count, name in enumerate(copies(stores.names, NameCopy), 1):
+    for count, name in enumerate(all_records(stores.names, ObjectNameRecord), 1):
         kept = name.object
         if kept.digest not in written:
             written.add(kept.digest)
             _write_object(stores, name, writer)
-        tell(Told(object_bytes.PART, "exporting objects", count))
+        tell(TransferProgress(object_bytes.PART, "exporting objects", count))
 
 
-def _write_object(stores: object_bytes.Bytes, name: NameCopy, writer: RecordWriter) -> None:
+def _write_object(stores: object_bytes.Bytes, name: ObjectNameRecord, writer: RecordWriter) -> None:
     kept = name.object
     download = stores.source.open(kept.digest)
     if download is None:
@@ -277,10 +284,10 @@ def _is_unchanged(opened: _Opened, writer: RecordWriter, tell: Tell) -> bool:
     """Whether a second reading comes to the same: then the first is the state between the two."""
     for part in opened.parts:
         for kind in record_file.kinds_of(part.name):
-            tell(Told(part.name, f"comparing {kind.title}", 0))
-            found, wrote = summed(part.records, kind), writer.sum_of(kind)
+            tell(TransferProgress(part.name, f"comparing {kind.title}", 0))
+            found, wrote = digest_of(part.records, kind), writer.sum_of(kind)
             if (found.count, found.digest) != (wrote.count, wrote.digest):
-                tell(Told(part.name, "beginning anew: something came meanwhile", 0))
+                tell(TransferProgress(part.name, "beginning anew: something came meanwhile", 0))
                 return False
     return True
 

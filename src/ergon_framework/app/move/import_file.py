@@ -32,12 +32,12 @@ from ergon_framework.app.move.record_file import (
     kinds_of,
 )
 from ergon_framework.app.move.stores import Asked
-from ergon_framework.app.move.transfer import PAGE, Moved, Part, Tell, Told
+from ergon_framework.app.move.transfer import PAGE, Moved, Tell, Transfer, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import is_folder, open_object_store
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
 from ergon_framework.ports.objectstore import ObjectStore
-from ergon_framework.ports.transfer import FILE_OF_RECORDS, Archive, mark_of, records_of
+from ergon_framework.ports.transfer import FILE_OF_RECORDS, RecordStore, move_state_of, records_of
 from ergon_framework.storage import secure_files
 
 STDIN = "the standard input"
@@ -88,7 +88,7 @@ def run(asked: Importing, tell: Tell, stdin: IO[bytes] | None = None) -> Importe
 def _check(file: RecordFile, asked: Importing, tell: Tell) -> None:
     def watch(count: int) -> None:
         if count % PAGE == 1:
-            tell(Told("file", "reading records", count))
+            tell(TransferProgress("file", "reading records", count))
 
     file.check(watch, may_be_cut_off=asked.may_be_cut_off)
 
@@ -124,23 +124,25 @@ def _refuse_target(asked: Importing, header: Header) -> None:
 # ---- parts --------------------------------------------------------------------------------------
 
 
-def _work_parts(asked: Importing, steps: Asked, file: RecordFile, stack: ExitStack) -> list[Part]:
+def _work_parts(
+    asked: Importing, steps: Asked, file: RecordFile, stack: ExitStack
+) -> list[Transfer]:
     parts = []
     if CALLS in file.header.parts:
         calls = opening.call_target(asked.target)
         parts.append(_part(CALLS, file, calls, asked))
     if JOBS in file.header.parts:
         jobs = opening.job_target(steps, stack)
-        parts.append(_part(JOBS, file, cast("Archive", records_of(jobs)), asked))
+        parts.append(_part(JOBS, file, cast("RecordStore", records_of(jobs)), asked))
     return parts
 
 
-def _part(name: str, file: RecordFile, target: Archive, asked: Importing) -> Part:
+def _part(name: str, file: RecordFile, target: RecordStore, asked: Importing) -> Transfer:
     kinds, state = kinds_of(name), file.state()
     if file.trailer is None:
         _refuse_filled(name, target, asked)
         kinds = tuple(kind for kind in kinds if file.counts[kind.kind])
-    return Part(
+    return Transfer(
         *(name, file, target, kinds, f"{FILE_OF_RECORDS}{file.digest}"),
         asked.target.name,
         {kind.title: file.counts[kind.kind] for kind in kinds},
@@ -149,9 +151,9 @@ def _part(name: str, file: RecordFile, target: Archive, asked: Importing) -> Par
     )
 
 
-def _refuse_filled(name: str, target: Archive, asked: Importing) -> None:
+def _refuse_filled(name: str, target: RecordStore, asked: Importing) -> None:
     """What a file that was cut off says nothing about has to be missing in the store as well."""
-    if not mark_of(target).source and not transfer.is_empty(target, kinds_of(name)):
+    if not move_state_of(target).source and not transfer.is_empty(target, kinds_of(name)):
         raise StoreError(
             f"{asked.target.name} holds {name} already",
             remedy="name an empty store as TO; nothing was changed",
@@ -179,7 +181,7 @@ def _import_zone(
     if place is not None:
         opening.refuse_object_target(place, str(file.header.zone), asked.target.file)
     store = opening.zone_target(steps, str(file.header.zone), stack)
-    part = _part(FACTS, file, cast("Archive", records_of(store)), asked)
+    part = _part(FACTS, file, cast("RecordStore", records_of(store)), asked)
     _begin(asked, [part])
     if place is None:
         if file.header.has_objects or file.counts["object"]:
@@ -234,7 +236,7 @@ def _open_objects(asked: Importing, place: str, zone: str, stack: ExitStack) -> 
 # ---- filling ------------------------------------------------------------------------------------
 
 
-def _begin(asked: Importing, parts: Sequence[Part]) -> None:
+def _begin(asked: Importing, parts: Sequence[Transfer]) -> None:
     """Refuse what cannot be before anything is written, and then leave word."""
     for part in parts:
         preflight.refuse_other(part)
@@ -244,7 +246,7 @@ def _begin(asked: Importing, parts: Sequence[Part]) -> None:
 
 def _fill(
     asked: Importing,
-    parts: Sequence[Part],
+    parts: Sequence[Transfer],
     found: Imported,
     tell: Tell,
     *,

@@ -6,10 +6,10 @@ import hashlib
 from contextlib import closing
 from dataclasses import dataclass
 
-from ergon_framework.app.move.transfer import Moved, Sum, Tell, Told, copies
+from ergon_framework.app.move.transfer import KindDigest, Moved, Tell, TransferProgress, all_records
 from ergon_framework.errors import DataLossError, FactInvalidError
 from ergon_framework.ports.objectstore import ObjectStore
-from ergon_framework.ports.transfer import Archive, NameCopy
+from ergon_framework.ports.transfer import ObjectNameRecord, RecordStore
 from ergon_framework.storage.failpoints import declare, failpoint
 
 PART = "objects"
@@ -22,7 +22,7 @@ declare("move.object.before", "move.object.after")
 class Bytes:
     """Two stores of objects, and the zone whose names say which objects there are."""
 
-    names: Archive
+    names: RecordStore
     source: ObjectStore
     target: ObjectStore
     origin: str
@@ -32,9 +32,9 @@ class Bytes:
 def look(stores: Bytes, tell: Tell) -> Moved:
     """Find out how many names stand for bytes that would be copied; nothing is written."""
     moved = Moved(PART, PART)
-    for count, name in enumerate(copies(stores.names, NameCopy), 1):
+    for count, name in enumerate(all_records(stores.names, ObjectNameRecord), 1):
         moved.copied += stores.target.stat(name.object.digest) is None
-        tell(Told(PART, "comparing objects", count))
+        tell(TransferProgress(PART, "comparing objects", count))
     return moved
 
 
@@ -45,18 +45,18 @@ def move(stores: Bytes, tell: Tell) -> Moved:
     gives back is what counts.
     """
     moved = Moved(PART, PART)
-    for count, name in enumerate(copies(stores.names, NameCopy), 1):
+    for count, name in enumerate(all_records(stores.names, ObjectNameRecord), 1):
         if _flaw(stores, name) is not None:
             _bring(stores, name)
             moved.copied += 1
-        tell(Told(PART, "copying objects", count))
+        tell(TransferProgress(PART, "copying objects", count))
     return moved
 
 
 def settle(stores: Bytes, moved: Moved, tell: Tell) -> None:
     """Look for the bytes of every name once more; of those that came meanwhile, copy them."""
     total, count = hashlib.sha256(), 0
-    for name in copies(stores.names, NameCopy):
+    for name in all_records(stores.names, ObjectNameRecord):
         kept = name.object
         found = stores.target.stat(kept.digest)
         if found is None or found.size != kept.size:
@@ -64,15 +64,15 @@ def settle(stores: Bytes, moved: Moved, tell: Tell) -> None:
             moved.copied += 1
         total.update(kept.digest + kept.size.to_bytes(8))
         count += 1
-        tell(Told(PART, "verifying objects", count))
-    moved.sum = Sum(count, total.hexdigest())
+        tell(TransferProgress(PART, "verifying objects", count))
+    moved.sum = KindDigest(count, total.hexdigest())
 
 
-def _flaw(stores: Bytes, name: NameCopy) -> str | None:
+def _flaw(stores: Bytes, name: ObjectNameRecord) -> str | None:
     return stores.target.verify(name.object.digest, name.object.size)
 
 
-def _bring(stores: Bytes, name: NameCopy) -> None:
+def _bring(stores: Bytes, name: ObjectNameRecord) -> None:
     """Copy the bytes of one object, and read them where they are now."""
     failpoint("move.object.before")
     _copy(stores, name)
@@ -82,7 +82,7 @@ def _bring(stores: Bytes, name: NameCopy) -> None:
         raise lost(name, f"are not what was written where they were copied to: {flaw}")
 
 
-def _copy(stores: Bytes, name: NameCopy) -> None:
+def _copy(stores: Bytes, name: ObjectNameRecord) -> None:
     """Copy the bytes of one object; a transfer that was cut goes on where it stopped."""
     digest = name.object.digest
     download = stores.source.open(digest)
@@ -106,7 +106,7 @@ def _copy(stores: Bytes, name: NameCopy) -> None:
             raise
 
 
-def lost(name: NameCopy, what: str) -> DataLossError:
+def lost(name: ObjectNameRecord, what: str) -> DataLossError:
     """The error of bytes that are not there, or not what they were."""
     kept = name.object
     return DataLossError(

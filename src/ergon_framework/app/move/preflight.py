@@ -6,27 +6,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ergon_framework.app.move.transfer import (
-    Part,
-    Step,
-    copies,
+    Difference,
+    Transfer,
+    all_records,
     differences,
+    digest_of,
     is_empty,
-    summed,
 )
 from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.factstore import ConsumerStore
 from ergon_framework.ports.jobstore import JobAdmin
-from ergon_framework.ports.transfer import FactCopy, JobCopy, Mark, birth_of, mark_of, moved_away
+from ergon_framework.ports.transfer import (
+    FactRecord,
+    JobRecord,
+    MoveState,
+    move_state_of,
+    moved_away,
+    store_id_of,
+)
 
 
-def refuse_other(part: Part) -> None:
+def refuse_other(part: Transfer) -> None:
     """Write into an empty store, or into an untouched earlier copy of the same one."""
     refuse_half_source(part.source)
-    if part.birth and birth_of(part.target) == part.birth:
+    if part.birth and store_id_of(part.target) == part.birth:
         raise into_itself(part.where)
-    mark = mark_of(part.target)
+    mark = move_state_of(part.target)
     if mark.moved_to:
         raise moved_away(part.where, mark.moved_to)
     if not mark.source:
@@ -50,7 +57,7 @@ def refuse_other(part: Part) -> None:
 
 def refuse_half_source(source: object) -> None:
     """Read no store that another move has not filled yet."""
-    mark = mark_of(source)
+    mark = move_state_of(source)
     if mark.is_half:
         raise StoreError(
             f"{mark.unended} into FROM has not ended: it is to become a copy of {mark.source}",
@@ -65,27 +72,27 @@ def into_itself(name: str) -> ConfigurationError:
     )
 
 
-def is_copy_of(mark: Mark, part: Part) -> bool:
+def is_copy_of(mark: MoveState, part: Transfer) -> bool:
     """Whether a mark was left by a move of the same source, however its name is written."""
     return _is_born_alike(mark, part) or is_same(mark.source, part.identity)
 
 
-def _is_born_alike(mark: Mark, part: Part) -> bool:
+def _is_born_alike(mark: MoveState, part: Transfer) -> bool:
     return bool(mark.birth) and mark.birth == part.birth
 
 
-def _verb(part: Part) -> str:
+def _verb(part: Transfer) -> str:
     return "import" if part.is_import else "mov"
 
 
-def _another(mark: Mark, part: Part) -> StoreError:
+def _another(mark: MoveState, part: Transfer) -> StoreError:
     if part.is_import:
         return StoreError(
             f"{part.where} holds {part.name} of another source than this file: {mark.source}",
             remedy="name an empty store as TO; nothing was changed",
             details={"source": mark.source},
         )
-    has_epoch = FactCopy in part.kinds  # which is the same wherever the zone is
+    has_epoch = FactRecord in part.kinds  # which is the same wherever the zone is
     again = "" if has_epoch else "if both are one store, write FROM as it was written then; else "
     return StoreError(
         f"{part.where} holds {part.name} that were moved there from another store: {mark.source},"
@@ -95,19 +102,19 @@ def _another(mark: Mark, part: Part) -> StoreError:
     )
 
 
-def _is_untouched(part: Part, sums: dict[str, tuple[int, str]]) -> bool:
-    found = {kind.title: summed(part.target, kind) for kind in part.kinds}
+def _is_untouched(part: Transfer, sums: dict[str, tuple[int, str]]) -> bool:
+    found = {kind.title: digest_of(part.target, kind) for kind in part.kinds}
     return {kind: (each.count, each.digest) for kind, each in found.items()} == sums
 
 
-def _refuse_foreign(mark: Mark, part: Part) -> None:
+def _refuse_foreign(mark: MoveState, part: Transfer) -> None:
     """Jobs leave a store one by one. Where all have left, it may be another store of the same name,
     or one that was emptied, and what was copied before may be all there is.
     """
-    if JobCopy not in part.kinds or not part.target.dump(JobCopy, None, 1):
+    if JobRecord not in part.kinds or not part.target.dump(JobRecord, None, 1):
         return
-    steps = differences(part.source, part.target, JobCopy)
-    if any(step in (Step.SAME, Step.CHANGED) for step, _ in steps):
+    steps = differences(part.source, part.target, JobRecord)
+    if any(step in (Difference.SAME, Difference.CHANGED) for step, _ in steps):
         return
     if not _were_purged(mark, part):
         raise StoreError(
@@ -119,26 +126,28 @@ def _refuse_foreign(mark: Mark, part: Part) -> None:
         )
 
 
-def _were_purged(mark: Mark, part: Part) -> bool:
+def _were_purged(mark: MoveState, part: Transfer) -> bool:
     """Whether no copy is needed: the very same store went on without these jobs, or it is time for
     every one of them to go, wherever it is.
     """
     if _is_born_alike(mark, part) and _went_on(part):
         return True
     now = part.now()
-    return all(_is_past(copy, now) for copy in copies(part.target, JobCopy))
+    return all(_is_past(copy, now) for copy in all_records(part.target, JobRecord))
 
 
-def _went_on(part: Part) -> bool:
+def _went_on(part: Transfer) -> bool:
     """Whether all that the source has came after what was copied. One that was put back from a
     backup is the very same store, too, but an older one, and the copies are newer than it.
     """
-    oldest = min((copy.job.created_at for copy in copies(part.source, JobCopy)), default=None)
-    newest = max(copy.job.created_at for copy in copies(part.target, JobCopy))
+    oldest = min(
+        (copy.job.created_at for copy in all_records(part.source, JobRecord)), default=None
+    )
+    newest = max(copy.job.created_at for copy in all_records(part.target, JobRecord))
     return oldest is not None and oldest >= newest
 
 
-def _is_past(copy: JobCopy, now: float) -> bool:
+def _is_past(copy: JobRecord, now: float) -> bool:
     return copy.job.purge_at is not None and copy.job.purge_at <= now
 
 

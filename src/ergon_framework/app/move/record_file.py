@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from ergon_framework.app.move.transfer import Adding
+from ergon_framework.app.move.transfer import RunningDigest
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.unreadable import checked
 from ergon_framework.ports.objectstore import Blob
@@ -29,9 +29,9 @@ from ergon_framework.ports.transfer import (
     JOB_KINDS,
     PAGE_BYTES,
     C,
-    Copy,
-    JobCopy,
-    ZoneCopy,
+    JobRecord,
+    TransferRecord,
+    ZoneEpochRecord,
 )
 
 FORMAT = "ergon-records"
@@ -115,7 +115,7 @@ _read_line = msgspec.json.Decoder(_Line).decode
 _read_trailer = msgspec.json.Decoder(Trailer).decode
 
 
-def kinds_of(part: str) -> tuple[type[Copy], ...]:
+def kinds_of(part: str) -> tuple[type[TransferRecord], ...]:
     """The kinds of a part's records, in the order in which a store is filled."""
     if part == CALLS:
         from ergon_framework.providers.stores.records import PROVIDER_KINDS
@@ -133,7 +133,7 @@ def schema_of(part: str) -> int | str:
     return SCHEMAS[part]
 
 
-def line_of(copy: Copy) -> bytes:
+def line_of(copy: TransferRecord) -> bytes:
     """One record as a line."""
     key = _encode(plain(copy.name, "key"))
     record = _encode(copy.document())
@@ -153,13 +153,13 @@ class RecordWriter:
     def __init__(self, write: Callable[[bytes], object], header: Header) -> None:
         self._write = write
         self._digest = hashlib.sha256()
-        self._sums: dict[str, Adding] = {
-            kind.kind: Adding() for part in header.parts for kind in kinds_of(part)
+        self._sums: dict[str, RunningDigest] = {
+            kind.kind: RunningDigest() for part in header.parts for kind in kinds_of(part)
         }
         self.records = self.objects = 0
         write(_encode(header) + b"\n")
 
-    def record(self, copy: Copy) -> int:
+    def record(self, copy: TransferRecord) -> int:
         """Write one record; how many of its kind there were so far."""
         self._put(line_of(copy))
         self.records += 1
@@ -174,7 +174,7 @@ class RecordWriter:
         self._put(line)
         self.objects += offset == 0
 
-    def sum_of(self, kind: type[Copy]) -> KindSum:
+    def sum_of(self, kind: type[TransferRecord]) -> KindSum:
         """What the records of a kind come to so far."""
         found = self._sums[kind.kind].sum()
         return KindSum(found.count, found.digest)
@@ -292,7 +292,7 @@ class RecordFile:
 
     def check(self, watch: Callable[[int], None], *, may_be_cut_off: bool) -> None:
         """Read all of it once: every line, the order, the counts and the digest."""
-        total, sums = hashlib.sha256(), {kind: Adding() for kind in self._kinds}
+        total, sums = hashlib.sha256(), {kind: RunningDigest() for kind in self._kinds}
         order = list(self._kinds)
         at, last, blob = 0, None, None
         self.file.seek(self._begin)
@@ -349,10 +349,10 @@ class RecordFile:
             raise self._damaged(number, f"{parts} have no records of kind {found.kind[:40]!r}")
         return found
 
-    def _record(self, number: int, line: _Line) -> Copy:
+    def _record(self, number: int, line: _Line) -> TransferRecord:
         try:
             copy = self._kinds[line.kind].from_document(line.record)
-            if isinstance(copy, JobCopy):
+            if isinstance(copy, JobRecord):
                 checked(copy.job)  # as a store does that reads one
         except ValueError as error:
             raise self._damaged(number, f"{line.kind} {line.key!r:.60}: {error}") from None
@@ -360,8 +360,8 @@ class RecordFile:
             raise self._damaged(number, f"the key {line.key!r:.60} is not that of its record")
         return copy
 
-    def _check_order(self, number: int, last: Copy | None, copy: Copy) -> None:
-        if isinstance(copy, ZoneCopy) and copy.info.zone != self.header.zone:
+    def _check_order(self, number: int, last: TransferRecord | None, copy: TransferRecord) -> None:
+        if isinstance(copy, ZoneEpochRecord) and copy.info.zone != self.header.zone:
             raise self._damaged(number, f"it is about the zone {copy.info.zone[:60]!r}")
         if last is not None and copy.has_shared_places and not last.place < copy.place:
             raise self._damaged(number, f"a {copy.kind} {copy.name!r:.60} is twice there, or late")
@@ -372,7 +372,7 @@ class RecordFile:
         except msgspec.DecodeError as error:
             raise self._damaged(number, f"the trailer cannot be read: {error}") from None
 
-    def _compare(self, sums: Mapping[str, Adding], *, may_be_cut_off: bool) -> None:
+    def _compare(self, sums: Mapping[str, RunningDigest], *, may_be_cut_off: bool) -> None:
         trailer = self.trailer
         if trailer is None:
             if may_be_cut_off:
@@ -439,7 +439,7 @@ class RecordFile:
         stretch = self._stretches.get(kind.kind)
         if stretch is None:
             return []
-        page: list[Copy] = []
+        page: list[TransferRecord] = []
         position = start = stretch.start if after is None else self._behind(kind, after)
         self.file.seek(position)
         while position < stretch.end and len(page) < limit and position - start < PAGE_BYTES:
@@ -450,9 +450,9 @@ class RecordFile:
             self._next[kind.kind] = (page[-1].place, position)
         return cast("list[C]", page)
 
-    def _behind(self, kind: type[Copy], after: Any) -> int:
+    def _behind(self, kind: type[TransferRecord], after: Any) -> int:
         """Where the record after a position begins."""
-        if issubclass(kind, JobCopy):
+        if issubclass(kind, JobRecord):
             return int(after)
         place, position = self._next[kind.kind]
         if place != after:  # pages are asked for one after the other
@@ -463,11 +463,11 @@ class RecordFile:
         """A file is neither a copy nor shut."""
         return None
 
-    def load(self, copies: Sequence[Copy]) -> None:
+    def load(self, copies: Sequence[TransferRecord]) -> None:
         """Not into a file."""
         raise TypeError(self.name)
 
-    def discard(self, copies: Sequence[Copy]) -> None:
+    def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Not out of a file."""
         raise TypeError(self.name)
 
@@ -488,11 +488,11 @@ class RecordFile:
         )
 
 
-def _placed(copy: Copy, position: int) -> Copy:
+def _placed(copy: TransferRecord, position: int) -> TransferRecord:
     """A job gets the number that tells its place in the file."""
-    if not isinstance(copy, JobCopy):
+    if not isinstance(copy, JobRecord):
         return copy
-    return JobCopy(msgspec.structs.replace(copy.job, key=position), copy.changed_at)
+    return JobRecord(msgspec.structs.replace(copy.job, key=position), copy.changed_at)
 
 
 @dataclass

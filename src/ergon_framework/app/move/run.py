@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from ergon_framework.app.move import objects, preflight, transfer
 from ergon_framework.app.move import stores as opening
 from ergon_framework.app.move.stores import Asked, no_work_at, zones_at
-from ergon_framework.app.move.transfer import Moved, Part, Tell
+from ergon_framework.app.move.transfer import Moved, Tell, Transfer
 from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
-from ergon_framework.ports.transfer import mark_of, moved_away
+from ergon_framework.ports.transfer import move_state_of, moved_away
 
 __all__ = ["Asked", "Outcome", "run"]
 
@@ -95,7 +95,7 @@ def _move_zone(asked: Asked, tell: Tell) -> Outcome:
 # ---- both ---------------------------------------------------------------------------------------
 
 
-def _begin(asked: Asked, parts: Sequence[Part]) -> None:
+def _begin(asked: Asked, parts: Sequence[Transfer]) -> None:
     """Refuse what cannot be before anything is written, and then leave word."""
     for part in parts:
         preflight.refuse_other(part)
@@ -104,7 +104,7 @@ def _begin(asked: Asked, parts: Sequence[Part]) -> None:
         transfer.begin(*parts)
 
 
-def _moved(asked: Asked, parts: Sequence[Part], tell: Tell) -> list[Moved]:
+def _moved(asked: Asked, parts: Sequence[Transfer], tell: Tell) -> list[Moved]:
     """Copy each part; nobody works with any of them in the target before all are there."""
     if asked.is_trial:
         return [each for part in parts for each in transfer.look(part, tell)]
@@ -114,14 +114,14 @@ def _moved(asked: Asked, parts: Sequence[Part], tell: Tell) -> list[Moved]:
     return [each for moved in found for each in moved]
 
 
-def _are_shut(parts: Sequence[Part]) -> bool:
-    return all(mark_of(part.source).moved_to for part in parts)
+def _are_shut(parts: Sequence[Transfer]) -> bool:
+    return all(move_state_of(part.source).moved_to for part in parts)
 
 
 @contextmanager
-def _open_again_unless_done(asked: Asked, parts: Sequence[Part]) -> Iterator[None]:
+def _open_again_unless_done(asked: Asked, parts: Sequence[Transfer]) -> Iterator[None]:
     """Leave a source as open as it was when the move fails: somebody has to be able to work."""
-    was_open = [part for part in parts if not mark_of(part.source).moved_to]
+    was_open = [part for part in parts if not move_state_of(part.source).moved_to]
     try:
         yield
     except BaseException:
@@ -148,14 +148,14 @@ def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
             raise no_work_at(asked.source)
         for source in sources.values():
             transfer.refuse_elsewhere(source, asked.source.name, asked.target.name)
-        shut = [name for name, source in sources.items() if mark_of(source).moved_to]
+        shut = [name for name, source in sources.items() if move_state_of(source).moved_to]
         if shut and not asked.is_forced:
             for part in _parts(asked, shut, stack):
                 _refuse_worked_with(part, asked.source.name, tell)
         return [name for name, source in sources.items() if transfer.reopen(source)]
 
 
-def _parts(asked: Asked, shut: Collection[str], stack: ExitStack) -> list[Part]:
+def _parts(asked: Asked, shut: Collection[str], stack: ExitStack) -> list[Transfer]:
     """Both sides of what was shut, to be looked at; a folder of TO stays locked meanwhile."""
     # Whoever still has FROM open can change nothing there: that is no reason to wait.
     trial = replace(asked, is_trial=True, is_forced=True)
@@ -167,7 +167,7 @@ def _parts(asked: Asked, shut: Collection[str], stack: ExitStack) -> list[Part]:
         ) from error
 
 
-def _opened(trial: Asked, shut: Collection[str], stack: ExitStack) -> Iterator[Part]:
+def _opened(trial: Asked, shut: Collection[str], stack: ExitStack) -> Iterator[Transfer]:
     if trial.is_zone:
         file = trial.target.file
         if file is not None and file.parent.is_dir():
@@ -179,8 +179,8 @@ def _opened(trial: Asked, shut: Collection[str], stack: ExitStack) -> Iterator[P
         yield from opening.job_part(trial, stack)
 
 
-def _refuse_worked_with(part: Part, source: str, tell: Tell) -> None:
-    mark = mark_of(part.target)
+def _refuse_worked_with(part: Transfer, source: str, tell: Tell) -> None:
+    mark = move_state_of(part.target)
     if mark.moved_to:
         gone = moved_away(part.where, mark.moved_to)
         raise type(gone)(

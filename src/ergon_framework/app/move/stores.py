@@ -16,7 +16,7 @@ from ergon_framework.app.move.preflight import (
     refuse_readers,
     refuse_workers,
 )
-from ergon_framework.app.move.transfer import Part
+from ergon_framework.app.move.transfer import Transfer
 from ergon_framework.app.schema import tables_in, zones_there
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import file_has_table
@@ -39,10 +39,10 @@ from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.ports.transfer import (
     FACT_KINDS,
     JOB_KINDS,
-    Archive,
-    ZoneCopy,
-    birth_of,
+    RecordStore,
+    ZoneEpochRecord,
     records_of,
+    store_id_of,
 )
 
 if TYPE_CHECKING:
@@ -176,19 +176,19 @@ class Asked:
         return not self.shuts and (self.source.file is None or self.is_forced)
 
 
-def sources(asked: Asked, stack: ExitStack) -> dict[str, Archive]:
+def sources(asked: Asked, stack: ExitStack) -> dict[str, RecordStore]:
     """What can be shut at a place, opened for writing, by the names of parts."""
     if asked.is_zone:
         store = open_fact_store(asked.source.url, zone=zone_meant(asked.zone, asked.source))
-        return {"facts": cast("Archive", records_of(stack.enter_context(closing(store))))}
-    found: dict[str, Archive] = {}
+        return {"facts": cast("RecordStore", records_of(stack.enter_context(closing(store))))}
+    found: dict[str, RecordStore] = {}
     calls = call_source(asked.source)
     if calls is not None:
         found["provider calls"] = calls
     if _has_jobs(asked.source):
         jobs = open_store(asked.source.url, half_moved=True)
         stack.enter_context(closing(jobs))
-        found["jobs"] = cast("Archive", records_of(jobs))
+        found["jobs"] = cast("RecordStore", records_of(jobs))
     return found
 
 
@@ -224,23 +224,23 @@ def job_target(asked: Asked, stack: ExitStack) -> FullJobStore:
     return target
 
 
-def job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
+def job_part(asked: Asked, stack: ExitStack) -> Iterator[Transfer]:
     """The jobs, if there are any."""
     source = job_source(asked, stack)
     if source is None:
         return
     _refuse_elsewhere(asked, source)
     target = job_target(asked, stack)
-    yield Part(
+    yield Transfer(
         "jobs",
-        cast("Archive", records_of(source)),
-        cast("Archive", records_of(target)),
+        cast("RecordStore", records_of(source)),
+        cast("RecordStore", records_of(target)),
         JOB_KINDS,
         f"jobs of {asked.source.name}",
         asked.target.name,
         {"jobs": source.count(Search())},
         lambda: [(queue.name, queue.counts) for queue in source.queues()],
-        birth_of(source),
+        store_id_of(source),
         source.now,
     )
 
@@ -265,7 +265,7 @@ def call_target(place: StoreLocation) -> ProviderRecords:
     return ProviderRecords(database_of(place.url))
 
 
-def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
+def call_part(asked: Asked, notes: list[str]) -> Iterator[Transfer]:
     """The tables of provider calls, if there are any, and somewhere to put them."""
     source = call_source(asked.source)
     if source is None:
@@ -279,9 +279,9 @@ def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
 
     target = call_target(asked.target)
     name = f"provider calls of {asked.source.name}"
-    yield Part(
+    yield Transfer(
         *("provider calls", source, target, PROVIDER_KINDS, name, asked.target.name),
-        birth=birth_of(source),
+        birth=store_id_of(source),
     )
 
 
@@ -314,16 +314,16 @@ def zone_target(asked: Asked, zone: str, stack: ExitStack) -> FactStore:
     return target
 
 
-def zone_part(asked: Asked, stack: ExitStack) -> Part:
+def zone_part(asked: Asked, stack: ExitStack) -> Transfer:
     """The facts of a zone; folders are locked on both sides."""
     source = zone_source(asked, stack)
     _refuse_elsewhere(asked, source)
     info = source.info()
     target = zone_target(asked, info.zone, stack)
-    return Part(
+    return Transfer(
         "facts",
-        cast("Archive", records_of(source)),
-        cast("Archive", records_of(target)),
+        cast("RecordStore", records_of(source)),
+        cast("RecordStore", records_of(target)),
         FACT_KINDS,
         f"facts of {info.zone}, epoch {info.epoch}",
         asked.target.name,
@@ -386,7 +386,7 @@ def _refuse_unmakable(folder: Path, facts: Path | None) -> None:
         )
 
 
-def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
+def object_stores(asked: Asked, part: Transfer, stack: ExitStack) -> Bytes | None:
     """Where objects come from and go to; None when they are to stay."""
     places = asked.objects or (asked.source.objects, asked.target.objects)
     if places[0] is None or places[1] is None:
@@ -394,7 +394,7 @@ def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
     source = stack.enter_context(closing(open_object_store(places[0])))
     is_missing = is_folder(places[1]) and not Path(places[1]).is_dir()
     place = "memory://" if asked.is_trial and is_missing else places[1]
-    [zone] = [copy.info.zone for copy in part.source.dump(ZoneCopy, None, 1)]
+    [zone] = [copy.info.zone for copy in part.source.dump(ZoneEpochRecord, None, 1)]
     target = open_object_store(place, zone=zone, read_only=asked.is_trial)
     stack.enter_context(closing(target))
     origin = places[0] if is_folder(places[0]) else bucket_of(places[0]).place
@@ -404,7 +404,7 @@ def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
 def _refuse_elsewhere(asked: Asked, source: object) -> None:
     """Refuse a source that was shut for another place; to open the target would make it."""
     transfer.refuse_elsewhere(
-        cast("Archive", records_of(source)), asked.source.name, asked.target.name
+        cast("RecordStore", records_of(source)), asked.source.name, asked.target.name
     )
 
 

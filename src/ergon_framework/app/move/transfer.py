@@ -18,17 +18,17 @@ from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.ports.record_codec import plain
 from ergon_framework.ports.transfer import (
     PAGE_BYTES,
-    Archive,
-    Barred,
     C,
-    Copy,
-    FactCopy,
-    JobCopy,
-    Mark,
-    MarksTogether,
-    QueueCopy,
-    encode_mark,
-    mark_of,
+    FactRecord,
+    Freezable,
+    JobRecord,
+    JointMoveState,
+    MoveState,
+    QueueRecord,
+    RecordStore,
+    TransferRecord,
+    encode_move_state,
+    move_state_of,
 )
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -36,7 +36,7 @@ PAGE = 500
 """Copies that are read at once."""
 
 
-class Step(StrEnum):
+class Difference(StrEnum):
     """What one copy needs."""
 
     SAME = "same"  # nothing: it is on both sides
@@ -46,14 +46,14 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class KindDigest:
     """How many copies of a kind a store has, and the digest over all of them, in order."""
 
     count: int
     digest: str
 
 
-def copies(store: Archive, kind: type[C]) -> Iterator[C]:
+def all_records(store: RecordStore, kind: type[C]) -> Iterator[C]:
     """Every copy of a kind, in order."""
     after: Any = None
     while page := store.dump(kind, after, PAGE):
@@ -61,75 +61,79 @@ def copies(store: Archive, kind: type[C]) -> Iterator[C]:
         after = page[-1].place
 
 
-def differences(source: Archive, target: Archive, kind: type[Copy]) -> Iterator[tuple[Step, Copy]]:
+def differences(
+    source: RecordStore, target: RecordStore, kind: type[TransferRecord]
+) -> Iterator[tuple[Difference, TransferRecord]]:
     """What each copy needs, for the target to become what the source is.
 
     What is found gone is told before what is new, for places that cannot be compared: new things
     come last there. The target may be changed meanwhile as the steps say, and not otherwise.
     """
-    wanted, there = copies(source, kind), copies(target, kind)
+    wanted, there = all_records(source, kind), all_records(target, kind)
     theirs = next(there, None)
     for mine in wanted:
         while theirs is not None and _is_gone(theirs, mine):
-            yield Step.GONE, theirs
+            yield Difference.GONE, theirs
             theirs = next(there, None)
         if theirs is None or _thing(theirs) != _thing(mine):
-            yield Step.NEW, mine
+            yield Difference.NEW, mine
             continue
-        yield (Step.SAME if theirs.content == mine.content else Step.CHANGED), mine
+        yield (Difference.SAME if theirs.content == mine.content else Difference.CHANGED), mine
         theirs = next(there, None)
     while theirs is not None:
-        yield Step.GONE, theirs
+        yield Difference.GONE, theirs
         theirs = next(there, None)
 
 
-class Adding:
+class RunningDigest:
     """Copies that are added up, one after the other."""
 
     def __init__(self) -> None:
         self._digest, self._count = hashlib.sha256(), 0
 
-    def add(self, copy: Copy) -> int:
+    def add(self, copy: TransferRecord) -> int:
         """Add one; how many there were so far."""
         content = copy.content
         self._digest.update(len(content).to_bytes(8) + content)
         self._count += 1
         return self._count
 
-    def sum(self) -> Sum:
+    def sum(self) -> KindDigest:
         """What they come to."""
-        return Sum(self._count, self._digest.hexdigest())
+        return KindDigest(self._count, self._digest.hexdigest())
 
 
-def summed(store: Archive, kind: type[Copy], watch: Callable[[int], None] = lambda _: None) -> Sum:
+def digest_of(
+    store: RecordStore, kind: type[TransferRecord], watch: Callable[[int], None] = lambda _: None
+) -> KindDigest:
     """Read all copies of a kind and add them up; ``watch`` is told how many there were so far."""
-    adding = Adding()
-    for copy in copies(store, kind):
+    adding = RunningDigest()
+    for copy in all_records(store, kind):
         watch(adding.add(copy))
     return adding.sum()
 
 
-def is_empty(store: Archive, kinds: tuple[type[Copy], ...]) -> bool:
+def is_empty(store: RecordStore, kinds: tuple[type[TransferRecord], ...]) -> bool:
     """Whether a store holds nothing but what every fresh one holds."""
     return not any(
         copy for kind in kinds for copy in store.dump(kind, None, 2) if not copy.is_given
     )
 
 
-def _is_gone(theirs: Copy, mine: Copy) -> bool:
+def _is_gone(theirs: TransferRecord, mine: TransferRecord) -> bool:
     """Whether a copy of the target lies before the next one of the source."""
     if type(mine).has_shared_places:
         return bool(theirs.place < mine.place)
     return bool(_thing(theirs) != _thing(mine))
 
 
-def _thing(copy: Copy) -> Any:
+def _thing(copy: TransferRecord) -> Any:
     """What makes it the same thing on both sides; an id that is used again is another job."""
-    return (copy.name, copy.job.created_at) if isinstance(copy, JobCopy) else copy.name
+    return (copy.name, copy.job.created_at) if isinstance(copy, JobRecord) else copy.name
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TransferProgress:
     """How far a move has come: so many copies of a kind were looked at."""
 
     part: str
@@ -140,7 +144,7 @@ class Told:
     """How many there are, where that is known."""
 
 
-Tell = Callable[[Told], None]
+Tell = Callable[[TransferProgress], None]
 
 
 @dataclass(slots=True)
@@ -151,18 +155,18 @@ class Moved:
     kind: str
     copied: int = 0
     discarded: int = 0
-    sum: Sum | None = None
+    sum: KindDigest | None = None
     """What both sides hold of it in the end; None when nothing was done."""
 
 
 @dataclass(frozen=True)
-class Part:
+class Transfer:
     """Two stores of the same sort, one of which is to become what the other is."""
 
     name: str
-    source: Archive
-    target: Archive
-    kinds: tuple[type[Copy], ...]
+    source: RecordStore
+    target: RecordStore
+    kinds: tuple[type[TransferRecord], ...]
     identity: str
     """What the source is known by: its place, or what a zone has wherever it is."""
     where: str
@@ -181,38 +185,38 @@ class Part:
     """Whether the source is a file: then nothing is changed or discarded that the target holds."""
 
 
-def tell_now_and_then(tell: Tell, part: Part, doing: str, kind: str, count: int) -> None:
+def tell_now_and_then(tell: Tell, part: Transfer, doing: str, kind: str, count: int) -> None:
     """Say how far it is, once a page."""
     if count % PAGE == 1:
         total = part.totals.get(kind)
         is_beyond = total is not None and count > total  # it grew meanwhile
-        tell(Told(part.name, f"{doing} {kind}", count, None if is_beyond else total))
+        tell(TransferProgress(part.name, f"{doing} {kind}", count, None if is_beyond else total))
 
 
-def shut(store: Archive, place: str) -> None:
+def shut(store: RecordStore, place: str) -> None:
     """Refuse whoever works with a store, and say where everything is now.
 
     First those that have it open, then those that will open it: the mark is also what makes the
     former look, where a store remembers what it read.
     """
-    if isinstance(store, Barred):
+    if isinstance(store, Freezable):
         store.bar(place)
-    store.set_mark(encode_mark(replace(mark_of(store), moved_to=place)))
+    store.set_mark(encode_move_state(replace(move_state_of(store), moved_to=place)))
 
 
-def reopen(store: Archive) -> bool:
+def reopen(store: RecordStore) -> bool:
     """Let a store be worked with again; whether it was shut."""
-    mark = mark_of(store)
-    if isinstance(store, Barred):
+    mark = move_state_of(store)
+    if isinstance(store, Freezable):
         store.bar(None)
     left = replace(mark, moved_to="")
-    store.set_mark(encode_mark(left) if left.source else None)
+    store.set_mark(encode_move_state(left) if left.source else None)
     return bool(mark.moved_to)
 
 
-def refuse_elsewhere(store: Archive, name: str, place: str) -> None:
+def refuse_elsewhere(store: RecordStore, name: str, place: str) -> None:
     """What was moved to one place is not said to be at another."""
-    found = mark_of(store).moved_to
+    found = move_state_of(store).moved_to
     if found and not is_same(found, place):
         raise StoreError(
             f"what {name} held was moved to {found}, not to {place}",
@@ -223,13 +227,13 @@ def refuse_elsewhere(store: Archive, name: str, place: str) -> None:
 NAMED = 3
 """Things that are named of those that differ."""
 _WORDS = {
-    Step.NEW: "is missing",
-    Step.CHANGED: "is not the same",
-    Step.GONE: "should not be there",
+    Difference.NEW: "is missing",
+    Difference.CHANGED: "is not the same",
+    Difference.GONE: "should not be there",
 }
 
 
-def verified(part: Part, read: Sequence[Sum], tell: Tell) -> list[Sum] | None:
+def verified(part: Transfer, read: Sequence[KindDigest], tell: Tell) -> list[KindDigest] | None:
     """Read both sides anew, each by itself; None when the source is no longer what was copied.
 
     ``read`` is what it was then, kind by kind.
@@ -245,15 +249,15 @@ def verified(part: Part, read: Sequence[Sum], tell: Tell) -> list[Sum] | None:
     return sums
 
 
-def _both(part: Part, kind: type[Copy], tell: Tell) -> tuple[Sum, Sum]:
+def _both(part: Transfer, kind: type[TransferRecord], tell: Tell) -> tuple[KindDigest, KindDigest]:
     name = kind.title
 
     def watched(doing: str) -> Callable[[int], None]:
         return lambda count: tell_now_and_then(tell, part, doing, name, count)
 
-    wanted = summed(part.source, kind, watched("verifying"))
+    wanted = digest_of(part.source, kind, watched("verifying"))
     with _damage_in(part.where):
-        return wanted, summed(part.target, kind, watched("verifying moved"))
+        return wanted, digest_of(part.target, kind, watched("verifying moved"))
 
 
 @contextmanager
@@ -270,7 +274,9 @@ def _damage_in(where: str) -> Iterator[None]:
         ) from error
 
 
-def _differing(part: Part, kind: type[Copy], wanted: Sum, there: Sum) -> StoreError:
+def _differing(
+    part: Transfer, kind: type[TransferRecord], wanted: KindDigest, there: KindDigest
+) -> StoreError:
     told = _by_place(part, kind) if kind.has_shared_places else _by_order(part, kind)
     named = list(islice(told, NAMED))
     return StoreError(
@@ -286,31 +292,31 @@ def _differing(part: Part, kind: type[Copy], wanted: Sum, there: Sum) -> StoreEr
     )
 
 
-def _by_place(part: Part, kind: type[Copy]) -> Iterator[str]:
+def _by_place(part: Transfer, kind: type[TransferRecord]) -> Iterator[str]:
     """What is wrong, where places say what belongs together."""
     for step, copy in differences(part.source, part.target, kind):
-        if step is not Step.SAME:
+        if step is not Difference.SAME:
             yield f"{label(copy)} {_WORDS[step]}"
 
 
-def _by_order(part: Part, kind: type[Copy]) -> Iterator[str]:
+def _by_order(part: Transfer, kind: type[TransferRecord]) -> Iterator[str]:
     """What is wrong, where the order alone says it: after one that is another, nothing more."""
-    for mine, theirs in zip_longest(copies(part.source, kind), copies(part.target, kind)):
+    for mine, theirs in zip_longest(all_records(part.source, kind), all_records(part.target, kind)):
         if mine is None or theirs is None:
-            step = Step.GONE if mine is None else Step.NEW
+            step = Difference.GONE if mine is None else Difference.NEW
             yield f"{label(mine or theirs)} {_WORDS[step]}"
         elif mine.name != theirs.name:
             yield f"{label(mine)} is missing where {label(theirs)} is"
             return
         elif mine.content != theirs.content:
-            yield f"{label(mine)} {_WORDS[Step.CHANGED]}"
+            yield f"{label(mine)} {_WORDS[Difference.CHANGED]}"
 
 
-def label(copy: Copy) -> str:
+def label(copy: TransferRecord) -> str:
     """What to call one thing in front of people."""
-    if isinstance(copy, JobCopy):
+    if isinstance(copy, JobRecord):
         return f"the job {copy.name}"
-    if isinstance(copy, FactCopy):
+    if isinstance(copy, FactRecord):
         return f"the fact at {copy.fact.offset} of {copy.log}"
     name = copy.name
     words = " ".join(map(str, name)) if isinstance(name, tuple) else str(name)
@@ -326,26 +332,26 @@ declare(
 )
 
 
-def look(part: Part, tell: Tell) -> list[Moved]:
+def look(part: Transfer, tell: Tell) -> list[Moved]:
     """Find out what a move would do; nothing is written."""
     found = []
     for kind in part.kinds:
         moved = Moved(part.name, kind.title)
         for count, (step, _) in enumerate(differences(part.source, part.target, kind), 1):
-            moved.copied += step in (Step.NEW, Step.CHANGED)
-            moved.discarded += step is Step.GONE
+            moved.copied += step in (Difference.NEW, Difference.CHANGED)
+            moved.discarded += step is Difference.GONE
             tell_now_and_then(tell, part, "comparing", moved.kind, count)
         found.append(moved)
     return found
 
 
-def begin(*parts: Part) -> None:
+def begin(*parts: Transfer) -> None:
     """Leave word that the target is not whole yet; it was looked at before (``earlier.py``)."""
-    _leave_word(parts, [Mark(part.identity, birth=part.birth) for part in parts])
+    _leave_word(parts, [MoveState(part.identity, birth=part.birth) for part in parts])
     failpoint("move.part.begun")
 
 
-def move(part: Part, tell: Tell, *, shuts: bool = False) -> list[Moved]:
+def move(part: Transfer, tell: Tell, *, shuts: bool = False) -> list[Moved]:
     """Copy and compare both sides; :func:`begin` comes before, and :func:`end` after.
 
     What came into the source meanwhile is copied as well, a few times over. With ``shuts`` the
@@ -367,7 +373,7 @@ def move(part: Part, tell: Tell, *, shuts: bool = False) -> list[Moved]:
             part.aside()
         if sums is not None and part.pulse() == pulse:
             return _compared(found, sums)
-        tell(Told(part.name, "copying what came meanwhile", 0))
+        tell(TransferProgress(part.name, "copying what came meanwhile", 0))
     raise StoreError(
         f"{part.name} keep coming into the store that is moved: it was copied {MOST_TURNS} times,"
         f" and {part.where} does not hold the same {part.name} yet",
@@ -375,51 +381,52 @@ def move(part: Part, tell: Tell, *, shuts: bool = False) -> list[Moved]:
     )
 
 
-def _compared(found: list[Moved], sums: list[Sum]) -> list[Moved]:
+def _compared(found: list[Moved], sums: list[KindDigest]) -> list[Moved]:
     for moved, each in zip(found, sums, strict=True):
         moved.sum = each
     failpoint("move.part.verified")
     return found
 
 
-def end(parts: Sequence[Part], found: Sequence[Sequence[Moved]]) -> None:
+def end(parts: Sequence[Transfer], found: Sequence[Sequence[Moved]]) -> None:
     """Leave word that everything is there; when all parts of a move are, and not before."""
     sums = [
         {each.kind: (each.sum.count, each.sum.digest) for each in moved if each.sum}
         for moved in found
     ]
     marks = [
-        Mark(part.identity, done, birth=part.birth) for part, done in zip(parts, sums, strict=True)
+        MoveState(part.identity, done, birth=part.birth)
+        for part, done in zip(parts, sums, strict=True)
     ]
     _leave_word(parts, marks)
     failpoint("move.part.ended")
 
 
-def _leave_word(parts: Sequence[Part], marks: Sequence[Mark]) -> None:
+def _leave_word(parts: Sequence[Transfer], marks: Sequence[MoveState]) -> None:
     """At once, where one database has it all: whoever works with a part that is open while another
     is not has used what the next move would have to write.
     """
     first, *others = parts
-    if others and isinstance(first.target, MarksTogether):
-        first.target.set_marks([encode_mark(mark) for mark in marks])
+    if others and isinstance(first.target, JointMoveState):
+        first.target.set_marks([encode_move_state(mark) for mark in marks])
         return
     for part, mark in zip(parts, marks, strict=True):
-        part.target.set_mark(encode_mark(mark))
+        part.target.set_mark(encode_move_state(mark))
 
 
 @dataclass
 class _Copying:
     """One kind on its way."""
 
-    part: Part
-    kind: type[Copy]
+    part: Transfer
+    kind: type[TransferRecord]
     tell: Tell
     moved: Moved
-    _coming: list[Copy] = field(default_factory=list)
-    _going: list[Copy] = field(default_factory=list)
+    _coming: list[TransferRecord] = field(default_factory=list)
+    _going: list[TransferRecord] = field(default_factory=list)
     _size: int = 0
 
-    def run(self) -> Sum:
+    def run(self) -> KindDigest:
         """Bring the target to what the source is; what the source was when it was read."""
         is_fresh = not self.part.target.dump(self.kind, None, 1)
         # A key may have gone from one to another: first all let go of theirs.
@@ -429,15 +436,17 @@ class _Copying:
                 return read
         return self._walk(lambda _step, _copy: True)[1]
 
-    def _walk(self, is_meant: Callable[[Step, Copy], bool]) -> tuple[int, Sum]:
+    def _walk(
+        self, is_meant: Callable[[Difference, TransferRecord], bool]
+    ) -> tuple[int, KindDigest]:
         """Do what is meant by now; how much is left, and what the source was."""
-        left, read, moved = 0, Adding(), self.moved
+        left, read, moved = 0, RunningDigest(), self.moved
         steps = differences(self.part.source, self.part.target, self.kind)
         for count, (step, copy) in enumerate(steps, 1):
             tell_now_and_then(self.tell, self.part, "copying", moved.kind, count)
-            if step is not Step.GONE:
+            if step is not Difference.GONE:
                 read.add(copy)
-            if step is Step.SAME:
+            if step is Difference.SAME:
                 continue
             if not is_meant(step, copy):
                 left += 1
@@ -445,35 +454,37 @@ class _Copying:
             self._refuse_impossible(step)
             if self.part.is_import:
                 self._refuse_conflict(step, copy)
-            (self._going if step is Step.GONE else self._coming).append(copy)
-            moved.discarded += step is Step.GONE
-            moved.copied += step is not Step.GONE
+            (self._going if step is Difference.GONE else self._coming).append(copy)
+            moved.discarded += step is Difference.GONE
+            moved.copied += step is not Difference.GONE
             self._size += len(copy.content)
             if len(self._coming) + len(self._going) >= PAGE or self._size > PAGE_BYTES:
                 self._flush()
         self._flush()
         return left, read.sum()
 
-    def _refuse_impossible(self, step: Step) -> None:
+    def _refuse_impossible(self, step: Difference) -> None:
         """Some things never go and never change: then it is not an earlier copy."""
-        if (step is Step.GONE and not self.kind.may_leave) or (
-            step is Step.CHANGED and not self.kind.may_change
+        if (step is Difference.GONE and not self.kind.may_leave) or (
+            step is Difference.CHANGED and not self.kind.may_change
         ):
             raise StoreError(
                 f"{self.part.where} holds {self.kind.title} that the other store does not have",
                 remedy="name an empty store as TO",
             )
 
-    def _refuse_conflict(self, step: Step, copy: Copy) -> None:
+    def _refuse_conflict(self, step: Difference, copy: TransferRecord) -> None:
         """An import fills an empty store: what is there and differs came from somebody else.
 
         Not so the settings of a queue, which are written in two steps, and what every store has.
         """
         is_frame = self.kind.may_change and not self.kind.may_leave
-        if step is Step.GONE or (
-            step is Step.CHANGED and not is_frame and self.kind is not QueueCopy
+        if step is Difference.GONE or (
+            step is Difference.CHANGED and not is_frame and self.kind is not QueueRecord
         ):
-            told = "is not in the file" if step is Step.GONE else "differs from that in the file"
+            told = (
+                "is not in the file" if step is Difference.GONE else "differs from that in the file"
+            )
             raise StoreError(
                 f"{label(copy)} in {self.part.where} {told}: somebody else writes there",
                 remedy="name an empty store as TO; what is there was not overwritten",
@@ -489,6 +500,6 @@ class _Copying:
         self._going, self._coming, self._size = [], [], 0
 
 
-def _lets_go(step: Step, copy: Copy) -> bool:
-    is_final = isinstance(copy, JobCopy) and copy.job.status.is_final
-    return step is Step.GONE or (step is Step.CHANGED and is_final)
+def _lets_go(step: Difference, copy: TransferRecord) -> bool:
+    is_final = isinstance(copy, JobRecord) and copy.job.status.is_final
+    return step is Difference.GONE or (step is Difference.CHANGED and is_final)

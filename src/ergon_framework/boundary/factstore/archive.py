@@ -12,18 +12,18 @@ from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.ports.transfer import (
     PAGE_BYTES,
     C,
-    ConsumerCopy,
-    Copy,
-    FactCopy,
-    GapCopy,
-    ItemCopy,
-    LinkCopy,
-    LogCopy,
-    NameCopy,
-    ZoneCopy,
+    ConsumerCursorRecord,
+    FactRecord,
+    GapRecord,
+    LinkRecord,
+    LogRecord,
+    ObjectNameRecord,
+    QuarantineRecord,
+    TransferRecord,
+    ZoneEpochRecord,
 )
 
-L = TypeVar("L", bound=Copy)
+L = TypeVar("L", bound=TransferRecord)
 
 BARRED = ("facts", "gaps", "consumers", "quarantine", "objects", "awaited", "links")
 """Tables that nobody changes in a zone that was moved."""
@@ -31,25 +31,25 @@ BARRED = ("facts", "gaps", "consumers", "quarantine", "objects", "awaited", "lin
 
 def dump_books(store: StoreParts, kind: type[C], after: Any, limit: int) -> list[C]:
     """Gaps, consumers, names of objects, links or the zone, after a place, in order."""
-    if kind is NameCopy:
+    if kind is ObjectNameRecord:
         found = store.objects.objects(after=after or ("", ""), limit=limit)
-        return cast("list[C]", [NameCopy(each) for each in found])
+        return cast("list[C]", [ObjectNameRecord(each) for each in found])
     ordered = sorted(_few(store, kind), key=lambda copy: copy.place)
     later = (copy for copy in ordered if after is None or copy.place > after)
     return cast("list[C]", list(islice(later, limit)))
 
 
-def _few(store: StoreParts, kind: type[Copy]) -> Iterable[Copy]:
+def _few(store: StoreParts, kind: type[TransferRecord]) -> Iterable[TransferRecord]:
     """What a zone has so few of that all of them are read at once."""
-    if kind is GapCopy:
-        return [GapCopy(gap) for gap in store.log.gaps()]
-    if kind is ConsumerCopy:
+    if kind is GapRecord:
+        return [GapRecord(gap) for gap in store.log.gaps()]
+    if kind is ConsumerCursorRecord:
         readers = store.consumers.consumers()
-        return [ConsumerCopy(replace(each, lag=0, waiting_since=None)) for each in readers]
-    if kind is LinkCopy:
-        return [LinkCopy(link) for link in store.links.links()]
-    if kind is ZoneCopy:
-        return [ZoneCopy(store.links.info())]
+        return [ConsumerCursorRecord(replace(each, lag=0, waiting_since=None)) for each in readers]
+    if kind is LinkRecord:
+        return [LinkRecord(link) for link in store.links.links()]
+    if kind is ZoneEpochRecord:
+        return [ZoneEpochRecord(store.links.info())]
     raise TypeError(f"a fact store has no {kind.__name__}")
 
 
@@ -63,14 +63,16 @@ def bounded(copies: Iterable[L], limit: int) -> Iterator[L]:
         yield copy
 
 
-def _weight(copy: Copy) -> int:
+def _weight(copy: TransferRecord) -> int:
     """The bytes of a payload."""
-    if isinstance(copy, FactCopy):
+    if isinstance(copy, FactRecord):
         return len(copy.fact.envelope) + len(copy.fact.fact)
-    return len(copy.item.envelope) + len(copy.item.fact) if isinstance(copy, ItemCopy) else 0
+    return (
+        len(copy.item.envelope) + len(copy.item.fact) if isinstance(copy, QuarantineRecord) else 0
+    )
 
 
-def refuse_other_log(copy: LogCopy, number: int, first: int) -> None:
+def refuse_other_log(copy: LogRecord, number: int, first: int) -> None:
     """A log that is there must be an earlier state of the copy."""
     if number != copy.number or first > copy.first:
         raise StoreError(
@@ -79,7 +81,7 @@ def refuse_other_log(copy: LogCopy, number: int, first: int) -> None:
         )
 
 
-def refuse_hole(copy: FactCopy, head: int) -> None:
+def refuse_hole(copy: FactRecord, head: int) -> None:
     """Facts come one after the other."""
     if copy.fact.offset != head + 1:
         raise StoreError(
@@ -88,7 +90,7 @@ def refuse_hole(copy: FactCopy, head: int) -> None:
         )
 
 
-def refuse_other_chain(copy: FactCopy, chain: bytes) -> None:
+def refuse_other_chain(copy: FactRecord, chain: bytes) -> None:
     """The chain tells whether all facts up to this one are the same."""
     if chain != copy.chain:
         raise StoreError(

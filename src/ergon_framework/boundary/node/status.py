@@ -14,7 +14,7 @@ from ergon_framework.boundary.settings import DAY
 from ergon_framework.errors import BoundaryError, StoreError
 from ergon_framework.ports.factstore import NEW_EPOCH, ConsumerInfo, LogInfo
 from ergon_framework.ports.objectstore import Blob
-from ergon_framework.ports.transfer import mark_of
+from ergon_framework.ports.transfer import move_state_of
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.zone import Zone
@@ -72,7 +72,7 @@ def status(zone: Zone) -> dict[str, Any]:
     now = zone.clock()
     store = zone.store
     is_file = isinstance(store, SqliteFactStore)
-    info, mark = store.info(), mark_of(store)
+    info, mark = store.info(), move_state_of(store)
     logs, consumers = store.logs(), store.consumers()
     quarantined = store.quarantine()
     links = [{**link_shape(link), **zone.gates.get(link.peer, {})} for link in store.links()]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.transfer import mark_of, refuse_unsettled
+from ergon_framework.ports.transfer import move_state_of, refuse_unusable
 from ergon_framework.storage.urls import path_in, taken_apart
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def open_store(
     store = _opened(url, clock, read_only=read_only)
     try:
         if not read_only and not half_moved:
-            refuse_unsettled(mark_of(store))
+            refuse_unusable(move_state_of(store))
     except BaseException:
         store.close()
         raise

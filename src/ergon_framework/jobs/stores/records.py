@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from ergon_framework.ports.jobstore import JobAdmin, Queue, ScheduleStore
-from ergon_framework.ports.transfer import C, Copy, QueueCopy, ScheduleCopy
+from ergon_framework.ports.transfer import C, QueueRecord, ScheduleRecord, TransferRecord
 
 BARRED = ("ergon_jobs", "ergon_schedules", "ergon_queues")
 """Tables that nobody changes in a store that was moved."""
@@ -32,39 +32,39 @@ def dump_settings(
     store: SettingsStore, tokens: Buckets, kind: type[C], after: str | None, limit: int
 ) -> list[C]:
     """Queues' settings or schedules after a name, in order."""
-    found: list[QueueCopy] | list[ScheduleCopy]
-    if kind is QueueCopy:
+    found: list[QueueRecord] | list[ScheduleRecord]
+    if kind is QueueRecord:
         full_at = tokens.buckets()
         copies = (_settings_of(queue, full_at.get(queue.name, 0.0)) for queue in store.queues())
         found = [copy for copy in copies if copy is not None]
     else:
-        found = [ScheduleCopy(schedule) for schedule in store.schedules()]
+        found = [ScheduleRecord(schedule) for schedule in store.schedules()]
     ordered = sorted(found, key=lambda copy: copy.place)
     return cast("list[C]", [copy for copy in ordered if copy.place > (after or "")][:limit])
 
 
-def load_settings(store: SettingsStore, tokens: Buckets, copies: Sequence[Copy]) -> None:
+def load_settings(store: SettingsStore, tokens: Buckets, copies: Sequence[TransferRecord]) -> None:
     """Put queues' settings and schedules in, whatever was there."""
     for copy in copies:
-        if isinstance(copy, QueueCopy):
+        if isinstance(copy, QueueRecord):
             store.set_queue(copy.queue, **{name: getattr(copy, name) for name in _FIELDS})
-        elif isinstance(copy, ScheduleCopy):
+        elif isinstance(copy, ScheduleRecord):
             store.put_schedule(copy.schedule)
-    queues = [copy for copy in copies if isinstance(copy, QueueCopy) and copy.rate is not None]
+    queues = [copy for copy in copies if isinstance(copy, QueueRecord) and copy.rate is not None]
     if queues:
         tokens.fill_buckets({copy.queue: copy.full_at for copy in queues})
 
 
-def discard_settings(store: SettingsStore, copies: Sequence[Copy]) -> None:
+def discard_settings(store: SettingsStore, copies: Sequence[TransferRecord]) -> None:
     """Take queues' settings and schedules away."""
     for copy in copies:
-        if isinstance(copy, QueueCopy):
+        if isinstance(copy, QueueRecord):
             store.set_queue(copy.queue, **_NONE)
-        elif isinstance(copy, ScheduleCopy):
+        elif isinstance(copy, ScheduleRecord):
             store.drop_schedule(copy.schedule.name)
 
 
-def _settings_of(queue: Queue, full_at: float) -> QueueCopy | None:
+def _settings_of(queue: Queue, full_at: float) -> QueueRecord | None:
     """The settings of a queue, if it has any."""
     found = {name: getattr(queue, name) for name in _FIELDS}
-    return None if found == _NONE else QueueCopy(queue.name, **found, full_at=full_at)
+    return None if found == _NONE else QueueRecord(queue.name, **found, full_at=full_at)

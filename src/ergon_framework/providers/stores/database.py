@@ -23,7 +23,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.transfer import read_mark
+from ergon_framework.ports.transfer import read_move_state
 from ergon_framework.providers.deadlines import at_most
 from ergon_framework.providers.redaction import describe_safely
 from ergon_framework.providers.telemetry import emit
@@ -109,7 +109,7 @@ def refuse_moved_tables(found: bytes | None, name: str) -> None:
     A call that is recorded there would be missing where it is looked for; a quota would be spent
     twice.
     """
-    mark = read_mark(found)
+    mark = read_move_state(found)
     if mark.is_half:
         raise StoreSchemaError(
             f"{mark.unended} of provider calls into {name} has not ended",

@@ -24,7 +24,7 @@ from sqlalchemy import (
 
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.ports.record_codec import read_value
-from ergon_framework.ports.transfer import C, Copy
+from ergon_framework.ports.transfer import C, TransferRecord
 from ergon_framework.providers.migrations import HEAD, commands
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.models import UtcDateTime, metadata
@@ -53,7 +53,7 @@ _HOME = text(
 declare("move.rows.before", "move.rows.after")
 
 
-class ProviderRowRecord(Copy, frozen=True):
+class ProviderRowRecord(TransferRecord, frozen=True):
     """A row, by table and primary key."""
 
     kind: ClassVar[str] = "provider_row"
@@ -89,7 +89,7 @@ class ProviderRowRecord(Copy, frozen=True):
         return cls(str(name), {key: _read(columns[key], values[key]) for key in columns})
 
 
-PROVIDER_KINDS: tuple[type[Copy], ...] = (ProviderRowRecord,)
+PROVIDER_KINDS: tuple[type[TransferRecord], ...] = (ProviderRowRecord,)
 
 
 class ProviderRecords:
@@ -131,7 +131,7 @@ class ProviderRecords:
                     break
         return cast("list[C]", found)
 
-    def load(self, copies: Sequence[Copy]) -> None:
+    def load(self, copies: Sequence[TransferRecord]) -> None:
         """Put rows in, whatever was there."""
         with self._database.connect() as connection:
             for table, rows in _by_table(copies):
@@ -140,7 +140,7 @@ class ProviderRecords:
             failpoint("move.rows.before")
         failpoint("move.rows.after")
 
-    def discard(self, copies: Sequence[Copy]) -> None:
+    def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take rows out; those that are not there are fine."""
         with self._database.connect() as connection:
             for table, rows in _by_table(copies):
@@ -233,7 +233,7 @@ def _rows(
     return [ProviderRowRecord(str(table.name), dict(zip(names, row, strict=True))) for row in rows]
 
 
-def _by_table(copies: Sequence[Copy]) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
+def _by_table(copies: Sequence[TransferRecord]) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
     rows: dict[str, list[dict[str, Any]]] = {}
     for copy in copies:
         if isinstance(copy, ProviderRowRecord):

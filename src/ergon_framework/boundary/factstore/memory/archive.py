@@ -18,19 +18,19 @@ from ergon_framework.boundary.factstore.hashchain import NOBODY, new_of
 from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, ZoneState
 from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.ports.transfer import (
-    AwaitedCopy,
+    AwaitedObjectRecord,
     C,
-    ConsumerCopy,
-    Copy,
-    FactCopy,
-    GapCopy,
-    IdCopy,
-    ItemCopy,
-    LinkCopy,
-    LogCopy,
-    NameCopy,
-    NoteCopy,
-    ZoneCopy,
+    ConsumerCursorRecord,
+    FactIdRecord,
+    FactRecord,
+    GapRecord,
+    JournalRecord,
+    LinkRecord,
+    LogRecord,
+    ObjectNameRecord,
+    QuarantineRecord,
+    TransferRecord,
+    ZoneEpochRecord,
 )
 
 
@@ -51,13 +51,13 @@ class MemoryArchive:
             copies = (copy for copy in read(state) if after is None or copy.place > after)
             return list(bounded(copies, limit))
 
-    def load(self, copies: Sequence[Copy]) -> None:
+    def load(self, copies: Sequence[TransferRecord]) -> None:
         """Put copies of one kind in, in order."""
         with self._database.step() as state:
             for copy in copies:
                 _LOADS[type(copy)](state, copy)
 
-    def discard(self, copies: Sequence[Copy]) -> None:
+    def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
         with self._database.step() as state:
             for copy in copies:
@@ -77,9 +77,9 @@ class MemoryArchive:
 # ---- out ----------------------------------------------------------------------------------------
 
 
-def _logs(state: ZoneState) -> Iterator[LogCopy]:
+def _logs(state: ZoneState) -> Iterator[LogRecord]:
     for memory_log in sorted(state.logs.values(), key=lambda each: each.number):
-        yield LogCopy(
+        yield LogRecord(
             memory_log.number,
             memory_log.name,
             memory_log.first,
@@ -98,49 +98,49 @@ def _latest_below(memory_log: MemoryLog) -> dict[str, int]:
     return {zone: offset for zone, offset in latest.items() if offset and zone != NOBODY}
 
 
-def _facts(state: ZoneState) -> Iterator[FactCopy]:
+def _facts(state: ZoneState) -> Iterator[FactRecord]:
     for memory_log in sorted(state.logs.values(), key=lambda each: each.number):
         for row in memory_log.rows:
             if not memory_log.is_sound(row):
                 raise corrupted(memory_log.name, row.fact.offset, "memory")
-            yield FactCopy(memory_log.number, memory_log.name, row.seen(None), row.chain)
+            yield FactRecord(memory_log.number, memory_log.name, row.seen(None), row.chain)
 
 
-def _ids(state: ZoneState) -> Iterator[IdCopy]:
+def _ids(state: ZoneState) -> Iterator[FactIdRecord]:
     for key in sorted(state.ledger):
         offset, digest = state.ledger[key]
-        yield IdCopy(key, digest[:16], offset)
+        yield FactIdRecord(key, digest[:16], offset)
 
 
-def _items(state: ZoneState) -> Iterator[ItemCopy]:
+def _items(state: ZoneState) -> Iterator[QuarantineRecord]:
     for number in sorted(state.items):
-        yield ItemCopy(state.items[number], number in state.served)
+        yield QuarantineRecord(state.items[number], number in state.served)
 
 
-def _awaited(state: ZoneState) -> Iterator[AwaitedCopy]:
+def _awaited(state: ZoneState) -> Iterator[AwaitedObjectRecord]:
     for name in sorted(state.referenced - set(state.objects)):
-        yield AwaitedCopy(*name)
+        yield AwaitedObjectRecord(*name)
 
 
-def _notes(state: ZoneState) -> Iterator[NoteCopy]:
+def _notes(state: ZoneState) -> Iterator[JournalRecord]:
     for position, note in enumerate(state.journal, 1):
-        yield NoteCopy(position, *note)
+        yield JournalRecord(position, *note)
 
 
-_DUMPS: dict[type[Copy], Callable[[ZoneState], Iterator[Any]]] = {
-    LogCopy: _logs,
-    FactCopy: _facts,
-    IdCopy: _ids,
-    ItemCopy: _items,
-    AwaitedCopy: _awaited,
-    NoteCopy: _notes,
+_DUMPS: dict[type[TransferRecord], Callable[[ZoneState], Iterator[Any]]] = {
+    LogRecord: _logs,
+    FactRecord: _facts,
+    FactIdRecord: _ids,
+    QuarantineRecord: _items,
+    AwaitedObjectRecord: _awaited,
+    JournalRecord: _notes,
 }
 
 
 # ---- in -----------------------------------------------------------------------------------------
 
 
-def _put_log(state: ZoneState, copy: LogCopy) -> None:
+def _put_log(state: ZoneState, copy: LogRecord) -> None:
     memory_log = state.logs.get(copy.log)
     if memory_log is None:
         memory_log = state.logs[copy.log] = MemoryLog(copy.log, copy.number, ledger=state.ledger)
@@ -151,7 +151,7 @@ def _put_log(state: ZoneState, copy: LogCopy) -> None:
         memory_log.last_at, memory_log.latest = copy.last_at, dict(copy.latest)
 
 
-def _put_fact(state: ZoneState, copy: FactCopy) -> None:
+def _put_fact(state: ZoneState, copy: FactRecord) -> None:
     memory_log = state.logs[copy.log]
     if copy.fact.offset > memory_log.head:
         refuse_hole(copy, memory_log.head)
@@ -159,100 +159,100 @@ def _put_fact(state: ZoneState, copy: FactCopy) -> None:
         memory_log.add(new_of(copy.fact), copy.fact.recorded_at)
 
 
-def _put_id(state: ZoneState, copy: IdCopy) -> None:
+def _put_id(state: ZoneState, copy: FactIdRecord) -> None:
     state.ledger.setdefault(copy.key, (copy.offset, copy.digest))
 
 
-def _put_gap(state: ZoneState, copy: GapCopy) -> None:
+def _put_gap(state: ZoneState, copy: GapRecord) -> None:
     gaps = state.memory_log(copy.gap.log).gaps
     if copy.gap not in gaps:
         gaps.append(copy.gap)
         gaps.sort(key=lambda gap: gap.first)
 
 
-def _put_consumer(state: ZoneState, copy: ConsumerCopy) -> None:
+def _put_consumer(state: ZoneState, copy: ConsumerCursorRecord) -> None:
     state.consumers[copy.consumer.name] = replace(copy.consumer)
 
 
-def _put_item(state: ZoneState, copy: ItemCopy) -> None:
+def _put_item(state: ZoneState, copy: QuarantineRecord) -> None:
     state.items[copy.item.id] = copy.item
     state.items_made = max(state.items_made, copy.item.id)
     (state.served.add if copy.is_served else state.served.discard)(copy.item.id)
 
 
-def _put_name(state: ZoneState, copy: NameCopy) -> None:
+def _put_name(state: ZoneState, copy: ObjectNameRecord) -> None:
     state.objects[copy.place] = replace(copy.object, is_referenced=False)
     (state.referenced.add if copy.object.is_referenced else state.referenced.discard)(copy.place)
 
 
-def _put_awaited(state: ZoneState, copy: AwaitedCopy) -> None:
+def _put_awaited(state: ZoneState, copy: AwaitedObjectRecord) -> None:
     state.referenced.add(copy.place)
 
 
-def _put_link(state: ZoneState, copy: LinkCopy) -> None:
+def _put_link(state: ZoneState, copy: LinkRecord) -> None:
     state.links[copy.link.peer] = copy.link
 
 
-def _put_note(state: ZoneState, copy: NoteCopy) -> None:
+def _put_note(state: ZoneState, copy: JournalRecord) -> None:
     if copy.position > len(state.journal):
         state.journal.append((copy.at, copy.action, copy.details))
 
 
-def _put_zone(state: ZoneState, copy: ZoneCopy) -> None:
+def _put_zone(state: ZoneState, copy: ZoneEpochRecord) -> None:
     state.info = copy.info
 
 
-_LOADS: dict[type[Copy], Callable[[ZoneState, Any], None]] = {
-    LogCopy: _put_log,
-    FactCopy: _put_fact,
-    IdCopy: _put_id,
-    GapCopy: _put_gap,
-    ConsumerCopy: _put_consumer,
-    ItemCopy: _put_item,
-    NameCopy: _put_name,
-    AwaitedCopy: _put_awaited,
-    LinkCopy: _put_link,
-    NoteCopy: _put_note,
-    ZoneCopy: _put_zone,
+_LOADS: dict[type[TransferRecord], Callable[[ZoneState, Any], None]] = {
+    LogRecord: _put_log,
+    FactRecord: _put_fact,
+    FactIdRecord: _put_id,
+    GapRecord: _put_gap,
+    ConsumerCursorRecord: _put_consumer,
+    QuarantineRecord: _put_item,
+    ObjectNameRecord: _put_name,
+    AwaitedObjectRecord: _put_awaited,
+    LinkRecord: _put_link,
+    JournalRecord: _put_note,
+    ZoneEpochRecord: _put_zone,
 }
 
 
 # ---- away ---------------------------------------------------------------------------------------
 
 
-def _drop_gap(state: ZoneState, copy: GapCopy) -> None:
+def _drop_gap(state: ZoneState, copy: GapRecord) -> None:
     memory_log = state.memory_log(copy.gap.log)
     memory_log.gaps = [gap for gap in memory_log.gaps if gap != copy.gap]
 
 
-def _drop_consumer(state: ZoneState, copy: ConsumerCopy) -> None:
+def _drop_consumer(state: ZoneState, copy: ConsumerCursorRecord) -> None:
     state.consumers.pop(copy.consumer.name, None)
 
 
-def _drop_item(state: ZoneState, copy: ItemCopy) -> None:
+def _drop_item(state: ZoneState, copy: QuarantineRecord) -> None:
     state.items.pop(copy.item.id, None)
     state.served.discard(copy.item.id)
 
 
-def _drop_name(state: ZoneState, copy: NameCopy) -> None:
+def _drop_name(state: ZoneState, copy: ObjectNameRecord) -> None:
     state.objects.pop(copy.place, None)
     state.referenced.discard(copy.place)
 
 
-def _drop_awaited(state: ZoneState, copy: AwaitedCopy) -> None:
+def _drop_awaited(state: ZoneState, copy: AwaitedObjectRecord) -> None:
     if copy.place not in state.objects:
         state.referenced.discard(copy.place)
 
 
-def _drop_link(state: ZoneState, copy: LinkCopy) -> None:
+def _drop_link(state: ZoneState, copy: LinkRecord) -> None:
     state.links.pop(copy.link.peer, None)
 
 
-_DISCARDS: dict[type[Copy], Callable[[ZoneState, Any], None]] = {
-    GapCopy: _drop_gap,
-    ConsumerCopy: _drop_consumer,
-    ItemCopy: _drop_item,
-    NameCopy: _drop_name,
-    AwaitedCopy: _drop_awaited,
-    LinkCopy: _drop_link,
+_DISCARDS: dict[type[TransferRecord], Callable[[ZoneState, Any], None]] = {
+    GapRecord: _drop_gap,
+    ConsumerCursorRecord: _drop_consumer,
+    QuarantineRecord: _drop_item,
+    ObjectNameRecord: _drop_name,
+    AwaitedObjectRecord: _drop_awaited,
+    LinkRecord: _drop_link,
 }

@@ -39,39 +39,39 @@ from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Quarantined
 from ergon_framework.ports.transfer import (
-    AwaitedCopy,
+    AwaitedObjectRecord,
     C,
-    ConsumerCopy,
-    Copy,
-    FactCopy,
-    GapCopy,
-    IdCopy,
-    ItemCopy,
-    LinkCopy,
-    LogCopy,
-    NameCopy,
-    NoteCopy,
-    ZoneCopy,
+    ConsumerCursorRecord,
+    FactIdRecord,
+    FactRecord,
+    GapRecord,
+    JournalRecord,
+    LinkRecord,
+    LogRecord,
+    ObjectNameRecord,
+    QuarantineRecord,
+    TransferRecord,
+    ZoneEpochRecord,
 )
 
 
-def put(copies: Sequence[Copy], transaction: StreamTransaction) -> None:
+def put(copies: Sequence[TransferRecord], transaction: StreamTransaction) -> None:
     """Put copies of one kind in, in order."""
-    if isinstance(copies[0], IdCopy):
-        _put_ids(transaction, cast("Sequence[IdCopy]", copies))
+    if isinstance(copies[0], FactIdRecord):
+        _put_ids(transaction, cast("Sequence[FactIdRecord]", copies))
         return
-    transaction.is_moving = isinstance(copies[0], FactCopy)
+    transaction.is_moving = isinstance(copies[0], FactRecord)
     for copy in copies:
         _LOADS[type(copy)](transaction, copy)
 
 
-def drop(copies: Sequence[Copy], transaction: StreamTransaction) -> None:
+def drop(copies: Sequence[TransferRecord], transaction: StreamTransaction) -> None:
     """Take copies of one kind out; those that are not there are fine."""
     for copy in copies:
         _DISCARDS[type(copy)](transaction, copy)
 
 
-def refuse_log(copy: LogCopy, transaction: StreamTransaction) -> None:
+def refuse_log(copy: LogRecord, transaction: StreamTransaction) -> None:
     """A log that is there must be an earlier state of the copy."""
     log_state = transaction.log_state(copy.log)
     if log_state is not None:
@@ -81,7 +81,7 @@ def refuse_log(copy: LogCopy, transaction: StreamTransaction) -> None:
 # ---- in -----------------------------------------------------------------------------------------
 
 
-def _put_log(transaction: StreamTransaction, copy: LogCopy) -> None:
+def _put_log(transaction: StreamTransaction, copy: LogRecord) -> None:
     refuse_log(copy, transaction)
     log_state = transaction.log_state(copy.log)
     if log_state is not None and log_state.head >= log_state.first:
@@ -98,7 +98,7 @@ def _put_log(transaction: StreamTransaction, copy: LogCopy) -> None:
     transaction.put(transaction.subjects.tally, tally)
 
 
-def _put_fact(transaction: StreamTransaction, copy: FactCopy) -> None:
+def _put_fact(transaction: StreamTransaction, copy: FactRecord) -> None:
     log_state = transaction.log_state_or_new(copy.log)
     if copy.fact.offset > log_state.head:
         refuse_hole(copy, log_state.head)
@@ -107,7 +107,7 @@ def _put_fact(transaction: StreamTransaction, copy: FactCopy) -> None:
         refuse_other_chain(copy, log_state.chain)
 
 
-def _put_ids(transaction: StreamTransaction, copies: Sequence[IdCopy]) -> None:
+def _put_ids(transaction: StreamTransaction, copies: Sequence[FactIdRecord]) -> None:
     logs = [log_state.name for log_state in transaction.log_states()]
     known = transaction.known([copy.key for copy in copies], logs)
     for copy in copies:
@@ -115,13 +115,13 @@ def _put_ids(transaction: StreamTransaction, copies: Sequence[IdCopy]) -> None:
             transaction.add_id(copy.key, Known(copy.offset, copy.digest))
 
 
-def _put_gap(transaction: StreamTransaction, copy: GapCopy) -> None:
+def _put_gap(transaction: StreamTransaction, copy: GapRecord) -> None:
     gap = copy.gap
     transaction.log_state_or_new(gap.log).gaps += 1
     transaction.put(_gap_subject(transaction, gap), gap)
 
 
-def _put_consumer(transaction: StreamTransaction, copy: ConsumerCopy) -> None:
+def _put_consumer(transaction: StreamTransaction, copy: ConsumerCursorRecord) -> None:
     subject = transaction.subjects.consumer(copy.consumer.name)
     kept = transaction.get(ConsumerRecord, subject)
     names = {each.name for each in fields(ConsumerRecord)} & {
@@ -132,7 +132,7 @@ def _put_consumer(transaction: StreamTransaction, copy: ConsumerCopy) -> None:
     transaction.put(subject, one)
 
 
-def _put_item(transaction: StreamTransaction, copy: ItemCopy) -> None:
+def _put_item(transaction: StreamTransaction, copy: QuarantineRecord) -> None:
     values = {each.name: getattr(copy.item, each.name) for each in fields(Quarantined)}
     item = Item(**values, is_served=copy.is_served)
     transaction.put(transaction.subjects.item(item.consumer, item.id), item)
@@ -147,7 +147,7 @@ def _put_item(transaction: StreamTransaction, copy: ItemCopy) -> None:
     transaction.put(transaction.subjects.tally, tally)
 
 
-def _put_name(transaction: StreamTransaction, copy: NameCopy) -> None:
+def _put_name(transaction: StreamTransaction, copy: ObjectNameRecord) -> None:
     new, kept = copy.object, transaction.get(ObjectRecord, transaction.subjects.object(*copy.place))
     if kept is not None and kept.digest and (kept.digest, kept.size) != (new.digest, new.size):
         drop_name(transaction, kept)
@@ -156,18 +156,18 @@ def _put_name(transaction: StreamTransaction, copy: NameCopy) -> None:
     put_name(transaction, name, is_new=kept is None or not kept.digest)
 
 
-def _put_awaited(transaction: StreamTransaction, copy: AwaitedCopy) -> None:
+def _put_awaited(transaction: StreamTransaction, copy: AwaitedObjectRecord) -> None:
     subject = transaction.subjects.object(copy.bucket, copy.key)
     name = transaction.get(ObjectRecord, subject) or ObjectRecord(copy.bucket, copy.key)
     name.is_referenced = True
     transaction.put(subject, name)
 
 
-def _put_link(transaction: StreamTransaction, copy: LinkCopy) -> None:
+def _put_link(transaction: StreamTransaction, copy: LinkRecord) -> None:
     transaction.put(transaction.subjects.link(copy.link.peer), copy.link)
 
 
-def _put_note(transaction: StreamTransaction, copy: NoteCopy) -> None:
+def _put_note(transaction: StreamTransaction, copy: JournalRecord) -> None:
     tally = transaction.tally
     if copy.position > tally.notes:
         tally.notes = copy.position
@@ -176,22 +176,22 @@ def _put_note(transaction: StreamTransaction, copy: NoteCopy) -> None:
         transaction.put(transaction.subjects.note(copy.position), note)
 
 
-def _put_zone(transaction: StreamTransaction, copy: ZoneCopy) -> None:
+def _put_zone(transaction: StreamTransaction, copy: ZoneEpochRecord) -> None:
     info = copy.info
     transaction.put(transaction.subjects.zone, ZoneRecord(info.zone, info.epoch, info.created_at))
 
 
-_LOADS: dict[type[Copy], Callable[[StreamTransaction, Any], None]] = {
-    LogCopy: _put_log,
-    FactCopy: _put_fact,
-    GapCopy: _put_gap,
-    ConsumerCopy: _put_consumer,
-    ItemCopy: _put_item,
-    NameCopy: _put_name,
-    AwaitedCopy: _put_awaited,
-    LinkCopy: _put_link,
-    NoteCopy: _put_note,
-    ZoneCopy: _put_zone,
+_LOADS: dict[type[TransferRecord], Callable[[StreamTransaction, Any], None]] = {
+    LogRecord: _put_log,
+    FactRecord: _put_fact,
+    GapRecord: _put_gap,
+    ConsumerCursorRecord: _put_consumer,
+    QuarantineRecord: _put_item,
+    ObjectNameRecord: _put_name,
+    AwaitedObjectRecord: _put_awaited,
+    LinkRecord: _put_link,
+    JournalRecord: _put_note,
+    ZoneEpochRecord: _put_zone,
 }
 
 
@@ -202,13 +202,13 @@ def _gap_subject(transaction: StreamTransaction, gap: Gap) -> str:
     return transaction.subjects.gap(gap.log, gap.first, is_ours=gap.source_first is None)
 
 
-def _drop_gap(transaction: StreamTransaction, copy: GapCopy) -> None:
+def _drop_gap(transaction: StreamTransaction, copy: GapRecord) -> None:
     subject = _gap_subject(transaction, copy.gap)
     if transaction.get(Gap, subject) == copy.gap:
         transaction.put(subject, None)
 
 
-def _drop_consumer(transaction: StreamTransaction, copy: ConsumerCopy) -> None:
+def _drop_consumer(transaction: StreamTransaction, copy: ConsumerCursorRecord) -> None:
     subject = transaction.subjects.consumer(copy.consumer.name)
     one = transaction.get(ConsumerRecord, subject)
     if one is not None and not one.is_gone:
@@ -216,7 +216,7 @@ def _drop_consumer(transaction: StreamTransaction, copy: ConsumerCopy) -> None:
         transaction.put(subject, one)
 
 
-def _drop_item(transaction: StreamTransaction, copy: ItemCopy) -> None:
+def _drop_item(transaction: StreamTransaction, copy: QuarantineRecord) -> None:
     subject = transaction.subjects.item(copy.item.consumer, copy.item.id)
     item = transaction.get(Item, subject)
     if item is not None:
@@ -225,32 +225,32 @@ def _drop_item(transaction: StreamTransaction, copy: ItemCopy) -> None:
             transaction.put(whole_mark(transaction, item), None)
 
 
-def _drop_name(transaction: StreamTransaction, copy: NameCopy) -> None:
+def _drop_name(transaction: StreamTransaction, copy: ObjectNameRecord) -> None:
     name = transaction.get(ObjectRecord, transaction.subjects.object(*copy.place))
     if name is not None and name.digest:
         drop_name(transaction, name)
 
 
-def _drop_awaited(transaction: StreamTransaction, copy: AwaitedCopy) -> None:
+def _drop_awaited(transaction: StreamTransaction, copy: AwaitedObjectRecord) -> None:
     subject = transaction.subjects.object(*copy.place)
     name = transaction.get(ObjectRecord, subject)
     if name is not None and not name.digest:
         transaction.put(subject, None)
 
 
-def _drop_link(transaction: StreamTransaction, copy: LinkCopy) -> None:
+def _drop_link(transaction: StreamTransaction, copy: LinkRecord) -> None:
     subject = transaction.subjects.link(copy.link.peer)
     if transaction.get(type(copy.link), subject) is not None:
         transaction.put(subject, None)
 
 
-_DISCARDS: dict[type[Copy], Callable[[StreamTransaction, Any], None]] = {
-    GapCopy: _drop_gap,
-    ConsumerCopy: _drop_consumer,
-    ItemCopy: _drop_item,
-    NameCopy: _drop_name,
-    AwaitedCopy: _drop_awaited,
-    LinkCopy: _drop_link,
+_DISCARDS: dict[type[TransferRecord], Callable[[StreamTransaction, Any], None]] = {
+    GapRecord: _drop_gap,
+    ConsumerCursorRecord: _drop_consumer,
+    QuarantineRecord: _drop_item,
+    ObjectNameRecord: _drop_name,
+    AwaitedObjectRecord: _drop_awaited,
+    LinkRecord: _drop_link,
 }
 
 
@@ -269,30 +269,30 @@ class NatsArchive:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
-        if kind is IdCopy:
+        if kind is FactIdRecord:
             found = self._database.read(
                 lambda transaction: list(islice(_ids(transaction, after or b""), limit))
             )
             return cast("list[C]", found)
-        read = partial(_facts, self._database.url) if kind is FactCopy else _DUMPS.get(kind)
+        read = partial(_facts, self._database.url) if kind is FactRecord else _DUMPS.get(kind)
         if read is None:
             return dump_books(self._parts, kind, after, limit)
         return self._database.read(
             lambda transaction: list(bounded(read(transaction, after), limit))
         )
 
-    def load(self, copies: Sequence[Copy]) -> None:
+    def load(self, copies: Sequence[TransferRecord]) -> None:
         """Put copies of one kind in, in order; many in several commits, if all of them fit."""
         for copy in copies:
-            if isinstance(copy, LogCopy):
+            if isinstance(copy, LogRecord):
                 self._database.read(partial(refuse_log, copy))
                 self._log.drop(copy.log, partial(_up_to, copy.first - 1))
-        if len(copies) > MOST_COPIES and isinstance(copies[0], FactCopy):
+        if len(copies) > MOST_COPIES and isinstance(copies[0], FactRecord):
             self._database.read(partial(put, copies))  # which writes nothing, but refuses
         for start in range(0, len(copies), MOST_COPIES):
             self._database.transaction(partial(put, copies[start : start + MOST_COPIES]), "move")
 
-    def discard(self, copies: Sequence[Copy]) -> None:
+    def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
         for start in range(0, len(copies), MOST_COPIES):
             self._database.transaction(partial(drop, copies[start : start + MOST_COPIES]), "move")
@@ -339,7 +339,7 @@ def _up_to(last: int, _: StreamTransaction) -> int:
     return last
 
 
-def _ids(transaction: StreamTransaction, after: bytes) -> Iterator[IdCopy]:
+def _ids(transaction: StreamTransaction, after: bytes) -> Iterator[FactIdRecord]:
     """Ids in the order of their keys.
 
     The ledger is read as it is now: what was young when the books were opened may be there, too.
@@ -355,11 +355,11 @@ def _ids(transaction: StreamTransaction, after: bytes) -> Iterator[IdCopy]:
             yield copy
 
 
-def _key(copy: IdCopy) -> bytes:
+def _key(copy: FactIdRecord) -> bytes:
     return copy.key
 
 
-def _sealed(transaction: StreamTransaction, after: bytes) -> Iterator[IdCopy]:
+def _sealed(transaction: StreamTransaction, after: bytes) -> Iterator[FactIdRecord]:
     """Ids of the ledger in the order of their keys, gathered a stretch at a time."""
     for first in range(after[0] if after else 0, 256):
         digits = f"{first:02x}"
@@ -382,14 +382,14 @@ def _finer(digits: str) -> list[tuple[str, ...]]:
     return [(digits, f"{second:02x}") for second in range(256)]
 
 
-def _id_copy(key: bytes, known: Known) -> IdCopy:
-    return IdCopy(key, known.digest[:_DIGEST], known.offset)
+def _id_copy(key: bytes, known: Known) -> FactIdRecord:
+    return FactIdRecord(key, known.digest[:_DIGEST], known.offset)
 
 
-def _logs(transaction: StreamTransaction, after: int | None) -> Iterator[LogCopy]:
+def _logs(transaction: StreamTransaction, after: int | None) -> Iterator[LogRecord]:
     for log_state in sorted(transaction.log_states(), key=lambda each: each.number):
         if log_state.number > (after or 0):
-            yield LogCopy(
+            yield LogRecord(
                 log_state.number,
                 log_state.name,
                 log_state.first,
@@ -402,7 +402,7 @@ def _logs(transaction: StreamTransaction, after: int | None) -> Iterator[LogCopy
 
 def _facts(
     place: str, transaction: StreamTransaction, after: tuple[int, int] | None
-) -> Iterator[FactCopy]:
+) -> Iterator[FactRecord]:
     number, offset = after or (0, 0)
     for log_state in sorted(transaction.log_states(), key=lambda each: each.number):
         if log_state.number < number:
@@ -411,32 +411,36 @@ def _facts(
         for each in pages.all_after(transaction, log_state, start):
             if isinstance(each, pages.Hole):
                 raise corrupted(log_state.name, each.offset, place)
-            yield FactCopy(log_state.number, log_state.name, each.seen(None), each.chain)
+            yield FactRecord(log_state.number, log_state.name, each.seen(None), each.chain)
 
 
-def _items(transaction: StreamTransaction, after: int | None) -> Iterator[ItemCopy]:
+def _items(transaction: StreamTransaction, after: int | None) -> Iterator[QuarantineRecord]:
     found = items_of(transaction, None)
-    return (ItemCopy(quarantined(each), each.is_served) for each in found if each.id > (after or 0))
+    return (
+        QuarantineRecord(quarantined(each), each.is_served)
+        for each in found
+        if each.id > (after or 0)
+    )
 
 
 def _awaited(
     transaction: StreamTransaction, after: tuple[str, str] | None
-) -> Iterator[AwaitedCopy]:
+) -> Iterator[AwaitedObjectRecord]:
     found = transaction.all(ObjectRecord, transaction.subjects.objects).values()
     names = sorted((each.bucket, each.key) for each in found if not each.digest)
-    return (AwaitedCopy(*name) for name in names if after is None or name > after)
+    return (AwaitedObjectRecord(*name) for name in names if after is None or name > after)
 
 
-def _notes(transaction: StreamTransaction, after: int | None) -> Iterator[NoteCopy]:
+def _notes(transaction: StreamTransaction, after: int | None) -> Iterator[JournalRecord]:
     for number in range((after or 0) + 1, transaction.tally.notes + 1):
         note = transaction.get(Note, transaction.subjects.note(number))
         if note is not None:
-            yield NoteCopy(number, note.at, note.action, note.details)
+            yield JournalRecord(number, note.at, note.action, note.details)
 
 
-_DUMPS: dict[type[Copy], Callable[[StreamTransaction, Any], Iterator[Any]]] = {
-    LogCopy: _logs,
-    ItemCopy: _items,
-    AwaitedCopy: _awaited,
-    NoteCopy: _notes,
+_DUMPS: dict[type[TransferRecord], Callable[[StreamTransaction, Any], Iterator[Any]]] = {
+    LogRecord: _logs,
+    QuarantineRecord: _items,
+    AwaitedObjectRecord: _awaited,
+    JournalRecord: _notes,
 }

@@ -42,7 +42,7 @@ from ergon_framework.boundary.factstore.sql.session import (
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.factstore import BeforeWait, LedgerEntry, NewFact, Outcome
-from ergon_framework.ports.transfer import FactCopy, IdCopy
+from ergon_framework.ports.transfer import FactIdRecord, FactRecord
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined
@@ -283,12 +283,12 @@ class PostgresCopies:
     def __init__(self, database: PostgresZoneDatabase) -> None:
         self._database = database
 
-    def dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
+    def dump_ids(self, after: bytes, limit: int) -> list[FactIdRecord]:
         """Ids after a key, in order, those of kept facts included."""
         rows = self._database.read(lambda session: session.all("records.ids", after, limit))
-        return [IdCopy(key, digest, number & LAST) for key, digest, number in rows]
+        return [FactIdRecord(key, digest, number & LAST) for key, digest, number in rows]
 
-    def load_ids(self, ids: Sequence[IdCopy]) -> None:
+    def load_ids(self, ids: Sequence[FactIdRecord]) -> None:
         """Write ids down that are not known yet, in one commit."""
         columns = (
             Bytes([each.key for each in ids]),
@@ -297,7 +297,7 @@ class PostgresCopies:
         )
         self._database.write(lambda session: session.run("records.put_ids", *columns), "move")
 
-    def load_facts(self, facts: Sequence[FactCopy]) -> None:
+    def load_facts(self, facts: Sequence[FactRecord]) -> None:
         """Put facts at the ends of their logs, those left out that are there, in one commit."""
         prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
         wanted = Lookup({copy.log for copy in facts}, [each.key for each in prepared])

@@ -44,7 +44,7 @@ from ergon_framework.ports.factstore import (
     Quarantined,
     Reference,
 )
-from ergon_framework.ports.transfer import FactCopy
+from ergon_framework.ports.transfer import FactRecord
 
 Identity: TypeAlias = tuple[int, bytes, Row | None]
 """Where a fact lies, its digest or the half that is known, and its row when it is kept."""
@@ -146,7 +146,7 @@ class RowPlacement:
         log.head, log.total, log.last_at = offset, total, self.now
         return offset
 
-    def load(self, copy: FactCopy, fact: Prepared) -> None:
+    def load(self, copy: FactRecord, fact: Prepared) -> None:
         """Take in a fact of another store where it lay there, unless it is here."""
         log = self.log(copy.log)
         if copy.fact.offset <= log.head:

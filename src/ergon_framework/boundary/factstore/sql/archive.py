@@ -30,25 +30,25 @@ from ergon_framework.boundary.factstore.sql.rows import (
 from ergon_framework.boundary.factstore.sql.session import Session, SqlDatabase, StoreIdentity
 from ergon_framework.ports.factstore import Quarantined
 from ergon_framework.ports.transfer import (
-    AwaitedCopy,
+    AwaitedObjectRecord,
     C,
-    ConsumerCopy,
-    Copy,
-    FactCopy,
-    GapCopy,
-    IdCopy,
-    ItemCopy,
-    LinkCopy,
-    LogCopy,
-    NameCopy,
-    NoteCopy,
-    ZoneCopy,
+    ConsumerCursorRecord,
+    FactIdRecord,
+    FactRecord,
+    GapRecord,
+    JournalRecord,
+    LinkRecord,
+    LogRecord,
+    ObjectNameRecord,
+    QuarantineRecord,
+    TransferRecord,
+    ZoneEpochRecord,
 )
 
 
-def copy_of(session: Session, log: LogRow) -> LogCopy:
+def copy_of(session: Session, log: LogRow) -> LogRecord:
     """All that the kept facts of a log do not tell."""
-    return LogCopy(
+    return LogRecord(
         log.id,
         log.name,
         log.first,
@@ -59,7 +59,7 @@ def copy_of(session: Session, log: LogRow) -> LogCopy:
     )
 
 
-def place(session: Session, copy: LogCopy) -> None:
+def place(session: Session, copy: LogRecord) -> None:
     """Let a log begin where the copy does; one that has facts from there on does so already."""
     log = log_named(session, copy.log)
     if log is None:
@@ -108,13 +108,13 @@ def _note_latest(session: Session, log: LogRow, to_zone: str, offset: int) -> No
 class ArchiveEngine(Protocol):
     """What copying needs of the engine that keeps the facts and their ids."""
 
-    def dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
+    def dump_ids(self, after: bytes, limit: int) -> list[FactIdRecord]:
         """Ids after a key, in order, those of kept facts included."""
 
-    def load_ids(self, ids: Sequence[IdCopy]) -> None:
+    def load_ids(self, ids: Sequence[FactIdRecord]) -> None:
         """Write ids down that are not known yet, in one commit."""
 
-    def load_facts(self, facts: Sequence[FactCopy]) -> None:
+    def load_facts(self, facts: Sequence[FactRecord]) -> None:
         """Put facts at the ends of their logs, those left out that are there, in one commit."""
 
     def log_was_placed(self, session: Any) -> None:
@@ -143,25 +143,25 @@ class SqlArchive:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
-        if kind is IdCopy:
+        if kind is FactIdRecord:
             return cast("list[C]", self._engine.dump_ids(after or b"", limit))
-        read = partial(_facts, self._database.place) if kind is FactCopy else _DUMPS.get(kind)
+        read = partial(_facts, self._database.place) if kind is FactRecord else _DUMPS.get(kind)
         if read is None:
             return dump_books(self._parts, kind, after, limit)
         return self._database.read(
             lambda session: list(bounded(read(session, after, limit), limit))
         )
 
-    def load(self, copies: Sequence[Copy]) -> None:
+    def load(self, copies: Sequence[TransferRecord]) -> None:
         """Put copies of one kind in, in order."""
-        if isinstance(copies[0], FactCopy):
-            self._engine.load_facts(cast("Sequence[FactCopy]", copies))
-        elif isinstance(copies[0], IdCopy):
-            self._engine.load_ids(cast("Sequence[IdCopy]", copies))
+        if isinstance(copies[0], FactRecord):
+            self._engine.load_facts(cast("Sequence[FactRecord]", copies))
+        elif isinstance(copies[0], FactIdRecord):
+            self._engine.load_ids(cast("Sequence[FactIdRecord]", copies))
         else:
             self._load_books(copies)
 
-    def discard(self, copies: Sequence[Copy]) -> None:
+    def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
 
         def work(session: Session) -> None:
@@ -190,34 +190,34 @@ class SqlArchive:
         """Refuse whatever changes facts and books, or let it in again."""
         self._engine.bar(place)
 
-    def _load_books(self, copies: Sequence[Copy]) -> None:
+    def _load_books(self, copies: Sequence[TransferRecord]) -> None:
         for copy in copies:
-            if isinstance(copy, LogCopy):
+            if isinstance(copy, LogRecord):
                 self._log.cut(copy.log, copy.first - 1)
 
         def work(session: Session) -> None:
             for copy in copies:
                 _LOADS[type(copy)](session, copy)
-            if isinstance(copies[0], LogCopy):
+            if isinstance(copies[0], LogRecord):
                 self._engine.log_was_placed(session)
 
         self._database.write(work, "move")
         for copy in copies:
-            if isinstance(copy, ZoneCopy):
+            if isinstance(copy, ZoneEpochRecord):
                 self._identity.info = copy.info
 
 
 # ---- out ----------------------------------------------------------------------------------------
 
 
-def _logs(session: Session, after: int | None, _limit: int) -> Iterator[LogCopy]:
+def _logs(session: Session, after: int | None, _limit: int) -> Iterator[LogRecord]:
     logs = sorted(all_logs(session), key=lambda log: log.id)
     return (copy_of(session, log) for log in logs if log.id > (after or 0))
 
 
 def _facts(
     place: str, session: Session, after: tuple[int, int] | None, limit: int
-) -> Iterator[FactCopy]:
+) -> Iterator[FactRecord]:
     number, offset = after or (0, 0)
     names = {log.id: log.name for log in all_logs(session)}
     zones = Zones(session)
@@ -226,43 +226,45 @@ def _facts(
         fact, proof = fact_of(row, zones[row[1]], offset - 1), read_proof(row[4])
         if fact is None or proof is None:
             raise corrupted(names[number], offset, place)
-        yield FactCopy(number, names[number], fact, proof.chain)
+        yield FactRecord(number, names[number], fact, proof.chain)
 
 
-def _items(session: Session, after: int | None, limit: int) -> Iterator[ItemCopy]:
+def _items(session: Session, after: int | None, limit: int) -> Iterator[QuarantineRecord]:
     for row in session.each("records.items", after or 0, limit):
-        yield ItemCopy(Quarantined(*row[:-1]), bool(row[-1]))
+        yield QuarantineRecord(Quarantined(*row[:-1]), bool(row[-1]))
 
 
-def _awaited(session: Session, after: tuple[str, str] | None, limit: int) -> Iterator[AwaitedCopy]:
+def _awaited(
+    session: Session, after: tuple[str, str] | None, limit: int
+) -> Iterator[AwaitedObjectRecord]:
     for row in session.all("records.awaited", *(after or ("", "")), limit):
-        yield AwaitedCopy(*row)
+        yield AwaitedObjectRecord(*row)
 
 
-def _notes(session: Session, after: int | None, limit: int) -> Iterator[NoteCopy]:
+def _notes(session: Session, after: int | None, limit: int) -> Iterator[JournalRecord]:
     start = after or 0
     for position, row in enumerate(session.all("records.notes", limit, start), start + 1):
-        yield NoteCopy(position, *row)
+        yield JournalRecord(position, *row)
 
 
-_DUMPS: dict[type[Copy], Callable[[Session, Any, int], Iterator[Any]]] = {
-    LogCopy: _logs,
-    ItemCopy: _items,
-    AwaitedCopy: _awaited,
-    NoteCopy: _notes,
+_DUMPS: dict[type[TransferRecord], Callable[[Session, Any, int], Iterator[Any]]] = {
+    LogRecord: _logs,
+    QuarantineRecord: _items,
+    AwaitedObjectRecord: _awaited,
+    JournalRecord: _notes,
 }
 
 
 # ---- in -----------------------------------------------------------------------------------------
 
 
-def _put_gap(session: Session, copy: GapCopy) -> None:
+def _put_gap(session: Session, copy: GapRecord) -> None:
     gap = copy.gap
     place = (log_or_new(session, gap.log).id, gap.first, gap.last, gap.reason, gap.at)
     session.run("records.put_gap", *place, gap.source_first, gap.source_last)
 
 
-def _put_consumer(session: Session, copy: ConsumerCopy) -> None:
+def _put_consumer(session: Session, copy: ConsumerCursorRecord) -> None:
     one = copy.consumer
     session.run(
         "records.put_consumer",
@@ -271,7 +273,7 @@ def _put_consumer(session: Session, copy: ConsumerCopy) -> None:
     )
 
 
-def _put_item(session: Session, copy: ItemCopy) -> None:
+def _put_item(session: Session, copy: QuarantineRecord) -> None:
     item = copy.item
     session.run(
         "records.put_item",
@@ -280,59 +282,59 @@ def _put_item(session: Session, copy: ItemCopy) -> None:
     )
 
 
-def _put_name(session: Session, copy: NameCopy) -> None:
+def _put_name(session: Session, copy: ObjectNameRecord) -> None:
     kept = copy.object
     session.run("objects.arrived", kept.bucket, kept.key)
     about = (kept.digest, kept.size, kept.at, kept.is_referenced)
     session.run("records.put_name", kept.bucket, kept.key, *about)
 
 
-def _put_awaited(session: Session, copy: AwaitedCopy) -> None:
+def _put_awaited(session: Session, copy: AwaitedObjectRecord) -> None:
     session.run("objects.await", copy.bucket, copy.key)
 
 
-def _put_link(session: Session, copy: LinkCopy) -> None:
+def _put_link(session: Session, copy: LinkRecord) -> None:
     link = copy.link
     about = (link.offset, link.chain, link.is_sealed, link.reason, link.at)
     session.run("records.put_link", link.peer, link.epoch, *about)
 
 
-def _put_note(session: Session, copy: NoteCopy) -> None:
+def _put_note(session: Session, copy: JournalRecord) -> None:
     if copy.position > session.only("records.note_count")[0]:
         session.run("store.note", copy.at, copy.action, copy.details)
 
 
-def _put_zone(session: Session, copy: ZoneCopy) -> None:
+def _put_zone(session: Session, copy: ZoneEpochRecord) -> None:
     session.run("records.put_zone", copy.info.epoch, copy.info.created_at)
 
 
-_LOADS: dict[type[Copy], Callable[[Session, Any], None]] = {
-    LogCopy: place,
-    GapCopy: _put_gap,
-    ConsumerCopy: _put_consumer,
-    ItemCopy: _put_item,
-    NameCopy: _put_name,
-    AwaitedCopy: _put_awaited,
-    LinkCopy: _put_link,
-    NoteCopy: _put_note,
-    ZoneCopy: _put_zone,
+_LOADS: dict[type[TransferRecord], Callable[[Session, Any], None]] = {
+    LogRecord: place,
+    GapRecord: _put_gap,
+    ConsumerCursorRecord: _put_consumer,
+    QuarantineRecord: _put_item,
+    ObjectNameRecord: _put_name,
+    AwaitedObjectRecord: _put_awaited,
+    LinkRecord: _put_link,
+    JournalRecord: _put_note,
+    ZoneEpochRecord: _put_zone,
 }
 
 
 # ---- away ---------------------------------------------------------------------------------------
 
 
-def _drop_gap(session: Session, copy: GapCopy) -> None:
+def _drop_gap(session: Session, copy: GapRecord) -> None:
     gap = copy.gap
     log = log_or_new(session, gap.log).id
     session.run("records.drop_gap", log, gap.first, gap.last, gap.reason, gap.at)
 
 
-_DISCARDS: dict[type[Copy], Callable[[Session, Any], Any]] = {
-    GapCopy: _drop_gap,
-    ConsumerCopy: lambda session, copy: session.run("consumers.delete", copy.place),
-    ItemCopy: lambda session, copy: session.run("records.drop_item", copy.place),
-    NameCopy: lambda session, copy: session.run("objects.unbind", *copy.place),
-    AwaitedCopy: lambda session, copy: session.run("objects.arrived", *copy.place),
-    LinkCopy: lambda session, copy: session.run("records.drop_link", copy.place),
+_DISCARDS: dict[type[TransferRecord], Callable[[Session, Any], Any]] = {
+    GapRecord: _drop_gap,
+    ConsumerCursorRecord: lambda session, copy: session.run("consumers.delete", copy.place),
+    QuarantineRecord: lambda session, copy: session.run("records.drop_item", copy.place),
+    ObjectNameRecord: lambda session, copy: session.run("objects.unbind", *copy.place),
+    AwaitedObjectRecord: lambda session, copy: session.run("objects.arrived", *copy.place),
+    LinkRecord: lambda session, copy: session.run("records.drop_link", copy.place),
 }

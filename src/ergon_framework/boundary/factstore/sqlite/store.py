@@ -30,7 +30,7 @@ from ergon_framework.boundary.factstore.sqlite.ledger import (
 )
 from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteDatabase, SqliteSession
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.ports.transfer import FactCopy, IdCopy
+from ergon_framework.ports.transfer import FactIdRecord, FactRecord
 from ergon_framework.storage.freeze import sqlite_bars
 from ergon_framework.storage.secure_files import make_folder, open_file
 from ergon_framework.storage.sql_files import load
@@ -46,16 +46,16 @@ class SqliteCopies:
         self._database = database
         self._appender = appender
 
-    def dump_ids(self, after: bytes, limit: int) -> list[IdCopy]:
+    def dump_ids(self, after: bytes, limit: int) -> list[FactIdRecord]:
         """Ids after a key, in order, those of kept facts included."""
 
-        def work(session: SqliteSession, ledger: Ledger) -> list[IdCopy]:
+        def work(session: SqliteSession, ledger: Ledger) -> list[FactIdRecord]:
             _follow_all(session, ledger)
             return list(islice(_ids_after(session, ledger, after, limit), limit))
 
         return self._appender.look_up(work)
 
-    def load_ids(self, ids: Sequence[IdCopy]) -> None:
+    def load_ids(self, ids: Sequence[FactIdRecord]) -> None:
         """Write ids down that are not known yet, in one commit."""
         ledger, compactor = self._appender.ledger, self._appender.compactor
 
@@ -73,7 +73,7 @@ class SqliteCopies:
 
         self._appender.write(work, "move")
 
-    def load_facts(self, facts: Sequence[FactCopy]) -> None:
+    def load_facts(self, facts: Sequence[FactRecord]) -> None:
         """Put facts at the ends of their logs, those left out that are there, in one commit."""
         prepared = [prepare(copy.log, new_of(copy.fact)) for copy in facts]
 
@@ -107,7 +107,7 @@ def _follow_all(session: SqliteSession, ledger: Ledger) -> None:
 
 def _ids_after(
     session: SqliteSession, ledger: Ledger, after: bytes, limit: int
-) -> Iterator[IdCopy]:
+) -> Iterator[FactIdRecord]:
     """Ids in the order of their keys, gathered from all segments a stretch at a time."""
     live = [each for each in ledger.segments.values() if each.state == "live"]
     count = sum(each.count for each in live) + ledger.memtable_count
@@ -124,7 +124,7 @@ def _ids_after(
                 found |= {entry[:KEY]: entry[KEY:] for entry in ids}
         for key in sorted(found):
             if key > after and start <= int.from_bytes(key[:4]) < end:
-                yield IdCopy(key, *unpacked(found[key]))
+                yield FactIdRecord(key, *unpacked(found[key]))
         start = end
 
 

@@ -17,7 +17,7 @@ from ergon_framework.jobs.stores.records import (
     load_settings,
 )
 from ergon_framework.ports.jobstore import Job, NewJob
-from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
+from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
 
 
 class MemoryJobRecords:
@@ -33,26 +33,26 @@ class MemoryJobRecords:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
-        if kind is not JobCopy:
+        if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
         with self._step() as ledger:
             return cast("list[C]", _page(ledger, after or 0, limit))
 
-    def load(self, copies: Sequence[Copy]) -> None:
+    def load(self, copies: Sequence[TransferRecord]) -> None:
         """Put copies of one kind in, in order."""
         with self._step() as ledger:
             for each in copies:
-                if isinstance(each, JobCopy):
+                if isinstance(each, JobRecord):
                     ledger.put(_record(each))
             ledger.is_work = False  # whoever works here comes when the move is over
         load_settings(self._store, self, copies)
 
-    def discard(self, copies: Sequence[Copy]) -> None:
+    def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
         with self._step() as ledger:
             for each in copies:
                 record = ledger.by_id.get(each.name)
-                if isinstance(each, JobCopy) and record is not None:
+                if isinstance(each, JobRecord) and record is not None:
                     ledger.remove(record)
         discard_settings(self._store, copies)
 
@@ -79,21 +79,21 @@ class MemoryJobRecords:
             self._mark = mark
 
 
-def _page(ledger: Ledger, after: int, limit: int) -> list[JobCopy]:
+def _page(ledger: Ledger, after: int, limit: int) -> list[JobRecord]:
     """Some jobs, and fewer when they are large."""
     later = (record for key, record in ledger.records.items() if key > after)
-    page: list[JobCopy] = []
+    page: list[JobRecord] = []
     size = 0
     for record in islice(later, limit):
         job = record.job()
         size += len(job.args) + len(job.kwargs) + len(job.result or b"")
         if page and size > PAGE_BYTES:
             break
-        page.append(JobCopy(job, record.changed_at))
+        page.append(JobRecord(job, record.changed_at))
     return page
 
 
-def _record(copy: JobCopy) -> Record:
+def _record(copy: JobRecord) -> Record:
     """A job as the store keeps it; its key is given when it is put in."""
     job = copy.job
     return Record(

@@ -24,7 +24,7 @@ from ergon_framework.jobs.stores.records import (
 )
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
+from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.pipeline import Bytes
 
@@ -52,13 +52,13 @@ class PostgresJobRecords:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
-        if kind is not JobCopy:
+        if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
         return cast("list[C]", self._transactions.read(lambda tx: _page(tx, after or 0, limit)))
 
-    def load(self, copies: Sequence[Copy]) -> None:
+    def load(self, copies: Sequence[TransferRecord]) -> None:
         """Put copies of one kind in, in order."""
-        jobs = [each for each in copies if isinstance(each, JobCopy)]
+        jobs = [each for each in copies if isinstance(each, JobRecord)]
         if jobs:
             try:
                 self._transactions.stepwise(lambda tx: _load(tx, jobs), "move")
@@ -66,9 +66,9 @@ class PostgresJobRecords:
                 raise (_told(error) if is_conflict(error) else error) from error
         load_settings(self._store, self, copies)
 
-    def discard(self, copies: Sequence[Copy]) -> None:
+    def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
-        ids = [each.name for each in copies if isinstance(each, JobCopy)]
+        ids = [each.name for each in copies if isinstance(each, JobRecord)]
         if ids:
             self._transactions.stepwise(
                 lambda tx: tx.execute(_SQL["remove"], {"ids": texts(ids)}), "move"
@@ -120,7 +120,7 @@ class PostgresJobRecords:
         self._transactions.unpipelined(work, "move", topics=())
 
 
-def _page(tx: Tx, after: int, limit: int) -> list[JobCopy]:
+def _page(tx: Tx, after: int, limit: int) -> list[JobRecord]:
     """Some jobs, and fewer when they are large."""
     changed: dict[int, float] = {}
     last, size = after, 0
@@ -133,10 +133,10 @@ def _page(tx: Tx, after: int, limit: int) -> list[JobCopy]:
     page = page_of(tx.execute(_SQL["stretch"], {"after": after, "last": last}))
     if page.odd:
         raise cannot_move(page.odd[0])
-    return [JobCopy(job, changed[job.key]) for job in page.jobs if job.key in changed]
+    return [JobRecord(job, changed[job.key]) for job in page.jobs if job.key in changed]
 
 
-def _load(tx: Tx, copies: Sequence[JobCopy]) -> None:
+def _load(tx: Tx, copies: Sequence[JobRecord]) -> None:
     ids = {"ids": texts([copy.job.id for copy in copies])}
     found = tx.execute(_SQL["standing"], ids).fetchall()
     standing = {(job_id, created_at): seq for job_id, seq, created_at in found}

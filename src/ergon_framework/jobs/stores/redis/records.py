@@ -18,7 +18,7 @@ from ergon_framework.jobs.stores.redis.scripts import script
 from ergon_framework.jobs.stores.redis.transactions import BIRTH, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import Transitions
 from ergon_framework.jobs.stores.unreadable import cannot_move
-from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
+from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
 
 _LOAD = script("rows", "transitions", "delete", "load")
 _DISCARD = script("rows", "transitions", "delete", "discard")
@@ -37,16 +37,16 @@ class RedisJobRecords:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
-        if kind is not JobCopy:
+        if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
         found, odd, _ = self._transitions.look("after", after or 0, limit, (PAGE_BYTES,))
         if odd:
             raise cannot_move(odd[0])
-        return cast("list[C]", [JobCopy(job, row.changed_at) for row, job in found])
+        return cast("list[C]", [JobRecord(job, row.changed_at) for row, job in found])
 
-    def load(self, copies: Sequence[Copy]) -> None:
+    def load(self, copies: Sequence[TransferRecord]) -> None:
         """Put copies of one kind in, in order."""
-        jobs = [each for each in copies if isinstance(each, JobCopy)]
+        jobs = [each for each in copies if isinstance(each, JobRecord)]
         if jobs:
             blobs = rows.Blobs()
             wire = [rows.wire_copy(each.job, each.changed_at, blobs) for each in jobs]
@@ -59,9 +59,9 @@ class RedisJobRecords:
                 )
         load_settings(self._store, self, copies)
 
-    def discard(self, copies: Sequence[Copy]) -> None:
+    def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
-        ids = [each.name for each in copies if isinstance(each, JobCopy)]
+        ids = [each.name for each in copies if isinstance(each, JobRecord)]
         if ids:
             self._transactions.write(_DISCARD, "move", ids)
         discard_settings(self._store, copies)

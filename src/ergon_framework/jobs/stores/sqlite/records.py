@@ -22,7 +22,7 @@ from ergon_framework.jobs.stores.sqlite.transitions import LARGE, Tx
 from ergon_framework.jobs.stores.transitions import DUE, ENDED, LATER, RUNNING
 from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.transfer import PAGE_BYTES, C, Copy, JobCopy
+from ergon_framework.ports.transfer import PAGE_BYTES, C, JobRecord, TransferRecord
 from ergon_framework.storage.freeze import sqlite_bars
 from ergon_framework.storage.sql_files import load
 
@@ -39,21 +39,21 @@ class SqliteJobRecords:
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
         """The copies of a kind after a place, in order."""
-        if kind is not JobCopy:
+        if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
         page = self._transactions.read(lambda cursor: _page(cursor, after or 0, limit))
         return cast("list[C]", page)
 
-    def load(self, copies: Sequence[Copy]) -> None:
+    def load(self, copies: Sequence[TransferRecord]) -> None:
         """Put copies of one kind in, in order."""
-        jobs = [each for each in copies if isinstance(each, JobCopy)]
+        jobs = [each for each in copies if isinstance(each, JobRecord)]
         if jobs:
             self._transactions.write(lambda tx: _load(tx, jobs), "move")
         load_settings(self._store, self, copies)
 
-    def discard(self, copies: Sequence[Copy]) -> None:
+    def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
-        ids = [(each.name,) for each in copies if isinstance(each, JobCopy)]
+        ids = [(each.name,) for each in copies if isinstance(each, JobRecord)]
         if ids:
             self._execute_many("remove", ids)
         discard_settings(self._store, copies)
@@ -104,7 +104,7 @@ class SqliteJobRecords:
         self._transactions.write(work, "move")
 
 
-def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobCopy]:
+def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobRecord]:
     """Some jobs, and fewer when they are large."""
     changed: dict[int, float] = {}
     last, size = after, 0
@@ -116,10 +116,10 @@ def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobCopy]:
     page = page_of(cursor, _SQL["stretch"], (after, last))
     if page.odd:
         raise cannot_move(page.odd[0])
-    return [JobCopy(job, changed[job.key]) for job in page.jobs]
+    return [JobRecord(job, changed[job.key]) for job in page.jobs]
 
 
-def _load(tx: Tx, copies: Sequence[JobCopy]) -> None:
+def _load(tx: Tx, copies: Sequence[JobRecord]) -> None:
     cursor = tx.cursor
     for copy in copies:
         job = copy.job

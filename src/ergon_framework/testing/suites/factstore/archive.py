@@ -18,17 +18,17 @@ from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Gap
 from ergon_framework.ports.transfer import (
     FACT_KINDS,
     PAGE_BYTES,
-    Archive,
-    AwaitedCopy,
-    ConsumerCopy,
-    Copy,
-    FactCopy,
-    GapCopy,
-    IdCopy,
-    ItemCopy,
-    LinkCopy,
-    LogCopy,
-    NameCopy,
+    AwaitedObjectRecord,
+    ConsumerCursorRecord,
+    FactIdRecord,
+    FactRecord,
+    GapRecord,
+    LinkRecord,
+    LogRecord,
+    ObjectNameRecord,
+    QuarantineRecord,
+    RecordStore,
+    TransferRecord,
     records_of,
 )
 from ergon_framework.testing.suites.factstore.subject import (
@@ -45,7 +45,7 @@ from ergon_framework.testing.suites.framework import Check, expect, register
 CHECKS: list[Check[FactStoreSubject]] = []
 check = register(CHECKS)
 
-C = TypeVar("C", bound=Copy)
+C = TypeVar("C", bound=TransferRecord)
 NEEDS = "moving"
 BODY = b'{"\xc3\xa9":1}'
 
@@ -125,9 +125,9 @@ def many_ids_can_be_moved(s: FactStoreSubject) -> None:
             old.put(*names[start : start + 500], log=INBOX)
         old.store.truncate(INBOX, 1400, loss_reason="disk")
         _copy(_archive(old), _archive(s), limit=400)
-        keys = [copy.key for copy in _all(_archive(s), IdCopy, 100)]
+        keys = [copy.key for copy in _all(_archive(s), FactIdRecord, 100)]
         expect(keys == sorted(set(keys)), "keys come twice or out of order")
-        same(keys, [copy.key for copy in _all(_archive(old), IdCopy, 100)], "keys")
+        same(keys, [copy.key for copy in _all(_archive(old), FactIdRecord, 100)], "keys")
     same(s.again("fact-7", log=INBOX).offset, 8, "offset of a dropped one")
 
 
@@ -137,9 +137,9 @@ def pages_of_large_facts_are_short(s: FactStoreSubject) -> None:
     half = b'{"x":"' + b"x" * (PAGE_BYTES // 2) + b'"}'
     s.put("whole", fact=b'{"x":"' + b"x" * PAGE_BYTES + b'"}')
     s.put("one", "two", fact=half)
-    copies = [copy.fact.message_id for copy in _all(_archive(s), FactCopy, 100)]
+    copies = [copy.fact.message_id for copy in _all(_archive(s), FactRecord, 100)]
     same(copies, ["whole", "one", "two"], "copies")
-    same(len(_archive(s).dump(FactCopy, None, 100)), 1, "facts of the first page")
+    same(len(_archive(s).dump(FactRecord, None, 100)), 1, "facts of the first page")
 
 
 @check(NEEDS)
@@ -171,12 +171,12 @@ def ids_may_come_before_their_facts(s: FactStoreSubject) -> None:
     """A store that grows while it is moved gives ids out whose facts come in the next turn."""
     with _filled(s) as old:
         source, target = _archive(old), _archive(s)
-        target.load(list(_all(source, LogCopy, 100)))
-        target.load(list(_all(source, IdCopy, 1000)))
+        target.load(list(_all(source, LogRecord, 100)))
+        target.load(list(_all(source, FactIdRecord, 1000)))
         for limit in (1, 4):
             _copy(source, target, limit)
-        keys = [copy.key for copy in _all(target, IdCopy, 100)]
-        same(keys, [copy.key for copy in _all(source, IdCopy, 100)], "keys")
+        keys = [copy.key for copy in _all(target, FactIdRecord, 100)]
+        same(keys, [copy.key for copy in _all(source, FactIdRecord, 100)], "keys")
         _compare(target, source)
         for name in ("z1", "z2"):
             kept = old.put(name)
@@ -210,8 +210,8 @@ def facts_that_do_not_fit_are_refused(s: FactStoreSubject) -> None:
     """A fact that belongs to another chain, or that leaves one out, is not stored."""
     with _memory(s) as old:
         old.put("a", "b", "c")
-        copies = list(_all(_archive(old), FactCopy))
-        _archive(s).load(list(_all(_archive(old), LogCopy)))
+        copies = list(_all(_archive(old), FactRecord))
+        _archive(s).load(list(_all(_archive(old), LogRecord)))
     _archive(s).load(copies[:1])
     forged = replace(copies[1].fact, fact=b'{"other":true}')
     for wrong in (copies[2], msgspec.structs.replace(copies[1], fact=forged)):
@@ -227,7 +227,7 @@ def another_log_is_refused(s: FactStoreSubject) -> None:
     """A log of another number, or one that was cut further, is not an earlier copy."""
     s.put("a", "b", "c")
     s.store.truncate(OUTBOUND, 2, loss_reason="disk")
-    [mine] = _archive(s).dump(LogCopy, None, 9)
+    [mine] = _archive(s).dump(LogRecord, None, 9)
     for wrong in ({"number": 7}, {"first": 1, "chain": bytes(32), "total": 0, "latest": {}}):
         copy = msgspec.structs.replace(mine, **wrong)
         error = s.refusal(lambda copy=copy: _archive(s).load([copy]))  # type: ignore[misc]
@@ -240,7 +240,14 @@ def books_can_be_taken_away(s: FactStoreSubject) -> None:
     """What is gone on the other side can go here, and what is left alone stays."""
     fill(s)
     store = _archive(s)
-    for kind in (GapCopy, ConsumerCopy, ItemCopy, NameCopy, AwaitedCopy, LinkCopy):
+    for kind in (
+        GapRecord,
+        ConsumerCursorRecord,
+        QuarantineRecord,
+        ObjectNameRecord,
+        AwaitedObjectRecord,
+        LinkRecord,
+    ):
         copies = store.dump(kind, None, 100)
         expect(len(copies) > 0, f"there is no {kind.__name__}")
         store.discard(copies[:1])
@@ -265,12 +272,12 @@ def a_damaged_fact_is_not_copied(s: FactStoreSubject) -> None:
     """Who copies is told of a row that is not what was stored."""
     s.put("a", "b", "c")
     s.corrupt(OUTBOUND, 2)
-    error = s.refusal(lambda: list(_all(_archive(s), FactCopy)))
+    error = s.refusal(lambda: list(_all(_archive(s), FactRecord)))
     expect(getattr(error, "reason", "") == "corrupted", f"a damaged row got {error!r:.200}")
 
 
-def _archive(s: FactStoreSubject) -> Archive:
-    return cast("Archive", records_of(s.store))
+def _archive(s: FactStoreSubject) -> RecordStore:
+    return cast("RecordStore", records_of(s.store))
 
 
 @contextmanager
@@ -287,7 +294,7 @@ def _filled(s: FactStoreSubject) -> Iterator[FactStoreSubject]:
         yield old
 
 
-def _all(store: Archive, kind: type[C], limit: int = 3) -> Iterable[C]:
+def _all(store: RecordStore, kind: type[C], limit: int = 3) -> Iterable[C]:
     """Every copy of a kind, read in small pages."""
     after = None
     while page := store.dump(kind, after, limit):
@@ -295,7 +302,7 @@ def _all(store: Archive, kind: type[C], limit: int = 3) -> Iterable[C]:
         after = page[-1].place
 
 
-def _copy(store: Archive, target: Archive, limit: int = 4) -> None:
+def _copy(store: RecordStore, target: RecordStore, limit: int = 4) -> None:
     for kind in FACT_KINDS:
         after = None
         while page := store.dump(kind, after, limit):
@@ -303,7 +310,7 @@ def _copy(store: Archive, target: Archive, limit: int = 4) -> None:
             after = page[-1].place
 
 
-def _renew(store: Archive, target: Archive) -> None:
+def _renew(store: RecordStore, target: RecordStore) -> None:
     """Copy again, and take away what is gone."""
     for kind in FACT_KINDS:
         if kind.may_leave:
@@ -314,7 +321,7 @@ def _renew(store: Archive, target: Archive) -> None:
     _copy(store, target)
 
 
-def _compare(found: Archive, wanted: Archive) -> None:
+def _compare(found: RecordStore, wanted: RecordStore) -> None:
     for kind in FACT_KINDS:
         here, there = list(_all(found, kind)), list(_all(wanted, kind))
         places = [copy.place for copy in here], [copy.place for copy in there]

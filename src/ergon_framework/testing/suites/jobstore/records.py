@@ -17,11 +17,11 @@ from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.transfer import (
     JOB_KINDS,
     PAGE_BYTES,
-    Archive,
-    Copy,
-    JobCopy,
-    QueueCopy,
-    ScheduleCopy,
+    JobRecord,
+    QueueRecord,
+    RecordStore,
+    ScheduleRecord,
+    TransferRecord,
     records_of,
 )
 from ergon_framework.testing.suites.drivers import START
@@ -40,7 +40,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
 CHECKS: list[Check[JobStoreSubject]] = []
 check = register(CHECKS)
 
-C = TypeVar("C", bound=Copy)
+C = TypeVar("C", bound=TransferRecord)
 NEEDS = "moving"
 
 
@@ -74,12 +74,12 @@ def copies_come_in_pages(s: JobStoreSubject) -> None:
     """A page has no more copies than asked for, and the next one goes on behind it."""
     s.put(*"abcde")
     store = _archive(s)
-    first = store.dump(JobCopy, None, 2)
-    second = store.dump(JobCopy, first[-1].place, 2)
-    last = store.dump(JobCopy, second[-1].place, 2)
+    first = store.dump(JobRecord, None, 2)
+    second = store.dump(JobRecord, first[-1].place, 2)
+    last = store.dump(JobRecord, second[-1].place, 2)
     names = [[copy.name for copy in page] for page in (first, second, last)]
     same(names, [["a", "b"], ["c", "d"], ["e"]], "pages")
-    same(store.dump(JobCopy, last[-1].place, 2), [], "after the end")
+    same(store.dump(JobRecord, last[-1].place, 2), [], "after the end")
 
 
 @check(NEEDS)
@@ -88,9 +88,9 @@ def pages_of_large_jobs_are_short(s: JobStoreSubject) -> None:
     half = b'["' + b"x" * (PAGE_BYTES // 2) + b'"]'
     s.put("whole", args=b'["' + b"x" * PAGE_BYTES + b'"]')
     s.put("one", "two", args=half)
-    copies = list(_all(_archive(s), JobCopy, 100))
+    copies = list(_all(_archive(s), JobRecord, 100))
     same([copy.name for copy in copies], ["whole", "one", "two"], "copies")
-    same(len(_archive(s).dump(JobCopy, None, 100)), 1, "jobs of the first page")
+    same(len(_archive(s).dump(JobRecord, None, 100)), 1, "jobs of the first page")
 
 
 @check(NEEDS)
@@ -108,11 +108,11 @@ def changed_jobs_stay_where_they_stand(s: JobStoreSubject) -> None:
     """A job that is loaded in another state becomes that, and keeps its place in the order."""
     s.put("a", "b", "c")
     store = _archive(s)
-    before = {copy.name: copy for copy in _all(store, JobCopy)}
+    before = {copy.name: copy for copy in _all(store, JobRecord)}
     done = s.ended("a", keep=5.0)
     store.load([before["a"]])
     same((_ids(store), s.status("a")), (["a", "b", "c"], JobStatus.PENDING), "order, and status")
-    store.load([JobCopy(done, s.clock())])
+    store.load([JobRecord(done, s.clock())])
     same(s.status("a"), JobStatus.COMPLETED, "status")
     s.clock.forward(6.0)
     same(s.store.prune(10).purged, 1, "purged in its time")
@@ -122,9 +122,9 @@ def changed_jobs_stay_where_they_stand(s: JobStoreSubject) -> None:
 def a_new_job_of_an_old_id_comes_last(s: JobStoreSubject) -> None:
     """A job that was made at another instant is another job."""
     s.put("a", "b", unique_key=None)
-    [first, _] = _all(_archive(s), JobCopy)
+    [first, _] = _all(_archive(s), JobRecord)
     job = msgspec.structs.replace(first.job, created_at=START + 50.0)
-    _archive(s).load([JobCopy(job, START + 50.0)])
+    _archive(s).load([JobRecord(job, START + 50.0)])
     same(_ids(_archive(s)), ["b", "a"], "order of adding")
     same(s.get("a").created_at, START + 50.0, "made at")
 
@@ -139,14 +139,14 @@ def discarded_jobs_are_gone(s: JobStoreSubject) -> None:
     s.put("done", queue="other", priority=8)
     s.ended("done")
     store = _archive(s)
-    store.discard([copy for copy in _all(store, JobCopy) if copy.name != "waiting"])
+    store.discard([copy for copy in _all(store, JobRecord) if copy.name != "waiting"])
     same((_ids(store), s.store.expired_leases(9)), (["waiting"], []), "what is left")
     s.put("again", unique_key="u", delay=900.0)
     s.store.prune(100)
     same(s.ids(9), ["waiting"], "claimed when the key is free")
     same([queue.name for queue in s.store.queues()], ["default"], "queues")
-    store.discard([copy for copy in _all(store, JobCopy) if copy.name == "again"])
-    store.discard([JobCopy(s.get("waiting"), 0.0)])
+    store.discard([copy for copy in _all(store, JobRecord) if copy.name == "again"])
+    store.discard([JobRecord(s.get("waiting"), 0.0)])
     store.discard([])
     same(_ids(store), [], "what is left in the end")
 
@@ -248,10 +248,10 @@ def settings_can_be_taken_away(s: JobStoreSubject) -> None:
     s.store.set_queue("slow", max_active=1, rate=2.0, burst=3)
     s.store.set_queue("shut", is_paused=True)
     s.store.put_schedule(schedule("nightly"))
-    same(store.dump(QueueCopy, "shut", 9), [QueueCopy("slow", False, 1, 2.0, 3)], "settings")
-    store.discard([QueueCopy("shut", True, None, None, 1)])
-    store.discard(store.dump(ScheduleCopy, None, 9))
-    same([copy.queue for copy in _all(store, QueueCopy)], ["slow"], "queues")
+    same(store.dump(QueueRecord, "shut", 9), [QueueRecord("slow", False, 1, 2.0, 3)], "settings")
+    store.discard([QueueRecord("shut", True, None, None, 1)])
+    store.discard(store.dump(ScheduleRecord, None, 9))
+    same([copy.queue for copy in _all(store, QueueRecord)], ["slow"], "queues")
     same(s.store.schedules(), [], "schedules")
 
 
@@ -267,15 +267,15 @@ def a_mark_is_kept(s: JobStoreSubject) -> None:
     same(_archive(s).mark(), None, "the mark when it was taken away")
 
 
-def _records(store: object) -> Archive:
-    return cast("Archive", records_of(store))
+def _records(store: object) -> RecordStore:
+    return cast("RecordStore", records_of(store))
 
 
-def _archive(s: JobStoreSubject) -> Archive:
+def _archive(s: JobStoreSubject) -> RecordStore:
     return _records(s.store)
 
 
-def _all(store: Archive, kind: type[C], limit: int = 3) -> Iterable[C]:
+def _all(store: RecordStore, kind: type[C], limit: int = 3) -> Iterable[C]:
     """Every copy of a kind, read in small pages."""
     after = None
     while page := store.dump(kind, after, limit):
@@ -283,7 +283,7 @@ def _all(store: Archive, kind: type[C], limit: int = 3) -> Iterable[C]:
         after = page[-1].place
 
 
-def _copy(store: Archive, other: Archive) -> None:
+def _copy(store: RecordStore, other: RecordStore) -> None:
     for kind in JOB_KINDS:
         after = None
         while page := store.dump(kind, after, 4):
@@ -291,7 +291,7 @@ def _copy(store: Archive, other: Archive) -> None:
             after = page[-1].place
 
 
-def _compare(found: Archive, wanted: Archive) -> None:
+def _compare(found: RecordStore, wanted: RecordStore) -> None:
     for kind in JOB_KINDS:
         here, there = list(_all(found, kind)), list(_all(wanted, kind))
         names = [copy.name for copy in here], [copy.name for copy in there]
@@ -301,8 +301,8 @@ def _compare(found: Archive, wanted: Archive) -> None:
                 same(mine, other, f"{kind.__name__} {mine.name}")
 
 
-def _ids(store: Archive) -> list[str]:
-    return [copy.name for copy in _all(store, JobCopy)]
+def _ids(store: RecordStore) -> list[str]:
+    return [copy.name for copy in _all(store, JobRecord)]
 
 
 def fill(s: JobStoreSubject) -> None:
