@@ -103,7 +103,9 @@ def test_verify_a_zone_that_is_not_all_there(desk: Desk, zone: Zone) -> None:
     """What a move that was cut off has left is not sound, however whole each fact is."""
     zone.close()
     with closing(open_fact_store(f"sqlite:///{desk.data}/facts.db", zone=zone.name)) as store:
-        cast("RecordStore", records_of(store)).set_mark(msgspec.json.encode(MoveState("elsewhere")))
+        cast("RecordStore", records_of(store)).set_move_state(
+            msgspec.json.encode(MoveState("elsewhere"))
+        )
     answer = desk("verify", "--data", desk.data, "--json")
     assert answer.code == 1
     assert [flaw["kind"] for flaw in answer.json] == ["store"]
@@ -119,7 +121,7 @@ def test_status_of_a_zone_that_was_moved(desk: Desk, zone: Zone, tmp_path: Path)
     """Whoever looks, its node or somebody in the folder, hears where everything went."""
     assert status_of(zone)["moved_to"] is None
     target = f"sqlite:///{tmp_path}/moved.db"
-    cast("RecordStore", records_of(zone.store)).set_mark(
+    cast("RecordStore", records_of(zone.store)).set_move_state(
         msgspec.json.encode(MoveState(moved_to=target))
     )
     told = {each["kind"]: each for each in status_of(zone)["alerts"]}

@@ -54,8 +54,8 @@ def verified(zone: Zone) -> Iterator[Finding | Progress]:
     if lost:
         yield Finding("store", zone.name, f"it has lost what it acknowledged: {lost}", {})
     mark = move_state_of(zone.store)
-    if mark.is_half:
-        what = f"{mark.unended} into it has not ended: {mark.again}"
+    if mark.is_incomplete:
+        what = f"{mark.what_is_incomplete} into it has not ended: {mark.resume_remedy}"
         yield Finding("store", zone.name, what, {})
     for log in zone.store.logs():
         for told in zone.store.verify(log.name):

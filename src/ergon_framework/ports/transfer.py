@@ -71,14 +71,14 @@ class TransferRecord(msgspec.Struct, frozen=True):
     """Whether one can have what another had before: then what is gone goes first."""
 
     @property
-    def place(self) -> Any:
+    def sort_key(self) -> Any:
         """Where it stands in the order of its kind."""
         raise NotImplementedError
 
     @property
-    def name(self) -> Any:
+    def identity(self) -> Any:
         """What it is called on both sides; its place, unless places differ from store to store."""
-        return self.place
+        return self.sort_key
 
     @property
     def content(self) -> bytes:
@@ -128,7 +128,7 @@ class JobRecord(TransferRecord, frozen=True):
     holds_keys: ClassVar[bool] = True
 
     @property
-    def place(self) -> Any:
+    def sort_key(self) -> Any:
         """The store's own number."""
         return self.job.key
 
@@ -139,7 +139,7 @@ class JobRecord(TransferRecord, frozen=True):
         return _encode((job, self.changed_at))
 
     @property
-    def name(self) -> str:
+    def identity(self) -> str:
         """The id."""
         return self.job.id
 
@@ -175,7 +175,7 @@ class QueueRecord(TransferRecord, frozen=True):
     """When the bucket of tokens will be full again; 0 for a queue without a rate."""
 
     @property
-    def place(self) -> str:
+    def sort_key(self) -> str:
         """Its name."""
         return self.queue
 
@@ -188,7 +188,7 @@ class ScheduleRecord(TransferRecord, frozen=True):
     schedule: Schedule
 
     @property
-    def place(self) -> str:
+    def sort_key(self) -> str:
         """Its name."""
         return self.schedule.name
 
@@ -223,7 +223,7 @@ class LogRecord(TransferRecord, frozen=True):
     may_leave: ClassVar[bool] = False
 
     @property
-    def place(self) -> int:
+    def sort_key(self) -> int:
         """Its number."""
         return self.number
 
@@ -256,7 +256,7 @@ class FactRecord(TransferRecord, frozen=True):
     may_change: ClassVar[bool] = False
 
     @property
-    def place(self) -> tuple[int, int]:
+    def sort_key(self) -> tuple[int, int]:
         """Log and offset."""
         return self.number, self.fact.offset
 
@@ -281,7 +281,7 @@ class FactIdRecord(TransferRecord, frozen=True):
     may_change: ClassVar[bool] = False
 
     @property
-    def place(self) -> bytes:
+    def sort_key(self) -> bytes:
         """The key; ``b""`` comes before all."""
         return self.key
 
@@ -294,7 +294,7 @@ class GapRecord(TransferRecord, frozen=True):
     gap: Gap
 
     @property
-    def place(self) -> tuple[str, int, int, str, float]:
+    def sort_key(self) -> tuple[str, int, int, str, float]:
         """All that tells it from others."""
         gap = self.gap
         return gap.log, gap.first, gap.last, gap.reason, gap.at
@@ -308,7 +308,7 @@ class ConsumerCursorRecord(TransferRecord, frozen=True):
     consumer: ConsumerInfo
 
     @property
-    def place(self) -> str:
+    def sort_key(self) -> str:
         """Its name."""
         return self.consumer.name
 
@@ -323,7 +323,7 @@ class QuarantineRecord(TransferRecord, frozen=True):
     """It was released and has gone out since."""
 
     @property
-    def place(self) -> int:
+    def sort_key(self) -> int:
         """Its number."""
         return self.item.id
 
@@ -349,7 +349,7 @@ class ObjectNameRecord(TransferRecord, frozen=True):
     object: StoredObject
 
     @property
-    def place(self) -> tuple[str, str]:
+    def sort_key(self) -> tuple[str, str]:
         """Bucket and key."""
         return self.object.bucket, self.object.key
 
@@ -363,7 +363,7 @@ class AwaitedObjectRecord(TransferRecord, frozen=True):
     key: str
 
     @property
-    def place(self) -> tuple[str, str]:
+    def sort_key(self) -> tuple[str, str]:
         """Bucket and key."""
         return self.bucket, self.key
 
@@ -376,7 +376,7 @@ class LinkRecord(TransferRecord, frozen=True):
     link: Link
 
     @property
-    def place(self) -> str:
+    def sort_key(self) -> str:
         """The peer's zone."""
         return self.link.peer
 
@@ -407,7 +407,7 @@ class JournalRecord(TransferRecord, frozen=True):
     may_change: ClassVar[bool] = False
 
     @property
-    def place(self) -> int:
+    def sort_key(self) -> int:
         """Which entry it is."""
         return self.position
 
@@ -431,7 +431,7 @@ class ZoneEpochRecord(TransferRecord, frozen=True):
     may_leave: ClassVar[bool] = False
 
     @property
-    def place(self) -> str:
+    def sort_key(self) -> str:
         """The zone."""
         return self.info.zone
 
@@ -482,7 +482,7 @@ class MoveState(msgspec.Struct, frozen=True):
     """The birth of the other store; empty where it did not tell."""
 
     @property
-    def is_half(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether a move into the store has begun and not ended."""
         return bool(self.source) and self.sums is None
 
@@ -492,12 +492,12 @@ class MoveState(msgspec.Struct, frozen=True):
         return self.source.startswith(FILE_OF_RECORDS)
 
     @property
-    def unended(self) -> str:
+    def what_is_incomplete(self) -> str:
         """What has not ended, when something has not."""
         return "an import" if self.is_import else "a move"
 
     @property
-    def again(self) -> str:
+    def resume_remedy(self) -> str:
         """What ends it."""
         return f"run the same `ergon {'import' if self.is_import else 'move'}` again"
 
@@ -518,10 +518,10 @@ class RecordStore(Protocol):
         Never asked for what may not leave.
         """
 
-    def mark(self) -> bytes | None:
+    def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
 
-    def set_mark(self, mark: bytes | None) -> None:
+    def set_move_state(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
 
 
@@ -529,7 +529,7 @@ class RecordStore(Protocol):
 class Freezable(Protocol):
     """A store that can refuse whoever has it open already, in any process."""
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Refuse changes from now on, naming where everything went; None: let them in again.
 
         ``StoreReadOnlyError`` is raised where something would be added, claimed, settled or
@@ -541,7 +541,7 @@ class Freezable(Protocol):
 class JointMoveState(Protocol):
     """Provider calls, beside which a database may have jobs."""
 
-    def set_marks(self, marks: Sequence[bytes]) -> None:
+    def set_move_states(self, marks: Sequence[bytes]) -> None:
         """Write down the marks of provider calls and of the jobs there, in one commit."""
 
 
@@ -549,7 +549,7 @@ class JointMoveState(Protocol):
 class Identified(Protocol):
     """A store that is told from one of the same name that is put in its place."""
 
-    def birth(self) -> str:
+    def store_id(self) -> str:
         """What this very store has since it was made, however it is reached; empty if unknown.
 
         It is not copied by a move, and outlives all that the store holds.
@@ -568,13 +568,13 @@ encode_move_state = msgspec.json.Encoder().encode
 def move_state_of(store: object) -> MoveState:
     """What was written down in a store; nothing for one that is neither copy nor shut."""
     records = records_of(store)
-    return read_move_state(records.mark() if isinstance(records, RecordStore) else None)
+    return read_move_state(records.move_state() if isinstance(records, RecordStore) else None)
 
 
 def store_id_of(store: object) -> str:
     """By what a store is told from any other; empty where it does not tell."""
     records = records_of(store)
-    return records.birth() if isinstance(records, Identified) else ""
+    return records.store_id() if isinstance(records, Identified) else ""
 
 
 def read_move_state(found: bytes | None) -> MoveState:
@@ -584,7 +584,7 @@ def read_move_state(found: bytes | None) -> MoveState:
 
 def is_incomplete(store: object) -> bool:
     """Whether a move into a store has begun and not ended."""
-    return move_state_of(store).is_half
+    return move_state_of(store).is_incomplete
 
 
 def refuse_unusable(mark: MoveState) -> None:
@@ -592,7 +592,7 @@ def refuse_unusable(mark: MoveState) -> None:
 
     In both, what is done would be missing where it is looked for, or be done twice.
     """
-    if mark.is_half:
+    if mark.is_incomplete:
         raise incomplete(mark)
     if mark.moved_to:
         raise moved_away("this store", mark.moved_to)
@@ -601,8 +601,8 @@ def refuse_unusable(mark: MoveState) -> None:
 def incomplete(mark: MoveState) -> StoreError:
     """The error of a store that a move or an import has not filled yet."""
     return StoreError(
-        f"{mark.unended} into this store has not ended",
-        remedy=f"{mark.again}: it goes on where it was cut off",
+        f"{mark.what_is_incomplete} into this store has not ended",
+        remedy=f"{mark.resume_remedy}: it goes on where it was cut off",
     )
 
 

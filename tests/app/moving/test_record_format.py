@@ -260,7 +260,7 @@ def test_what_a_move_writes_down() -> None:
     text = b'{"source":"jobs of a","sums":{"jobs":[2,"ab"]},"moved_to":"b","birth":"7 8"}'
     assert encode_move_state(mark) == text
     assert read_move_state(text) == mark
-    assert read_move_state(b'{"source":"x"}').is_half
+    assert read_move_state(b'{"source":"x"}').is_incomplete
 
 
 # ---- whole stores -------------------------------------------------------------------------------

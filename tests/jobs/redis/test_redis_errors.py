@@ -356,7 +356,7 @@ def test_a_store_that_is_only_read(open_store: Open) -> None:
         lambda: reader.set_queue("q", is_paused=True),
         lambda: reader.heartbeat(me),
         lambda: reader.put_schedule(schedule("a")),
-        lambda: reader.records.set_mark(b"x"),
+        lambda: reader.records.set_move_state(b"x"),
     ):
         with refused(StoreReadOnlyError, "opened to be read"):
             call()

@@ -58,10 +58,10 @@ def refuse_other(part: Transfer) -> None:
 def refuse_half_source(source: object) -> None:
     """Read no store that another move has not filled yet."""
     mark = move_state_of(source)
-    if mark.is_half:
+    if mark.is_incomplete:
         raise StoreError(
-            f"{mark.unended} into FROM has not ended: it is to become a copy of {mark.source}",
-            remedy=f"end that one first: {mark.again}, and then this one",
+            f"{mark.what_is_incomplete} into FROM has not ended: it is to become a copy of {mark.source}",
+            remedy=f"end that one first: {mark.resume_remedy}, and then this one",
         )
 
 

@@ -135,12 +135,12 @@ def schema_of(part: str) -> int | str:
 
 def line_of(copy: TransferRecord) -> bytes:
     """One record as a line."""
-    key = _encode(plain(copy.name, "key"))
+    key = _encode(plain(copy.identity, "key"))
     record = _encode(copy.document())
     line = b'{"kind":"%b","key":%b,"record":%b}\n' % (copy.kind.encode(), key, record)
     if len(line) > MAX_LINE:
         raise StoreError(
-            f"the {copy.kind} {copy.name!r:.60} makes a line of {len(line)} bytes; {MAX_LINE} is"
+            f"the {copy.kind} {copy.identity!r:.60} makes a line of {len(line)} bytes; {MAX_LINE} is"
             " the most",
             remedy="`ergon move` copies it into another store",
         )
@@ -356,15 +356,17 @@ class RecordFile:
                 checked(copy.job)  # as a store does that reads one
         except ValueError as error:
             raise self._damaged(number, f"{line.kind} {line.key!r:.60}: {error}") from None
-        if plain(copy.name, "key") != line.key:
+        if plain(copy.identity, "key") != line.key:
             raise self._damaged(number, f"the key {line.key!r:.60} is not that of its record")
         return copy
 
     def _check_order(self, number: int, last: TransferRecord | None, copy: TransferRecord) -> None:
         if isinstance(copy, ZoneEpochRecord) and copy.info.zone != self.header.zone:
             raise self._damaged(number, f"it is about the zone {copy.info.zone[:60]!r}")
-        if last is not None and copy.has_shared_places and not last.place < copy.place:
-            raise self._damaged(number, f"a {copy.kind} {copy.name!r:.60} is twice there, or late")
+        if last is not None and copy.has_shared_places and not last.sort_key < copy.sort_key:
+            raise self._damaged(
+                number, f"a {copy.kind} {copy.identity!r:.60} is twice there, or late"
+            )
 
     def _trailer(self, number: int, line: bytes) -> Trailer:
         try:
@@ -447,7 +449,7 @@ class RecordFile:
             position += len(line)
             page.append(_placed(self._record(0, self._decoded(0, line)), position))
         if page:
-            self._next[kind.kind] = (page[-1].place, position)
+            self._next[kind.kind] = (page[-1].sort_key, position)
         return cast("list[C]", page)
 
     def _behind(self, kind: type[TransferRecord], after: Any) -> int:
@@ -459,7 +461,7 @@ class RecordFile:
             raise LookupError(after)
         return position
 
-    def mark(self) -> bytes | None:
+    def move_state(self) -> bytes | None:
         """A file is neither a copy nor shut."""
         return None
 
@@ -471,7 +473,7 @@ class RecordFile:
         """Not out of a file."""
         raise TypeError(self.name)
 
-    def set_mark(self, mark: bytes | None) -> None:
+    def set_move_state(self, mark: bytes | None) -> None:
         """Not in a file."""
         raise TypeError(self.name)
 

@@ -186,7 +186,7 @@ def _refuse_worked_with(part: Transfer, source: str, tell: Tell) -> None:
         raise type(gone)(
             gone.message, remedy=f"work with that one; {_INSIST}", details=gone.details
         )
-    if mark.is_half and preflight.is_copy_of(mark, part):
+    if mark.is_incomplete and preflight.is_copy_of(mark, part):
         return  # nobody got in so far
     found = transfer.look(part, tell)
     changed = [f"{n} {each.kind}" for each in found if (n := each.copied + each.discarded)]

@@ -58,7 +58,7 @@ def all_records(store: RecordStore, kind: type[C]) -> Iterator[C]:
     after: Any = None
     while page := store.dump(kind, after, PAGE):
         yield from page
-        after = page[-1].place
+        after = page[-1].sort_key
 
 
 def differences(
@@ -123,13 +123,13 @@ def is_empty(store: RecordStore, kinds: tuple[type[TransferRecord], ...]) -> boo
 def _is_gone(theirs: TransferRecord, mine: TransferRecord) -> bool:
     """Whether a copy of the target lies before the next one of the source."""
     if type(mine).has_shared_places:
-        return bool(theirs.place < mine.place)
+        return bool(theirs.sort_key < mine.sort_key)
     return bool(_thing(theirs) != _thing(mine))
 
 
 def _thing(copy: TransferRecord) -> Any:
     """What makes it the same thing on both sides; an id that is used again is another job."""
-    return (copy.name, copy.job.created_at) if isinstance(copy, JobRecord) else copy.name
+    return (copy.identity, copy.job.created_at) if isinstance(copy, JobRecord) else copy.identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +200,17 @@ def shut(store: RecordStore, place: str) -> None:
     former look, where a store remembers what it read.
     """
     if isinstance(store, Freezable):
-        store.bar(place)
-    store.set_mark(encode_move_state(replace(move_state_of(store), moved_to=place)))
+        store.freeze(place)
+    store.set_move_state(encode_move_state(replace(move_state_of(store), moved_to=place)))
 
 
 def reopen(store: RecordStore) -> bool:
     """Let a store be worked with again; whether it was shut."""
     mark = move_state_of(store)
     if isinstance(store, Freezable):
-        store.bar(None)
+        store.freeze(None)
     left = replace(mark, moved_to="")
-    store.set_mark(encode_move_state(left) if left.source else None)
+    store.set_move_state(encode_move_state(left) if left.source else None)
     return bool(mark.moved_to)
 
 
@@ -305,7 +305,7 @@ def _by_order(part: Transfer, kind: type[TransferRecord]) -> Iterator[str]:
         if mine is None or theirs is None:
             step = Difference.GONE if mine is None else Difference.NEW
             yield f"{label(mine or theirs)} {_WORDS[step]}"
-        elif mine.name != theirs.name:
+        elif mine.identity != theirs.identity:
             yield f"{label(mine)} is missing where {label(theirs)} is"
             return
         elif mine.content != theirs.content:
@@ -315,10 +315,10 @@ def _by_order(part: Transfer, kind: type[TransferRecord]) -> Iterator[str]:
 def label(copy: TransferRecord) -> str:
     """What to call one thing in front of people."""
     if isinstance(copy, JobRecord):
-        return f"the job {copy.name}"
+        return f"the job {copy.identity}"
     if isinstance(copy, FactRecord):
         return f"the fact at {copy.fact.offset} of {copy.log}"
-    name = copy.name
+    name = copy.identity
     words = " ".join(map(str, name)) if isinstance(name, tuple) else str(name)
     return f"{words} of the {type(copy).title}"
 
@@ -408,10 +408,10 @@ def _leave_word(parts: Sequence[Transfer], marks: Sequence[MoveState]) -> None:
     """
     first, *others = parts
     if others and isinstance(first.target, JointMoveState):
-        first.target.set_marks([encode_move_state(mark) for mark in marks])
+        first.target.set_move_states([encode_move_state(mark) for mark in marks])
         return
     for part, mark in zip(parts, marks, strict=True):
-        part.target.set_mark(encode_move_state(mark))
+        part.target.set_move_state(encode_move_state(mark))
 
 
 @dataclass
@@ -488,7 +488,7 @@ class _Copying:
             raise StoreError(
                 f"{label(copy)} in {self.part.where} {told}: somebody else writes there",
                 remedy="name an empty store as TO; what is there was not overwritten",
-                details={"kind": copy.kind, "key": plain(copy.name, "key")},
+                details={"kind": copy.kind, "key": plain(copy.identity, "key")},
             )
 
     def _flush(self) -> None:

@@ -34,8 +34,8 @@ def dump_books(store: StoreParts, kind: type[C], after: Any, limit: int) -> list
     if kind is ObjectNameRecord:
         found = store.objects.objects(after=after or ("", ""), limit=limit)
         return cast("list[C]", [ObjectNameRecord(each) for each in found])
-    ordered = sorted(_few(store, kind), key=lambda copy: copy.place)
-    later = (copy for copy in ordered if after is None or copy.place > after)
+    ordered = sorted(_few(store, kind), key=lambda copy: copy.sort_key)
+    later = (copy for copy in ordered if after is None or copy.sort_key > after)
     return cast("list[C]", list(islice(later, limit)))
 
 

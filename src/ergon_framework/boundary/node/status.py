@@ -98,7 +98,7 @@ def status(zone: Zone) -> dict[str, Any]:
         "sqlite_version": sqlite3.sqlite_version if is_file else None,
         "certificate_expires_unix_ms": milliseconds(zone.certificate_expiry),
         "is_read_only": zone.is_broken,
-        "is_half_moved": mark.is_half,
+        "is_half_moved": mark.is_incomplete,
         "moved_to": mark.moved_to or None,
         "objects_trouble": objects_trouble(zone),
         "append_trouble": zone.append_trouble,

@@ -40,7 +40,7 @@ def dump_settings(
     else:
         found = [ScheduleRecord(schedule) for schedule in store.schedules()]
     ordered = sorted(found, key=lambda copy: copy.place)
-    return cast("list[C]", [copy for copy in ordered if copy.place > (after or "")][:limit])
+    return cast("list[C]", [copy for copy in ordered if copy.sort_key > (after or "")][:limit])
 
 
 def load_settings(store: SettingsStore, tokens: Buckets, copies: Sequence[TransferRecord]) -> None:

@@ -110,10 +110,10 @@ def refuse_moved_tables(found: bytes | None, name: str) -> None:
     twice.
     """
     mark = read_move_state(found)
-    if mark.is_half:
+    if mark.is_incomplete:
         raise StoreSchemaError(
-            f"{mark.unended} of provider calls into {name} has not ended",
-            remedy=f"{mark.again}: it goes on where it was cut off",
+            f"{mark.what_is_incomplete} of provider calls into {name} has not ended",
+            remedy=f"{mark.resume_remedy}: it goes on where it was cut off",
         )
     if mark.moved_to:
         raise StoreSchemaError(

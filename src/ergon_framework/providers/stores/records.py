@@ -64,7 +64,7 @@ class ProviderRowRecord(TransferRecord, frozen=True):
     holds_keys: ClassVar[bool] = True
 
     @property
-    def place(self) -> tuple[Any, ...]:
+    def sort_key(self) -> tuple[Any, ...]:
         """Table and primary key."""
         keys = metadata.tables[self.table].primary_key.columns
         return (self.table, *(self.values[column.name] for column in keys))
@@ -146,7 +146,7 @@ class ProviderRecords:
             for table, rows in _by_table(copies):
                 _remove(connection, table, rows)
 
-    def mark(self) -> bytes | None:
+    def move_state(self) -> bytes | None:
         """What was written down about a move into this database."""
         if not self.is_there():
             return None
@@ -156,7 +156,7 @@ class ProviderRecords:
             found = connection.scalar(select(_MARKS.c.mark))
         return None if found is None else bytes(found)
 
-    def birth(self) -> str:
+    def store_id(self) -> str:
         """Server, database and table, none of which is ever given twice; a file has no such, and
         not all may ask a server.
         """
@@ -167,7 +167,7 @@ class ProviderRecords:
                 return ""
             return " ".join(map(str, connection.execute(_HOME, {"name": _TABLES[0].name}).one()))
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Refuse changes of all tables, or let them in again."""
         names = [str(table.name) for table in _TABLES]
         with self._database.connect() as connection:
@@ -175,7 +175,7 @@ class ProviderRecords:
             for statement in (postgres_bars if is_server else sqlite_bars)(names, place):
                 connection.exec_driver_sql(statement.replace("%", "%%") if is_server else statement)
 
-    def set_mark(self, mark: bytes | None) -> None:
+    def set_move_state(self, mark: bytes | None) -> None:
         """Write something down about a move into this database, or forget it.
 
         That is the first thing a move writes: where there are no tables yet, they are made.
@@ -183,7 +183,7 @@ class ProviderRecords:
         with self._database.connect(creates=True) as connection:
             self._set_mark(connection, mark)
 
-    def set_marks(self, marks: Sequence[bytes]) -> None:
+    def set_move_states(self, marks: Sequence[bytes]) -> None:
         """Write down the marks of these rows and of the jobs in the same database, in one commit.
 
         The tables of jobs are there: their store was opened.

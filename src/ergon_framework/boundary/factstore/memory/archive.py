@@ -63,12 +63,12 @@ class MemoryArchive:
             for copy in copies:
                 _DISCARDS[type(copy)](state, copy)
 
-    def mark(self) -> bytes | None:
+    def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
         with self._database.step():
             return self._mark
 
-    def set_mark(self, mark: bytes | None) -> None:
+    def set_move_state(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
         with self._database.step():
             self._mark = mark
@@ -181,12 +181,12 @@ def _put_item(state: ZoneState, copy: QuarantineRecord) -> None:
 
 
 def _put_name(state: ZoneState, copy: ObjectNameRecord) -> None:
-    state.objects[copy.place] = replace(copy.object, is_referenced=False)
-    (state.referenced.add if copy.object.is_referenced else state.referenced.discard)(copy.place)
+    state.objects[copy.sort_key] = replace(copy.object, is_referenced=False)
+    (state.referenced.add if copy.object.is_referenced else state.referenced.discard)(copy.sort_key)
 
 
 def _put_awaited(state: ZoneState, copy: AwaitedObjectRecord) -> None:
-    state.referenced.add(copy.place)
+    state.referenced.add(copy.sort_key)
 
 
 def _put_link(state: ZoneState, copy: LinkRecord) -> None:
@@ -235,13 +235,13 @@ def _drop_item(state: ZoneState, copy: QuarantineRecord) -> None:
 
 
 def _drop_name(state: ZoneState, copy: ObjectNameRecord) -> None:
-    state.objects.pop(copy.place, None)
-    state.referenced.discard(copy.place)
+    state.objects.pop(copy.sort_key, None)
+    state.referenced.discard(copy.sort_key)
 
 
 def _drop_awaited(state: ZoneState, copy: AwaitedObjectRecord) -> None:
-    if copy.place not in state.objects:
-        state.referenced.discard(copy.place)
+    if copy.sort_key not in state.objects:
+        state.referenced.discard(copy.sort_key)
 
 
 def _drop_link(state: ZoneState, copy: LinkRecord) -> None:

@@ -148,7 +148,10 @@ def _put_item(transaction: StreamTransaction, copy: QuarantineRecord) -> None:
 
 
 def _put_name(transaction: StreamTransaction, copy: ObjectNameRecord) -> None:
-    new, kept = copy.object, transaction.get(ObjectRecord, transaction.subjects.object(*copy.place))
+    new, kept = (
+        copy.object,
+        transaction.get(ObjectRecord, transaction.subjects.object(*copy.sort_key)),
+    )
     if kept is not None and kept.digest and (kept.digest, kept.size) != (new.digest, new.size):
         drop_name(transaction, kept)
         kept = None
@@ -226,13 +229,13 @@ def _drop_item(transaction: StreamTransaction, copy: QuarantineRecord) -> None:
 
 
 def _drop_name(transaction: StreamTransaction, copy: ObjectNameRecord) -> None:
-    name = transaction.get(ObjectRecord, transaction.subjects.object(*copy.place))
+    name = transaction.get(ObjectRecord, transaction.subjects.object(*copy.sort_key))
     if name is not None and name.digest:
         drop_name(transaction, name)
 
 
 def _drop_awaited(transaction: StreamTransaction, copy: AwaitedObjectRecord) -> None:
-    subject = transaction.subjects.object(*copy.place)
+    subject = transaction.subjects.object(*copy.sort_key)
     name = transaction.get(ObjectRecord, subject)
     if name is not None and not name.digest:
         transaction.put(subject, None)
@@ -297,28 +300,28 @@ class NatsArchive:
         for start in range(0, len(copies), MOST_COPIES):
             self._database.transaction(partial(drop, copies[start : start + MOST_COPIES]), "move")
 
-    def mark(self) -> bytes | None:
+    def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
         found = self._database.read(
             lambda transaction: transaction.get(Mark, transaction.subjects.mark)
         )
         return None if found is None else found.data
 
-    def set_mark(self, mark: bytes | None) -> None:
+    def set_move_state(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
         record = None if mark is None else Mark(mark)
         self._database.transaction(
             lambda transaction: transaction.put(transaction.subjects.mark, record), "move"
         )
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Refuse whatever is written, or let it in again.
 
         Setting the mark makes others look. Who is about to write one consumer, and looks at nothing
         else, is overtaken there.
         """
         self._database.refuse_reader()
-        self._database.opening.bar(place)
+        self._database.opening.freeze(place)
         names = self._database.read(
             lambda transaction: sorted(
                 transaction.all(ConsumerRecord, transaction.subjects.consumers)

@@ -104,7 +104,7 @@ class StreamSetup:
         self.moved_to = (standing.config.get("metadata") or {}).get(_MOVED_TO, "")
         return standing
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Say in the stream itself that the zone went elsewhere, or that it is here again.
 
         Whoever writes asks how the stream stands when somebody else has written, and sees it.

@@ -315,7 +315,7 @@ class PostgresCopies:
     def log_was_placed(self, session: PostgresSession) -> None:
         """The log's own row says so."""
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""
         schema = f'"{self._database.namespace}"'
 

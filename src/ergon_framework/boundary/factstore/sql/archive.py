@@ -120,7 +120,7 @@ class ArchiveEngine(Protocol):
     def log_was_placed(self, session: Any) -> None:
         """Note, in the transaction, that a log goes on elsewhere."""
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""
 
 
@@ -170,12 +170,12 @@ class SqlArchive:
 
         self._database.write(work, "move")
 
-    def mark(self) -> bytes | None:
+    def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
         row = self._database.read(lambda session: session.one("records.mark"))
         return None if row is None else bytes(row[0])
 
-    def set_mark(self, mark: bytes | None) -> None:
+    def set_move_state(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
 
         def work(session: Session) -> None:
@@ -186,9 +186,9 @@ class SqlArchive:
 
         self._database.write(work, "move")
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""
-        self._engine.bar(place)
+        self._engine.freeze(place)
 
     def _load_books(self, copies: Sequence[TransferRecord]) -> None:
         for copy in copies:

@@ -89,7 +89,7 @@ class SqliteCopies:
         """Note, in the transaction, that a log goes on elsewhere."""
         session.run("logs.was_shortened")
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Refuse whatever changes facts and books, or let it in again."""
         tables = [f"ergon_boundary_{name}" for name in BARRED]
 

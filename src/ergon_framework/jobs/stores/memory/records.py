@@ -51,7 +51,7 @@ class MemoryJobRecords:
         """Take copies of one kind out; those that are not there are fine."""
         with self._step() as ledger:
             for each in copies:
-                record = ledger.by_id.get(each.name)
+                record = ledger.by_id.get(each.identity)
                 if isinstance(each, JobRecord) and record is not None:
                     ledger.remove(record)
         discard_settings(self._store, copies)
@@ -68,12 +68,12 @@ class MemoryJobRecords:
             for name, instant in full_at.items():
                 ledger.queues.get(name).fill(instant)
 
-    def mark(self) -> bytes | None:
+    def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
         with self._step():
             return self._mark
 
-    def set_mark(self, mark: bytes | None) -> None:
+    def set_move_state(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
         with self._step():
             self._mark = mark

@@ -68,7 +68,7 @@ class PostgresJobRecords:
 
     def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
-        ids = [each.name for each in copies if isinstance(each, JobRecord)]
+        ids = [each.identity for each in copies if isinstance(each, JobRecord)]
         if ids:
             self._transactions.stepwise(
                 lambda tx: tx.execute(_SQL["remove"], {"ids": texts(ids)}), "move"
@@ -88,17 +88,17 @@ class PostgresJobRecords:
 
         self._transactions.stepwise(work, "move")
 
-    def mark(self) -> bytes | None:
+    def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
         rows = self._transactions.read(lambda tx: tx.execute(_SQL["mark"]).fetchall())
         return rows[0][0] if rows else None
 
-    def set_mark(self, mark: bytes | None) -> None:
+    def set_move_state(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
         statement = _SQL["unmark" if mark is None else "set_mark"]
         self._transactions.stepwise(lambda tx: tx.execute(statement, {"mark": mark}), "move")
 
-    def birth(self) -> str:
+    def store_id(self) -> str:
         """Server, database and table, none of which is ever given twice; not all may ask."""
 
         def ask(tx: Tx) -> str:
@@ -110,7 +110,7 @@ class PostgresJobRecords:
 
         return self._transactions.read(ask)
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
 
         def work(tx: Tx) -> None:

@@ -61,7 +61,7 @@ class RedisJobRecords:
 
     def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
-        ids = [each.name for each in copies if isinstance(each, JobRecord)]
+        ids = [each.identity for each in copies if isinstance(each, JobRecord)]
         if ids:
             self._transactions.write(_DISCARD, "move", ids)
         discard_settings(self._store, copies)
@@ -80,12 +80,12 @@ class RedisJobRecords:
                 filled = replace(rows.read_settings(blob), full_at=instant)
                 self._transitions.swap("queue", name, blob, rows.settings_blob(filled))
 
-    def mark(self) -> bytes | None:
+    def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
         found: bytes | None = self._transactions.call("GET", _MARK)
         return found
 
-    def set_mark(self, mark: bytes | None) -> None:
+    def set_move_state(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
         self._transactions.refuse_to_write()
         if mark is None:
@@ -93,12 +93,12 @@ class RedisJobRecords:
         else:
             self._transactions.call("SET", _MARK, mark)
 
-    def birth(self) -> str:
+    def store_id(self) -> str:
         """A random word; stores of earlier versions have none."""
         found: bytes | None = self._transactions.call("GET", BIRTH)
         return "" if found is None else found.decode()
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
         self._transactions.refuse_to_write()
         if place is None:

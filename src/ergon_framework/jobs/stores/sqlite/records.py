@@ -53,7 +53,7 @@ class SqliteJobRecords:
 
     def discard(self, copies: Sequence[TransferRecord]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
-        ids = [(each.name,) for each in copies if isinstance(each, JobRecord)]
+        ids = [(each.identity,) for each in copies if isinstance(each, JobRecord)]
         if ids:
             self._execute_many("remove", ids)
         discard_settings(self._store, copies)
@@ -67,12 +67,12 @@ class SqliteJobRecords:
         """Say when buckets will be full."""
         self._execute_many("fill_bucket", [(at, name) for name, at in full_at.items()])
 
-    def mark(self) -> bytes | None:
+    def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
         row = self._transactions.first(_SQL["mark"])
         return None if row is None else bytes(row[0])
 
-    def set_mark(self, mark: bytes | None) -> None:
+    def set_move_state(self, mark: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
 
         def work(tx: Tx) -> None:
@@ -83,12 +83,12 @@ class SqliteJobRecords:
 
         self._transactions.write(work, "move")
 
-    def birth(self) -> str:
+    def store_id(self) -> str:
         """Where the file is, and when its tables were made; a copy of the file is another store."""
         [made_at] = self._transactions.first(_SQL["made_at"])
         return f"{self._transactions.path.resolve()} {made_at!r}"
 
-    def bar(self, place: str | None) -> None:
+    def freeze(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
 
         def work(tx: Tx) -> None:

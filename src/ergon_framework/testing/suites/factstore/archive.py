@@ -258,13 +258,13 @@ def books_can_be_taken_away(s: FactStoreSubject) -> None:
 @check(NEEDS)
 def a_mark_is_kept(s: FactStoreSubject) -> None:
     """What a move wrote down is there until it is taken away, also for who opens it anew."""
-    same(_archive(s).mark(), None, "the mark of a fresh store")
-    _archive(s).set_mark(b"\x00one")
-    _archive(s).set_mark(b"\x00two")
+    same(_archive(s).move_state(), None, "the mark of a fresh store")
+    _archive(s).set_move_state(b"\x00one")
+    _archive(s).set_move_state(b"\x00two")
     s.reopen()
-    same(_archive(s).mark(), b"\x00two", "the mark")
-    _archive(s).set_mark(None)
-    same(_archive(s).mark(), None, "the mark when it was taken away")
+    same(_archive(s).move_state(), b"\x00two", "the mark")
+    _archive(s).set_move_state(None)
+    same(_archive(s).move_state(), None, "the mark when it was taken away")
 
 
 @check(NEEDS, "corrupt")
@@ -299,7 +299,7 @@ def _all(store: RecordStore, kind: type[C], limit: int = 3) -> Iterable[C]:
     after = None
     while page := store.dump(kind, after, limit):
         yield from page
-        after = page[-1].place
+        after = page[-1].sort_key
 
 
 def _copy(store: RecordStore, target: RecordStore, limit: int = 4) -> None:
@@ -307,15 +307,15 @@ def _copy(store: RecordStore, target: RecordStore, limit: int = 4) -> None:
         after = None
         while page := store.dump(kind, after, limit):
             target.load(page)
-            after = page[-1].place
+            after = page[-1].sort_key
 
 
 def _renew(store: RecordStore, target: RecordStore) -> None:
     """Copy again, and take away what is gone."""
     for kind in FACT_KINDS:
         if kind.may_leave:
-            kept = {copy.place for copy in _all(store, kind)}
-            gone = [copy for copy in _all(target, kind) if copy.place not in kept]
+            kept = {copy.sort_key for copy in _all(store, kind)}
+            gone = [copy for copy in _all(target, kind) if copy.sort_key not in kept]
             if gone:
                 target.discard(gone)
     _copy(store, target)
@@ -324,11 +324,11 @@ def _renew(store: RecordStore, target: RecordStore) -> None:
 def _compare(found: RecordStore, wanted: RecordStore) -> None:
     for kind in FACT_KINDS:
         here, there = list(_all(found, kind)), list(_all(wanted, kind))
-        places = [copy.place for copy in here], [copy.place for copy in there]
+        places = [copy.sort_key for copy in here], [copy.sort_key for copy in there]
         same(*places, f"places of {kind.__name__}")
         for mine, theirs in zip(here, there, strict=True):
             if mine.content != theirs.content:
-                same(mine, theirs, f"{kind.__name__} {mine.place}")
+                same(mine, theirs, f"{kind.__name__} {mine.sort_key}")
 
 
 def fill(s: FactStoreSubject) -> None:

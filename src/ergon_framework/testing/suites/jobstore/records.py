@@ -75,11 +75,11 @@ def copies_come_in_pages(s: JobStoreSubject) -> None:
     s.put(*"abcde")
     store = _archive(s)
     first = store.dump(JobRecord, None, 2)
-    second = store.dump(JobRecord, first[-1].place, 2)
-    last = store.dump(JobRecord, second[-1].place, 2)
-    names = [[copy.name for copy in page] for page in (first, second, last)]
+    second = store.dump(JobRecord, first[-1].sort_key, 2)
+    last = store.dump(JobRecord, second[-1].sort_key, 2)
+    names = [[copy.identity for copy in page] for page in (first, second, last)]
     same(names, [["a", "b"], ["c", "d"], ["e"]], "pages")
-    same(store.dump(JobRecord, last[-1].place, 2), [], "after the end")
+    same(store.dump(JobRecord, last[-1].sort_key, 2), [], "after the end")
 
 
 @check(NEEDS)
@@ -89,7 +89,7 @@ def pages_of_large_jobs_are_short(s: JobStoreSubject) -> None:
     s.put("whole", args=b'["' + b"x" * PAGE_BYTES + b'"]')
     s.put("one", "two", args=half)
     copies = list(_all(_archive(s), JobRecord, 100))
-    same([copy.name for copy in copies], ["whole", "one", "two"], "copies")
+    same([copy.identity for copy in copies], ["whole", "one", "two"], "copies")
     same(len(_archive(s).dump(JobRecord, None, 100)), 1, "jobs of the first page")
 
 
@@ -108,7 +108,7 @@ def changed_jobs_stay_where_they_stand(s: JobStoreSubject) -> None:
     """A job that is loaded in another state becomes that, and keeps its place in the order."""
     s.put("a", "b", "c")
     store = _archive(s)
-    before = {copy.name: copy for copy in _all(store, JobRecord)}
+    before = {copy.identity: copy for copy in _all(store, JobRecord)}
     done = s.ended("a", keep=5.0)
     store.load([before["a"]])
     same((_ids(store), s.status("a")), (["a", "b", "c"], JobStatus.PENDING), "order, and status")
@@ -139,13 +139,13 @@ def discarded_jobs_are_gone(s: JobStoreSubject) -> None:
     s.put("done", queue="other", priority=8)
     s.ended("done")
     store = _archive(s)
-    store.discard([copy for copy in _all(store, JobRecord) if copy.name != "waiting"])
+    store.discard([copy for copy in _all(store, JobRecord) if copy.identity != "waiting"])
     same((_ids(store), s.store.expired_leases(9)), (["waiting"], []), "what is left")
     s.put("again", unique_key="u", delay=900.0)
     s.store.prune(100)
     same(s.ids(9), ["waiting"], "claimed when the key is free")
     same([queue.name for queue in s.store.queues()], ["default"], "queues")
-    store.discard([copy for copy in _all(store, JobRecord) if copy.name == "again"])
+    store.discard([copy for copy in _all(store, JobRecord) if copy.identity == "again"])
     store.discard([JobRecord(s.get("waiting"), 0.0)])
     store.discard([])
     same(_ids(store), [], "what is left in the end")
@@ -258,13 +258,13 @@ def settings_can_be_taken_away(s: JobStoreSubject) -> None:
 @check(NEEDS)
 def a_mark_is_kept(s: JobStoreSubject) -> None:
     """What a move wrote down is there until it is taken away, also for who opens it anew."""
-    same(_archive(s).mark(), None, "the mark of a fresh store")
-    _archive(s).set_mark(b"\x00one")
-    _archive(s).set_mark(b"\x00two")
+    same(_archive(s).move_state(), None, "the mark of a fresh store")
+    _archive(s).set_move_state(b"\x00one")
+    _archive(s).set_move_state(b"\x00two")
     s.reopen()
-    same(_archive(s).mark(), b"\x00two", "the mark")
-    _archive(s).set_mark(None)
-    same(_archive(s).mark(), None, "the mark when it was taken away")
+    same(_archive(s).move_state(), b"\x00two", "the mark")
+    _archive(s).set_move_state(None)
+    same(_archive(s).move_state(), None, "the mark when it was taken away")
 
 
 def _records(store: object) -> RecordStore:
@@ -280,7 +280,7 @@ def _all(store: RecordStore, kind: type[C], limit: int = 3) -> Iterable[C]:
     after = None
     while page := store.dump(kind, after, limit):
         yield from page
-        after = page[-1].place
+        after = page[-1].sort_key
 
 
 def _copy(store: RecordStore, other: RecordStore) -> None:
@@ -288,21 +288,21 @@ def _copy(store: RecordStore, other: RecordStore) -> None:
         after = None
         while page := store.dump(kind, after, 4):
             other.load(page)
-            after = page[-1].place
+            after = page[-1].sort_key
 
 
 def _compare(found: RecordStore, wanted: RecordStore) -> None:
     for kind in JOB_KINDS:
         here, there = list(_all(found, kind)), list(_all(wanted, kind))
-        names = [copy.name for copy in here], [copy.name for copy in there]
+        names = [copy.identity for copy in here], [copy.identity for copy in there]
         same(*names, f"{kind.__name__} in order")
         for mine, other in zip(here, there, strict=True):
             if mine.content != other.content:
-                same(mine, other, f"{kind.__name__} {mine.name}")
+                same(mine, other, f"{kind.__name__} {mine.identity}")
 
 
 def _ids(store: RecordStore) -> list[str]:
-    return [copy.name for copy in _all(store, JobRecord)]
+    return [copy.identity for copy in _all(store, JobRecord)]
 
 
 def fill(s: JobStoreSubject) -> None:
