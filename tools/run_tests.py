@@ -34,7 +34,7 @@ NAMED = {
     "jobs": ("jobs", "connectors", "telemetry"),
     "cli": ("cli", "web"),
     "app": ("app",),
-    "moving": ("app/moving",),
+    "move": ("app/move",),
     "crashes": ("boundary/node/test_crashes.py", "boundary/nats/test_crash.py"),
     "faults": ("boundary/node/test_faults.py", "boundary/node/test_consumers.py"),
     "differential": ("differential", "executor"),

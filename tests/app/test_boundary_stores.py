@@ -21,7 +21,7 @@ from ergon_framework.boundary.store_urls import (
 )
 from ergon_framework.errors import SettingsError
 from ergon_framework.ports.factstore import OUTBOUND
-from tests.app.moving.stock import append, ergon, moved
+from tests.app.move.stock import append, ergon, moved
 
 pytestmark = pytest.mark.req("SCALE:boundary-postgres", "SCALE:objects-s3")
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.verification import Finding, Progress, size_of, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.transfer import MoveState, RecordStore, records_of
+from ergon_framework.ports.transfer import MoveState, records_of
 from tests.cli.boundary_node import Desk, message, running
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")
@@ -103,9 +103,7 @@ def test_verify_a_zone_that_is_not_all_there(desk: Desk, zone: Zone) -> None:
     """What a move that was cut off has left is not sound, however whole each fact is."""
     zone.close()
     with closing(open_fact_store(f"sqlite:///{desk.data}/facts.db", zone=zone.name)) as store:
-        cast("RecordStore", records_of(store)).set_move_state(
-            msgspec.json.encode(MoveState("elsewhere"))
-        )
+        records_of(store).set_move_state(msgspec.json.encode(MoveState("elsewhere")))
     answer = desk("verify", "--data", desk.data, "--json")
     assert answer.code == 1
     assert [flaw["kind"] for flaw in answer.json] == ["store"]
@@ -121,9 +119,7 @@ def test_status_of_a_zone_that_was_moved(desk: Desk, zone: Zone, tmp_path: Path)
     """Whoever looks, its node or somebody in the folder, hears where everything went."""
     assert status_of(zone)["moved_to"] is None
     target = f"sqlite:///{tmp_path}/moved.db"
-    cast("RecordStore", records_of(zone.store)).set_move_state(
-        msgspec.json.encode(MoveState(moved_to=target))
-    )
+    records_of(zone.store).set_move_state(msgspec.json.encode(MoveState(moved_to=target)))
     told = {each["kind"]: each for each in status_of(zone)["alerts"]}
     assert told["moved"]["place"] == target
     zone.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.cli import invoke
-from tests.app.moving.stock import with_facts, with_jobs
+from tests.app.move.stock import with_facts, with_jobs
 from tests.docs.terminals import Terminal
 
 pytestmark = pytest.mark.req("SCALE:move")

@@ -14,7 +14,7 @@ import pytest
 
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.opening import open_store
-from tests.app.moving.stock import WAIT, add, job_sums, moved, with_jobs
+from tests.app.move.stock import WAIT, add, job_sums, moved, with_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:move")]
 

@@ -14,7 +14,7 @@ import pytest
 from ergon_framework.cli import invoke
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
-from tests.app.moving.stock import ergon, job_sums, with_jobs
+from tests.app.move.stock import ergon, job_sums, with_jobs
 
 pytestmark = pytest.mark.req("SCALE:export")
 

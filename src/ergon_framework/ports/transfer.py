@@ -21,7 +21,7 @@ many ways, or be given to another one, has an id of its own (:class:`Identified`
 
 Records carry instants as they are: a lease that ran out on the way is rescued in the new store.
 What is the same in every store is done once: ``jobs/stores/records.py``,
-``boundary/factstore/archive.py`` and, for stores on tables, ``boundary/factstore/sql/archive.py``.
+``boundary/factstore/records.py`` and, for stores on tables, ``boundary/factstore/sql/records.py``.
 """
 
 from __future__ import annotations
@@ -464,7 +464,7 @@ PAGE_BYTES = 4 << 20
 """About how many bytes of payloads a page has at most; one copy is always given, however large."""
 
 FILE_OF_RECORDS = "records "
-"""How the source of a mark begins that an import left; the digest of the file's lines follows."""
+"""How the source of a state begins that an import left; the digest of the file's lines follows."""
 
 C = TypeVar("C", bound=TransferRecord)
 
@@ -507,13 +507,13 @@ class RecordStore(Protocol):
     """A store that can be copied."""
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
-        """The copies of a kind after a place (None: from the beginning), in order."""
+        """The records of a kind after a place (None: from the beginning), in order."""
 
-    def load(self, copies: Sequence[TransferRecord]) -> None:
-        """Put copies of one kind in, in order and in one commit."""
+    def load(self, records: Sequence[TransferRecord]) -> None:
+        """Put records of one kind in, in order and in one commit."""
 
-    def discard(self, copies: Sequence[TransferRecord]) -> None:
-        """Take copies of one kind out, in one commit; those that are not there are fine.
+    def discard(self, records: Sequence[TransferRecord]) -> None:
+        """Take records of one kind out, in one commit; those that are not there are fine.
 
         Never asked for what may not leave.
         """
@@ -521,7 +521,7 @@ class RecordStore(Protocol):
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
 
-    def set_move_state(self, mark: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None) -> None:
         """Write something down about a move into this store, or forget it."""
 
 
@@ -556,9 +556,21 @@ class Identified(Protocol):
         """
 
 
-def records_of(store: object) -> object:
-    """The part of a store that is copied: its ``records``, or the store itself."""
-    return getattr(store, "records", store)
+def records_of(store: object) -> RecordStore:
+    """The ``records`` part of a store; ``StoreError`` where there is none."""
+    found = find_records(store)
+    if found is None:
+        raise StoreError(
+            f"{type(store).__name__} cannot be copied: it has no part `records`",
+            remedy="give it one that is a RecordStore of ergon_framework.ports.transfer",
+        )
+    return found
+
+
+def find_records(store: object) -> RecordStore | None:
+    """The ``records`` part of a store, or the store where it is nothing else; None: neither."""
+    found = getattr(store, "records", store)
+    return found if isinstance(found, RecordStore) else None
 
 
 _decode = msgspec.json.Decoder(MoveState).decode
@@ -567,18 +579,18 @@ encode_move_state = msgspec.json.Encoder().encode
 
 def move_state_of(store: object) -> MoveState:
     """What was written down in a store; nothing for one that is neither copy nor shut."""
-    records = records_of(store)
-    return read_move_state(records.move_state() if isinstance(records, RecordStore) else None)
+    records = find_records(store)
+    return read_move_state(None if records is None else records.move_state())
 
 
 def store_id_of(store: object) -> str:
     """By what a store is told from any other; empty where it does not tell."""
-    records = records_of(store)
+    records: object = find_records(store)
     return records.store_id() if isinstance(records, Identified) else ""
 
 
 def read_move_state(found: bytes | None) -> MoveState:
-    """What bytes of a mark say."""
+    """What bytes of a state say."""
     return MoveState() if found is None else _decode(found)
 
 
@@ -587,22 +599,22 @@ def is_incomplete(store: object) -> bool:
     return move_state_of(store).is_incomplete
 
 
-def refuse_unusable(mark: MoveState) -> None:
+def refuse_unusable(state: MoveState) -> None:
     """Work with no store that a move has not filled yet, or whose things went elsewhere.
 
     In both, what is done would be missing where it is looked for, or be done twice.
     """
-    if mark.is_incomplete:
-        raise incomplete(mark)
-    if mark.moved_to:
-        raise moved_away("this store", mark.moved_to)
+    if state.is_incomplete:
+        raise incomplete(state)
+    if state.moved_to:
+        raise moved_away("this store", state.moved_to)
 
 
-def incomplete(mark: MoveState) -> StoreError:
+def incomplete(state: MoveState) -> StoreError:
     """The error of a store that a move or an import has not filled yet."""
     return StoreError(
-        f"{mark.what_is_incomplete} into this store has not ended",
-        remedy=f"{mark.resume_remedy}: it goes on where it was cut off",
+        f"{state.what_is_incomplete} into this store has not ended",
+        remedy=f"{state.resume_remedy}: it goes on where it was cut off",
     )
 
 

@@ -18,8 +18,8 @@ from ergon_framework.boundary.factstore.hashchain import prepare
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.factstore.nats.append import StreamPlacement
-from ergon_framework.boundary.factstore.nats.archive import _ids as ids_in
 from ergon_framework.boundary.factstore.nats.consumers import MOST_SETTLED
+from ergon_framework.boundary.factstore.nats.records import _ids as ids_in
 from ergon_framework.boundary.factstore.nats.schema import Note
 from ergon_framework.boundary.factstore.nats.session import MOST_YOUNG, StreamTransaction
 from ergon_framework.boundary.model import Envelope, Fact

@@ -2,7 +2,7 @@
 
 Where to look first: ``run`` has the order of a move and of its way back. ``app/store_location``
 says what FROM and TO mean, ``stores`` which stores are opened and how, ``preflight`` whether a
-target may be written. ``transfer`` compares, copies and verifies records; ``objects`` copies the
+target may be written. ``transfer`` compares, records and verifies records; ``objects`` records the
 bytes of objects.
 
 ``ergon export`` and ``ergon import`` are the same with a file on one side: ``record_file`` is the

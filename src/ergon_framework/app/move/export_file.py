@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import IO, Protocol
 
 from ergon_framework.app.move import objects as object_bytes
 from ergon_framework.app.move import record_file
@@ -168,7 +168,7 @@ def _opened(asked: Exporting, looked_at: Exporting, stack: ExitStack) -> _Opened
     jobs = opening.job_source(trial, stack)
     if jobs is not None:
         total = {"jobs": jobs.count(Search())}
-        parts.append(_Part(JOBS, cast("RecordStore", records_of(jobs)), total))
+        parts.append(_Part(JOBS, records_of(jobs), total))
     if not parts:
         raise opening.no_work_at(asked.source)
     notes = [
@@ -183,7 +183,7 @@ def _opened_zone(asked: Exporting, trial: Asked, stack: ExitStack) -> _Opened:
         opening.refuse_object_source(asked.objects)
     store = opening.zone_source(trial, stack)
     total = {"facts": sum(log.head - log.first + 1 for log in store.logs())}
-    part = _Part(FACTS, cast("RecordStore", records_of(store)), total)
+    part = _Part(FACTS, records_of(store), total)
     found = _Opened([part], store.info().zone)
     place = asked.objects or asked.source.objects
     if not asked.has_objects:

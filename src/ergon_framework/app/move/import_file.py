@@ -133,7 +133,7 @@ def _work_parts(
         parts.append(_part(CALLS, file, calls, asked))
     if JOBS in file.header.parts:
         jobs = opening.job_target(steps, stack)
-        parts.append(_part(JOBS, file, cast("RecordStore", records_of(jobs)), asked))
+        parts.append(_part(JOBS, file, records_of(jobs), asked))
     return parts
 
 
@@ -181,7 +181,7 @@ def _import_zone(
     if place is not None:
         opening.refuse_object_target(place, str(file.header.zone), asked.target.file)
     store = opening.zone_target(steps, str(file.header.zone), stack)
-    part = _part(FACTS, file, cast("RecordStore", records_of(store)), asked)
+    part = _part(FACTS, file, records_of(store), asked)
     _begin(asked, [part])
     if place is None:
         if file.header.has_objects or file.counts["object"]:

@@ -33,10 +33,10 @@ def refuse_other(part: Transfer) -> None:
     refuse_half_source(part.source)
     if part.birth and store_id_of(part.target) == part.birth:
         raise into_itself(part.where)
-    mark = move_state_of(part.target)
-    if mark.moved_to:
-        raise moved_away(part.where, mark.moved_to)
-    if not mark.source:
+    state = move_state_of(part.target)
+    if state.moved_to:
+        raise moved_away(part.where, state.moved_to)
+    if not state.source:
         if not is_empty(part.target, part.kinds):
             raise StoreError(
                 f"{part.where} holds {part.name} already, and they are not"
@@ -44,24 +44,25 @@ def refuse_other(part: Transfer) -> None:
                 remedy="name an empty store as TO; nothing was changed",
             )
         return
-    if not is_copy_of(mark, part):
-        raise _another(mark, part)
-    if mark.sums is not None and not _is_untouched(part, mark.sums):
+    if not is_copy_of(state, part):
+        raise _another(state, part)
+    if state.sums is not None and not _is_untouched(part, state.sums):
         raise StoreError(
             f"{part.where} has been in use since {part.name} were {_verb(part)}ed there:"
             f" {_verb(part)}ing again would undo what was done meanwhile",
             remedy="go on with that store, or name an empty one as TO; nothing was changed",
         )
-    _refuse_foreign(mark, part)
+    _refuse_foreign(state, part)
 
 
 def refuse_half_source(source: object) -> None:
     """Read no store that another move has not filled yet."""
-    mark = move_state_of(source)
-    if mark.is_incomplete:
+    state = move_state_of(source)
+    if state.is_incomplete:
         raise StoreError(
-            f"{mark.what_is_incomplete} into FROM has not ended: it is to become a copy of {mark.source}",
-            remedy=f"end that one first: {mark.resume_remedy}, and then this one",
+            f"{state.what_is_incomplete} into FROM has not ended:"
+            f" it is to become a copy of {state.source}",
+            remedy=f"end that one first: {state.resume_remedy}, and then this one",
         )
 
 
@@ -72,33 +73,33 @@ def into_itself(name: str) -> ConfigurationError:
     )
 
 
-def is_copy_of(mark: MoveState, part: Transfer) -> bool:
-    """Whether a mark was left by a move of the same source, however its name is written."""
-    return _is_born_alike(mark, part) or is_same(mark.source, part.identity)
+def is_copy_of(state: MoveState, part: Transfer) -> bool:
+    """Whether a state was left by a move of the same source, however its name is written."""
+    return _is_born_alike(state, part) or is_same(state.source, part.identity)
 
 
-def _is_born_alike(mark: MoveState, part: Transfer) -> bool:
-    return bool(mark.birth) and mark.birth == part.birth
+def _is_born_alike(state: MoveState, part: Transfer) -> bool:
+    return bool(state.birth) and state.birth == part.birth
 
 
 def _verb(part: Transfer) -> str:
     return "import" if part.is_import else "mov"
 
 
-def _another(mark: MoveState, part: Transfer) -> StoreError:
+def _another(state: MoveState, part: Transfer) -> StoreError:
     if part.is_import:
         return StoreError(
-            f"{part.where} holds {part.name} of another source than this file: {mark.source}",
+            f"{part.where} holds {part.name} of another source than this file: {state.source}",
             remedy="name an empty store as TO; nothing was changed",
-            details={"source": mark.source},
+            details={"source": state.source},
         )
     has_epoch = FactRecord in part.kinds  # which is the same wherever the zone is
     again = "" if has_epoch else "if both are one store, write FROM as it was written then; else "
     return StoreError(
-        f"{part.where} holds {part.name} that were moved there from another store: {mark.source},"
+        f"{part.where} holds {part.name} that were moved there from another store: {state.source},"
         f" not {part.identity}",
         remedy=f"{again}name an empty store as TO; nothing was changed",
-        details={"source": mark.source},
+        details={"source": state.source},
     )
 
 
@@ -107,7 +108,7 @@ def _is_untouched(part: Transfer, sums: dict[str, tuple[int, str]]) -> bool:
     return {kind: (each.count, each.digest) for kind, each in found.items()} == sums
 
 
-def _refuse_foreign(mark: MoveState, part: Transfer) -> None:
+def _refuse_foreign(state: MoveState, part: Transfer) -> None:
     """Jobs leave a store one by one. Where all have left, it may be another store of the same name,
     or one that was emptied, and what was copied before may be all there is.
     """
@@ -116,7 +117,7 @@ def _refuse_foreign(mark: MoveState, part: Transfer) -> None:
     steps = differences(part.source, part.target, JobRecord)
     if any(step in (Difference.SAME, Difference.CHANGED) for step, _ in steps):
         return
-    if not _were_purged(mark, part):
+    if not _were_purged(state, part):
         raise StoreError(
             f"none of the jobs that were moved to {part.where} before is in the other store any"
             " more: it was emptied or replaced, or all of them were purged there, and moving again"
@@ -126,11 +127,11 @@ def _refuse_foreign(mark: MoveState, part: Transfer) -> None:
         )
 
 
-def _were_purged(mark: MoveState, part: Transfer) -> bool:
+def _were_purged(state: MoveState, part: Transfer) -> bool:
     """Whether no copy is needed: the very same store went on without these jobs, or it is time for
     every one of them to go, wherever it is.
     """
-    if _is_born_alike(mark, part) and _went_on(part):
+    if _is_born_alike(state, part) and _went_on(part):
         return True
     now = part.now()
     return all(_is_past(copy, now) for copy in all_records(part.target, JobRecord))
@@ -138,7 +139,7 @@ def _were_purged(mark: MoveState, part: Transfer) -> bool:
 
 def _went_on(part: Transfer) -> bool:
     """Whether all that the source has came after what was copied. One that was put back from a
-    backup is the very same store, too, but an older one, and the copies are newer than it.
+    backup is the very same store, too, but an older one, and the records are newer than it.
     """
     oldest = min(
         (copy.job.created_at for copy in all_records(part.source, JobRecord)), default=None

@@ -140,8 +140,8 @@ def line_of(copy: TransferRecord) -> bytes:
     line = b'{"kind":"%b","key":%b,"record":%b}\n' % (copy.kind.encode(), key, record)
     if len(line) > MAX_LINE:
         raise StoreError(
-            f"the {copy.kind} {copy.identity!r:.60} makes a line of {len(line)} bytes; {MAX_LINE} is"
-            " the most",
+            f"the {copy.kind} {copy.identity!r:.60} makes a line of {len(line)} bytes;"
+            f" {MAX_LINE} is the most",
             remedy="`ergon move` copies it into another store",
         )
     return line
@@ -473,7 +473,7 @@ class RecordFile:
         """Not out of a file."""
         raise TypeError(self.name)
 
-    def set_move_state(self, mark: bytes | None) -> None:
+    def set_move_state(self, state: bytes | None) -> None:
         """Not in a file."""
         raise TypeError(self.name)
 

@@ -78,9 +78,9 @@ def _move_zone(asked: Asked, tell: Tell) -> Outcome:
     with ExitStack() as stack:
         part = opening.zone_part(asked, stack)
         _begin(asked, [part])
-        stores = opening.object_stores(asked, part, stack)  # a bucket that fails now leaves a mark
+        stores = opening.object_stores(asked, part, stack)  # a bucket that fails now leaves a state
         if stores is None:
-            outcome.notes.append("objects stay where they are: --objects FROM TO copies them")
+            outcome.notes.append("objects stay where they are: --objects FROM TO records them")
         elif asked.is_trial:
             outcome.moved.append(objects.look(stores, tell))
         else:
@@ -180,13 +180,13 @@ def _opened(trial: Asked, shut: Collection[str], stack: ExitStack) -> Iterator[T
 
 
 def _refuse_worked_with(part: Transfer, source: str, tell: Tell) -> None:
-    mark = move_state_of(part.target)
-    if mark.moved_to:
-        gone = moved_away(part.where, mark.moved_to)
+    state = move_state_of(part.target)
+    if state.moved_to:
+        gone = moved_away(part.where, state.moved_to)
         raise type(gone)(
             gone.message, remedy=f"work with that one; {_INSIST}", details=gone.details
         )
-    if mark.is_incomplete and preflight.is_copy_of(mark, part):
+    if state.is_incomplete and preflight.is_copy_of(state, part):
         return  # nobody got in so far
     found = transfer.look(part, tell)
     changed = [f"{n} {each.kind}" for each in found if (n := each.copied + each.discarded)]

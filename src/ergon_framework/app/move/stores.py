@@ -180,7 +180,7 @@ def sources(asked: Asked, stack: ExitStack) -> dict[str, RecordStore]:
     """What can be shut at a place, opened for writing, by the names of parts."""
     if asked.is_zone:
         store = open_fact_store(asked.source.url, zone=zone_meant(asked.zone, asked.source))
-        return {"facts": cast("RecordStore", records_of(stack.enter_context(closing(store))))}
+        return {"facts": records_of(stack.enter_context(closing(store)))}
     found: dict[str, RecordStore] = {}
     calls = call_source(asked.source)
     if calls is not None:
@@ -188,7 +188,7 @@ def sources(asked: Asked, stack: ExitStack) -> dict[str, RecordStore]:
     if _has_jobs(asked.source):
         jobs = open_store(asked.source.url, half_moved=True)
         stack.enter_context(closing(jobs))
-        found["jobs"] = cast("RecordStore", records_of(jobs))
+        found["jobs"] = records_of(jobs)
     return found
 
 
@@ -233,8 +233,8 @@ def job_part(asked: Asked, stack: ExitStack) -> Iterator[Transfer]:
     target = job_target(asked, stack)
     yield Transfer(
         "jobs",
-        cast("RecordStore", records_of(source)),
-        cast("RecordStore", records_of(target)),
+        records_of(source),
+        records_of(target),
         JOB_KINDS,
         f"jobs of {asked.source.name}",
         asked.target.name,
@@ -322,8 +322,8 @@ def zone_part(asked: Asked, stack: ExitStack) -> Transfer:
     target = zone_target(asked, info.zone, stack)
     return Transfer(
         "facts",
-        cast("RecordStore", records_of(source)),
-        cast("RecordStore", records_of(target)),
+        records_of(source),
+        records_of(target),
         FACT_KINDS,
         f"facts of {info.zone}, epoch {info.epoch}",
         asked.target.name,
@@ -403,9 +403,7 @@ def object_stores(asked: Asked, part: Transfer, stack: ExitStack) -> Bytes | Non
 
 def _refuse_elsewhere(asked: Asked, source: object) -> None:
     """Refuse a source that was shut for another place; to open the target would make it."""
-    transfer.refuse_elsewhere(
-        cast("RecordStore", records_of(source)), asked.source.name, asked.target.name
-    )
+    transfer.refuse_elsewhere(records_of(source), asked.source.name, asked.target.name)
 
 
 def _target(asked: Asked, opens: Callable[..., S], empty: Callable[[], Any]) -> S:

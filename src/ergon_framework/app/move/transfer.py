@@ -47,7 +47,7 @@ class Difference(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KindDigest:
-    """How many copies of a kind a store has, and the digest over all of them, in order."""
+    """How many records of a kind a store has, and the digest over all of them, in order."""
 
     count: int
     digest: str
@@ -106,7 +106,7 @@ class RunningDigest:
 def digest_of(
     store: RecordStore, kind: type[TransferRecord], watch: Callable[[int], None] = lambda _: None
 ) -> KindDigest:
-    """Read all copies of a kind and add them up; ``watch`` is told how many there were so far."""
+    """Read all records of a kind and add them up; ``watch`` is told how many there were so far."""
     adding = RunningDigest()
     for copy in all_records(store, kind):
         watch(adding.add(copy))
@@ -134,7 +134,7 @@ def _thing(copy: TransferRecord) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TransferProgress:
-    """How far a move has come: so many copies of a kind were looked at."""
+    """How far a move has come: so many records of a kind were looked at."""
 
     part: str
     what: str
@@ -196,7 +196,7 @@ def tell_now_and_then(tell: Tell, part: Transfer, doing: str, kind: str, count: 
 def shut(store: RecordStore, place: str) -> None:
     """Refuse whoever works with a store, and say where everything is now.
 
-    First those that have it open, then those that will open it: the mark is also what makes the
+    First those that have it open, then those that will open it: the state is also what makes the
     former look, where a store remembers what it read.
     """
     if isinstance(store, Freezable):
@@ -206,12 +206,12 @@ def shut(store: RecordStore, place: str) -> None:
 
 def reopen(store: RecordStore) -> bool:
     """Let a store be worked with again; whether it was shut."""
-    mark = move_state_of(store)
+    state = move_state_of(store)
     if isinstance(store, Freezable):
         store.freeze(None)
-    left = replace(mark, moved_to="")
+    left = replace(state, moved_to="")
     store.set_move_state(encode_move_state(left) if left.source else None)
-    return bool(mark.moved_to)
+    return bool(state.moved_to)
 
 
 def refuse_elsewhere(store: RecordStore, name: str, place: str) -> None:
@@ -408,10 +408,10 @@ def _leave_word(parts: Sequence[Transfer], marks: Sequence[MoveState]) -> None:
     """
     first, *others = parts
     if others and isinstance(first.target, JointMoveState):
-        first.target.set_move_states([encode_move_state(mark) for mark in marks])
+        first.target.set_move_states([encode_move_state(state) for state in marks])
         return
-    for part, mark in zip(parts, marks, strict=True):
-        part.target.set_move_state(encode_move_state(mark))
+    for part, state in zip(parts, marks, strict=True):
+        part.target.set_move_state(encode_move_state(state))
 
 
 @dataclass

@@ -11,5 +11,5 @@ Every store fulfils ``ergon_framework.ports.factstore``, and passes the same sui
 - ``planning``: what an append is: new, a duplicate, a conflict, or refused.
 - ``hashchain``: keys, checksums and the chain of a log. ``consumers``: how cursors, leases and the
   quarantine may change, and every refusal in words. ``group_commit``: callers that come together
-  share a commit. ``references``: what stored facts refer to. ``archive``: copies of a zone.
+  share a commit. ``references``: what stored facts refer to. ``records``: records of a zone.
 """

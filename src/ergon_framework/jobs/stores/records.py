@@ -35,29 +35,29 @@ def dump_settings(
     found: list[QueueRecord] | list[ScheduleRecord]
     if kind is QueueRecord:
         full_at = tokens.buckets()
-        copies = (_settings_of(queue, full_at.get(queue.name, 0.0)) for queue in store.queues())
-        found = [copy for copy in copies if copy is not None]
+        records = (_settings_of(queue, full_at.get(queue.name, 0.0)) for queue in store.queues())
+        found = [copy for copy in records if copy is not None]
     else:
         found = [ScheduleRecord(schedule) for schedule in store.schedules()]
     ordered = sorted(found, key=lambda copy: copy.place)
     return cast("list[C]", [copy for copy in ordered if copy.sort_key > (after or "")][:limit])
 
 
-def load_settings(store: SettingsStore, tokens: Buckets, copies: Sequence[TransferRecord]) -> None:
+def load_settings(store: SettingsStore, tokens: Buckets, records: Sequence[TransferRecord]) -> None:
     """Put queues' settings and schedules in, whatever was there."""
-    for copy in copies:
+    for copy in records:
         if isinstance(copy, QueueRecord):
             store.set_queue(copy.queue, **{name: getattr(copy, name) for name in _FIELDS})
         elif isinstance(copy, ScheduleRecord):
             store.put_schedule(copy.schedule)
-    queues = [copy for copy in copies if isinstance(copy, QueueRecord) and copy.rate is not None]
+    queues = [copy for copy in records if isinstance(copy, QueueRecord) and copy.rate is not None]
     if queues:
         tokens.fill_buckets({copy.queue: copy.full_at for copy in queues})
 
 
-def discard_settings(store: SettingsStore, copies: Sequence[TransferRecord]) -> None:
+def discard_settings(store: SettingsStore, records: Sequence[TransferRecord]) -> None:
     """Take queues' settings and schedules away."""
-    for copy in copies:
+    for copy in records:
         if isinstance(copy, QueueRecord):
             store.set_queue(copy.queue, **_NONE)
         elif isinstance(copy, ScheduleRecord):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ergon_framework.boundary.factstore.archive import corrupted
 from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.hashchain import in_order
 from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, ZoneState
+from ergon_framework.boundary.factstore.records import corrupted
 from ergon_framework.core.link import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ergon_framework.boundary.factstore.memory.archive import MemoryArchive
 from ergon_framework.boundary.factstore.memory.consumers import MemoryConsumers
 from ergon_framework.boundary.factstore.memory.log import MemoryFactLog
+from ergon_framework.boundary.factstore.memory.records import MemoryFactRecords
 from ergon_framework.boundary.factstore.memory.registry import MemoryLinks, MemoryObjects
 from ergon_framework.boundary.factstore.memory.state import MemoryDatabase
 from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
@@ -36,7 +36,7 @@ class MemoryFactStore(FactStoreOfParts):
             MemoryLinks(self.database),
         )
         super().__init__(parts, self.database)
-        self.records = MemoryArchive(self.database, parts)
+        self.records = MemoryFactRecords(self.database, parts)
         """All that the store holds, to be copied into another store or out of one."""
 
     def backup(self, folder: str) -> None:

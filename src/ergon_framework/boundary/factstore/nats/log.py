@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 from ergon_framework.boundary.factstore import hashchain
 from ergon_framework.boundary.factstore.append_plan import AppendPlanner
-from ergon_framework.boundary.factstore.archive import corrupted
 from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.group_commit import (
     GroupCommit,
@@ -29,6 +28,7 @@ from ergon_framework.boundary.factstore.nats.consumers import keep_whole, open_i
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item, LogState, Place
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
+from ergon_framework.boundary.factstore.records import corrupted
 from ergon_framework.core.link import leads_to
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ergon_framework.boundary.factstore.nats.archive import NatsArchive
 from ergon_framework.boundary.factstore.nats.consumers import NatsConsumers
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.log import NatsLog
+from ergon_framework.boundary.factstore.nats.records import NatsFactRecords
 from ergon_framework.boundary.factstore.nats.registry import NatsLinks, NatsObjects
 from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
 from ergon_framework.errors import StoreError
@@ -39,7 +39,7 @@ class NatsFactStore(FactStoreOfParts):
             NatsLinks(self.database),
         )
         super().__init__(parts, self.database.notifier)
-        self.records = NatsArchive(self.database, log, parts)
+        self.records = NatsFactRecords(self.database, log, parts)
         """All that the store holds, to be copied into another store or out of one."""
 
     @property

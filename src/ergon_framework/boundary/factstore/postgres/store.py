@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TypeAlias, TypeVar
 
-from ergon_framework.boundary.factstore.archive import BARRED
 from ergon_framework.boundary.factstore.hashchain import key_of, new_of, prepare
 from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
 from ergon_framework.boundary.factstore.postgres.append import (
@@ -18,8 +17,8 @@ from ergon_framework.boundary.factstore.postgres.append import (
 )
 from ergon_framework.boundary.factstore.postgres.database import FactNotifier, PostgresZoneDatabase
 from ergon_framework.boundary.factstore.postgres.session import PostgresSession
+from ergon_framework.boundary.factstore.records import BARRED
 from ergon_framework.boundary.factstore.sql.append import Arrival, take_in
-from ergon_framework.boundary.factstore.sql.archive import SqlArchive
 from ergon_framework.boundary.factstore.sql.consumers import SqlConsumers
 from ergon_framework.boundary.factstore.sql.log import (
     Append,
@@ -31,6 +30,7 @@ from ergon_framework.boundary.factstore.sql.log import (
     SqlLog,
     cut,
 )
+from ergon_framework.boundary.factstore.sql.records import SqlFactRecords
 from ergon_framework.boundary.factstore.sql.registry import SqlLinks, SqlObjects
 from ergon_framework.boundary.factstore.sql.rows import LAST, LogRow, log_named
 from ergon_framework.boundary.factstore.sql.session import (
@@ -277,7 +277,7 @@ def _knows(session: PostgresSession) -> Knows:
     return knows
 
 
-class PostgresCopies:
+class PostgresRecordEngine:
     """Copies of facts and ids, into the tables and out of them."""
 
     def __init__(self, database: PostgresZoneDatabase) -> None:
@@ -368,8 +368,8 @@ class PostgresFactStore(FactStoreOfParts):
             SqlLinks(self.database, self._identity),
         )
         super().__init__(parts, self._notifier)
-        copies = PostgresCopies(self.database)
-        self.records = SqlArchive(self.database, self._identity, log, copies, parts)
+        copies = PostgresRecordEngine(self.database)
+        self.records = SqlFactRecords(self.database, self._identity, log, copies, parts)
         """All that the store holds, to be copied into another store or out of one."""
 
     @property

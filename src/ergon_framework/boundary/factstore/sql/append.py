@@ -11,7 +11,6 @@ from typing import Protocol, TypeAlias
 
 from ergon_framework.boundary.factstore import hashchain
 from ergon_framework.boundary.factstore.append_plan import AppendPlanner, Condition, KnownFact
-from ergon_framework.boundary.factstore.archive import refuse_hole, refuse_other_chain
 from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.hashchain import (
     Prepared,
@@ -22,6 +21,7 @@ from ergon_framework.boundary.factstore.hashchain import (
     proof_chain,
     relinked,
 )
+from ergon_framework.boundary.factstore.records import refuse_hole, refuse_other_chain
 from ergon_framework.boundary.factstore.sql import consumers
 from ergon_framework.boundary.factstore.sql.registry import link_to
 from ergon_framework.boundary.factstore.sql.rows import (

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
-from ergon_framework.boundary.factstore.archive import corrupted
 from ergon_framework.boundary.factstore.group_commit import (
     GroupCommit,
     GuardedCallback,
@@ -24,6 +23,7 @@ from ergon_framework.boundary.factstore.hashchain import (
     prepare,
     read_proof,
 )
+from ergon_framework.boundary.factstore.records import corrupted
 from ergon_framework.boundary.factstore.sql import pages
 from ergon_framework.boundary.factstore.sql.append import Arrival, arrival
 from ergon_framework.boundary.factstore.sql.pages import chain_at

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from ergon_framework.boundary.factstore.archive import BARRED
 from ergon_framework.boundary.factstore.hashchain import new_of, prepare
 from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
-from ergon_framework.boundary.factstore.sql.archive import SqlArchive
+from ergon_framework.boundary.factstore.records import BARRED
 from ergon_framework.boundary.factstore.sql.consumers import SqlConsumers
 from ergon_framework.boundary.factstore.sql.log import SqlLog
+from ergon_framework.boundary.factstore.sql.records import SqlFactRecords
 from ergon_framework.boundary.factstore.sql.registry import SqlLinks, SqlObjects
 from ergon_framework.boundary.factstore.sql.rows import all_logs
 from ergon_framework.boundary.factstore.sql.session import StoreIdentity, Subscribers
@@ -39,7 +39,7 @@ _SPACE = 1 << 32
 """How many beginnings of four bytes keys have."""
 
 
-class SqliteCopies:
+class SqliteRecordEngine:
     """Copies of facts and ids, into the file and out of it."""
 
     def __init__(self, database: SqliteDatabase, appender: SqliteAppender) -> None:
@@ -188,8 +188,8 @@ class SqliteFactStore(FactStoreOfParts):
             SqlLinks(self.database, identity),
         )
         super().__init__(parts, subscribers)
-        copies = SqliteCopies(self.database, self.appender)
-        self.records = SqlArchive(self.database, identity, log, copies, parts)
+        copies = SqliteRecordEngine(self.database, self.appender)
+        self.records = SqlFactRecords(self.database, identity, log, copies, parts)
         """All that the store holds, to be copied into another store or out of one."""
 
     @property

@@ -32,29 +32,29 @@ class MemoryJobRecords:
         self._mark: bytes | None = None
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
-        """The copies of a kind after a place, in order."""
+        """The records of a kind after a place, in order."""
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
         with self._step() as ledger:
             return cast("list[C]", _page(ledger, after or 0, limit))
 
-    def load(self, copies: Sequence[TransferRecord]) -> None:
-        """Put copies of one kind in, in order."""
+    def load(self, records: Sequence[TransferRecord]) -> None:
+        """Put records of one kind in, in order."""
         with self._step() as ledger:
-            for each in copies:
+            for each in records:
                 if isinstance(each, JobRecord):
                     ledger.put(_record(each))
             ledger.is_work = False  # whoever works here comes when the move is over
-        load_settings(self._store, self, copies)
+        load_settings(self._store, self, records)
 
-    def discard(self, copies: Sequence[TransferRecord]) -> None:
-        """Take copies of one kind out; those that are not there are fine."""
+    def discard(self, records: Sequence[TransferRecord]) -> None:
+        """Take records of one kind out; those that are not there are fine."""
         with self._step() as ledger:
-            for each in copies:
+            for each in records:
                 record = ledger.by_id.get(each.identity)
                 if isinstance(each, JobRecord) and record is not None:
                     ledger.remove(record)
-        discard_settings(self._store, copies)
+        discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""

@@ -51,29 +51,29 @@ class PostgresJobRecords:
         self._store = store
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
-        """The copies of a kind after a place, in order."""
+        """The records of a kind after a place, in order."""
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
         return cast("list[C]", self._transactions.read(lambda tx: _page(tx, after or 0, limit)))
 
-    def load(self, copies: Sequence[TransferRecord]) -> None:
-        """Put copies of one kind in, in order."""
-        jobs = [each for each in copies if isinstance(each, JobRecord)]
+    def load(self, records: Sequence[TransferRecord]) -> None:
+        """Put records of one kind in, in order."""
+        jobs = [each for each in records if isinstance(each, JobRecord)]
         if jobs:
             try:
                 self._transactions.stepwise(lambda tx: _load(tx, jobs), "move")
             except StoreError as error:
                 raise (_told(error) if is_conflict(error) else error) from error
-        load_settings(self._store, self, copies)
+        load_settings(self._store, self, records)
 
-    def discard(self, copies: Sequence[TransferRecord]) -> None:
-        """Take copies of one kind out; those that are not there are fine."""
-        ids = [each.identity for each in copies if isinstance(each, JobRecord)]
+    def discard(self, records: Sequence[TransferRecord]) -> None:
+        """Take records of one kind out; those that are not there are fine."""
+        ids = [each.identity for each in records if isinstance(each, JobRecord)]
         if ids:
             self._transactions.stepwise(
                 lambda tx: tx.execute(_SQL["remove"], {"ids": texts(ids)}), "move"
             )
-        discard_settings(self._store, copies)
+        discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
@@ -136,15 +136,15 @@ def _page(tx: Tx, after: int, limit: int) -> list[JobRecord]:
     return [JobRecord(job, changed[job.key]) for job in page.jobs if job.key in changed]
 
 
-def _load(tx: Tx, copies: Sequence[JobRecord]) -> None:
-    ids = {"ids": texts([copy.job.id for copy in copies])}
+def _load(tx: Tx, records: Sequence[JobRecord]) -> None:
+    ids = {"ids": texts([copy.job.id for copy in records])}
     found = tx.execute(_SQL["standing"], ids).fetchall()
     standing = {(job_id, created_at): seq for job_id, seq, created_at in found}
     tx.execute(_SQL["remove"], ids)
     # One of another instant is another job, which was added later.
-    seqs = [standing.get((copy.job.id, copy.job.created_at)) for copy in copies]
-    values = {"seq": numbers(seqs), "changed_at": numbers([copy.changed_at for copy in copies])}
-    tx.execute(_SQL["put"], values | _columns([copy.job for copy in copies]))
+    seqs = [standing.get((copy.job.id, copy.job.created_at)) for copy in records]
+    values = {"seq": numbers(seqs), "changed_at": numbers([copy.changed_at for copy in records])}
+    tx.execute(_SQL["put"], values | _columns([copy.job for copy in records]))
 
 
 def _columns(jobs: Sequence[Job]) -> dict[str, object]:

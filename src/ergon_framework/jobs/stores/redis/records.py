@@ -36,7 +36,7 @@ class RedisJobRecords:
         self._store = store
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
-        """The copies of a kind after a place, in order."""
+        """The records of a kind after a place, in order."""
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
         found, odd, _ = self._transitions.look("after", after or 0, limit, (PAGE_BYTES,))
@@ -44,9 +44,9 @@ class RedisJobRecords:
             raise cannot_move(odd[0])
         return cast("list[C]", [JobRecord(job, row.changed_at) for row, job in found])
 
-    def load(self, copies: Sequence[TransferRecord]) -> None:
-        """Put copies of one kind in, in order."""
-        jobs = [each for each in copies if isinstance(each, JobRecord)]
+    def load(self, records: Sequence[TransferRecord]) -> None:
+        """Put records of one kind in, in order."""
+        jobs = [each for each in records if isinstance(each, JobRecord)]
         if jobs:
             blobs = rows.Blobs()
             wire = [rows.wire_copy(each.job, each.changed_at, blobs) for each in jobs]
@@ -57,14 +57,14 @@ class RedisJobRecords:
                     " holds its unique key",
                     remedy="see that nobody else writes to the store, then move again",
                 )
-        load_settings(self._store, self, copies)
+        load_settings(self._store, self, records)
 
-    def discard(self, copies: Sequence[TransferRecord]) -> None:
-        """Take copies of one kind out; those that are not there are fine."""
-        ids = [each.identity for each in copies if isinstance(each, JobRecord)]
+    def discard(self, records: Sequence[TransferRecord]) -> None:
+        """Take records of one kind out; those that are not there are fine."""
+        ids = [each.identity for each in records if isinstance(each, JobRecord)]
         if ids:
             self._transactions.write(_DISCARD, "move", ids)
-        discard_settings(self._store, copies)
+        discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""

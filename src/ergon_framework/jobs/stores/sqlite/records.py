@@ -38,25 +38,25 @@ class SqliteJobRecords:
         self._store = store
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
-        """The copies of a kind after a place, in order."""
+        """The records of a kind after a place, in order."""
         if kind is not JobRecord:
             return dump_settings(self._store, self, kind, after, limit)
         page = self._transactions.read(lambda cursor: _page(cursor, after or 0, limit))
         return cast("list[C]", page)
 
-    def load(self, copies: Sequence[TransferRecord]) -> None:
-        """Put copies of one kind in, in order."""
-        jobs = [each for each in copies if isinstance(each, JobRecord)]
+    def load(self, records: Sequence[TransferRecord]) -> None:
+        """Put records of one kind in, in order."""
+        jobs = [each for each in records if isinstance(each, JobRecord)]
         if jobs:
             self._transactions.write(lambda tx: _load(tx, jobs), "move")
-        load_settings(self._store, self, copies)
+        load_settings(self._store, self, records)
 
-    def discard(self, copies: Sequence[TransferRecord]) -> None:
-        """Take copies of one kind out; those that are not there are fine."""
-        ids = [(each.identity,) for each in copies if isinstance(each, JobRecord)]
+    def discard(self, records: Sequence[TransferRecord]) -> None:
+        """Take records of one kind out; those that are not there are fine."""
+        ids = [(each.identity,) for each in records if isinstance(each, JobRecord)]
         if ids:
             self._execute_many("remove", ids)
-        discard_settings(self._store, copies)
+        discard_settings(self._store, records)
 
     def buckets(self) -> Mapping[str, float]:
         """When the bucket of each queue with a rate will be full."""
@@ -119,9 +119,9 @@ def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobRecord]:
     return [JobRecord(job, changed[job.key]) for job in page.jobs]
 
 
-def _load(tx: Tx, copies: Sequence[JobRecord]) -> None:
+def _load(tx: Tx, records: Sequence[JobRecord]) -> None:
     cursor = tx.cursor
-    for copy in copies:
+    for copy in records:
         job = copy.job
         found = cursor.execute(_SQL["standing"], (job.id,)).fetchone()
         seq = None

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import (
     append,
-    archive,
     concurrency,
     consumers,
     corruption,
@@ -16,6 +15,7 @@ from ergon_framework.testing.suites.factstore import (
     objects,
     pages,
     quarantine,
+    records,
     replication,
     retention,
 )
@@ -42,7 +42,7 @@ FACT_STORE_CHECKS: tuple[Check[FactStoreSubject], ...] = (
     *corruption.CHECKS,
     *concurrency.CHECKS,
     *durability.CHECKS,
-    *archive.CHECKS,
+    *records.CHECKS,
 )
 
 

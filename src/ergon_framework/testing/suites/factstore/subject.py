@@ -23,7 +23,7 @@ from ergon_framework.ports.factstore import (
     Reference,
     StoredFact,
 )
-from ergon_framework.ports.transfer import RecordStore, records_of
+from ergon_framework.ports.transfer import find_records
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.framework import expect, fail
 from ergon_framework.testing.suites.stores import StoreSubject
@@ -62,7 +62,7 @@ class FactStoreSubject(StoreSubject[FactStore]):
         """What the checks may use beside the port."""
         names = ("reopen", "corrupt", "restore")
         found = {name for name in names if getattr(self._ways, name) is not None}
-        is_copied = isinstance(records_of(self.store), RecordStore)
+        is_copied = find_records(self.store) is not None
         return frozenset(found | ({"moving"} if is_copied else set()))
 
     def reopen(self) -> None:

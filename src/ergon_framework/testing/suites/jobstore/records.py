@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import closing
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
@@ -46,13 +46,13 @@ NEEDS = "moving"
 
 @check(NEEDS)
 def everything_can_be_copied_out(s: JobStoreSubject) -> None:
-    """What another store was given in copies is all that this one holds, in the same order."""
+    """What another store was given in records is all that this one holds, in the same order."""
     fill(s)
     with closing(MemoryJobStore(s.clock)) as other:
-        _copy(_archive(s), _records(other))
-        _compare(_records(other), _archive(s))
+        _copy(_own(s), records_of(other))
+        _compare(records_of(other), _own(s))
         same(
-            _ids(_records(other)),
+            _ids(records_of(other)),
             [job.id for job in s.store.search(Search())][::-1],
             "order of adding",
         )
@@ -60,20 +60,20 @@ def everything_can_be_copied_out(s: JobStoreSubject) -> None:
 
 @check(NEEDS)
 def everything_can_be_copied_in(s: JobStoreSubject) -> None:
-    """What came in copies is all that the other store holds, also for who opens this one anew."""
+    """What came in records is all that the other store holds, also for who opens this one anew."""
     with closing(MemoryJobStore(s.clock)) as other:
         fill(JobStoreSubject(other, s.clock, None, s.patience))
-        _copy(_records(other), _archive(s))
-        _compare(_archive(s), _records(other))
+        _copy(records_of(other), _own(s))
+        _compare(_own(s), records_of(other))
         s.reopen()
-        _compare(_archive(s), _records(other))
+        _compare(_own(s), records_of(other))
 
 
 @check(NEEDS)
 def copies_come_in_pages(s: JobStoreSubject) -> None:
-    """A page has no more copies than asked for, and the next one goes on behind it."""
+    """A page has no more records than asked for, and the next one goes on behind it."""
     s.put(*"abcde")
-    store = _archive(s)
+    store = _own(s)
     first = store.dump(JobRecord, None, 2)
     second = store.dump(JobRecord, first[-1].sort_key, 2)
     last = store.dump(JobRecord, second[-1].sort_key, 2)
@@ -88,9 +88,9 @@ def pages_of_large_jobs_are_short(s: JobStoreSubject) -> None:
     half = b'["' + b"x" * (PAGE_BYTES // 2) + b'"]'
     s.put("whole", args=b'["' + b"x" * PAGE_BYTES + b'"]')
     s.put("one", "two", args=half)
-    copies = list(_all(_archive(s), JobRecord, 100))
-    same([copy.identity for copy in copies], ["whole", "one", "two"], "copies")
-    same(len(_archive(s).dump(JobRecord, None, 100)), 1, "jobs of the first page")
+    records = list(_all(_own(s), JobRecord, 100))
+    same([copy.identity for copy in records], ["whole", "one", "two"], "copies")
+    same(len(_own(s).dump(JobRecord, None, 100)), 1, "jobs of the first page")
 
 
 @check(NEEDS)
@@ -98,16 +98,16 @@ def loading_again_changes_nothing(s: JobStoreSubject) -> None:
     """A move that begins anew meets what it has done."""
     with closing(MemoryJobStore(s.clock)) as other:
         fill(JobStoreSubject(other, s.clock, None, s.patience))
-        _copy(_records(other), _archive(s))
-        _copy(_records(other), _archive(s))
-        _compare(_archive(s), _records(other))
+        _copy(records_of(other), _own(s))
+        _copy(records_of(other), _own(s))
+        _compare(_own(s), records_of(other))
 
 
 @check(NEEDS)
 def changed_jobs_stay_where_they_stand(s: JobStoreSubject) -> None:
     """A job that is loaded in another state becomes that, and keeps its place in the order."""
     s.put("a", "b", "c")
-    store = _archive(s)
+    store = _own(s)
     before = {copy.identity: copy for copy in _all(store, JobRecord)}
     done = s.ended("a", keep=5.0)
     store.load([before["a"]])
@@ -122,10 +122,10 @@ def changed_jobs_stay_where_they_stand(s: JobStoreSubject) -> None:
 def a_new_job_of_an_old_id_comes_last(s: JobStoreSubject) -> None:
     """A job that was made at another instant is another job."""
     s.put("a", "b", unique_key=None)
-    [first, _] = _all(_archive(s), JobRecord)
+    [first, _] = _all(_own(s), JobRecord)
     job = msgspec.structs.replace(first.job, created_at=START + 50.0)
-    _archive(s).load([JobRecord(job, START + 50.0)])
-    same(_ids(_archive(s)), ["b", "a"], "order of adding")
+    _own(s).load([JobRecord(job, START + 50.0)])
+    same(_ids(_own(s)), ["b", "a"], "order of adding")
     same(s.get("a").created_at, START + 50.0, "made at")
 
 
@@ -138,7 +138,7 @@ def discarded_jobs_are_gone(s: JobStoreSubject) -> None:
     same(s.ids(9), [], "claimed beside the running one")
     s.put("done", queue="other", priority=8)
     s.ended("done")
-    store = _archive(s)
+    store = _own(s)
     store.discard([copy for copy in _all(store, JobRecord) if copy.identity != "waiting"])
     same((_ids(store), s.store.expired_leases(9)), (["waiting"], []), "what is left")
     s.put("again", unique_key="u", delay=900.0)
@@ -159,7 +159,7 @@ def loaded_jobs_run_in_order(s: JobStoreSubject) -> None:
         old.put("plain", "next")
         old.put("high", priority=5)
         old.put("late", delay=100.0)
-        _copy(_records(other), _archive(s))
+        _copy(records_of(other), _own(s))
     same(s.ids(9), ["high", "plain", "next"], "claimed")
     s.clock.forward(101.0)
     same(s.ids(9), ["late"], "claimed later")
@@ -175,7 +175,7 @@ def a_loaded_lease_is_kept_and_runs_out(s: JobStoreSubject) -> None:
         other.renew([hold(leased, is_charged=True)], LEASE)
         old.put("behind", limit_key="k")
         same(old.ids(9), [], "claimed beside it")
-        _copy(_records(other), _archive(s))
+        _copy(records_of(other), _own(s))
     job = s.get("running")
     same((job.worker, job.attempts, job.is_charged), ("w1", 1, True), "worker and attempt")
     same(s.ids(9), [], "claimed while the key is taken")
@@ -194,7 +194,7 @@ def loaded_jobs_hold_their_unique_keys(s: JobStoreSubject) -> None:
         old.put("held", unique_key="u", delay=10.0)
         old.put("over", unique_key="v")
         old.ended("over")
-        _copy(_records(other), _archive(s))
+        _copy(records_of(other), _own(s))
     expect(s.refusal(lambda: s.put("other", unique_key="u")), "a key that is held was given away")
     s.put("another", unique_key="v")
 
@@ -208,7 +208,7 @@ def loaded_jobs_are_as_old_as_they_were(s: JobStoreSubject) -> None:
         s.clock.forward(100.0)
         old.put("new", priority=1)
         old.ended("new", FAILS_FOR_GOOD, keep=50.0)
-        _copy(_records(other), _archive(s))
+        _copy(records_of(other), _own(s))
     found = s.store.search(Search(before=START + 50.0))
     same([job.id for job in found], ["old"], "last changed before")
     same(s.store.prune(10).purged, 0, "purged at once")
@@ -227,13 +227,13 @@ def tokens_that_were_taken_stay_taken(s: JobStoreSubject) -> None:
         old.put(*"abcd")
         same(old.ids(9), ["a", "b"], "claimed with all tokens")
         s.clock.forward(4.0)
-        _copy(_records(other), _archive(s))
-        _compare(_archive(s), _records(other))
+        _copy(records_of(other), _own(s))
+        _compare(_own(s), records_of(other))
     same(s.ids(9), [], "claimed without a token")
     s.clock.forward(6.5)
     same(s.ids(9), ["c"], "claimed with the next token")
     with closing(MemoryJobStore(s.clock)) as other:
-        _copy(_archive(s), _records(other))
+        _copy(_own(s), records_of(other))
         same(
             JobStoreSubject(other, s.clock, None, s.patience).ids(9),
             [],
@@ -244,7 +244,7 @@ def tokens_that_were_taken_stay_taken(s: JobStoreSubject) -> None:
 @check(NEEDS)
 def settings_can_be_taken_away(s: JobStoreSubject) -> None:
     """Settings of queues and schedules that are gone on the other side can go here."""
-    store = _archive(s)
+    store = _own(s)
     s.store.set_queue("slow", max_active=1, rate=2.0, burst=3)
     s.store.set_queue("shut", is_paused=True)
     s.store.put_schedule(schedule("nightly"))
@@ -258,21 +258,17 @@ def settings_can_be_taken_away(s: JobStoreSubject) -> None:
 @check(NEEDS)
 def a_mark_is_kept(s: JobStoreSubject) -> None:
     """What a move wrote down is there until it is taken away, also for who opens it anew."""
-    same(_archive(s).move_state(), None, "the mark of a fresh store")
-    _archive(s).set_move_state(b"\x00one")
-    _archive(s).set_move_state(b"\x00two")
+    same(_own(s).move_state(), None, "the mark of a fresh store")
+    _own(s).set_move_state(b"\x00one")
+    _own(s).set_move_state(b"\x00two")
     s.reopen()
-    same(_archive(s).move_state(), b"\x00two", "the mark")
-    _archive(s).set_move_state(None)
-    same(_archive(s).move_state(), None, "the mark when it was taken away")
+    same(_own(s).move_state(), b"\x00two", "the mark")
+    _own(s).set_move_state(None)
+    same(_own(s).move_state(), None, "the mark when it was taken away")
 
 
-def _records(store: object) -> RecordStore:
-    return cast("RecordStore", records_of(store))
-
-
-def _archive(s: JobStoreSubject) -> RecordStore:
-    return _records(s.store)
+def _own(s: JobStoreSubject) -> RecordStore:
+    return records_of(s.store)
 
 
 def _all(store: RecordStore, kind: type[C], limit: int = 3) -> Iterable[C]:

@@ -31,7 +31,7 @@ from ergon_framework.ports.jobstore import (
     NewJob,
     Settlement,
 )
-from ergon_framework.ports.transfer import RecordStore, records_of
+from ergon_framework.ports.transfer import find_records
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.framework import expect, fail
 from ergon_framework.testing.suites.stores import StoreSubject
@@ -78,7 +78,7 @@ class JobStoreSubject(StoreSubject[FullJobStore]):
         """What the checks may use beside the ports."""
         found = {
             "reopen": self._reopen is not None,
-            "moving": isinstance(records_of(self.store), RecordStore),
+            "moving": find_records(self.store) is not None,
             "spoil": self._spoil is not None,
         }
         return frozenset(name for name, is_there in found.items() if is_there)

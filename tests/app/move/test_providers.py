@@ -27,7 +27,7 @@ from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, me
 from ergon_framework.providers.stores.records import ProviderRecords, ProviderRowRecord
 from ergon_framework.providers.stores.registry import open_store as open_provider_store
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
-from tests.app.moving.stock import copied, discarded, ergon, job_sums, moved, with_jobs
+from tests.app.move.stock import copied, discarded, ergon, job_sums, moved, with_jobs
 from tests.campaign.parameter_sample import campaign, sampled
 from tests.servers.postgres import name_of
 

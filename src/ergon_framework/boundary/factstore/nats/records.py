@@ -9,14 +9,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, cast
 
-from ergon_framework.boundary.factstore.archive import (
-    bounded,
-    corrupted,
-    dump_books,
-    refuse_hole,
-    refuse_other_chain,
-    refuse_other_log,
-)
 from ergon_framework.boundary.factstore.hashchain import new_of, prepare
 from ergon_framework.boundary.factstore.nats import pages, schema
 from ergon_framework.boundary.factstore.nats.append import StreamPlacement
@@ -37,6 +29,14 @@ from ergon_framework.boundary.factstore.nats.schema import (
 )
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.parts import StoreParts
+from ergon_framework.boundary.factstore.records import (
+    bounded,
+    corrupted,
+    dump_books,
+    refuse_hole,
+    refuse_other_chain,
+    refuse_other_log,
+)
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Quarantined
 from ergon_framework.ports.transfer import (
     AwaitedObjectRecord,
@@ -55,19 +55,19 @@ from ergon_framework.ports.transfer import (
 )
 
 
-def put(copies: Sequence[TransferRecord], transaction: StreamTransaction) -> None:
-    """Put copies of one kind in, in order."""
-    if isinstance(copies[0], FactIdRecord):
-        _put_ids(transaction, cast("Sequence[FactIdRecord]", copies))
+def put(records: Sequence[TransferRecord], transaction: StreamTransaction) -> None:
+    """Put records of one kind in, in order."""
+    if isinstance(records[0], FactIdRecord):
+        _put_ids(transaction, cast("Sequence[FactIdRecord]", records))
         return
-    transaction.is_moving = isinstance(copies[0], FactRecord)
-    for copy in copies:
+    transaction.is_moving = isinstance(records[0], FactRecord)
+    for copy in records:
         _LOADS[type(copy)](transaction, copy)
 
 
-def drop(copies: Sequence[TransferRecord], transaction: StreamTransaction) -> None:
-    """Take copies of one kind out; those that are not there are fine."""
-    for copy in copies:
+def drop(records: Sequence[TransferRecord], transaction: StreamTransaction) -> None:
+    """Take records of one kind out; those that are not there are fine."""
+    for copy in records:
         _DISCARDS[type(copy)](transaction, copy)
 
 
@@ -107,10 +107,10 @@ def _put_fact(transaction: StreamTransaction, copy: FactRecord) -> None:
         refuse_other_chain(copy, log_state.chain)
 
 
-def _put_ids(transaction: StreamTransaction, copies: Sequence[FactIdRecord]) -> None:
+def _put_ids(transaction: StreamTransaction, records: Sequence[FactIdRecord]) -> None:
     logs = [log_state.name for log_state in transaction.log_states()]
-    known = transaction.known([copy.key for copy in copies], logs)
-    for copy in copies:
+    known = transaction.known([copy.key for copy in records], logs)
+    for copy in records:
         if copy.key not in known:
             transaction.add_id(copy.key, Known(copy.offset, copy.digest))
 
@@ -262,7 +262,7 @@ MOST_COPIES = 300
 """Of one commit: each is a few messages, and a batch has an end."""
 
 
-class NatsArchive:
+class NatsFactRecords:
     """The part of the store that is copied: all that it holds, as records."""
 
     def __init__(self, database: NatsDatabase, log: NatsLog, parts: StoreParts) -> None:
@@ -271,7 +271,7 @@ class NatsArchive:
         self._parts = parts
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
-        """The copies of a kind after a place, in order."""
+        """The records of a kind after a place, in order."""
         if kind is FactIdRecord:
             found = self._database.read(
                 lambda transaction: list(islice(_ids(transaction, after or b""), limit))
@@ -284,21 +284,21 @@ class NatsArchive:
             lambda transaction: list(bounded(read(transaction, after), limit))
         )
 
-    def load(self, copies: Sequence[TransferRecord]) -> None:
-        """Put copies of one kind in, in order; many in several commits, if all of them fit."""
-        for copy in copies:
+    def load(self, records: Sequence[TransferRecord]) -> None:
+        """Put records of one kind in, in order; many in several commits, if all of them fit."""
+        for copy in records:
             if isinstance(copy, LogRecord):
                 self._database.read(partial(refuse_log, copy))
                 self._log.drop(copy.log, partial(_up_to, copy.first - 1))
-        if len(copies) > MOST_COPIES and isinstance(copies[0], FactRecord):
-            self._database.read(partial(put, copies))  # which writes nothing, but refuses
-        for start in range(0, len(copies), MOST_COPIES):
-            self._database.transaction(partial(put, copies[start : start + MOST_COPIES]), "move")
+        if len(records) > MOST_COPIES and isinstance(records[0], FactRecord):
+            self._database.read(partial(put, records))  # which writes nothing, but refuses
+        for start in range(0, len(records), MOST_COPIES):
+            self._database.transaction(partial(put, records[start : start + MOST_COPIES]), "move")
 
-    def discard(self, copies: Sequence[TransferRecord]) -> None:
-        """Take copies of one kind out; those that are not there are fine."""
-        for start in range(0, len(copies), MOST_COPIES):
-            self._database.transaction(partial(drop, copies[start : start + MOST_COPIES]), "move")
+    def discard(self, records: Sequence[TransferRecord]) -> None:
+        """Take records of one kind out; those that are not there are fine."""
+        for start in range(0, len(records), MOST_COPIES):
+            self._database.transaction(partial(drop, records[start : start + MOST_COPIES]), "move")
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
@@ -374,11 +374,11 @@ def _sealed(transaction: StreamTransaction, after: bytes) -> Iterator[FactIdReco
         for part in parts:
             found = transaction.stream.latest([transaction.subjects.ids(*part)])
             keys = (bytes.fromhex("".join(each.subject.split(".")[-3:])) for each in found)
-            copies = (
+            records = (
                 _id_copy(key, schema.read_id(each.data))
                 for key, each in zip(keys, found, strict=True)
             )
-            yield from sorted(copies, key=_key)
+            yield from sorted(records, key=_key)
 
 
 def _finer(digits: str) -> list[tuple[str, ...]]:

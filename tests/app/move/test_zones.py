@@ -16,9 +16,9 @@ from ergon_framework.boundary.store_urls import open_fact_store, open_object_sto
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, ErgonError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.testing.suites.factstore.archive import fill
+from ergon_framework.testing.suites.factstore.records import fill
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject, new
-from tests.app.moving.stock import (
+from tests.app.move.stock import (
     ZONE,
     copied,
     discarded,

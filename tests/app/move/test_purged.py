@@ -5,16 +5,15 @@ from __future__ import annotations
 import shutil
 from contextlib import closing
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.transfer import JobRecord, RecordStore, records_of
+from ergon_framework.ports.transfer import JobRecord, records_of
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject
-from tests.app.moving.stock import copied, discarded, job_sums, moved, with_jobs
+from tests.app.move.stock import copied, discarded, job_sums, moved, with_jobs
 
 pytestmark = pytest.mark.req("SCALE:move")
 
@@ -105,5 +104,5 @@ def _purge(s: JobStoreSubject) -> None:
 
 
 def _empty(s: JobStoreSubject) -> None:
-    archive = cast("RecordStore", records_of(s.store))
+    archive = records_of(s.store)
     archive.discard(archive.dump(JobRecord, None, 10))

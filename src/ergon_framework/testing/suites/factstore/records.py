@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
@@ -52,28 +52,28 @@ BODY = b'{"\xc3\xa9":1}'
 
 @check(NEEDS)
 def everything_can_be_copied_out(s: FactStoreSubject) -> None:
-    """What another store was given in copies is all that this one holds."""
+    """What another store was given in records is all that this one holds."""
     fill(s)
     with _memory(s) as old:
-        _copy(_archive(s), _archive(old))
-        _compare(_archive(old), _archive(s))
+        _copy(_records(s), _records(old))
+        _compare(_records(old), _records(s))
 
 
 @check(NEEDS)
 def everything_can_be_copied_in(s: FactStoreSubject) -> None:
-    """What came in copies is all that the other store holds, also for who opens this one anew."""
+    """What came in records is all that the other store holds, also for who opens this one anew."""
     with _filled(s) as old:
-        _copy(_archive(old), _archive(s))
-        _compare(_archive(s), _archive(old))
+        _copy(_records(old), _records(s))
+        _compare(_records(s), _records(old))
         s.reopen()
-        _compare(_archive(s), _archive(old))
+        _compare(_records(s), _records(old))
 
 
 @check(NEEDS)
 def a_moved_store_goes_on_alike(s: FactStoreSubject) -> None:
     """What is appended, received, served and cut afterwards comes out as in the other store."""
     with _filled(s) as old:
-        _copy(_archive(old), _archive(s))
+        _copy(_records(old), _records(s))
         for each in (old, s):
             each.put("after", to_zone="plant-c")
             each.put("all", "over")
@@ -82,7 +82,7 @@ def a_moved_store_goes_on_alike(s: FactStoreSubject) -> None:
             each.serve("view")
             each.store.confirm("c", 6, holder="h1")
             each.store.truncate(OUTBOUND, 7, loss_reason="disk")
-        _compare(_archive(s), _archive(old))
+        _compare(_records(s), _records(old))
         s.clock.forward(60.0)
         for name in ("c", "view", "guest", "in"):
             same(s.store.consumer(name), old.store.consumer(name), f"the consumer {name}")
@@ -93,7 +93,7 @@ def a_moved_store_goes_on_alike(s: FactStoreSubject) -> None:
 def moved_logs_are_sound(s: FactStoreSubject) -> None:
     """Verification finds nothing to complain of, and peers find the chain that they know."""
     with _filled(s) as old:
-        _copy(_archive(old), _archive(s))
+        _copy(_records(old), _records(s))
         for log in (OUTBOUND, INBOX):
             flaws = [each for each in s.store.verify(log) if not isinstance(each, int)]
             same(flaws, [], f"flaws of {log}")
@@ -106,7 +106,7 @@ def moved_logs_are_sound(s: FactStoreSubject) -> None:
 def moved_ids_are_known_for_ever(s: FactStoreSubject) -> None:
     """Facts that were dropped before the move are neither stored again nor taken for others."""
     with _filled(s) as old:
-        _copy(_archive(old), _archive(s))
+        _copy(_records(old), _records(s))
     same(s.again("a", to_zone="plant-c").offset, 1, "offset of a dropped one")
     same(s.again("e", fact=BODY).offset, 5, "offset of a kept one")
     conflict = s.one(other("a", to_zone="plant-c"))
@@ -124,10 +124,10 @@ def many_ids_can_be_moved(s: FactStoreSubject) -> None:
         for start in range(0, len(names), 500):
             old.put(*names[start : start + 500], log=INBOX)
         old.store.truncate(INBOX, 1400, loss_reason="disk")
-        _copy(_archive(old), _archive(s), limit=400)
-        keys = [copy.key for copy in _all(_archive(s), FactIdRecord, 100)]
+        _copy(_records(old), _records(s), limit=400)
+        keys = [copy.key for copy in _all(_records(s), FactIdRecord, 100)]
         expect(keys == sorted(set(keys)), "keys come twice or out of order")
-        same(keys, [copy.key for copy in _all(_archive(old), FactIdRecord, 100)], "keys")
+        same(keys, [copy.key for copy in _all(_records(old), FactIdRecord, 100)], "keys")
     same(s.again("fact-7", log=INBOX).offset, 8, "offset of a dropped one")
 
 
@@ -137,9 +137,9 @@ def pages_of_large_facts_are_short(s: FactStoreSubject) -> None:
     half = b'{"x":"' + b"x" * (PAGE_BYTES // 2) + b'"}'
     s.put("whole", fact=b'{"x":"' + b"x" * PAGE_BYTES + b'"}')
     s.put("one", "two", fact=half)
-    copies = [copy.fact.message_id for copy in _all(_archive(s), FactRecord, 100)]
-    same(copies, ["whole", "one", "two"], "copies")
-    same(len(_archive(s).dump(FactRecord, None, 100)), 1, "facts of the first page")
+    records = [copy.fact.message_id for copy in _all(_records(s), FactRecord, 100)]
+    same(records, ["whole", "one", "two"], "copies")
+    same(len(_records(s).dump(FactRecord, None, 100)), 1, "facts of the first page")
 
 
 @check(NEEDS)
@@ -147,21 +147,21 @@ def loading_again_changes_nothing(s: FactStoreSubject) -> None:
     """A move that begins anew meets what it has done."""
     with _filled(s) as old:
         for _ in range(2):
-            _copy(_archive(old), _archive(s))
-        _compare(_archive(s), _archive(old))
+            _copy(_records(old), _records(s))
+        _compare(_records(s), _records(old))
 
 
 @check(NEEDS)
 def what_came_later_is_added(s: FactStoreSubject) -> None:
     """A second move brings the facts that came since, and cuts what was dropped since."""
     with _filled(s) as old:
-        _copy(_archive(old), _archive(s))
+        _copy(_records(old), _records(s))
         old.put("x", "y", "z", to_zone="plant-c")
         old.receive(sent("v", 50), offset=50)
         old.store.truncate(OUTBOUND, 6, loss_reason="disk")
         old.store.delete_consumer("guest")
-        _renew(_archive(old), _archive(s))
-        _compare(_archive(s), _archive(old))
+        _renew(_records(old), _records(s))
+        _compare(_records(s), _records(old))
         same(s.ids(to_zone="plant-c"), old.ids(to_zone="plant-c"), "a view")
         same(s.again("f", fact=BODY).offset, 6, "offset of one that was cut")
 
@@ -170,7 +170,7 @@ def what_came_later_is_added(s: FactStoreSubject) -> None:
 def ids_may_come_before_their_facts(s: FactStoreSubject) -> None:
     """A store that grows while it is moved gives ids out whose facts come in the next turn."""
     with _filled(s) as old:
-        source, target = _archive(old), _archive(s)
+        source, target = _records(old), _records(s)
         target.load(list(_all(source, LogRecord, 100)))
         target.load(list(_all(source, FactIdRecord, 1000)))
         for limit in (1, 4):
@@ -190,19 +190,19 @@ def a_log_that_was_cut_beyond_is_begun_anew(s: FactStoreSubject) -> None:
     with _memory(s) as old:
         old.put("a", "b", "c")
         old.put("d", to_zone="plant-c")
-        _copy(_archive(old), _archive(s))
+        _copy(_records(old), _records(s))
         old.put("e", "f", to_zone="plant-c")
         old.put("g")
         old.store.truncate(OUTBOUND, 6, loss_reason="disk")
-        _renew(_archive(old), _archive(s))
-        _compare(_archive(s), _archive(old))
+        _renew(_records(old), _records(s))
+        _compare(_records(s), _records(old))
         for each in (old, s):
             each.put("h", to_zone="plant-c")
         same(s.page(to_zone="plant-c"), old.page(to_zone="plant-c"), "a view")
         same(s.page(to_zone="plant-b"), old.page(to_zone="plant-b"), "another view")
         old.store.truncate(OUTBOUND, 8, loss_reason="disk")
-        _renew(_archive(old), _archive(s))
-        _compare(_archive(s), _archive(old))
+        _renew(_records(old), _records(s))
+        _compare(_records(s), _records(old))
 
 
 @check(NEEDS)
@@ -210,15 +210,15 @@ def facts_that_do_not_fit_are_refused(s: FactStoreSubject) -> None:
     """A fact that belongs to another chain, or that leaves one out, is not stored."""
     with _memory(s) as old:
         old.put("a", "b", "c")
-        copies = list(_all(_archive(old), FactRecord))
-        _archive(s).load(list(_all(_archive(old), LogRecord)))
-    _archive(s).load(copies[:1])
-    forged = replace(copies[1].fact, fact=b'{"other":true}')
-    for wrong in (copies[2], msgspec.structs.replace(copies[1], fact=forged)):
-        error = s.refusal(lambda wrong=wrong: _archive(s).load([wrong]))  # type: ignore[misc]
+        records = list(_all(_records(old), FactRecord))
+        _records(s).load(list(_all(_records(old), LogRecord)))
+    _records(s).load(records[:1])
+    forged = replace(records[1].fact, fact=b'{"other":true}')
+    for wrong in (records[2], msgspec.structs.replace(records[1], fact=forged)):
+        error = s.refusal(lambda wrong=wrong: _records(s).load([wrong]))  # type: ignore[misc]
         expect(isinstance(error, StoreError), f"a fact that does not fit got {error!r:.200}")
         same(s.ids(), ["a"], "what is there")
-    _archive(s).load(copies)
+    _records(s).load(records)
     same(s.ids(), ["a", "b", "c"], "what is there in the end")
 
 
@@ -227,10 +227,10 @@ def another_log_is_refused(s: FactStoreSubject) -> None:
     """A log of another number, or one that was cut further, is not an earlier copy."""
     s.put("a", "b", "c")
     s.store.truncate(OUTBOUND, 2, loss_reason="disk")
-    [mine] = _archive(s).dump(LogRecord, None, 9)
+    [mine] = _records(s).dump(LogRecord, None, 9)
     for wrong in ({"number": 7}, {"first": 1, "chain": bytes(32), "total": 0, "latest": {}}):
         copy = msgspec.structs.replace(mine, **wrong)
-        error = s.refusal(lambda copy=copy: _archive(s).load([copy]))  # type: ignore[misc]
+        error = s.refusal(lambda copy=copy: _records(s).load([copy]))  # type: ignore[misc]
         expect(isinstance(error, StoreError), f"another log got {error!r:.200}")
     same(s.ids(), ["c"], "what is there")
 
@@ -239,7 +239,7 @@ def another_log_is_refused(s: FactStoreSubject) -> None:
 def books_can_be_taken_away(s: FactStoreSubject) -> None:
     """What is gone on the other side can go here, and what is left alone stays."""
     fill(s)
-    store = _archive(s)
+    store = _records(s)
     for kind in (
         GapRecord,
         ConsumerCursorRecord,
@@ -248,36 +248,36 @@ def books_can_be_taken_away(s: FactStoreSubject) -> None:
         AwaitedObjectRecord,
         LinkRecord,
     ):
-        copies = store.dump(kind, None, 100)
-        expect(len(copies) > 0, f"there is no {kind.__name__}")
-        store.discard(copies[:1])
-        store.discard(copies[:1])
-        same(store.dump(kind, None, 100), copies[1:], f"{kind.__name__} that are left")
+        records = store.dump(kind, None, 100)
+        expect(len(records) > 0, f"there is no {kind.__name__}")
+        store.discard(records[:1])
+        store.discard(records[:1])
+        same(store.dump(kind, None, 100), records[1:], f"{kind.__name__} that are left")
 
 
 @check(NEEDS)
 def a_mark_is_kept(s: FactStoreSubject) -> None:
     """What a move wrote down is there until it is taken away, also for who opens it anew."""
-    same(_archive(s).move_state(), None, "the mark of a fresh store")
-    _archive(s).set_move_state(b"\x00one")
-    _archive(s).set_move_state(b"\x00two")
+    same(_records(s).move_state(), None, "the mark of a fresh store")
+    _records(s).set_move_state(b"\x00one")
+    _records(s).set_move_state(b"\x00two")
     s.reopen()
-    same(_archive(s).move_state(), b"\x00two", "the mark")
-    _archive(s).set_move_state(None)
-    same(_archive(s).move_state(), None, "the mark when it was taken away")
+    same(_records(s).move_state(), b"\x00two", "the mark")
+    _records(s).set_move_state(None)
+    same(_records(s).move_state(), None, "the mark when it was taken away")
 
 
 @check(NEEDS, "corrupt")
 def a_damaged_fact_is_not_copied(s: FactStoreSubject) -> None:
-    """Who copies is told of a row that is not what was stored."""
+    """Who records is told of a row that is not what was stored."""
     s.put("a", "b", "c")
     s.corrupt(OUTBOUND, 2)
-    error = s.refusal(lambda: list(_all(_archive(s), FactRecord)))
+    error = s.refusal(lambda: list(_all(_records(s), FactRecord)))
     expect(getattr(error, "reason", "") == "corrupted", f"a damaged row got {error!r:.200}")
 
 
-def _archive(s: FactStoreSubject) -> RecordStore:
-    return cast("RecordStore", records_of(s.store))
+def _records(s: FactStoreSubject) -> RecordStore:
+    return records_of(s.store)
 
 
 @contextmanager

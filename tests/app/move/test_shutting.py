@@ -20,7 +20,7 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
-from tests.app.moving.stock import (
+from tests.app.move.stock import (
     ZONE,
     add,
     append,

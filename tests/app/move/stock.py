@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ergon_framework.app.move.run import Asked, Outcome, run
 from ergon_framework.app.move.transfer import digest_of
@@ -18,9 +18,9 @@ from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.ports.jobstore import FullJobStore
-from ergon_framework.ports.transfer import FACT_KINDS, JOB_KINDS, RecordStore, records_of
+from ergon_framework.ports.transfer import FACT_KINDS, JOB_KINDS, records_of
 from ergon_framework.testing.suites.drivers import HandClock
-from ergon_framework.testing.suites.factstore import archive as fact_checks
+from ergon_framework.testing.suites.factstore import records as fact_checks
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import Ways
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
@@ -87,14 +87,14 @@ def discarded(outcome: Outcome) -> dict[str, int]:
 def job_sums(url: str) -> dict[str, Any]:
     """What a job store holds, by kind."""
     with closing(open_store(url, read_only=True)) as store:
-        archive = cast("RecordStore", records_of(store))
+        archive = records_of(store)
         return {kind.__name__: digest_of(archive, kind) for kind in JOB_KINDS}
 
 
 def fact_sums(url: str) -> dict[str, Any]:
     """What a fact store holds, by kind."""
     with closing(open_fact_store(url, zone=ZONE, read_only=True)) as store:
-        archive = cast("RecordStore", records_of(store))
+        archive = records_of(store)
         return {kind.__name__: digest_of(archive, kind) for kind in FACT_KINDS}
 
 

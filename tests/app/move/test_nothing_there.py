@@ -15,7 +15,7 @@ from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.factstore.nats.setup import zones_in_space
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.stores.opening import open_store
-from tests.app.moving.stock import ZONE, copied, moved, with_facts, with_jobs
+from tests.app.move.stock import ZONE, copied, moved, with_facts, with_jobs
 from tests.servers.redis import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:move")]

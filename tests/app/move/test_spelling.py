@@ -11,8 +11,8 @@ import pytest
 from ergon_framework.app.store_location import StoreLocation, is_same
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.opening import open_store
-from tests.app.moving.stock import copied, ergon, job_sums, moved, with_jobs
-from tests.app.moving.test_providers import with_calls
+from tests.app.move.stock import copied, ergon, job_sums, moved, with_jobs
+from tests.app.move.test_providers import with_calls
 from tests.servers.postgres import PostgresServer, name_of
 
 pytestmark = pytest.mark.req("SCALE:move")

@@ -12,7 +12,7 @@ from ergon_framework.boundary.store_urls import open_fact_store, open_object_sto
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
 from ergon_framework.ports.transfer import MoveState, encode_move_state
-from tests.app.moving.stock import ZONE, copied, facts_in, moved, with_facts
+from tests.app.move.stock import ZONE, copied, facts_in, moved, with_facts
 from tests.servers.server import free_port
 
 pytestmark = pytest.mark.req("SCALE:move")
@@ -112,7 +112,7 @@ def test_a_place_for_objects_that_fails_later(zone: Path, tmp_path: Path) -> Non
 def test_a_copy_that_is_not_whole_is_not_moved_on(zone: Path, tmp_path: Path) -> None:
     """And no empty zone is left where it was to go."""
     with closing(open_fact_store(facts_in(zone), zone=ZONE)) as store:
-        store.records.set_mark(encode_move_state(MoveState("facts of another")))  # type: ignore[attr-defined]
+        store.records.set_move_state(encode_move_state(MoveState("facts of another")))  # type: ignore[attr-defined]
     with pytest.raises(StoreError, match=r"into FROM has not ended: .* a copy of facts of another"):
         moved(zone, tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -21,7 +21,7 @@ from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.ports.transfer import JOB_KINDS, is_incomplete
 from ergon_framework.testing.suites.jobstore.records import fill
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject, new
-from tests.app.moving.stock import claim, copied, discarded, ergon, job_sums, moved, with_jobs
+from tests.app.move.stock import claim, copied, discarded, ergon, job_sums, moved, with_jobs
 from tests.campaign.parameter_sample import sampled
 
 pytestmark = pytest.mark.req("SCALE:move")

@@ -36,7 +36,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     SUCCEEDED,
     JobStoreSubject,
 )
-from tests.app.moving.stock import ZONE
+from tests.app.move.stock import ZONE
 
 pytestmark = pytest.mark.req("SCALE:move")
 SEEDS = range(6)

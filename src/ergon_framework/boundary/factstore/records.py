@@ -1,4 +1,4 @@
-"""Copies of what every fact store gives out anyway, and what to say when copies do not fit."""
+"""Copies of what every fact store gives out anyway, and what to say when records do not fit."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def _few(store: StoreParts, kind: type[TransferRecord]) -> Iterable[TransferReco
     raise TypeError(f"a fact store has no {kind.__name__}")
 
 
-def bounded(copies: Iterable[L], limit: int) -> Iterator[L]:
-    """Some copies, and fewer when they are large."""
+def bounded(records: Iterable[L], limit: int) -> Iterator[L]:
+    """Some records, and fewer when they are large."""
     size = 0
-    for count, copy in enumerate(copies):
+    for count, copy in enumerate(records):
         size += _weight(copy)
         if count >= limit or (count and size > PAGE_BYTES):
             return

@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
-from tests.app.moving.stock import ZONE, with_facts, with_jobs
+from tests.app.move.stock import ZONE, with_facts, with_jobs
 from tests.cli.boundary_node import message
 
 SERVERS = pytest.mark.slow

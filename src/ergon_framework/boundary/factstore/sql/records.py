@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
-from ergon_framework.boundary.factstore.archive import (
+from ergon_framework.boundary.factstore.hashchain import NOBODY, OFFSET_BITS, read_proof
+from ergon_framework.boundary.factstore.parts import StoreParts
+from ergon_framework.boundary.factstore.records import (
     bounded,
     corrupted,
     dump_books,
     refuse_other_log,
 )
-from ergon_framework.boundary.factstore.hashchain import NOBODY, OFFSET_BITS, read_proof
-from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.boundary.factstore.sql.log import SqlLog
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
@@ -105,7 +105,7 @@ def _note_latest(session: Session, log: LogRow, to_zone: str, offset: int) -> No
         session.run("logs.new_run", view, offset, offset, count + 1, last)
 
 
-class ArchiveEngine(Protocol):
+class RecordEngine(Protocol):
     """What copying needs of the engine that keeps the facts and their ids."""
 
     def dump_ids(self, after: bytes, limit: int) -> list[FactIdRecord]:
@@ -124,7 +124,7 @@ class ArchiveEngine(Protocol):
         """Refuse whatever changes facts and books, or let it in again."""
 
 
-class SqlArchive:
+class SqlFactRecords:
     """The part of the store that is copied: all that it holds, as records."""
 
     def __init__(
@@ -132,7 +132,7 @@ class SqlArchive:
         database: SqlDatabase,
         identity: StoreIdentity,
         log: SqlLog,
-        engine: ArchiveEngine,
+        engine: RecordEngine,
         parts: StoreParts,
     ) -> None:
         self._database = database
@@ -142,7 +142,7 @@ class SqlArchive:
         self._parts = parts
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
-        """The copies of a kind after a place, in order."""
+        """The records of a kind after a place, in order."""
         if kind is FactIdRecord:
             return cast("list[C]", self._engine.dump_ids(after or b"", limit))
         read = partial(_facts, self._database.place) if kind is FactRecord else _DUMPS.get(kind)
@@ -152,20 +152,20 @@ class SqlArchive:
             lambda session: list(bounded(read(session, after, limit), limit))
         )
 
-    def load(self, copies: Sequence[TransferRecord]) -> None:
-        """Put copies of one kind in, in order."""
-        if isinstance(copies[0], FactRecord):
-            self._engine.load_facts(cast("Sequence[FactRecord]", copies))
-        elif isinstance(copies[0], FactIdRecord):
-            self._engine.load_ids(cast("Sequence[FactIdRecord]", copies))
+    def load(self, records: Sequence[TransferRecord]) -> None:
+        """Put records of one kind in, in order."""
+        if isinstance(records[0], FactRecord):
+            self._engine.load_facts(cast("Sequence[FactRecord]", records))
+        elif isinstance(records[0], FactIdRecord):
+            self._engine.load_ids(cast("Sequence[FactIdRecord]", records))
         else:
-            self._load_books(copies)
+            self._load_books(records)
 
-    def discard(self, copies: Sequence[TransferRecord]) -> None:
-        """Take copies of one kind out; those that are not there are fine."""
+    def discard(self, records: Sequence[TransferRecord]) -> None:
+        """Take records of one kind out; those that are not there are fine."""
 
         def work(session: Session) -> None:
-            for copy in copies:
+            for copy in records:
                 _DISCARDS[type(copy)](session, copy)
 
         self._database.write(work, "move")
@@ -190,19 +190,19 @@ class SqlArchive:
         """Refuse whatever changes facts and books, or let it in again."""
         self._engine.freeze(place)
 
-    def _load_books(self, copies: Sequence[TransferRecord]) -> None:
-        for copy in copies:
+    def _load_books(self, records: Sequence[TransferRecord]) -> None:
+        for copy in records:
             if isinstance(copy, LogRecord):
                 self._log.cut(copy.log, copy.first - 1)
 
         def work(session: Session) -> None:
-            for copy in copies:
+            for copy in records:
                 _LOADS[type(copy)](session, copy)
-            if isinstance(copies[0], LogRecord):
+            if isinstance(records[0], LogRecord):
                 self._engine.log_was_placed(session)
 
         self._database.write(work, "move")
-        for copy in copies:
+        for copy in records:
             if isinstance(copy, ZoneEpochRecord):
                 self._identity.info = copy.info
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
@@ -26,17 +25,17 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.ports.transfer import JobRecord, RecordStore, move_state_of, records_of
-from ergon_framework.testing.suites.factstore import archive as fact_checks
+from ergon_framework.ports.transfer import JobRecord, move_state_of, records_of
+from ergon_framework.testing.suites.factstore import records as fact_checks
 from ergon_framework.testing.suites.factstore.subject import FactStoreSubject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore import records as job_checks
 from ergon_framework.testing.suites.jobstore.subject import JobStoreSubject as JobSubject
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
-from tests.app.moving.record_files import exported, imported, lines_of, rewritten
-from tests.app.moving.stock import ZONE, ergon, fact_sums, job_sums, moved, with_facts, with_jobs
-from tests.app.moving.test_providers import with_calls
-from tests.app.moving.test_record_format import RECORDS
+from tests.app.move.record_files import exported, imported, lines_of, rewritten
+from tests.app.move.stock import ZONE, ergon, fact_sums, job_sums, moved, with_facts, with_jobs
+from tests.app.move.test_providers import with_calls
+from tests.app.move.test_record_format import RECORDS
 from tests.campaign.parameter_sample import sampled
 
 pytestmark = pytest.mark.req("SCALE:export")
@@ -395,7 +394,7 @@ def test_a_conflict_is_refused_with_its_key(file: Path, new: str, tmp_path: Path
         job = store.find("n7")
         assert job is not None
         changed = JobRecord(msgspec.structs.replace(job, priority=77), job.created_at)
-        cast("RecordStore", records_of(store)).load([changed])
+        records_of(store).load([changed])
     with pytest.raises(StoreError, match=r"the job n7 in .* differs from that in the file"):
         imported(file, new)
     with closing(open_store(new, half_moved=True)) as store:

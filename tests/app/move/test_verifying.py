@@ -26,7 +26,7 @@ from ergon_framework.ports.transfer import JOB_KINDS, is_incomplete
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
-from tests.app.moving.stock import (
+from tests.app.move.stock import (
     ZONE,
     copied,
     fact_sums,

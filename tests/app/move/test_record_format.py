@@ -10,7 +10,7 @@ import hashlib
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -46,7 +46,6 @@ from ergon_framework.ports.transfer import (
     ObjectNameRecord,
     QuarantineRecord,
     QueueRecord,
-    RecordStore,
     ScheduleRecord,
     TransferRecord,
     ZoneEpochRecord,
@@ -55,7 +54,7 @@ from ergon_framework.ports.transfer import (
     records_of,
 )
 from ergon_framework.providers.stores.records import ProviderRowRecord
-from tests.app.moving.stock import ZONE, with_facts, with_jobs
+from tests.app.move.stock import ZONE, with_facts, with_jobs
 
 pytestmark = pytest.mark.req("SCALE:move")
 
@@ -307,7 +306,7 @@ def test_the_sums_of_a_store_of_jobs(
 def _job_sums(url: str) -> dict[str, tuple[int, str]]:
     found = {}
     with closing(open_store(url, read_only=True)) as store:
-        records = cast("RecordStore", records_of(store))
+        records = records_of(store)
         for kind in JOB_KINDS:
             adding = RunningDigest()
             for copy in all_records(records, kind):
@@ -337,7 +336,7 @@ def test_the_sums_of_a_store_of_facts(
     file = f"sqlite:///{tmp_path}/facts.db"
     url = with_facts(file if place == "sqlite" else request.getfixturevalue(place))
     with closing(open_fact_store(url, zone=ZONE, read_only=True)) as store:
-        records = cast("RecordStore", records_of(store))
+        records = records_of(store)
         sums = {
             kind.title: digest_of(records, kind)
             for kind in FACT_KINDS

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ergon_framework.boundary.factstore.archive import (
+from ergon_framework.boundary.factstore.hashchain import NOBODY, new_of
+from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, ZoneState
+from ergon_framework.boundary.factstore.parts import StoreParts
+from ergon_framework.boundary.factstore.records import (
     bounded,
     corrupted,
     dump_books,
@@ -14,9 +17,6 @@ from ergon_framework.boundary.factstore.archive import (
     refuse_other_chain,
     refuse_other_log,
 )
-from ergon_framework.boundary.factstore.hashchain import NOBODY, new_of
-from ergon_framework.boundary.factstore.memory.state import MemoryDatabase, MemoryLog, ZoneState
-from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.ports.transfer import (
     AwaitedObjectRecord,
     C,
@@ -34,7 +34,7 @@ from ergon_framework.ports.transfer import (
 )
 
 
-class MemoryArchive:
+class MemoryFactRecords:
     """The part of the store that is copied: all that it holds, as records."""
 
     def __init__(self, database: MemoryDatabase, parts: StoreParts) -> None:
@@ -43,24 +43,24 @@ class MemoryArchive:
         self._mark: bytes | None = None
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
-        """The copies of a kind after a place, in order."""
+        """The records of a kind after a place, in order."""
         read = _DUMPS.get(kind)
         if read is None:
             return dump_books(self._parts, kind, after, limit)
         with self._database.step() as state:
-            copies = (copy for copy in read(state) if after is None or copy.place > after)
-            return list(bounded(copies, limit))
+            records = (copy for copy in read(state) if after is None or copy.place > after)
+            return list(bounded(records, limit))
 
-    def load(self, copies: Sequence[TransferRecord]) -> None:
-        """Put copies of one kind in, in order."""
+    def load(self, records: Sequence[TransferRecord]) -> None:
+        """Put records of one kind in, in order."""
         with self._database.step() as state:
-            for copy in copies:
+            for copy in records:
                 _LOADS[type(copy)](state, copy)
 
-    def discard(self, copies: Sequence[TransferRecord]) -> None:
-        """Take copies of one kind out; those that are not there are fine."""
+    def discard(self, records: Sequence[TransferRecord]) -> None:
+        """Take records of one kind out; those that are not there are fine."""
         with self._database.step() as state:
-            for copy in copies:
+            for copy in records:
                 _DISCARDS[type(copy)](state, copy)
 
     def move_state(self) -> bytes | None:
