@@ -103,7 +103,7 @@ def request_transition(
             f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
         )
 
-    return retry_conflicts(attempt, most=RACES, give_up=give_up)
+    return retry_conflicts(attempt, max_attempts=RACES, give_up=give_up)
 
 
 def _holder(store: FullJobStore, job: Job) -> str | None:

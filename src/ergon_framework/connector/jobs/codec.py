@@ -128,7 +128,7 @@ def add_once(store: FullJobStore, jobs: list[NewJob]) -> None:
             left = absent
             raise ConflictError from error
 
-    retry_conflicts(attempt, most=_RACES, give_up=_too_busy)
+    retry_conflicts(attempt, max_attempts=_RACES, give_up=_too_busy)
 
 
 def _too_busy() -> JobsConnectorError:

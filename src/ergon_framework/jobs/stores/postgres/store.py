@@ -188,7 +188,7 @@ class PostgresJobStore:
         keyed = next((job for job in jobs if job.unique_key is not None), None)
         give_up = None if keyed is None else lambda: key_held(keyed)
         most = CONFLICTS + 1
-        return retry_conflicts(attempt, most=most, give_up=give_up, is_conflict=is_conflict)
+        return retry_conflicts(attempt, max_attempts=most, give_up=give_up, is_conflict=is_conflict)
 
     def _holders_of(self, jobs: Sequence[NewJob]) -> dict[str, str]:
         """By unique key, as it is outside of the caller's transaction."""

@@ -225,7 +225,7 @@ class PostgresTransactions:
         """Like ``stepwise``, again after a conflict: others may add a job of the same id or key."""
         return retry_conflicts(
             lambda: self.stepwise(work, call, topics=topics),
-            most=CONFLICTS + 1,
+            max_attempts=CONFLICTS + 1,
             is_conflict=is_conflict,
         )
 

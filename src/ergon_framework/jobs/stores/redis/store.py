@@ -451,7 +451,7 @@ class RedisJobStore:
             raise ConflictError
 
     def _retried(self, attempt: Callable[[], T]) -> T:
-        return retry_conflicts(attempt, most=MOST_TURNS, give_up=self._too_busy)
+        return retry_conflicts(attempt, max_attempts=MOST_TURNS, give_up=self._too_busy)
 
     def _too_busy(self) -> StoreUnavailableError:
         return StoreUnavailableError(

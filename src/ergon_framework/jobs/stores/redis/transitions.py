@@ -122,7 +122,7 @@ class Transitions:
 
         return retry_conflicts(
             attempt,
-            most=MOST_TURNS,
+            max_attempts=MOST_TURNS,
             give_up=self._too_busy,
             is_conflict=lambda error: isinstance(error, _ReplacedError),
         )
