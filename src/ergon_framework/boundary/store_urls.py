@@ -16,7 +16,7 @@ from ergon_framework.boundary.objectstore.s3_client import KINDS as BUCKETS
 from ergon_framework.boundary.objectstore.s3_client import bucket_of, check_extra
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
-from ergon_framework.storage.urls import file_of, path_in, taken_apart
+from ergon_framework.storage.urls import SQLITE, file_of, path_in, store_operand, taken_apart
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.settings import ZoneSettings
@@ -212,10 +212,11 @@ def open_facts(
         url = settings.store.get_secret_value()
         store = open_fact_store(url, zone=zone, clock=clock, read_only=read_only)
     else:
+        url = f"{SQLITE}{fact_file(settings)}"
         store = _open_file(str(fact_file(settings)), zone, clock, read_only)
     try:
         if not read_only:
-            refuse_unusable(move_state_of(store))
+            refuse_unusable(move_state_of(store), store_operand(url), zone)
     except BaseException:
         store.close()
         raise

@@ -26,6 +26,7 @@ What is the same in every store is done once: ``jobs/stores/records.py``,
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
@@ -599,15 +600,16 @@ def is_incomplete(store: object) -> bool:
     return move_state_of(store).is_incomplete
 
 
-def refuse_unusable(state: MoveState) -> None:
+def refuse_unusable(state: MoveState, source: str = "", zone: str = "") -> None:
     """Work with no store that a move has not filled yet, or whose things went elsewhere.
 
-    In both, what is done would be missing where it is looked for, or be done twice.
+    In both, what is done would be missing where it is looked for, or be done twice. ``source`` is
+    the store as a shell takes it, for the command that undoes it.
     """
     if state.is_incomplete:
         raise incomplete(state)
     if state.moved_to:
-        raise moved_away("this store", state.moved_to)
+        raise moved_away("this store", state.moved_to, source, zone)
 
 
 def incomplete(state: MoveState) -> StoreError:
@@ -618,10 +620,14 @@ def incomplete(state: MoveState) -> StoreError:
     )
 
 
-def moved_away(name: str, place: str) -> StoreReadOnlyError:
+def moved_away(name: str, place: str, source: str = "", zone: str = "") -> StoreReadOnlyError:
     """The error of a store that was shut when all it held had been moved."""
+    target = place if "://" in place else f"sqlite:///{place}"  # a file is known by its path
+    options = f" --zone {shlex.quote(zone)}" if zone else ""
+    command = f"ergon move {source or 'FROM'} {shlex.quote(target)}{options} --reopen"
+    meaning = "" if source else ", FROM being the URL of this store,"
     return StoreReadOnlyError(
         f"what {name} held was moved to {place}",
-        remedy="work with that one; `ergon move FROM TO --reopen` lets this one be used again",
+        remedy=f"work with that one; `{command}`{meaning} lets this one be used again",
         details={"moved_to": place},
     )

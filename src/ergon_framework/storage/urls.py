@@ -113,6 +113,9 @@ def path_in(rest: str) -> str:
     return path
 
 
+_NAMED_BY_A_VARIABLE = '"$URL_OF_THE_STORE"'
+
+
 def pasteable(command: str, operand: str, options: str = "") -> str:
     """A command of ours that does what it says when somebody pastes it, whatever the operand is.
 
@@ -131,7 +134,7 @@ def given_options(config: Path | None, store: str | None) -> str:
     """
     said = "" if config is None else f" --config {shlex.quote(str(config))}"
     if store is not None:
-        said += store_option(store) or ' --store "$URL_OF_THE_STORE"'
+        said += store_option(store) or f" --store {_NAMED_BY_A_VARIABLE}"
     return said
 
 
@@ -140,13 +143,24 @@ def store_option(url: str) -> str:
 
     Empty where there is none to show: a store in memory, or a URL that holds a password.
     """
+    shown = _shown(url)
+    return f" --store {shlex.quote(shown)}" if shown else ""
+
+
+def store_operand(url: str) -> str:
+    """The store as an operand of a command; a variable stands for a URL that holds a password."""
+    shown = _shown(url)
+    return shlex.quote(shown) if shown else _NAMED_BY_A_VARIABLE
+
+
+def _shown(url: str) -> str:
     file = file_of(url)
     if file is not None:
-        return f" --store {shlex.quote(f'{SQLITE}{file.absolute()}')}"
+        return f"{SQLITE}{file.absolute()}"
     parts = urlsplit(url)
     if not parts.netloc or parts.password or "password" in parts.query.lower():
         return ""
-    return f" --store {shlex.quote(url)}"
+    return url
 
 
 def file_of(url: str) -> Path | None:

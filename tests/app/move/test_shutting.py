@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from contextlib import closing
 from pathlib import Path
 
@@ -50,8 +52,12 @@ def test_forgotten_workers_and_producers_are_refused(jobs: str, tmp_path: Path) 
             forgotten.add([new_job("e", unique_key="u"), new_job("f")])
         with pytest.raises(StoreReadOnlyError, match="moved to"):
             forgotten.set_queue("default", is_paused=True)
-    with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db"):
+    with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db") as caught:
         open_store(jobs)
+    command = re.search("`ergon (move [^`]*)`", caught.value.remedy or "")
+    assert command is not None
+    if jobs.startswith("sqlite"):
+        assert shlex.split(command[1]) == ["move", jobs, target, "--reopen"]
     open_store(jobs, read_only=True).close()
     with closing(open_store(target)) as store:
         assert claim(store) == ["a", "b", "c"]

@@ -33,6 +33,7 @@ from ergon_framework.boundary.store_urls import (
 )
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
+from ergon_framework.storage.urls import SQLITE, store_operand
 
 _TLS = ("cert", "key", "ca")
 _EVERYWHERE = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - to be told from, not to bind
@@ -229,7 +230,7 @@ def _opened(check: str, name: str, settings: ZoneSettings, file: Path | None) ->
     A file is only looked at: its node may have it, and whoever asks may be another user.
     """
     with closing(open_facts(name, settings, read_only=file is not None)) as store:
-        refuse_unusable(move_state_of(store))
+        refuse_unusable(move_state_of(store), _operand(settings, file), name)
         acknowledgement, largest = store.acknowledgement, store.largest
         is_in_memory = isinstance(store, MemoryFactStore)
     if file is not None and not os.access(file, os.W_OK):
@@ -243,6 +244,10 @@ def _opened(check: str, name: str, settings: ZoneSettings, file: Path | None) ->
         remedy = "fine for trials; for facts that may not be lost leave store out, or name a file"
         return Finding(check, Status.NOTE, acknowledgement, remedy)
     return Finding(check, Status.OK, acknowledgement, store=revealed(settings.store) or "")
+
+
+def _operand(settings: ZoneSettings, file: Path | None) -> str:
+    return store_operand(revealed(settings.store) or f"{SQLITE}{file}")
 
 
 def _refuse_unusable(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
-from ergon_framework.storage.urls import path_in, taken_apart
+from ergon_framework.storage.urls import path_in, store_operand, taken_apart
 
 if TYPE_CHECKING:
     from ergon_framework.ports.jobstore import FullJobStore
@@ -36,7 +36,7 @@ def open_store(
     store = _opened(url, clock, read_only=read_only)
     try:
         if not read_only and not half_moved:
-            refuse_unusable(move_state_of(store))
+            refuse_unusable(move_state_of(store), store_operand(url))
     except BaseException:
         store.close()
         raise
