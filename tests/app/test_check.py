@@ -223,6 +223,10 @@ def test_jobs_without_a_store_or_a_worker(file: Path) -> None:
     (told,) = refusal(file, schedule)
     assert told == "1: schedules: schedules need a worker, and there is no executor for one"
     store = '[store]\nurl = "sqlite:///work.db"\n'
+    elsewhere = schedule.replace('"r"', '"pyhton#r"')
+    (told,) = refusal(file, store + executor + elsewhere)
+    assert told.startswith("7: schedules.r.handler: there is no executor 'pyhton'")
+    assert "python" in told.split("pyhton")[1]
     two = executor + executor.replace("python]", "other]")
     assert refusal(file, store + two) == [
         "3: executors: there are several executors and no default"

@@ -38,7 +38,7 @@ from ergon_framework.jobs.pool import checked
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.opening import check_url
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
-from ergon_framework.storage.urls import file_of
+from ergon_framework.storage.urls import file_of, store_operand
 from ergon_framework.task.mixins.utils import run_with_timeout
 
 if TYPE_CHECKING:
@@ -173,8 +173,10 @@ def _check_schedules(checking: SettingsCheck, setup: JobSetup, known: dict[str, 
     only = next(iter(setup.executors), "") if len(setup.executors) == 1 else ""
     default = setup.jobs.default_executor or only
     for name, schedule in setup.schedules.items():
-        executor, handler = route(schedule.handler)
-        executor = executor or setup.jobs.routes.get(schedule.queue) or default
+        named, handler = route(schedule.handler)
+        if named and setup.executors:
+            _check_executor(checking, setup, ("schedules", name, "handler"), named)
+        executor = named or setup.jobs.routes.get(schedule.queue) or default
         names = known.get(executor)
         if names is not None and handler not in names:
             hint = did_you_mean(handler, names)
@@ -294,7 +296,7 @@ def _looked_into(url: str) -> Finding | None:
         if not _are_there(url):
             return None
         with closing(open_store(url, read_only=True)) as store:
-            refuse_unusable(move_state_of(store))
+            refuse_unusable(move_state_of(store), store_operand(url))
             return _of(store, url)
     except StoreUnavailableError:
         return None
