@@ -49,6 +49,7 @@ _FIELDS = (
 _INTERVAL = re.compile(
     r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII | re.IGNORECASE
 )
+_TO_SUNDAY = re.compile(r"(?<=\w)-sun(?![a-z])", re.IGNORECASE)
 _UNITS = (86_400, 3600, 60, 1)
 _FROM = datetime(2000, 1, 1)  # noqa: DTZ001 - a wall clock has no zone
 """Where a line is tried out: dates and weekdays meet in all their ways within the next 28 years."""
@@ -83,6 +84,8 @@ def check_cron(line: str) -> str:
             remedy="write minute, hour, day-of-month, month and day-of-week, seconds before them "
             "if needed; or @hourly, @daily, @weekly, @monthly, @yearly, @every 30s",
         )
+    # In a range, Sunday is the last day of the week: cronsim takes its name for 0.
+    words[-1] = _TO_SUNDAY.sub("-7", words[-1])
     checked = " ".join(words)
     for position, word in enumerate(words, start=6 - len(words)):
         _check_field(checked, position, word)
