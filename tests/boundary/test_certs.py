@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -47,6 +48,19 @@ def test_nobody_else_can_put_another_authority_in_its_place(tmp_path: Path) -> N
         os.umask(before)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
+    """A failed write does not say which file it was about."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(ConfigurationError) as caught:
+            make_ca(tmp_path / "certs")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value).startswith(f"{tmp_path / 'certs'} cannot be written")
+    assert not list((tmp_path / "certs").iterdir())
 
 
 def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +250,47 @@ def test_backup_refuses(desk: Desk, zone: Zone, monkeypatch: pytest.MonkeyPatch)
     failed = desk("backup", "other", "--data", desk.data)
     assert (failed.code, "No space left on device" in failed.err) == (1, True)
     assert not list(desk.place.glob("other*"))
+
+
+@contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_backup_without_room_names_the_copy(desk: Desk, zone: Zone) -> None:
+    """The zone that is copied is well; its operator frees room where the copy was to be."""
+    with small_files(20_000):
+        failed = desk("backup", "copy", "--data", desk.data)
+    assert failed.code == 1
+    assert "no backup could be written to" in failed.err
+    assert f"{desk.data}/facts.db" not in failed.err
+    assert not list(desk.place.glob("copy*"))
+    assert desk("backup", "copy", "--data", desk.data).code == 0
+
+
+@pytest.mark.req("BOUNDARY:store")
+def test_backup_removes_what_a_killed_one_left(desk: Desk, zone: Zone) -> None:
+    """Not what another process still writes, and nothing of another name."""
+    left = [Path(f"copy.{n}0123abc.partial") for n in range(2)]
+    for each in (*left, Path("copied.00123abc.partial"), Path("copy.mine.partial")):
+        each.mkdir()
+        (each / "facts.db").write_text("half")
+    descriptor = os.open(left[1], os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert desk("backup", "copy", "--data", desk.data).code == 0
+    finally:
+        os.close(descriptor)
+    assert [each.exists() for each in left] == [False, True]
+    assert Path("copied.00123abc.partial").exists()
+    assert Path("copy.mine.partial").exists()
 
 
 # ---- certs --------------------------------------------------------------------------------------

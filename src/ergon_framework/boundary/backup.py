@@ -10,6 +10,8 @@ are shared by a hard link.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import os
 import secrets
 import shutil
@@ -128,23 +130,49 @@ def backed_up(
     _check_file(zone)
     _check_outside(zone, place)
     _check_free(place)
-    draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.partial")
     try:
-        make_folder(draft, parents=True)
-        missing = _copy(zone, draft, shares, report)
-        with open_read_only(draft) as copy:
-            told = _summed(copy, place, missing)
-        _give_name(draft, place)
+        with _draft_of(place) as draft:
+            missing = _copy(zone, draft, shares, report)
+            with open_read_only(draft) as copy:
+                told = _summed(copy, place, missing)
+            _give_name(draft, place)
     except OSError as error:
-        _remove(draft)
         raise StoreUnavailableError(
             f"no backup could be written to {place}: {error.strerror or error}",
             remedy="see that the folder can be written and has room, then try again",
         ) from error
+    return told
+
+
+@contextmanager
+def _draft_of(place: Path) -> Iterator[Path]:
+    """A folder beside ``place`` that becomes it, or goes.
+
+    A process that is killed leaves its draft behind. Its lock on the draft is gone with it, and so
+    the next backup to the same place tells an abandoned draft from one that is being written.
+    """
+    for found in place.parent.glob(f"{glob.escape(place.name)}.{'[0-9a-f]' * 8}.partial"):
+        with contextlib.suppress(OSError), _locked(found):
+            _remove(found)
+    draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.partial")
+    try:
+        make_folder(draft, parents=True)
+        with _locked(draft):
+            yield draft
     except BaseException:
         _remove(draft)
         raise
-    return told
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; ``BlockingIOError`` if another process does."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _copy(zone: Zone, draft: Path, shares: bool, report: Callable[[int], None]) -> str:

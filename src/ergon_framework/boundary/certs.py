@@ -185,7 +185,7 @@ def _written(
         _replace(paths[0], certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     except OSError as error:
         raise ConfigurationError(
-            f"{error.filename} cannot be written: {error.strerror}",
+            f"{error.filename or paths[0].parent} cannot be written: {error.strerror}",
             remedy="check the folder and who may write there",
         ) from error
     return paths

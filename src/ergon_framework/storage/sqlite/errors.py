@@ -19,6 +19,8 @@ from ergon_framework.storage.freeze import SQLITE_WORD
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _UNSYNCED = frozenset({sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC})
+_UNWRITABLE = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
+_WRITING = _UNSYNCED | {sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE}
 _SPENT = _DAMAGED | {  # a connection that said so is not used again
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_READONLY,
@@ -43,6 +45,12 @@ def is_busy(error: sqlite3.Error) -> bool:
 def is_full(error: sqlite3.Error) -> bool:
     """Whether there is no room left."""
     return _codes(error)[0] == sqlite3.SQLITE_FULL
+
+
+def is_write_failure(error: sqlite3.Error) -> bool:
+    """Whether something could not be written, for want of room, of permission or of a disk."""
+    primary, extended = _codes(error)
+    return primary in _UNWRITABLE or extended in _WRITING
 
 
 def is_unsynced(error: sqlite3.Error) -> bool:

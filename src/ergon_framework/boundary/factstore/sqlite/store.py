@@ -34,6 +34,7 @@ from ergon_framework.ports.transfer import FactIdRecord, FactRecord
 from ergon_framework.storage.freeze import sqlite_bars
 from ergon_framework.storage.secure_files import make_folder, open_file
 from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.errors import is_write_failure
 
 _SPACE = 1 << 32
 """How many beginnings of four bytes keys have."""
@@ -253,10 +254,15 @@ class SqliteFactStore(FactStoreOfParts):
 
 def _copy(connection: sqlite3.Connection, target: Path) -> None:
     """Copy what the reader sees, and leave word that it is a copy."""
-    with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
-        connection.backup(copy, pages=_PAGES)
-        copy.execute("PRAGMA journal_mode = DELETE")
-        copy.execute(_SQL["is_backup"])
+    try:
+        with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
+            connection.backup(copy, pages=_PAGES)
+            copy.execute("PRAGMA journal_mode = DELETE")
+            copy.execute(_SQL["is_backup"])
+    except sqlite3.Error as error:
+        if is_write_failure(error):  # the store is only read: it is the copy that has no room
+            raise OSError(str(error)) from error
+        raise
 
 
 def _sync(path: Path) -> None:
