@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,8 +61,10 @@ def test_too_many_deaths_end_the_run() -> None:
     """Beyond the limit the parent gives up with code 1 and says why."""
     arguments = ("run", "failing_tasks:Unreachable", "--workers", "2", "--restarts", "0")
     with Ergon(*arguments) as ergon:
+        columns = ergon.out.line().lower().replace(" ", "_")
         assert ergon.code() == 1
         errors = ergon.errors()
+    assert {"failed", "malformed", "parked"} <= set(re.split("__+", columns.strip()))
     assert "died more than 0 times within 60 s, at last with code 1" in errors
     assert "could not be read" in errors
 

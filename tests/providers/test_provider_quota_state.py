@@ -528,6 +528,8 @@ def test_closing_without_the_store_is_no_error(clock: VirtualClock) -> None:
         ("window_seconds", "60"),
         ("anchor", "x"),
         ("anchor", float("nan")),
+        ("anchor", 1e18),
+        ("anchor", -1e300),
         ("block", 0),
         ("period", "week"),
     ],

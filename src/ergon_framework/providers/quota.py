@@ -26,6 +26,10 @@ MOST_UNITS = 2**62 - 1
 """Of a window: what every database can count, and twice of it without an overflow."""
 
 
+FARTHEST_ANCHOR = 253_402_300_800.0
+"""The end of the year 9999. Farther away, a float cannot tell one second from the next."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuotaPolicy:
     """At most ``limit`` units per window.
@@ -51,8 +55,11 @@ class QuotaPolicy:
             raise ConfigurationError(
                 f"window_seconds must be {SHORTEST_WINDOW} or more, not {self.window_seconds!r}"
             )
-        if not is_finite(self.anchor):
-            raise ConfigurationError(f"anchor must be a finite number, not {self.anchor!r}")
+        if not is_finite(self.anchor) or abs(self.anchor) > FARTHEST_ANCHOR:
+            raise ConfigurationError(
+                f"anchor must be an instant in seconds since 1970, not {self.anchor!r}",
+                remedy="leave it out, or give the instant at which one window began",
+            )
         if self.period not in (None, "day", "month"):
             raise ConfigurationError(
                 f"period must be 'day' or 'month', not {self.period!r}",
