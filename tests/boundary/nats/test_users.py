@@ -126,7 +126,10 @@ def test_a_seed_is_what_its_checksum_says(tmp_path: Path) -> None:
         assert wrong not in f"{caught.value}"
 
 
-@given(place=st.integers(0, 57), letter=st.sampled_from("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"))
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"  # of base 32
+
+
+@given(place=st.integers(0, 57), letter=st.sampled_from(_LETTERS))
 @settings(max_examples=200, deadline=None)
 def test_no_seed_with_another_letter_is_taken(
     place: int, letter: str, tmp_path_factory: pytest.TempPathFactory
@@ -136,13 +139,18 @@ def test_no_seed_with_another_letter_is_taken(
     wrong = key.seed[:place] + letter + key.seed[place + 1 :]
     file = tmp_path_factory.getbasetemp() / "fuzzed-seed"
     file.write_text(wrong)
-    if wrong == key.seed:
+    # Two bits of the last letter stand for nothing: four letters there mean the same seed.
+    if _bits(wrong)[:288] == _bits(key.seed)[:288]:
         signer = signer_of(None, str(file))
         assert signer is not None
         assert signer.public() == key.public
         return
     with pytest.raises(ConfigurationError):
         signer_of(None, str(file))
+
+
+def _bits(seed: str) -> str:
+    return "".join(f"{_LETTERS.index(letter):05b}" for letter in seed)
 
 
 def test_files_that_do_not_help(tmp_path: Path) -> None:
