@@ -4,19 +4,26 @@
 - Only ``core`` names ``judge``: whether to try again is decided there.
 - Only ``core`` lets a delay grow: a pause that is multiplied round by round is a retry policy.
 - Only the clocks sleep, so that every wait follows the clock that a test moves.
+- Tests use no private attribute and replace no constant of a module: they outlive a refactoring.
+  ``tools/test_debt.json`` counts the places that still do, by file. A file may have fewer than it
+  says there, never more; ``python tools/source_rules.py --write`` brings it up to date.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "ergon_framework"
+TESTS = ROOT / "tests"
+DEBT = ROOT / "tools" / "test_debt.json"
 CORE_MAY_IMPORT = frozenset(
     {
         *("__future__", "collections", "dataclasses", "enum", "functools", "itertools", "json"),
@@ -28,6 +35,11 @@ CLOCKS = ("engine/clocks.py", "testing/")
 _JUDGE = "judge"
 _SLEEPERS = {"time", "asyncio"}
 _DELAY = re.compile(r"(^|_)(backoff|delay|pause|sleep|wait)(s|_|$)")
+
+
+# Public in spite of their names: those of named tuples, and how a forked child ends.
+_PUBLIC = frozenset({"_asdict", "_exit", "_fields", "_make", "_replace"})
+_CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 
 
 class Violation(NamedTuple):
@@ -142,6 +154,44 @@ def sleeps(tree: ast.AST) -> Iterator[Violation]:
         yield Violation(node.lineno, advice)
 
 
+def private_attributes(tree: ast.AST) -> Iterator[Violation]:
+    """Attributes with an underscore of objects that the test did not make up itself."""
+    own = set(_defined(tree)) | _PUBLIC
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                continue
+            case ast.Attribute(attr=name) if name.startswith("_") and not name.startswith("__"):
+                if name not in own:
+                    advice = f"{name} is private; observe what it does, or pass in what it is"
+                    yield Violation(node.lineno, advice)
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    """Members of the doubles in a test, which are its own."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+
+
+def replaced_constants(tree: ast.AST) -> Iterator[Violation]:
+    """Constants of modules that a test sets to another value."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=[*arguments]):
+                for each in arguments[:2]:
+                    if isinstance(each, ast.Constant) and _CONSTANT.fullmatch(
+                        str(each.value).rpartition(".")[2]
+                    ):
+                        advice = f"{each.value} is a constant; make it an argument that has it as"
+                        yield Violation(node.lineno, f"{advice} its default")
+
+
 def _is_text(node: ast.expr, text: str) -> bool:
     return isinstance(node, ast.Constant) and node.value == text
 
@@ -169,15 +219,46 @@ def violations(package: Path) -> list[str]:
     return sorted(found)
 
 
-def main() -> int:
+def debt(tests: Path) -> dict[str, dict[str, int]]:
+    """How often each file of the tests does what it should not, by rule and file."""
+    found: dict[str, Counter[str]] = {rule.__name__: Counter() for rule in _FOR_TESTS}
+    for path in sorted(tests.rglob("*.py")):
+        name = path.relative_to(tests).as_posix()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for rule in _FOR_TESTS:
+            if number := sum(1 for _ in rule(tree)):
+                found[rule.__name__][name] = number
+    return {name: dict(counted) for name, counted in found.items()}
+
+
+def new_debt(tests: Path, known: dict[str, dict[str, int]]) -> list[str]:
+    """``file:line: advice`` of every place in a file that has more of them than it is known to."""
+    found = []
+    for rule in _FOR_TESTS:
+        for name, number in debt(tests)[rule.__name__].items():
+            if number > known.get(rule.__name__, {}).get(name, 0):
+                tree = ast.parse((tests / name).read_text(encoding="utf-8"))
+                found += [f"{tests.name}/{name}:{line}: {advice}" for line, advice in rule(tree)]
+    return sorted(found)
+
+
+_FOR_TESTS: tuple[Rule, ...] = (private_attributes, replaced_constants)
+
+
+def main(arguments: Sequence[str] = (), package: Path = PACKAGE, tests: Path = TESTS) -> int:
     """Print the violations; 1 when there are any."""
-    found = violations(PACKAGE)
+    if "--write" in arguments:
+        DEBT.write_text(json.dumps(debt(tests), indent=1, sort_keys=True) + "\n")
+    known = json.loads(DEBT.read_text(encoding="utf-8"))
+    found = violations(package) + new_debt(tests, known)
     for each in found:
         print(each)
     if not found:
         print("source rules: core imports, judge, growing delays and sleeps are where they belong")
+    left = {name: sum(counted.values()) for name, counted in debt(tests).items()}
+    print("tests:", ", ".join(f"{name} {number}" for name, number in left.items()))
     return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,9 @@ from tools.source_rules import (
     core_imports,
     growing_delays,
     judge_mentions,
+    new_debt,
+    private_attributes,
+    replaced_constants,
     rules_for,
     sleeps,
     violations,
@@ -38,6 +41,12 @@ BROKEN = [
     (sleeps, "async def f():\n    await asyncio.sleep(0)"),
     (sleeps, "def f(sleep=time.sleep): ..."),
     (sleeps, "getattr(time, 'sleep')(1)"),
+    (private_attributes, "assert pool._idle == 2"),
+    (private_attributes, "self._pool._idle.clear()"),
+    (private_attributes, "from x import link\nlink._wait()"),
+    (replaced_constants, "monkeypatch.setattr(pool, 'REST', 0.0)"),
+    (replaced_constants, "monkeypatch.setattr('ergon_framework.jobs.worker.LEAVING', 1)"),
+    (replaced_constants, "self.patch.setattr(notifier, '_ALIVE', 0.1)"),
     (core_imports, "import time"),
     (core_imports, "from datetime import datetime"),
     (core_imports, "import random as dice"),
@@ -59,6 +68,11 @@ FINE = [
     (growing_delays, "waiters += 1"),
     (sleeps, "clock.sleep(1)"),
     (sleeps, '"""It may time.sleep for long."""'),
+    (private_attributes, "self._idle = 2\nother._idle"),
+    (private_attributes, "row._replace(a=1)\nos._exit(0)\nx.__dict__"),
+    (private_attributes, "class Double:\n    _idle: int\nDouble()._idle"),
+    (replaced_constants, "monkeypatch.setattr(os, 'link', crossed)"),
+    (replaced_constants, "monkeypatch.setenv('HOME', 'x')"),
     (core_imports, "from collections.abc import Mapping"),
     (core_imports, "from ergon_framework.core.retry import Backoff"),
     (core_imports, "import math, re"),
@@ -92,16 +106,21 @@ def test_each_rule_binds_its_files(path: str, expected: set[Rule]) -> None:
     assert set(rules_for(path)) == expected
 
 
-def test_a_violation_fails_the_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_violation_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code is 1, and the output says where and what to do."""
     (tmp_path / "a.py").write_text("x = 1\njudge()\n")
-    monkeypatch.setattr(source_rules, "PACKAGE", tmp_path)
-    assert source_rules.main() == 1
+    assert source_rules.main(package=tmp_path) == 1
     assert "a.py:2: only the core calls judge" in capsys.readouterr().out
 
 
 def test_this_source_keeps_to_the_rules() -> None:
     """What ``make check`` says."""
     assert violations(source_rules.PACKAGE) == []
+
+
+def test_a_test_that_reaches_into_a_class_is_refused(tmp_path: Path) -> None:
+    """A file may have as many such places as it is known for, and no more."""
+    (tmp_path / "test_a.py").write_text("pool._idle\npool._busy\n")
+    assert len(new_debt(tmp_path, {})) == 2
+    assert len(new_debt(tmp_path, {"private_attributes": {"test_a.py": 1}})) == 2
+    assert new_debt(tmp_path, {"private_attributes": {"test_a.py": 2}}) == []
