@@ -185,11 +185,10 @@ def replaced_constants(tree: ast.AST) -> Iterator[Violation]:
         match node:
             case ast.Call(func=ast.Attribute(attr="setattr"), args=[*arguments]):
                 for each in arguments[:2]:
-                    if isinstance(each, ast.Constant) and _CONSTANT.fullmatch(
-                        str(each.value).rpartition(".")[2]
-                    ):
-                        advice = f"{each.value} is a constant; make it an argument that has it as"
-                        yield Violation(node.lineno, f"{advice} its default")
+                    name = each.value if isinstance(each, ast.Constant) else None
+                    if isinstance(name, str) and _CONSTANT.fullmatch(name.rpartition(".")[2]):
+                        advice = f"{name} is a constant; make it the default of an argument"
+                        yield Violation(node.lineno, advice)
 
 
 def _is_text(node: ast.expr, text: str) -> bool:

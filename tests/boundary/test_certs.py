@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,9 @@ def test_nobody_else_can_put_another_authority_in_its_place(tmp_path: Path) -> N
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
+def test_a_full_disk_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed write does not say which file it was about."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut off, and nobody told
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:

@@ -253,8 +253,9 @@ def test_backup_refuses(desk: Desk, zone: Zone, monkeypatch: pytest.MonkeyPatch)
 
 
 @contextmanager
-def small_files(most: int) -> Iterator[None]:
+def small_files(most: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No file may grow beyond so many bytes, as on a disk that is full."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut off, and nobody told
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
@@ -264,9 +265,11 @@ def small_files(most: int) -> Iterator[None]:
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_backup_without_room_names_the_copy(desk: Desk, zone: Zone) -> None:
+def test_backup_without_room_names_the_copy(
+    desk: Desk, zone: Zone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The zone that is copied is well; its operator frees room where the copy was to be."""
-    with small_files(20_000):
+    with small_files(20_000, monkeypatch):
         failed = desk("backup", "copy", "--data", desk.data)
     assert failed.code == 1
     assert "no backup could be written to" in failed.err
@@ -384,7 +387,7 @@ def test_restore_on_a_full_disk_does_not_claim_to_be_done(backed_up: Desk) -> No
     before = backed_up("verify", "--data", backed_up.data).out
     words = f"boundary restore copy --data {backed_up.data} --replace"
     done = subprocess.run(  # noqa: S603 - our own command
-        ["sh", "-c", f"ulimit -f 16; {sys.executable} -m ergon_framework.cli {words}"],  # noqa: S607
+        ["sh", "-c", f"ulimit -f 16; {sys.executable} -B -m ergon_framework.cli {words}"],  # noqa: S607
         capture_output=True,
         text=True,
         timeout=60,

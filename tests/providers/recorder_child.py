@@ -75,6 +75,7 @@ def spill(folder: Path) -> None:
 def limit(folder: Path) -> None:
     """The same with room for little more than three of them."""
     recorder = open_recorder(folder, is_away=True)
+    sys.dont_write_bytecode = True  # it would be cut off, and nobody told
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     for n in range(ROWS):
         is_safe = recorder.write_now(

@@ -84,6 +84,7 @@ def hold(store: ObjectStore) -> None:
 
 def limit(store: ObjectStore) -> None:
     """A file that may not grow any more is what a full disk looks like."""
+    sys.dont_write_bytecode = True  # it would be cut off, and nobody told
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, resource.RLIM_INFINITY))
     try:
         put(store, noise(1))
