@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Self
 
 import ergon_framework
-from ergon_framework.app.signals import REPEATED
+from ergon_framework.app.signals import REPEAT_WINDOW
 
 SAMPLES = Path(__file__).parent / "samples"
 SOURCE = Path(ergon_framework.__file__).parents[1]
@@ -71,7 +71,7 @@ class Ergon:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._signalled_at = -REPEATED
+        self._signalled_at = -REPEAT_WINDOW
         self.out = Output(self.process.stdout)
         self.err = Output(self.process.stderr)
 
@@ -84,7 +84,7 @@ class Ergon:
 
     def signal(self, number: signal.Signals) -> None:
         """Give it a signal, as a wish of its own: not within the time of the one before."""
-        time.sleep(max(0.0, self._signalled_at + REPEATED + 0.1 - time.monotonic()))
+        time.sleep(max(0.0, self._signalled_at + REPEAT_WINDOW + 0.1 - time.monotonic()))
         self.process.send_signal(number)
         self._signalled_at = time.monotonic()
 

@@ -13,7 +13,7 @@ import pytest
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.liveness import LivenessState, Snapshot
 from ergon_framework.app.outcome import RunOutcome
-from ergon_framework.app.processes import MOST_IDS, ProcessChild, Spawner, SupervisorLink
+from ergon_framework.app.processes import MAX_IDS, ProcessChild, Spawner, SupervisorLink
 from ergon_framework.app.supervisor import Event, Heartbeat, WorkerEnded, worker_specs
 from ergon_framework.engine.report import Report
 
@@ -28,7 +28,7 @@ def test_beats_and_the_outcome_arrive() -> None:
     read_end, write_end = os.pipe()
     parent = SupervisorLink(f"{lifeline}:{write_end}")
     assert not os.get_inheritable(write_end)
-    report = Report(succeeded=1, stranded=tuple(str(n) for n in range(MOST_IDS + 5)))
+    report = Report(succeeded=1, stranded=tuple(str(n) for n in range(MAX_IDS + 5)))
     parent.tell_beat(Snapshot(LivenessState.HEALTHY, in_flight=2))
     os.write(write_end, b'not JSON\n[]\n{"kind": "new"}\n')
     parent.tell_outcome(RunOutcome("orders", ExitCode.DONE, report))
@@ -46,7 +46,7 @@ def test_beats_and_the_outcome_arrive() -> None:
     assert (end.worker, end.code) == (3, 7)
     assert end.outcome is not None
     assert end.outcome["is_complete"]
-    assert len(end.outcome["report"]["stranded"]) == MOST_IDS
+    assert len(end.outcome["report"]["stranded"]) == MAX_IDS
     os.close(lifeline)
     os.close(held)
 

@@ -299,7 +299,7 @@ def test_a_request_that_comes_slowly_is_ended(
     probe: Probe, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
     """A byte now and then does not keep a connection: the whole request has a limit."""
-    monkeypatch.setattr(running_probe, "REQUEST", 0.2)
+    monkeypatch.setattr(running_probe, "REQUEST_TIMEOUT", 0.2)
     with socket.create_connection(("127.0.0.1", probe.port), timeout=10) as slow:
         ended = False
         slow.sendall(head)

@@ -22,7 +22,7 @@ import pytest
 from pydantic import BaseModel
 
 from ergon_framework.app.script import App, AppHandler
-from ergon_framework.app.signals import REPEATED
+from ergon_framework.app.signals import REPEAT_WINDOW
 from ergon_framework.errors import ConfigurationError, JobError, SettingsError, WiringError
 from ergon_framework.executor import InvalidArgumentsError, JobContext
 from ergon_framework.jobs.client import EnqueuedJob, JobClient
@@ -332,7 +332,7 @@ def test_settings_with_executors_say_who_runs_the_jobs_of_a_script(tmp_path: Pat
 
 SCRIPT = """
 from pathlib import Path
-from ergon_framework.app.signals import REPEATED
+from ergon_framework.app.signals import REPEAT_WINDOW
 from ergon_framework.app.script import App
 
 app = App()
@@ -505,7 +505,7 @@ def test_a_script_ends_by_a_signal(tmp_path: Path) -> None:
     with script(tmp_path, 'stay.options(id="a").enqueue(); app.run(processes=1)') as process:
         assert (tmp_path / "started").read_text() == "yes"
         process.send_signal(signal.SIGINT)
-        time.sleep(REPEATED + 0.1)  # sooner, it is taken for the same wish
+        time.sleep(REPEAT_WINDOW + 0.1)  # sooner, it is taken for the same wish
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=50)
     assert process.returncode == 0, err

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.signals import REPEATED
+from ergon_framework.app.signals import REPEAT_WINDOW
 from ergon_framework.boundary.backup import back_up, open_read_only
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.verification import Finding, verified
@@ -224,7 +224,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             process.terminate()
             while "stopping" not in (told := process.stderr.readline()):
                 assert told
-            time.sleep(REPEATED + 0.1)  # sooner, it is taken for the same wish
+            time.sleep(REPEAT_WINDOW + 0.1)  # sooner, it is taken for the same wish
             process.terminate()
             assert process.wait(60) == 128 + signal.SIGTERM
 

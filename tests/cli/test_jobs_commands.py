@@ -239,7 +239,7 @@ def test_a_wrong_line_is_named(
 
 def test_commits_before_a_wrong_line_stay(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their ids are printed, so that nobody enqueues them twice."""
-    monkeypatch.setattr("ergon_framework.cli.enqueue.CHUNK", 2)
+    monkeypatch.setattr("ergon_framework.cli.enqueue.LINES_PER_COMMIT", 2)
     monkeypatch.setattr(sys, "stdin", io.StringIO("[1]\n[2]\n[3]\n{\n"))
     answer = desk("enqueue", "h", "--stdin")
     assert answer.code == 2

@@ -94,7 +94,7 @@ def crash(home: Path, point: str, passes: int) -> int:
 
 def main(folder: Path) -> None:
     """Every failpoint, with one pass more each time until nobody dies of it."""
-    offsets._SLACK = 2  # compact early and often
+    offsets.COMPACT_AFTER = 2  # compact early and often
     # The page cache survives SIGKILL: waiting for the disk would show nothing.
     os.fsync = append_file._sync = lambda fd: None
     for point in POINTS:

@@ -471,7 +471,7 @@ def test_a_new_file_of_the_same_length_is_new_work(
 ) -> None:
     """Not the length of a file says that it is done with, but what is in it."""
     if is_steady:
-        monkeypatch.setattr(progress_module, "_STEADY", -(10**18))
+        monkeypatch.setattr(progress_module, "SETTLED_AFTER_NS", -(10**18))
     assert len(old) == len(new)
     file = tmp_path / "a.jsonl"
     file.write_text(old)
@@ -496,7 +496,7 @@ def test_a_file_that_has_not_changed_is_not_read_again(
     tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither at the next fetch nor by the next process, unless it changed a moment before."""
-    monkeypatch.setattr(progress_module, "_STEADY", -(10**18))
+    monkeypatch.setattr(progress_module, "SETTLED_AFTER_NS", -(10**18))
     (tmp_path / "a.jsonl").write_text(many({}))
     assert len(ack_all(open_inbox(), 999)) == 400
     opened: list[str] = []
@@ -595,7 +595,7 @@ def test_the_journal_stays_small(
     tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is compacted as it grows, and what it says stays true, lines out of order included."""
-    monkeypatch.setattr(progress_module, "_SLACK", 10)
+    monkeypatch.setattr(progress_module, "COMPACT_AFTER", 10)
     for name in "abc":
         text = "".join(line(f"{name}{n}") for n in range(40))
         (tmp_path / f"{name}.jsonl").write_text(text)
@@ -619,7 +619,7 @@ def test_compaction_does_not_bless_a_replaced_file(
     tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a file was replaced unseen, compaction does not call its new lines settled."""
-    monkeypatch.setattr(progress_module, "_SLACK", 3)
+    monkeypatch.setattr(progress_module, "COMPACT_AFTER", 3)
     (tmp_path / "a.jsonl").write_text(line("a1") + line("a2") + line("a3"))
     (tmp_path / "b.jsonl").write_text("".join(line(f"b{n}") for n in range(20)))
     connector = open_inbox()

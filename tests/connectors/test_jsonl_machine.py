@@ -23,7 +23,7 @@ class InboxHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.home = Path(tempfile.mkdtemp())
-        self.compacting = mock.patch.object(offsets, "_SLACK", 2)
+        self.compacting = mock.patch.object(offsets, "COMPACT_AFTER", 2)
         self.compacting.start()
         self.written = 0
         self.spoilt = 0

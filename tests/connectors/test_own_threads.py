@@ -83,7 +83,7 @@ def test_no_more_threads_than_allowed_and_none_without_need() -> None:
 
 def test_idle_threads_end_and_none_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that comes while the last thread is about to end is made all the same."""
-    monkeypatch.setattr(base, "IDLE", 0.0)
+    monkeypatch.setattr(base, "IDLE_TIMEOUT", 0.0)
     threads = OwnThreads(most=3)
     calls = [threads.submit(int, number) for number in range(500)]
     assert not wait(calls, 60).not_done

@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.core.executor_protocol import Status
 from ergon_framework.executor import Held, RetryLater
-from ergon_framework.executor.outcomes import LONGEST_MESSAGE, failed, not_found, succeeded, written
+from ergon_framework.executor.outcomes import MAX_MESSAGE, failed, not_found, succeeded, written
 
 pytestmark = pytest.mark.req("JOBS:executor", "EXEC:Outcome")
 
@@ -154,7 +154,7 @@ def test_messages_are_clean_and_bounded() -> None:
     """A message of any length, with halves of characters, is a line that any reader takes."""
     told = line(failed("j", ValueError("\ud800" + "x" * 100_000)), 100_000)
     assert told["error_message"].startswith("?x")
-    assert len(told["error_message"]) == LONGEST_MESSAGE + 1
+    assert len(told["error_message"]) == MAX_MESSAGE + 1
 
 
 @pytest.mark.req("EXEC:error_type")

@@ -24,9 +24,9 @@ from ergon_framework.errors import (
     SettingsError,
     WiringError,
 )
-from ergon_framework.jobs.claims import LONGEST_CODE, LONGEST_MESSAGE, Claim, Settler
+from ergon_framework.jobs.claims import MAX_CODE, MAX_MESSAGE, Claim, Settler
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.store_thread import CHARGE_AFTER, HeldLeases
+from ergon_framework.jobs.store_thread import CHARGE_DELAY, HeldLeases
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import ClaimedJob, NewJob
 
@@ -134,7 +134,7 @@ def test_claims_that_go_on_put_nobodys_charge_off() -> None:
 
     long = claim(0.0)
     for n in range(1, 11):
-        now = n * CHARGE_AFTER / 5
+        now = n * CHARGE_DELAY / 5
         claim(now)
         leases.renew_due(now)
     found = store.find(long.job.id)
@@ -156,10 +156,10 @@ def test_what_is_given_up_on_is_added() -> None:
 def test_a_message_of_an_executor_is_kept_in_part() -> None:
     """A book in an error message does not go into the store."""
     settler = Settler(JobsSettings(), "w")
-    reply = Reply("j", Status.ERROR, error_message="x" * (LONGEST_MESSAGE + 1))
+    reply = Reply("j", Status.ERROR, error_message="x" * (MAX_MESSAGE + 1))
     seen = settler.event_of(reply, leased())
     assert isinstance(seen, Failed)
-    assert len(seen.failure.message) == LONGEST_MESSAGE
+    assert len(seen.failure.message) == MAX_MESSAGE
 
 
 @pytest.mark.parametrize("status", [Status.ERROR, Status.RETRY, Status.TIMEOUT])
@@ -168,7 +168,7 @@ def test_a_long_error_type_is_cut(status: Status) -> None:
     reply = Reply("j", status, error_type="T" * 1_000_000)
     seen = Settler(JobsSettings(), "w").event_of(reply, leased())
     assert isinstance(seen, Failed)
-    assert seen.failure.code == "T" * LONGEST_CODE
+    assert seen.failure.code == "T" * MAX_CODE
 
 
 @pytest.mark.parametrize("status", [Status.ERROR, Status.RETRY, Status.TIMEOUT])

@@ -177,7 +177,7 @@ def test_too_many_jobs_for_one_commit_are_refused(
     client: JobClient, store: MemoryJobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An endless iterable must not fill the memory."""
-    monkeypatch.setattr("ergon_framework.jobs.client.MOST_AT_ONCE", 3)
+    monkeypatch.setattr("ergon_framework.jobs.client.MAX_BATCH", 3)
     with pytest.raises(JobError, match="more than 3 jobs in one commit"):
         client.enqueue_many("h" for _ in range(10**9))
     assert store.count(Search()) == 0

@@ -24,7 +24,7 @@ from ergon_framework.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from ergon_framework.jobs.async_client import THREADS, AsyncJobClient, ResultWatcher
+from ergon_framework.jobs.async_client import MAX_THREADS, AsyncJobClient, ResultWatcher
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import NewJob, Search, Topic
 from tests.jobs.manual_worker import BROKEN, SETTINGS, Hand
@@ -80,7 +80,7 @@ def test_many_results_are_awaited_by_one_thread() -> None:
         store = MemoryJobStore()
         hand = Hand(store)
         async with client_of(store) as client:
-            jobs = await client.enqueue_many(["h"] * (4 * THREADS))
+            jobs = await client.enqueue_many(["h"] * (4 * MAX_THREADS))
             waiting = [
                 asyncio.create_task(client.result(job, poll=LONG)) for job in (*jobs, jobs[0])
             ]

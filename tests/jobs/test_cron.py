@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.core.schedule import Instants
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.cron import LONGEST_LINE, check_cron, check_zone, interval, read_cron
+from ergon_framework.jobs.cron import MAX_LINE, check_cron, check_zone, interval, read_cron
 
 BERLIN = "Europe/Berlin"
 FORWARD, BACK = (2026, 3, 29), (2026, 10, 25)  # in Berlin: 02:00 to 03:00, and 03:00 to 02:00
@@ -149,7 +149,7 @@ def test_a_line_that_never_fires_is_refused(line: str) -> None:
         ("@every ²", "is no interval"),
         ("@every 367d", "is no interval"),
         ("@every 999999999d", "is no interval"),
-        ("1," * LONGEST_LINE + "1 * * * *", "is too long"),
+        ("1," * MAX_LINE + "1 * * * *", "is too long"),
     ],
 )
 def test_other_lines_are_refused(line: str, problem: str) -> None:

@@ -145,7 +145,7 @@ def test_a_worker_leaves_a_server_that_is_frozen(
 ) -> None:
     """In the midst of a question or between two; what it could not write is rescued by others."""
     if is_held:
-        monkeypatch.setattr(worker_module, "LEAVING", 0.1)
+        monkeypatch.setattr(worker_module, "SHUTDOWN_GRACE", 0.1)
     with closing(open_store(url)) as store, ExitStack() as thawed:
         subject = worker(store, settings=quick(grace=0.1))
         if is_held:

@@ -357,7 +357,7 @@ def test_a_burst_waits_until_all_have_fired(monkeypatch: pytest.MonkeyPatch) -> 
             wait_until(lambda: looks >= until or subject._store_thread._ends)
             super().put_schedule(schedule)
 
-    monkeypatch.setattr(timetable_module, "SLICE", 0.0)
+    monkeypatch.setattr(timetable_module, "MAX_SLICE", 0.0)
     monkeypatch.setattr(BurstEnd, "is_over", look)
     store = Looked()
     some = {name: MANY[name] for name in [*MANY][:20]}

@@ -285,7 +285,7 @@ def test_what_concerns_everybody_is_told_at_once(
         raise kind("nobody writes here any more")
 
     monkeypatch.setattr(bench.store, "prune", prune)
-    bench.clock.seconds += maintenance_module.PRUNE_EVERY + 1.0
+    bench.clock.seconds += maintenance_module.PRUNE_INTERVAL + 1.0
     with pytest.raises(kind):
         bench.store_thread()._once()
 

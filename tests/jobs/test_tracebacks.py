@@ -14,8 +14,8 @@ from ergon_framework.core.executor_protocol import OrchestratorSession, Reply, S
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import JobFailedError
 from ergon_framework.executor import outcomes
-from ergon_framework.executor.outcomes import LONGEST, traceback_of
-from ergon_framework.jobs.claims import LONGEST_MESSAGE
+from ergon_framework.executor.outcomes import MAX_TRACEBACK, traceback_of
+from ergon_framework.jobs.claims import MAX_MESSAGE
 from ergon_framework.jobs.results import result_of
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
 from ergon_framework.jobs.why import explain_job
@@ -76,7 +76,7 @@ def test_a_traceback_is_bounded() -> None:
         fall(500)
     told = traceback_of(caught.value)
     assert told is not None
-    assert len(told) <= LONGEST + 1
+    assert len(told) <= MAX_TRACEBACK + 1
     assert "more frames" in told
 
 
@@ -156,7 +156,7 @@ def test_what_an_executor_sends_cannot_steer_a_terminal() -> None:
     reply = Reply("h", Status.ERROR, error_type="E", error_traceback=text)
     seen = Settler(JobsSettings(), "w").event_of(reply, leased)
     told = getattr(seen, "traceback", "")
-    assert len(told) <= 4 * LONGEST_MESSAGE
+    assert len(told) <= 4 * MAX_MESSAGE
     reply = Reply("h", Status.ERROR, error_type="E", error_traceback="a\x1b[2J\rb\nc")
     seen = Settler(JobsSettings(), "w").event_of(reply, leased)
     assert getattr(seen, "traceback", "") == "a\\x1b[2J\\rb\nc"

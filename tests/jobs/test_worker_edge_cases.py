@@ -99,7 +99,7 @@ class Gone(MemoryJobStore):
 @pytest.mark.req("X19")
 def test_a_stop_without_a_store_neither_spins_nor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks a few times, then reports what it could not write, and its thread is gone."""
-    monkeypatch.setattr("ergon_framework.jobs.worker.LEAVING", 1.0)
+    monkeypatch.setattr("ergon_framework.jobs.worker.SHUTDOWN_GRACE", 1.0)
     store = Gone()
     store.add([job("hang")])
     subject = worker(store, settings=quick(grace=0.0))

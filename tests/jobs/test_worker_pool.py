@@ -192,7 +192,7 @@ def test_neighbours_of_a_line_without_an_end_are_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whose line it is stands at its start: that job is charged, and no other."""
-    monkeypatch.setattr("ergon_framework.jobs.executor_process.SUSPECT_AFTER", 0.5)
+    monkeypatch.setattr("ergon_framework.jobs.executor_process.CONFUSED_AFTER", 0.5)
     jobs = [job("any", id=f"good{n}") for n in range(3)]
     jobs.append(job("endless_line", max_attempts=1))
     store = MemoryJobStore()

@@ -123,7 +123,7 @@ def test_a_store_closed_under_a_chore_is_nothing_to_tell(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody waits for it any longer, and what its driver raises then is anything."""
-    monkeypatch.setattr(worker_module, "LEAVING", 0.05)
+    monkeypatch.setattr(worker_module, "SHUTDOWN_GRACE", 0.05)
     hangs, closed = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -232,7 +232,7 @@ def test_a_burst_ends_although_its_store_is_slower_than_its_loop(
             return super().settle_and_claim(*args, **kwargs)
 
     monkeypatch.setattr(BurstEnd, "is_over", counted)
-    monkeypatch.setattr(worker_module, "BURST_TURN", 0.001)
+    monkeypatch.setattr(worker_module, "BURST_POLL_INTERVAL", 0.001)
     store = Far()
     store.add([job("echo")])
     report = worker(store, settings=quick(), burst=True).run()
@@ -325,7 +325,7 @@ def test_outcomes_that_the_store_never_took_are_named(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those jobs run again: somebody will ask why."""
-    monkeypatch.setattr(worker_module, "LEAVING", 0.1)
+    monkeypatch.setattr(worker_module, "SHUTDOWN_GRACE", 0.1)
     store = Moody()
     store.add([job("hang", timeout=0.2, max_attempts=1)])
     with at_work(worker(store, settings=quick(lease=10.0))) as subject:
@@ -339,7 +339,7 @@ def test_a_burst_leaves_a_job_that_is_held_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For so short that it is always as good as due: nobody would ever see the burst's end."""
-    monkeypatch.setattr("ergon_framework.jobs.worker.ONLY_HELD", 0.5)
+    monkeypatch.setattr("ergon_framework.jobs.worker.HELD_ONLY_TIMEOUT", 0.5)
     done, store = burst([job("held", str(tmp_path / "never"), 0), job("echo")])
     assert done.completed == 1
     assert done.held > 1

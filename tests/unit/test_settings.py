@@ -25,7 +25,7 @@ from ergon_framework.app.settings import (
     register_section,
     revealed,
 )
-from ergon_framework.app.settings.secrets import LONGEST_SECRET
+from ergon_framework.app.settings.secrets import MAX_SECRET
 from ergon_framework.errors import SettingsError, WiringError
 from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy, RetryPolicy
 
@@ -435,7 +435,7 @@ def test_an_option_is_not_shown_even_when_it_is_no_secret() -> None:
 )
 def test_a_secret_that_cannot_be_had_is_a_mistake(reference: str, told: str) -> None:
     """It is told at load, with the line of the key."""
-    Path("long").write_text("hunter2" * LONGEST_SECRET)
+    Path("long").write_text("hunter2" * MAX_SECRET)
     Path("bytes").write_bytes(b"hunter2\xff")
     Path("empty").write_text("\n")
     text = f'[connectors.c]\ntype = "memory"\ntoken = "{reference}"\n'

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.settings.tokens import LONGEST, MOST, parsed
+from ergon_framework.app.settings.tokens import MAX_TOKEN, MAX_TOKENS, parsed
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.web.tokens import SETTLED, VARIABLE, FileTokens, FixedTokens, tokens_from
 
@@ -68,8 +68,8 @@ def test_a_token_with_a_colon_is_taken_whole(more: str, caplog: pytest.LogCaptur
         ("tab\there, and many more", "has spaces"),
         (f"a: {X}\na: {X}y", "has the name 'a' twice"),
         ("schlüssel-0123456789", "characters"),
-        ("x" * (LONGEST + 1), "longer than"),
-        (f"{X}\n" * (MOST + 1), "more than"),
+        ("x" * (MAX_TOKEN + 1), "longer than"),
+        (f"{X}\n" * (MAX_TOKENS + 1), "more than"),
     ],
 )
 def test_tokens_that_no_header_can_hold(tmp_path: Path, text: str, problem: str) -> None:

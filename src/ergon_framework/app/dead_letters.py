@@ -42,7 +42,7 @@ def _moment(at: float | None) -> str | None:
     return None if at is None else format_rfc3339(at)
 
 
-MOST = 100_000
+MAX_LETTERS = 100_000
 """Letters that one command looks at, the newest."""
 _TABLE = "provider_dead_letters"
 
@@ -122,7 +122,7 @@ class LetterFilter:
         """The newest first."""
         before = None if self.older_than is None else store.now() - self.older_than
         is_bare = (self.provider, self.reason, before) == (None, None, None)
-        most = limit if limit is not None and is_bare else MOST
+        most = limit if limit is not None and is_bare else MAX_LETTERS
         found = store.letters(statuses=statuses, ids=self.ids, limit=most)
         kept = [each for each in found if self._has(each, before)]
         return kept if limit is None else kept[:limit]

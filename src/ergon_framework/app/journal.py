@@ -104,13 +104,13 @@ def journalling(settings: Settings, source: str) -> Iterator[JournalWriter | Non
         writer.close()
 
 
-SHORTEST = 6
+MIN_PREFIX = 6
 """Digits of a trace id that may stand for all of it."""
-DEEPEST = 40
+MAX_INDENT = 40
 """How far lines are moved to the right."""
 _TRACE = re.compile(r"[0-9a-f]{32}")
 _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}\b.*")
-_PREFIX = re.compile(rf"[0-9a-f]{{{SHORTEST},31}}")
+_PREFIX = re.compile(rf"[0-9a-f]{{{MIN_PREFIX},31}}")
 
 
 class SpanRow(NamedTuple):
@@ -249,7 +249,7 @@ def lines(spans: Sequence[SpanRecord]) -> Iterator[SpanRow]:
         last = len(branch.children) - 1
         for place, child in reversed(list(enumerate(branch.children))):
             own, rest = ("└ ", "  ") if place == last else ("├ ", "│ ")
-            further = indent + rest if depth < DEEPEST else indent
+            further = indent + rest if depth < MAX_INDENT else indent
             waiting.append((child, depth + 1, indent + own, further))
 
 

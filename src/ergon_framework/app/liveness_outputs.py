@@ -68,11 +68,11 @@ class Periodic:
             return not self._is_over
 
 
-WRITE_EVERY = 5.0
+WRITE_INTERVAL = 5.0
 """Seconds between two writes."""
 MAX_AGE = 30.0
 """Seconds after which a file is too old to mean anything."""
-_LONGEST = 64 * 1024
+_MAX_BYTES = 64 * 1024
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def liveness_file(
     task: str,
     snapshot: Callable[[], Snapshot],
     *,
-    every: float = WRITE_EVERY,
+    every: float = WRITE_INTERVAL,
 ) -> Iterator[None]:
     """Keep the file up to date; it says ``stopped`` when the run is over."""
     writer = _Writer(path, task)
@@ -146,7 +146,7 @@ def read_liveness(path: Path, max_age: float = MAX_AGE) -> tuple[bool, dict[str,
     """Whether the process behind the file is live, and what the file or its absence tells."""
     try:
         with open(open_file(path, os.O_RDONLY), "rb") as file:
-            shape = json.loads(file.read(_LONGEST))
+            shape = json.loads(file.read(_MAX_BYTES))
         snapshot = Snapshot.from_dict(shape)
         age = max(0.0, time.time() - float(shape["written_at"]))
     except FileNotFoundError:

@@ -26,7 +26,7 @@ SUFFIX = ".tmpl"
 """Of templates: so that no tool takes them for code of this package."""
 SOURCE = ".ergon.mk"
 """The file of a project that tells make where Ergon comes from on this machine."""
-LONGEST_NAME = 64
+MAX_NAME = 64
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
 _TAKEN = frozenset(
     {"ergon", "ergon_framework", "src", "test", "tests", "orders", "pytest", "pip", "hatchling"}
@@ -69,10 +69,10 @@ def new_project(name: str, parent: Path, source: str | None = None) -> Project:
 
 def package_of(name: str) -> str:
     """The Python package of a project: its name in lower case, with ``_`` for ``-``."""
-    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name!r} cannot be the name of a project",
-            remedy=f"use at most {LONGEST_NAME} letters, digits, - and _, beginning with a letter "
+            remedy=f"use at most {MAX_NAME} letters, digits, - and _, beginning with a letter "
             "and ending with a letter or digit",
         )
     package = name.replace("-", "_").lower()

@@ -20,7 +20,7 @@ from ergon_framework.errors import ConfigurationError
 logger = logging.getLogger("ergon.app")
 
 MAX_CONNECTIONS = 16
-REQUEST = 5.0
+REQUEST_TIMEOUT = 5.0
 """Seconds in which a request must have come, all of it."""
 PATHS = {"/live": "is_live", "/ready": "is_ready"}
 
@@ -31,7 +31,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "ergon"
     sys_version = ""
-    timeout = REQUEST  # between two bytes; the server sees to the whole
+    timeout = REQUEST_TIMEOUT  # between two bytes; the server sees to the whole
 
     def parse_request(self) -> bool:
         """Read the rest of the head: from then on the answer is awaited, not the client."""
@@ -116,7 +116,7 @@ class _Server(ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """Several times a second: send those away whose request should have come by now."""
-        before = SYSTEM_CLOCK.now() - REQUEST
+        before = SYSTEM_CLOCK.now() - REQUEST_TIMEOUT
         with self._lock:
             late = sum(since < before for since in self._silent.values())
         self._send_away(late)

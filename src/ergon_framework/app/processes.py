@@ -38,9 +38,9 @@ from ergon_framework.errors import ConfigurationError, ErgonError
 
 logger = logging.getLogger("ergon.supervisor")
 
-LONGEST_MESSAGE = 1024 * 1024
-MOST_IDS = 1000
-READ_ON = 5.0
+MAX_MESSAGE = 1024 * 1024
+MAX_IDS = 1000
+FINAL_READ_TIMEOUT = 5.0
 """Seconds to go on reading what a worker that is gone has said, on a machine that is busy."""
 
 
@@ -59,7 +59,8 @@ class ProcessChild:
 
         def wait() -> None:
             code = self._process.wait()
-            reader.join(READ_ON)  # a grandchild may hold the pipe open: do not wait for its end
+            # Bounded, for a grandchild may hold the pipe open long after the worker's end.
+            reader.join(FINAL_READ_TIMEOUT)
             events.put(WorkerEnded(self._worker, code, self._outcome))
 
         SYSTEM_CLOCK.spawn(f"ergon-waits-{self._worker}", wait)
@@ -78,7 +79,7 @@ class ProcessChild:
 
     def _read(self, events: Events) -> None:
         with self._status as status:
-            while line := status.readline(LONGEST_MESSAGE):
+            while line := status.readline(MAX_MESSAGE):
                 message = _message(line)
                 if message.get("kind") == "beat":
                     events.put(Heartbeat(self._worker, Snapshot.from_dict(message)))
@@ -181,7 +182,7 @@ class SupervisorLink:
         report = shape["report"] or {}
         for name in ("stranded", "duplicates"):
             if name in report:
-                report[name] = report[name][:MOST_IDS]
+                report[name] = report[name][:MAX_IDS]
         self._tell({"kind": "outcome", "is_complete": outcome.is_complete, **shape})
 
     def _tell(self, shape: Mapping[str, Any]) -> None:

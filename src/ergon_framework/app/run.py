@@ -38,9 +38,9 @@ logger = logging.getLogger("ergon.app")
 
 LOOP_CLOSE_TIMEOUT = 1.0
 """Seconds for closing the event loop, which waits for every thread of ``asyncio.to_thread``."""
-TURN_EVERY = 1.0
+POLL_INTERVAL = 1.0
 
-BEAT_EVERY = 2.0
+HEARTBEAT_INTERVAL = 2.0
 """Seconds between two words of a worker to its parent."""
 ORPHAN_MARGIN = 10.0
 """Seconds an orphan has beyond its own grace."""
@@ -66,7 +66,9 @@ def run_for(
     if not publication.is_wanted:
         return run_task(wiring, shutdown, ready=parent.tell_ready)
     liveness = _liveness(publication, shutdown)
-    with Periodic("the heartbeat", BEAT_EVERY, lambda: parent.tell_beat(liveness.snapshot())):
+    with Periodic(
+        "the heartbeat", HEARTBEAT_INTERVAL, lambda: parent.tell_beat(liveness.snapshot())
+    ):
         return run_task(wiring, shutdown, liveness, parent.tell_ready)
 
 
@@ -127,7 +129,7 @@ async def _turn(liveness: Liveness) -> None:
     loop = asyncio.get_running_loop()
     while True:
         liveness.loop_turned()
-        await nap.wait(loop.time() + TURN_EVERY)
+        await nap.wait(loop.time() + POLL_INTERVAL)
 
 
 def _run_loop(main: Coroutine[Any, Any, Any]) -> Any:
@@ -167,7 +169,7 @@ def _listening(liveness: Liveness | None) -> Iterator[None]:
         liveness.ended()
 
 
-SERVICE_PATIENCE = 60.0
+ORPHANED_SERVICE_GRACE = 60.0
 """Seconds that a zone, a worker or a server has to stop when its parent is gone."""
 
 
@@ -259,7 +261,7 @@ def supervisor_link(supervised: str) -> SupervisorLink:
 
 def serve_under(parent: SupervisorLink, name: str, serve: Callable[[], object]) -> RunOutcome:
     """Do what has no end of its own; the parent is told how it ended all the same."""
-    parent.patience = SERVICE_PATIENCE
+    parent.patience = ORPHANED_SERVICE_GRACE
     try:
         serve()
         outcome = RunOutcome(name, ExitCode.DONE)

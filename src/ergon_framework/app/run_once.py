@@ -24,7 +24,7 @@ from ergon_framework.errors import (
 from ergon_framework.ports.transaction import Transaction, new_id
 from ergon_framework.task.base import choose_connector
 
-LONGEST_RESULT = 10_000
+MAX_RESULT = 10_000
 """Characters of a result's repr that are shown."""
 
 
@@ -61,7 +61,7 @@ class SingleOutcome:
     def result_text(self) -> str:
         """The beginning of the result's repr, for people."""
         try:
-            return repr(self.result)[:LONGEST_RESULT]
+            return repr(self.result)[:MAX_RESULT]
         except Exception as error:  # a repr of the user's, or a number of too many digits
             return f"<{type(self.result).__name__} without a repr: {describe(error)}>"
 

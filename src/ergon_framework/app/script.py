@@ -164,7 +164,7 @@ def _dumped(value: Any) -> Any:
 
 EXECUTOR = "python"
 """The executor of a script without a name, and of one whose settings define executors."""
-LONGEST_NAME = 100
+MAX_NAME = 100
 _UNFINISHED = tuple(status for status in JobStatus if not status.is_final)
 DEFAULT_URL = f"sqlite:///{SCRIPT_FILE}"
 
@@ -380,13 +380,13 @@ def _name_of(file: Path | None) -> str:
     if file is None or not file.is_file():  # typed at a prompt, or came from a pipe
         return ""
     is_package = file.stem in ("__init__", "__main__")
-    return re.sub(r"[^\w.-]", "_", file.parent.name if is_package else file.stem)[:LONGEST_NAME]
+    return re.sub(r"[^\w.-]", "_", file.parent.name if is_package else file.stem)[:MAX_NAME]
 
 
 def _checked_name(name: str) -> str:
-    if not re.fullmatch(rf"[\w.-]{{1,{LONGEST_NAME}}}", name):
+    if not re.fullmatch(rf"[\w.-]{{1,{MAX_NAME}}}", name):
         raise ConfigurationError(
             f"{name!r} is no name for a script",
-            remedy=f"use up to {LONGEST_NAME} letters, digits, '_', '-' and '.'",
+            remedy=f"use up to {MAX_NAME} letters, digits, '_', '-' and '.'",
         )
     return name

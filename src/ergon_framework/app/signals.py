@@ -17,7 +17,7 @@ from ergon_framework.ports.clock import Clock
 from ergon_framework.task.base import BaseTask, Stoppable, running_calls
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-REPEATED = 0.5
+REPEAT_WINDOW = 0.5
 """Seconds within which another signal is the same wish: a terminal signals a process by Ctrl-C, and
 the parent passes it on once more; ``timeout`` signals both the child and its group."""
 _END = 0
@@ -74,7 +74,7 @@ class SignalListener:
             if max(written, handled) > heard:
                 heard += 1
                 now = self._now()
-                if told_at is None or now - told_at >= REPEATED:
+                if told_at is None or now - told_at >= REPEAT_WINDOW:
                     told_at = now
                     self._heard(number)
         os.close(self._read_end)
@@ -83,9 +83,9 @@ class SignalListener:
 
 FORCE_AFTER = 5.0
 """Seconds a process has after the second signal."""
-LEAVE_AFTER = 2.0
+EXIT_TIMEOUT = 2.0
 """Seconds a process has after its work is over and told."""
-_LOOK_AGAIN = 0.05
+_POLL_INTERVAL = 0.05
 
 Leave = Callable[[int], Any]
 
@@ -157,7 +157,7 @@ class Shutdown:
     def _serve(self) -> None:
         while True:
             try:
-                number = self._taken.get(timeout=_LOOK_AGAIN if self._count else None)
+                number = self._taken.get(timeout=_POLL_INTERVAL if self._count else None)
             except Empty:
                 self._catch_up()
                 continue
@@ -195,7 +195,7 @@ def _unasked(task: BaseTask | None) -> list[Stoppable]:
 
 def exit_within(
     code: int,
-    seconds: float = LEAVE_AFTER,
+    seconds: float = EXIT_TIMEOUT,
     *,
     leave: Leave = os._exit,
     clock: Clock = SYSTEM_CLOCK,

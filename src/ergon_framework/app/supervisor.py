@@ -107,7 +107,7 @@ def next_to_stop(slots: Sequence[Slot]) -> list[Slot]:
     return [slot for slot in running if slot.post.stop_rank == rank and not slot.is_asked]
 
 
-MOST_ENDS = 5
+MAX_SHOWN_ENDS = 5
 """How many ends of a worker are told when it is given up."""
 
 
@@ -361,7 +361,7 @@ class Supervisor:
         slot.code, slot.error = end.code, end.error
         if outcome is not None:
             slot.outcomes.append(outcome)
-        slot.ends = [*slot.ends, end.how][-MOST_ENDS:]
+        slot.ends = [*slot.ends, end.how][-MAX_SHOWN_ENDS:]
         if self._verdict is not None:
             self._report(slot, logging.DEBUG)
             return  # all of them are on their way out

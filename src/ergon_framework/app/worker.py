@@ -14,7 +14,7 @@ from ergon_framework.app.jobs import JobSetup
 from ergon_framework.app.signals import SignalListener, StopSignals
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.executor.loading import refuse_while_loading
-from ergon_framework.jobs.store_thread import OUTAGE
+from ergon_framework.jobs.store_thread import OUTAGE_BACKOFF
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.worker import WorkerReport
 from ergon_framework.ports.jobstore import FullJobStore
@@ -24,7 +24,7 @@ from ergon_framework.storage.urls import file_of
 
 logger = logging.getLogger("ergon_framework.app.worker")
 
-LONGEST_TRY = 5.0
+CONNECT_TIMEOUT = 5.0
 """Seconds for one attempt to reach a server at the start: so soon a signal is heard."""
 
 
@@ -37,11 +37,11 @@ def waited_for(url: str) -> FullJobStore | None:
     with SignalListener(lambda _number: stopped.set()):
         for failures in itertools.count():
             try:
-                return CALL_BUDGET.run_within(LONGEST_TRY, lambda: open_store(url))
+                return CALL_BUDGET.run_within(CONNECT_TIMEOUT, lambda: open_store(url))
             except StoreUnavailableError as error:
                 if file_of(url) is not None:
                     raise
-                wait = OUTAGE.delay(failures, random.random())  # noqa: S311 - jitter
+                wait = OUTAGE_BACKOFF.delay(failures, random.random())  # noqa: S311 - jitter
                 text = "the store does not answer; the worker waits and asks again in %.1f s: %s"
                 logger.warning(text, wait, error)
             if stopped.wait(wait):

@@ -25,8 +25,8 @@ from ergon_framework.errors import ConfigurationError, ErgonError, JobError
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import EnqueuedJob, JobClient
 
-LONGEST_WAIT = 86_400.0
-CHUNK = 1000
+MAX_WAIT = 86_400.0
+LINES_PER_COMMIT = 1000
 """Lines of one commit."""
 _STDIN = "-"
 
@@ -94,7 +94,7 @@ def enqueue(
     ] = None,
     wait: Annotated[
         float | None,
-        typer.Option(metavar="S", min=0.0, max=LONGEST_WAIT, help="Wait for the result, print it."),
+        typer.Option(metavar="S", min=0.0, max=MAX_WAIT, help="Wait for the result, print it."),
     ] = None,
     stdin: Annotated[
         bool, typer.Option("--stdin", help="Read jobs from the input, one JSON value per line.")
@@ -200,7 +200,7 @@ def _many(client: JobClient, handler: str | None, options: Mapping[str, Any], as
     stored_to = 0
     with progress("enqueued") as move:
         try:
-            while jobs := client.enqueue_many(islice(lines, CHUNK), **options):
+            while jobs := client.enqueue_many(islice(lines, LINES_PER_COMMIT), **options):
                 rows += map(_shape, jobs)
                 stored_to = lines.number
                 move(len(rows))

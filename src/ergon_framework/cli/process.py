@@ -19,7 +19,7 @@ from ergon_framework.cli.session import (
 )
 from ergon_framework.errors import ConfigurationError
 
-LONGEST_TEXT = 64 * 1024 * 1024
+MAX_TEXT = 64 * 1024 * 1024
 
 
 def process(
@@ -100,13 +100,13 @@ def _read(what: str, text: str | None) -> str | None:
         return text
     try:
         if text == "-":
-            content = standard_input().buffer.read(LONGEST_TEXT + 1)
+            content = standard_input().buffer.read(MAX_TEXT + 1)
         else:
             with Path(text[1:]).open("rb") as file:
-                content = file.read(LONGEST_TEXT + 1)
-        if len(content) > LONGEST_TEXT:
+                content = file.read(MAX_TEXT + 1)
+        if len(content) > MAX_TEXT:
             raise ConfigurationError(
-                f"the {what} is longer than {LONGEST_TEXT} bytes", remedy="give a smaller one"
+                f"the {what} is longer than {MAX_TEXT} bytes", remedy="give a smaller one"
             )
         return content.decode()
     except OSError as error:

@@ -117,7 +117,7 @@ def show_errors(outcome: WorkersOutcome) -> None:
         show_error(ErgonError(error["message"], remedy=remedy))
 
 
-MOST_IDS = 20
+MAX_SHOWN_IDS = 20
 """How many ids of a list are shown to people."""
 
 
@@ -262,8 +262,8 @@ def _short(report: dict[str, Any] | None) -> dict[str, Any]:
     shape = dict(report or {})
     for name in ("stranded", "duplicates"):
         ids = shape.get(name, [])
-        if len(ids) > MOST_IDS:
-            shape[name] = [*ids[:MOST_IDS], f"and {len(ids) - MOST_IDS} more"]
+        if len(ids) > MAX_SHOWN_IDS:
+            shape[name] = [*ids[:MAX_SHOWN_IDS], f"and {len(ids) - MAX_SHOWN_IDS} more"]
     return shape
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ergon_framework.ports.journal import JournalEntry, JournalQuery
     from ergon_framework.storage.journal import SqliteJournal
 
-LOOK = 0.25
+POLL_INTERVAL = 0.25
 """Seconds after which it looks although nothing was notified."""
 PAGE = 500
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -135,7 +135,7 @@ def _entries(path: Path, wanted: JournalQuery, *, is_followed: bool) -> Iterator
         _say(f"waiting for {path}: no process has told anything yet")
         pause = threading.Event()
         while not _is_made(path):
-            pause.wait(LOOK)
+            pause.wait(POLL_INTERVAL)
             stop_if_unread()
     elif not path.exists():
         raise StoreUnavailableError(
@@ -172,7 +172,7 @@ def _follow(journal: SqliteJournal, wanted: JournalQuery, after: int) -> Iterato
                     after = entry.number
                     yield entry
                 after = max(after, last)  # what does not match need not be looked at again
-            subscription.wait(LOOK)
+            subscription.wait(POLL_INTERVAL)
             stop_if_unread()
 
 

@@ -27,9 +27,9 @@ from ergon_framework.ports.transaction import Transaction
 
 T = TypeVar("T")
 
-MOST = 32
+MAX_THREADS = 32
 """Threads of one connector: settlements of as many transactions at once."""
-IDLE = 10.0
+IDLE_TIMEOUT = 10.0
 """Seconds after which a thread ends that has nothing to do."""
 
 _Item = tuple["Future[Any]", Callable[[], Any]]
@@ -41,7 +41,7 @@ class OwnThreads(Executor):
     One that hangs keeps neither the others nor the end of the process waiting.
     """
 
-    def __init__(self, name: str = "ergon-connector", most: int = MOST) -> None:
+    def __init__(self, name: str = "ergon-connector", most: int = MAX_THREADS) -> None:
         self._name = name
         self._most = most
         self.renew()
@@ -104,7 +104,7 @@ class OwnThreads(Executor):
 
     def _wait(self) -> _Item | None:
         try:
-            return self._waiting.get(timeout=IDLE)
+            return self._waiting.get(timeout=IDLE_TIMEOUT)
         except queue.Empty:
             return None
 

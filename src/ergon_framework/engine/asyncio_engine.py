@@ -37,7 +37,7 @@ from ergon_framework.engine.call import (
 from ergon_framework.engine.classify import is_a, is_fatal, never_awaited, unawaited_settlement
 from ergon_framework.engine.clocks import AsyncSignal, pause
 from ergon_framework.engine.decider import arguments, set_current, verb_arguments
-from ergon_framework.engine.intake import RELEASE_STEP, FetchResult, ReleaseQueue
+from ergon_framework.engine.intake import RELEASE_INTERVAL, FetchResult, ReleaseQueue
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import BACKOFF, FETCH, InProgress, Run, SettlementAttempt, Worker
@@ -694,7 +694,7 @@ class AsyncioEngine(EngineCall):
             if left.needs_releaser:
                 left.releasers += 1
                 tasks.add(self._begin_task(self._release(left, release)))
-            step = self.now() + RELEASE_STEP
+            step = self.now() + RELEASE_INTERVAL
             until = min(step, patience) if left.needs_releaser else patience
             while left and self.now() < until:
                 await self.watchdog_wakeup.wait(until)

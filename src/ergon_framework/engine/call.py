@@ -66,9 +66,9 @@ logger = logging.getLogger("ergon.engine")
 
 
 Job = Callable[[Worker], Any]
-START_AGAIN = 1.0
+START_RETRY_DELAY = 1.0
 """Seconds after which a worker that could not be started is tried again."""
-MOST_TROUBLES = 3
+MAX_SUPERVISOR_FAILURES = 3
 """Turns in a row in which the supervisor may fail before it ends the call without a grace."""
 
 
@@ -508,7 +508,7 @@ class EngineCall:
                     len(self.workers),
                     describe(error),
                 )
-            self.start_again_at = self.instant() + START_AGAIN
+            self.start_again_at = self.instant() + START_RETRY_DELAY
 
     def _start_worker(self, job: Job | None, run: Run | None = None) -> None:
         """Start one more worker, which goes on with ``run`` if one is given. The lock is held."""
@@ -558,7 +558,7 @@ class EngineCall:
         self._stop(error)
         if not self.workers:
             self.stops += 2  # nobody is there to finish anything
-        if troubles > MOST_TROUBLES:
+        if troubles > MAX_SUPERVISOR_FAILURES:
             self.begin_abort(self.loop.reason or StopReason.STOPPED)
             self.is_finished = True
 

@@ -11,7 +11,7 @@ from contextvars import ContextVar, Token
 
 from ergon_framework.ports.clock import Clock
 
-HEARTBEAT = 1.0
+MAX_SLEEP = 1.0
 """Seconds the main thread sleeps at most in one go.
 
 A signal that arrives just before it falls asleep would otherwise be noticed only when it wakes.
@@ -30,7 +30,7 @@ class ThreadSignal:
         """Sleep until notified or until the clock shows ``until``; may wake early."""
         seconds = threading.TIMEOUT_MAX if until is None else until - time.monotonic()
         if threading.current_thread() is threading.main_thread():
-            seconds = min(seconds, HEARTBEAT)
+            seconds = min(seconds, MAX_SLEEP)
         if seconds > 0:
             self._condition.wait(min(seconds, threading.TIMEOUT_MAX))
 
@@ -102,7 +102,7 @@ def sleep_until(clock: Clock, until: float) -> None:
     if clock is SYSTEM_CLOCK:
         # Not a condition: one that a signal interrupts as it wakes raises another error instead.
         while (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, HEARTBEAT))
+            time.sleep(min(left, MAX_SLEEP))
         return
     lock = threading.Lock()
     signal = clock.signal(lock)

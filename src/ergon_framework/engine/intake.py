@@ -200,9 +200,9 @@ def _note(error: BaseException, delivery: FetchResult) -> None:
         delivery.error, delivery.is_defect = error, False
 
 
-RELEASES_AT_ONCE = 16
+MAX_RELEASES = 16
 """The most transactions that are handed back at the same time."""
-RELEASE_STEP = 0.05
+RELEASE_INTERVAL = 0.05
 """Seconds after which one more is handed back at the same time, as long as some are left."""
 
 
@@ -225,7 +225,7 @@ class ReleaseQueue:
     @property
     def needs_releaser(self) -> bool:
         """Whether one more could do something."""
-        return bool(self._left) and self.releasers < RELEASES_AT_ONCE
+        return bool(self._left) and self.releasers < MAX_RELEASES
 
     def begin(self) -> Transaction | None:
         """The next one to release."""

@@ -40,7 +40,7 @@ _FIELDS = (
 
 _LISTS = ("stranded", "duplicates", "dead_letters")
 
-SHOWN_IDS = 5
+MAX_SHOWN_IDS = 5
 """Ids of a list that the text of a report names."""
 
 
@@ -128,9 +128,9 @@ class Report(int):
 
 def _shown(value: Any) -> str:
     """A long list of ids is told by its number and its beginning; the whole is in the field."""
-    if not isinstance(value, tuple) or len(value) <= SHOWN_IDS:
+    if not isinstance(value, tuple) or len(value) <= MAX_SHOWN_IDS:
         return repr(value)
-    first = ", ".join(map(repr, value[:SHOWN_IDS]))
+    first = ", ".join(map(repr, value[:MAX_SHOWN_IDS]))
     return f"({first}, ... {len(value)} in all)"
 
 

@@ -36,7 +36,7 @@ from ergon_framework.engine.call import (
 from ergon_framework.engine.classify import never_awaited, unawaited_settlement
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.engine.decider import arguments, set_current, verb_arguments
-from ergon_framework.engine.intake import RELEASE_STEP, RELEASES_AT_ONCE, FetchResult, ReleaseQueue
+from ergon_framework.engine.intake import MAX_RELEASES, RELEASE_INTERVAL, FetchResult, ReleaseQueue
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import BACKOFF, FETCH, InProgress, Run, SettlementAttempt, Worker
@@ -447,7 +447,7 @@ class ThreadEngine(EngineCall):
         while left and self.now() < patience:
             if left.needs_releaser:
                 self._add_releaser(left, release)
-            step = self.now() + RELEASE_STEP
+            step = self.now() + RELEASE_INTERVAL
             until = min(step, patience) if left.needs_releaser else patience
             while left and self.now() < until:
                 self.watchdog_wakeup.wait(until)
@@ -458,7 +458,7 @@ class ThreadEngine(EngineCall):
         except Exception:
             if not left.releasers:
                 raise
-            left.releasers = RELEASES_AT_ONCE  # no thread can be started: those there must do
+            left.releasers = MAX_RELEASES  # no thread can be started: those there must do
         left.releasers += 1
 
     def _release(self, left: ReleaseQueue, release: Hook) -> None:

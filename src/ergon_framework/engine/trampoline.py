@@ -85,7 +85,7 @@ class Stepped:
                 value = yield answer
             except BaseException as thrown:  # a cancellation, on its way into the coroutine
                 error = thrown
-                if task is not None and IS_FORGETFUL:
+                if task is not None and HAS_LOST_CANCELLATION:
                     _forgive_groups(stepper, task, groups)
             arrived = _cancelling(task)
             self.cancels += arrived - pending
@@ -119,8 +119,8 @@ def inside(context: contextvars.Context, answer: Any) -> Stepped:
     return Stepped(stepper, context, context.run(stepper.send, answer))
 
 
-IS_FORGETFUL = sys.version_info < (3, 13)
-_LEAVING = asyncio.TaskGroup.__aexit__.__code__
+HAS_LOST_CANCELLATION = sys.version_info < (3, 13)
+_TASK_GROUP_EXIT = asyncio.TaskGroup.__aexit__.__code__
 
 
 def _forgive_groups(
@@ -135,7 +135,7 @@ def _forgive_groups(
     awaited: Any = getattr(stepper.send, "__self__", None)
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None)
-        if frame is not None and frame.f_code is _LEAVING:
+        if frame is not None and frame.f_code is _TASK_GROUP_EXIT:
             group = frame.f_locals["self"]
             is_its_own = group._parent_cancel_requested and frame.f_locals["et"] is None  # noqa: SLF001
             if is_its_own and group not in forgiven:

@@ -11,7 +11,7 @@ from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.run import InProgress, Run, Worker
 
 NEVER = math.inf
-FEWEST_ABANDONED = 4
+MIN_ABANDONED_LIMIT = 4
 """Hung calls a call tolerates whatever its concurrency: one must not stop a single worker."""
 
 
@@ -98,7 +98,7 @@ class Watchdog:
         limit = self.plan.loop.concurrency
         if self.plan.bounds.hold_abandoned:
             return max(0, limit - self.abandoned)
-        cap = self.plan.bounds.max_abandoned or max(limit, FEWEST_ABANDONED)
+        cap = self.plan.bounds.max_abandoned or max(limit, MIN_ABANDONED_LIMIT)
         return 0 if self.abandoned >= cap else limit
 
     def give_up_on(self, attempt: InProgress) -> None:

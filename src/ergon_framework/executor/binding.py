@@ -20,7 +20,7 @@ import msgspec
 from ergon_framework.errors import HookError, JobError, describe
 from ergon_framework.executor.context import HasContext, JobContext
 
-LONGEST_NAME = 60
+MAX_NAME = 60
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _ANYTHING = (Parameter.empty, Any, object)
 _AS_THEY_ARE = (str, bool, int, list, dict)
@@ -253,4 +253,4 @@ def _told(error: Exception, name: str) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…"
+    return name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"

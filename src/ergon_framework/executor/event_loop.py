@@ -18,7 +18,7 @@ from ergon_framework.executor.invocation import Invocation
 from ergon_framework.executor.stdio import RequestReader, stderr_line
 from ergon_framework.executor.thread_pool import Item, RequestQueue
 
-CLOSE_PATIENCE = 2.0
+CLOSE_TIMEOUT = 2.0
 """Seconds that tasks left over by handlers have to end."""
 
 
@@ -55,7 +55,7 @@ class LoopThread:
         """End the loop, its leftover tasks included; one that is stuck is left behind."""
         self._is_closing = True
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(2 * CLOSE_PATIENCE)
+        self._thread.join(2 * CLOSE_TIMEOUT)
 
     def begin(self, invocation: Invocation) -> None:
         """Begin an invocation, on the loop's own thread."""
@@ -86,7 +86,7 @@ class LoopThread:
             for task in left:
                 task.cancel()
             if left:
-                self.loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_PATIENCE))
+                self.loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_TIMEOUT))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         except BaseException as error:
             stderr_line(f"the event loop ended with {describe(error)}")

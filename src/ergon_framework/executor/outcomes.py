@@ -29,10 +29,10 @@ from ergon_framework.executor.context import Held, RetryLater
 
 UNSERIALISABLE = "unserialisable_result"
 TOO_LARGE = "result_too_large"
-LONGEST_MESSAGE = 8192
+MAX_MESSAGE = 8192
 """Characters of an error message; more of it helps nobody and may hold a payload."""
 
-BLOCKED_FOR = 1.0
+BLOCKED_RETRY_AFTER = 1.0
 """Seconds that a job is parked for which another one blocked the event loop."""
 
 _UNWRITABLE = (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError)
@@ -86,7 +86,7 @@ def not_found(job_id: str, name: str) -> Outcome:
 def not_begun(job_id: str) -> Outcome:
     """Its time went by while another handler kept the event loop: that one is to blame."""
     message = "it was not begun: another handler blocked the event loop until its deadline"
-    return Outcome(job_id, Status.RETRY, None, message, HELD, BLOCKED_FOR)
+    return Outcome(job_id, Status.RETRY, None, message, HELD, BLOCKED_RETRY_AFTER)
 
 
 def timed_out(job_id: str, message: str) -> Outcome:
@@ -160,17 +160,17 @@ def _made_plain(value: Any) -> Any:
 
 def _clean(text: str) -> str:
     """Text that any JSON reader takes: not too long, and without halves of surrogate pairs."""
-    if len(text) > LONGEST_MESSAGE:
-        text = text[:LONGEST_MESSAGE] + "…"
+    if len(text) > MAX_MESSAGE:
+        text = text[:MAX_MESSAGE] + "…"
     return text.encode("utf-8", "replace").decode()
 
 
-MOST_FRAMES = 20
+MAX_FRAMES = 20
 """Frames of one exception that are told: the innermost."""
-MOST_CAUSES = 3
+MAX_CAUSES = 3
 """Exceptions of a chain that are told: the last."""
-LONGEST_LINE = 200
-LONGEST = 4096
+MAX_LINE = 200
+MAX_TRACEBACK = 4096
 """Characters of one line, and of all."""
 _OURS = str(Path(__file__).parent)
 
@@ -182,12 +182,12 @@ def traceback_of(error: BaseException) -> str | None:
     except BaseException:  # a loader of the user's may raise when it is asked for a source line
         return None
     told = told.encode("utf-8", "replace").decode()
-    return told if len(told) <= LONGEST else "…" + told[-LONGEST:]
+    return told if len(told) <= MAX_TRACEBACK else "…" + told[-MAX_TRACEBACK:]
 
 
 def _lines(error: BaseException) -> Iterator[str]:
     chain = [error]
-    while len(chain) < MOST_CAUSES and (earlier := _before(chain[-1])) is not None:
+    while len(chain) < MAX_CAUSES and (earlier := _before(chain[-1])) is not None:
         if earlier in chain:
             break
         chain.append(earlier)
@@ -195,7 +195,7 @@ def _lines(error: BaseException) -> Iterator[str]:
         if number:
             yield "which led to:"
         yield from _frames(each)
-        yield type(each).__name__[:LONGEST_LINE]
+        yield type(each).__name__[:MAX_LINE]
 
 
 def _before(error: BaseException) -> BaseException | None:
@@ -206,15 +206,15 @@ def _before(error: BaseException) -> BaseException | None:
 
 def _frames(error: BaseException) -> Iterator[str]:
     found = traceback.StackSummary.extract(
-        traceback.walk_tb(error.__traceback__), limit=-_DEEPEST, capture_locals=False
+        traceback.walk_tb(error.__traceback__), limit=-_MAX_DEPTH, capture_locals=False
     )
     frames = [each for each in found if not each.filename.startswith(_OURS)]
-    if len(frames) > MOST_FRAMES:
-        yield f"  … {len(frames) - MOST_FRAMES} more frames"
-    for frame in frames[-MOST_FRAMES:]:
-        yield f"  {frame.filename[:LONGEST_LINE]}:{frame.lineno} in {frame.name[:LONGEST_LINE]}"
+    if len(frames) > MAX_FRAMES:
+        yield f"  … {len(frames) - MAX_FRAMES} more frames"
+    for frame in frames[-MAX_FRAMES:]:
+        yield f"  {frame.filename[:MAX_LINE]}:{frame.lineno} in {frame.name[:MAX_LINE]}"
         if frame.line:
-            yield f"    {frame.line[:LONGEST_LINE]}"
+            yield f"    {frame.line[:MAX_LINE]}"
 
 
-_DEEPEST = min(sys.getrecursionlimit(), 1000)
+_MAX_DEPTH = min(sys.getrecursionlimit(), 1000)

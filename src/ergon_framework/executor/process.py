@@ -26,10 +26,10 @@ MAX_IN_FLIGHT = "ERGON_MAX_IN_FLIGHT"
 READY_FD = "ERGON_READY_FD"
 LOG_LEVEL = "ERGON_LOG_LEVEL"
 OTLP = "ERGON_OTLP"
-MOST_IN_FLIGHT = 1024
-LEAVE_AFTER = 5.0
+IN_FLIGHT_LIMIT = 1024
+EXIT_TIMEOUT = 5.0
 """Seconds the interpreter has to end once all is answered; threads of the user may be busy."""
-ORPHANED_GRACE = 1.0
+ORPHAN_GRACE = 1.0
 """Seconds that handlers have after the orchestrator's death."""
 
 _FAILED = 1
@@ -80,9 +80,9 @@ def _run(registry: Registry, pipes: Pipes, limit: int, ready_fd: int | None) -> 
 
 def _limit() -> int:
     text = os.environ.get(MAX_IN_FLIGHT, "").strip() or "1"
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_IN_FLIGHT:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= IN_FLIGHT_LIMIT:
         raise SettingsError(
-            f"{MAX_IN_FLIGHT} is {text[:20]!r}", remedy=f"use a number from 1 to {MOST_IN_FLIGHT}"
+            f"{MAX_IN_FLIGHT} is {text[:20]!r}", remedy=f"use a number from 1 to {IN_FLIGHT_LIMIT}"
         )
     return int(text)
 
@@ -231,7 +231,7 @@ def _leave_soon(code: int) -> None:
     """Do not stay: the interpreter waits for every thread of the user that is not daemonic."""
 
     def wait_and_leave() -> None:
-        threading.Event().wait(LEAVE_AFTER)
+        threading.Event().wait(EXIT_TIMEOUT)
         stderr_line("threads are still busy; the process ends without them")
         os._exit(code)
 
@@ -259,8 +259,8 @@ def _watch_pipes(pipes: Pipes) -> None:
         poll.register(descriptor, 0)  # these two are always told
         while not any(found & (event | select.POLLNVAL) for _, found in poll.poll()):
             pass
-    stderr_line(f"whoever started this process is gone; it ends in {ORPHANED_GRACE:g} s")
-    threading.Event().wait(ORPHANED_GRACE)
+    stderr_line(f"whoever started this process is gone; it ends in {ORPHAN_GRACE:g} s")
+    threading.Event().wait(ORPHAN_GRACE)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)  # what handlers started, too
     os._exit(_FAILED)

@@ -87,7 +87,7 @@ def _close(pipes: Pipes) -> None:
             os.close(each)
 
 
-_LONGEST_WAIT = 3600.0
+_MAX_WAIT = 3600.0
 
 
 class WakePipe:
@@ -109,7 +109,7 @@ class WakePipe:
 
     def wait(self, until: float) -> None:
         """Wait until woken, or until an instant of the monotonic clock; may return early."""
-        seconds = min(max(0.0, until - time.monotonic()), _LONGEST_WAIT)
+        seconds = min(max(0.0, until - time.monotonic()), _MAX_WAIT)
         self._poll.poll(int(seconds * 1000) + 1)  # rounded up: waking early is waking twice
         with suppress(BlockingIOError):
             os.read(self.read_end, 4096)
@@ -167,7 +167,7 @@ class RequestReader:
         self._halt.close()
 
 
-MOST_WAITING = 1024 * 1024
+MAX_UNSENT_BYTES = 1024 * 1024
 """Bytes that may wait for a slow reader; whoever has more waits with them."""
 
 
@@ -196,7 +196,7 @@ class OutcomeWriter:
             if self._thread is None:
                 self._write(line)
                 return
-            while self._size > MOST_WAITING and not self._is_broken:
+            while self._size > MAX_UNSENT_BYTES and not self._is_broken:
                 self._room.wait()
             self._lines.append(line)
             self._size += len(line)

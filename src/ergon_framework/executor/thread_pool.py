@@ -16,7 +16,7 @@ from ergon_framework.core.executor_protocol import Refusal
 from ergon_framework.executor.invocation import NEVER, Invocation
 
 Item = Invocation | Refusal
-_LOOK_AGAIN = 0.05
+_POLL_INTERVAL = 0.05
 _SLACK = 0.001  # seconds; clocks are read one after the other, so equal deadlines differ a little
 
 
@@ -108,7 +108,7 @@ class RequestQueue:
             elif each.is_begun or each.is_async:
                 late.append(each)
             else:  # its worker is about to see for itself that it comes too late
-                self.alarm = min(self.alarm, now + _LOOK_AGAIN)
+                self.alarm = min(self.alarm, now + _POLL_INTERVAL)
         return late
 
     def prolong(self, invocation: Invocation, until: float) -> None:

@@ -24,8 +24,8 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.client import EnqueuedJob, JobClient, Progress, _JobId, batches
 from ergon_framework.jobs.newjob import JobOptions, JobSpec
 from ergon_framework.jobs.results import (
-    APART,
-    POLL,
+    MIN_POLL_INTERVAL,
+    POLL_INTERVAL,
     found,
     not_found,
     result_of,
@@ -38,7 +38,7 @@ from ergon_framework.storage.deadlines import CALL_BUDGET, LEAST
 from ergon_framework.storage.external_transactions import run_on
 
 FINAL = tuple(status for status in JobStatus if status.is_final)
-AT_ONCE = 200
+IDS_PER_QUERY = 200
 """Ids in one question to the store."""
 
 Told: TypeAlias = Callable[[Job | Exception], None]
@@ -111,10 +111,10 @@ class ResultWatcher:
                 self._tell_all(error)
             is_notified = self._subscription.wait(self._poll if self._awaited else None)
             if is_notified and not self._is_new:
-                self._closing.wait(max(0.0, looked_at + APART - time.monotonic()))
+                self._closing.wait(max(0.0, looked_at + MIN_POLL_INTERVAL - time.monotonic()))
 
     def _look(self, ids: list[str], *, is_thorough: bool) -> None:
-        for batch in batches(ids, AT_ONCE):
+        for batch in batches(ids, IDS_PER_QUERY):
             statuses = () if is_thorough else FINAL
             missing = set(batch)
             for job in self._store.search(Search(ids=tuple(batch), statuses=statuses)):
@@ -142,12 +142,12 @@ def _closed() -> StoreUnavailableError:
 
 T = TypeVar("T")
 
-THREADS = 8
+MAX_THREADS = 8
 """Enqueues that may be under way at once; those of one moment share a commit."""
-GUESTS = 100_000
+MAX_LENT_THREADS = 100_000
 """The same on connections that are lent, of which no server has so many. Who had to wait for a
 thread might be the one whose commit all the others wait for."""
-SLACK = 2 * LEAST
+DEADLINE_MARGIN = 2 * LEAST
 """Seconds after its deadline for which a call waits for the thread that asks the store."""
 
 
@@ -203,8 +203,9 @@ class AsyncJobClient:
         self._lock = threading.Lock()
         self._client: JobClient | None = None
         self._watcher: ResultWatcher | None = None
-        self._threads = ThreadPoolExecutor(THREADS, "ergon-client")
-        self._guests = ThreadPoolExecutor(GUESTS, "ergon-guest")  # started as they are needed
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "ergon-client")
+        # The pool starts a thread only when one is needed.
+        self._guests = ThreadPoolExecutor(MAX_LENT_THREADS, "ergon-guest")
 
     # ---- putting jobs in ----
 
@@ -279,7 +280,13 @@ class AsyncJobClient:
         """Everything about a job as plain values."""
         return await self._call(lambda: self._sync().show(job_id))
 
-    async def result(self, job_id: str, timeout: float | None = None, *, poll: float = POLL) -> Any:  # noqa: ASYNC109 - as the other client
+    async def result(
+        self,
+        job_id: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - as the other client
+        *,
+        poll: float = POLL_INTERVAL,
+    ) -> Any:
         """What the job returned, waiting for its end; see :meth:`JobClient.result`.
 
         ``poll`` counts at the first call; one thread waits for all.
@@ -397,7 +404,7 @@ class AsyncJobClient:
         seconds = max(0.0, until - loop.time())
         try:
             under_way = self._call(lambda: CALL_BUDGET.run_within(seconds, call))
-            return await asyncio.wait_for(under_way, seconds + SLACK)
+            return await asyncio.wait_for(under_way, seconds + DEADLINE_MARGIN)
         except StoreUnavailableError as error:
             if loop.time() < until:
                 raise

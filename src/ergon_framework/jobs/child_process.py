@@ -27,7 +27,7 @@ from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.watchdog import Watchdog
 
 CHUNK = 1 << 18
-TAIL = 2048
+STDERR_TAIL_BYTES = 2048
 """Bytes of the standard error stream that are kept to explain a death."""
 
 
@@ -131,8 +131,8 @@ class ChildProcess:
         """The same for the standard error stream, keeping its last words."""
         data = self.read(self.stderr)
         if data:
-            self._tail += data[-TAIL:]
-            del self._tail[:-TAIL]
+            self._tail += data[-STDERR_TAIL_BYTES:]
+            del self._tail[:-STDERR_TAIL_BYTES]
         return data
 
     @property

@@ -33,9 +33,9 @@ from ergon_framework.ports.jobstore import ClaimedJob, Job, LeaseRenewal, Settle
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-LONGEST_MESSAGE = 4096
+MAX_MESSAGE = 4096
 """Characters of an error message that are kept."""
-LONGEST_CODE = 255
+MAX_CODE = 255
 """Characters of an error type that are kept: it stands in tables, lines of the log and searches."""
 _encode = msgspec.json.Encoder().encode
 _instant = lru_cache(maxsize=64)(format_rfc3339)  # all that happens in one turn has one instant
@@ -91,9 +91,9 @@ class Settler:
         """What an executor's answer means."""
         if reply.status is Status.SUCCESS:
             return _SUCCEEDED
-        code = _writable((reply.error_type or "")[:LONGEST_CODE])
+        code = _writable((reply.error_type or "")[:MAX_CODE])
         after = reply.retry_after_seconds
-        text = _writable(redaction.message((reply.error_message or "")[:LONGEST_MESSAGE]))
+        text = _writable(redaction.message((reply.error_message or "")[:MAX_MESSAGE]))
         if reply.status is Status.RETRY:
             if code == HELD:
                 return HeldBack(Failure(Kind.HELD, HELD, text or "Held by the handler", after))
@@ -209,7 +209,7 @@ class Settler:
 def _trace(reply: Reply) -> str | None:
     """Where the executor says that the handler failed, within what a history has room for."""
     told = reply.error_traceback
-    return several_lines(redaction.text(told[-LONGEST_MESSAGE:])) if told else None
+    return several_lines(redaction.text(told[-MAX_MESSAGE:])) if told else None
 
 
 def _writable(text: str) -> str:

@@ -27,7 +27,13 @@ from ergon_framework.errors import DuplicateJobError, JobError, JobStateError
 from ergon_framework.jobs import tracing
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.newjob import JobOptions, JobSpec, new_job, spread
-from ergon_framework.jobs.results import POLL, SharedSubscription, found, result_of, wait_in_time
+from ergon_framework.jobs.results import (
+    POLL_INTERVAL,
+    SharedSubscription,
+    found,
+    result_of,
+    wait_in_time,
+)
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
@@ -50,7 +56,7 @@ T = TypeVar("T")
 Progress = Callable[[int], object]
 Request = CancelRequested | RunRequested | RequeueRequested
 
-RACES = 100
+MAX_CONFLICTS = 100
 """How often a job may be moved by somebody else before we give up."""
 BATCH = 500
 """Jobs that are moved or purged in one commit."""
@@ -103,7 +109,7 @@ def request_transition(
             f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
         )
 
-    return retry_conflicts(attempt, max_attempts=RACES, give_up=give_up)
+    return retry_conflicts(attempt, max_attempts=MAX_CONFLICTS, give_up=give_up)
 
 
 def _holder(store: FullJobStore, job: Job) -> str | None:
@@ -211,7 +217,7 @@ class EnqueuedJob(_JobId):
 
 logger = logging.getLogger("ergon.jobs")
 
-MOST_AT_ONCE = 100_000
+MAX_BATCH = 100_000
 """Jobs in one commit."""
 
 
@@ -287,7 +293,7 @@ class JobClient:
             common = {**self._context(), **tracing.joined(span, options)}
             made = (self._new(*spread(spec, common)) for spec in jobs)
             try:
-                for batch in batches(made, chunk or MOST_AT_ONCE + 1):
+                for batch in batches(made, chunk or MAX_BATCH + 1):
                     ids += self._added(_bounded(batch), connection)
                     if progress is not None:
                         progress(len(ids))
@@ -331,7 +337,9 @@ class JobClient:
         """Everything about a job as plain values, the same as ``ergon jobs show --json``."""
         return job_view(self.find(job_id), self.settings)
 
-    def result(self, job_id: str, timeout: float | None = None, *, poll: float = POLL) -> Any:
+    def result(
+        self, job_id: str, timeout: float | None = None, *, poll: float = POLL_INTERVAL
+    ) -> Any:
         """What the job returned, waiting for its end at most ``timeout`` seconds.
 
         Raises JobFailedError when it ended otherwise, ResultTimeoutError when it has not ended, or
@@ -437,9 +445,9 @@ class JobClient:
 
 
 def _bounded(jobs: list[NewJob]) -> list[NewJob]:
-    if len(jobs) > MOST_AT_ONCE:
+    if len(jobs) > MAX_BATCH:
         remedy = "let enqueue_many(chunk=1000) commit them in parts"
-        raise JobError(f"more than {MOST_AT_ONCE:,} jobs in one commit", remedy=remedy)
+        raise JobError(f"more than {MAX_BATCH:,} jobs in one commit", remedy=remedy)
     return jobs
 
 

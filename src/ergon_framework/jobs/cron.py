@@ -25,8 +25,8 @@ from cronsim import CronSim, CronSimError
 from ergon_framework.core.schedule import Instants
 from ergon_framework.errors import JobError
 
-LONGEST_LINE = 200
-LONGEST_INTERVAL = 366 * 86_400
+MAX_LINE = 200
+MAX_INTERVAL = 366 * 86_400
 
 _NAMES = {
     "@hourly": "0 * * * *",
@@ -70,10 +70,10 @@ def read_cron(line: str, zone: str = "UTC") -> Instants:
 
 def check_cron(line: str) -> str:
     """The line with single spaces, or a JobError that names the field that is wrong."""
-    if len(line) > LONGEST_LINE:
+    if len(line) > MAX_LINE:
         raise JobError(
             f"a cron line of {len(line)} characters is too long",
-            remedy=f"use at most {LONGEST_LINE}, or several schedules",
+            remedy=f"use at most {MAX_LINE}, or several schedules",
         )
     words = line.split()
     if words and words[0].startswith("@"):
@@ -118,7 +118,7 @@ def interval(text: str) -> int:
     found = _INTERVAL.fullmatch(f"{text}s" if text.isdigit() else text)
     parts = found.groups() if found else ()
     total = sum(int(part or 0) * unit for part, unit in zip(parts, _UNITS, strict=False))
-    if not 1 <= total <= LONGEST_INTERVAL:
+    if not 1 <= total <= MAX_INTERVAL:
         raise JobError(
             f"{text!r} is no interval",
             remedy="write whole days, hours, minutes and seconds such as 2d, 1h30m or 30s, "

@@ -29,16 +29,16 @@ spoken = logging.getLogger("ergon.executors")
 
 DEADLINE_SLACK = 0.5
 """Seconds an executor has to answer ``timeout`` by itself before it is ended."""
-SUSPECT_AFTER = 5.0
+CONFUSED_AFTER = 5.0
 """Seconds after an answer that fits no request until the process counts as confused."""
-MOST_STRAYS = 100_000
+MAX_STRAYS = 100_000
 """Lines that are no outcome, in a row, until the process counts as confused."""
-SILENCE = 1.0
+EXIT_TIMEOUT = 1.0
 """Seconds between the end of a process's output and its own end, at most."""
-MOST_READS, FULL_PIPE = 16, 1 << 16
+MAX_READS, FULL_READ = 16, 1 << 16
 """Reads of one stream in one turn, and the size of a read after which there is probably more."""
-LONGEST_READY = 1 << 20
-LONGEST_SAYING = 1 << 14
+MAX_READY_BYTES = 1 << 20
+MAX_LOGGED_BYTES = 1 << 14
 """Bytes of one read of a standard error stream that are logged."""
 
 
@@ -334,7 +334,7 @@ class ExecutorProcess:
         self._listener.exited(self)
 
     def _read_stdout(self, _events: int) -> None:
-        for _ in range(MOST_READS):  # a flood must not keep the loop from its other children
+        for _ in range(MAX_READS):  # a flood must not keep the loop from its other children
             data = self.child.read(self.child.stdout)
             if data is None:
                 return
@@ -343,14 +343,14 @@ class ExecutorProcess:
                 return
             for frame in self._session.feed(data):
                 self._take(frame)
-            if len(data) < FULL_PIPE or self.suspect_at is not None:
+            if len(data) < FULL_READ or self.suspect_at is not None:
                 return
 
     def _fell_silent(self) -> None:
         """The end of its output: most often its own end, and otherwise a reason to end it."""
         self._forget(self.child.stdout)
         self._is_mute = True
-        self.suspect_at = self._loop.now() + SILENCE
+        self.suspect_at = self._loop.now() + EXIT_TIMEOUT
         self._exited(READ)
 
     def _take(self, frame: Reply | Stray) -> None:
@@ -364,7 +364,7 @@ class ExecutorProcess:
             # for the one we wait for.
             is_known = frame.job_id in self._answered
             if not is_known and self.in_flight and self.suspect_at is None:
-                self.suspect_at = self._loop.now() + SUSPECT_AFTER
+                self.suspect_at = self._loop.now() + CONFUSED_AFTER
             return
         self._done(frame.job_id)
         self._listener.answered(self, request, frame)
@@ -382,11 +382,11 @@ class ExecutorProcess:
             self.is_broken = True
             self._done(name)
             if is_long and self.in_flight:  # unless the line ends before that
-                self.suspect_at = self._loop.now() + SUSPECT_AFTER
+                self.suspect_at = self._loop.now() + CONFUSED_AFTER
             code = "response_too_large" if is_long else "protocol_violation"
             text = f"the executor's answer cannot be used: {stray.reason}"
             self._listener.botched(self, request, Failure(Kind.DEFECT, code, text))
-        elif is_long or self._strays > MOST_STRAYS:
+        elif is_long or self._strays > MAX_STRAYS:
             self.suspect_at = self._loop.now()
 
     def _done(self, job_id: str) -> None:
@@ -406,7 +406,7 @@ class ExecutorProcess:
         self._listener.strayed(self, reason)
 
     def _read_stderr(self, _events: int) -> None:
-        for _ in range(MOST_READS):
+        for _ in range(MAX_READS):
             data = self.child.read_stderr()
             if data is None:
                 return
@@ -414,7 +414,7 @@ class ExecutorProcess:
                 self._forget(self.child.stderr)
                 return
             if spoken.isEnabledFor(logging.INFO):
-                said = redaction.text(data[:LONGEST_SAYING].decode(errors="replace"))
+                said = redaction.text(data[:MAX_LOGGED_BYTES].decode(errors="replace"))
                 for line in said.splitlines():
                     spoken.info("%s", one_line(line.expandtabs(8)))
 
@@ -423,7 +423,7 @@ class ExecutorProcess:
         if data is None:
             return
         self._ready_text += data
-        if data and b"\n" not in data and len(self._ready_text) < LONGEST_READY:
+        if data and b"\n" not in data and len(self._ready_text) < MAX_READY_BYTES:
             return
         self._forget(self.child.ready)
         self.child.close_ready()

@@ -24,7 +24,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.missing_executors import MissingExecutors
 from ergon_framework.jobs.rescue import Rescue, is_stall
-from ergon_framework.jobs.scheduler import SLICE, CronJobs, Slice, SlicedScheduler
+from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs, Slice, SlicedScheduler
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, WorkerRecord
 from ergon_framework.storage.deadlines import CALL_BUDGET
@@ -68,13 +68,13 @@ class LimitRestore:
 
 logger = logging.getLogger("ergon.jobs")
 
-PRUNE_AT_ONCE = 500
-PRUNE_EVERY = 30.0
-MOST_UNREADABLE = 1000
-MAINTAIN_EVERY = 1.0
-TROUBLE = Backoff(base=0.5, factor=2.0)
+PRUNE_BATCH = 500
+PRUNE_INTERVAL = 30.0
+MAX_UNREADABLE = 1000
+MAINTAIN_INTERVAL = 1.0
+FAILED_TASK_BACKOFF = Backoff(base=0.5, factor=2.0)
 """How long a task waits that fails while the store takes other writes."""
-_FOR_ALL = (StoreBrokenError, StoreReadOnlyError, StoreSchemaError)
+_STORE_WIDE_ERRORS = (StoreBrokenError, StoreReadOnlyError, StoreSchemaError)
 
 
 class Maintenance:
@@ -131,7 +131,7 @@ class Maintenance:
             self._heartbeat: 0.0,
             self._prune: 0.0,
             self._missing.look: 0.0,
-            self._maintain: self._now() + MAINTAIN_EVERY,
+            self._maintain: self._now() + MAINTAIN_INTERVAL,
         }
         if self._scheduler is not None:
             self._due[self._fire] = 0.0
@@ -191,8 +191,8 @@ class Maintenance:
         name = task.__name__.strip("_")
         logger.error(text, name, failure, exc_info=None if is_told else failure)
         # From its end: one that fails by taking long must leave the others time in between.
-        longest = max(PRUNE_EVERY, self._settings.lease)
-        return self._now() + min(longest, TROUBLE.delay(failures - 1))
+        longest = max(PRUNE_INTERVAL, self._settings.lease)
+        return self._now() + min(longest, FAILED_TASK_BACKOFF.delay(failures - 1))
 
     def _is_its_own(self, failed: Callable[[], float], error: StoreError) -> bool:
         """Whether one task is in trouble, while the store takes something else.
@@ -200,7 +200,7 @@ class Maintenance:
         Taken for an outage, a prune that fails each time would put off every rescue for ever. Where
         it is a rescue that failed, those who live may be unable to renew as well.
         """
-        if isinstance(error, _FOR_ALL) or failed in {self._heartbeat, self._rescue}:
+        if isinstance(error, _STORE_WIDE_ERRORS) or failed in {self._heartbeat, self._rescue}:
             return False
         try:
             self._heartbeat()
@@ -277,15 +277,15 @@ class Maintenance:
         return self.rescue.run()
 
     def _prune(self) -> float:
-        pruned = self._store.prune(PRUNE_AT_ONCE)
+        pruned = self._store.prune(PRUNE_BATCH)
         if pruned.outdated:
             self._report("job.expired", {"count": pruned.outdated})
         self._report_unreadable()
-        return 0.1 if pruned.more else PRUNE_EVERY
+        return 0.1 if pruned.more else PRUNE_INTERVAL
 
     def _report_unreadable(self) -> None:
         """Tell of each row that cannot be read, whoever met it."""
-        found = {each.key: each for each in self._store.unreadable(MOST_UNREADABLE)}
+        found = {each.key: each for each in self._store.unreadable(MAX_UNREADABLE)}
         new = [each for key, each in found.items() if key not in self._aside]
         self._aside = found.keys()
         for each in new:
@@ -298,17 +298,17 @@ class Maintenance:
         maintain = getattr(self._store, "maintain", None)
         if maintain is not None:
             maintain()
-        return MAINTAIN_EVERY
+        return MAINTAIN_INTERVAL
 
     def _new_slice(self) -> Slice:
-        return Slice(self._now, min(SLICE, self._settings.claimed_for / 10))
+        return Slice(self._now, min(MAX_SLICE, self._settings.claimed_for / 10))
 
     def _fire(self) -> float:
         at = self._scheduler.turn() if self._scheduler is not None else None
         if self.is_under_way:
             return 0.0
-        wait = PRUNE_EVERY if at is None else at - self._store.now()
-        return min(max(wait, 0.01), PRUNE_EVERY)
+        wait = PRUNE_INTERVAL if at is None else at - self._store.now()
+        return min(max(wait, 0.01), PRUNE_INTERVAL)
 
 
 def _gone(record: WorkerRecord) -> WorkerRecord:

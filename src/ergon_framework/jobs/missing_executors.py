@@ -26,11 +26,11 @@ from ergon_framework.ports.jobstore import FullJobStore, Named
 
 logger = logging.getLogger("ergon.jobs")
 
-LOOK_EVERY = 30.0
+CHECK_INTERVAL = 30.0
 """Seconds between two looks for jobs whose executor nobody has."""
 ALERT_AFTER = 60.0
 """Seconds without an executor after which somebody is told."""
-AT_ONCE = 100
+DEAD_LETTER_BATCH = 100
 """Jobs that are dead-lettered in one commit."""
 
 Report = Callable[[str, dict[str, Any]], None]
@@ -69,7 +69,7 @@ class MissingExecutors:
         self._since = {name: self._since.get(name, now) for name in names}
         for each in missing:
             self._attend(each, now - self._since[each.executor])
-        return min(LOOK_EVERY, max(1.0, self._wait / 10))
+        return min(CHECK_INTERVAL, max(1.0, self._wait / 10))
 
     def _attend(self, missing: Named, seen_missing: float) -> None:
         """``seen_missing``: for how many seconds this worker has missed it."""
@@ -95,7 +95,7 @@ class MissingExecutors:
 
     def _end(self, executor: str, now: float) -> None:
         """Dead-letter what has been due for as long as a job may wait, some of it at a time."""
-        jobs = self._store.waiting_for(executor, now - self._wait, AT_ONCE)
+        jobs = self._store.waiting_for(executor, now - self._wait, DEAD_LETTER_BATCH)
         settlements = []
         for job in jobs:
             with suppress(InvalidTransition):  # somebody has moved it meanwhile

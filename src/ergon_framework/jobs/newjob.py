@@ -17,7 +17,7 @@ from ergon_framework.errors import JobError
 from ergon_framework.jobs.settings import RetryPolicy, encode_retry
 from ergon_framework.jobs.validation import (
     DAY,
-    LONGEST_ID,
+    MAX_ID,
     TEN_YEARS,
     Instant,
     choice,
@@ -67,7 +67,7 @@ os.register_at_fork(after_in_child=new_id.reset)
 
 
 MAX_PAYLOAD = 1024 * 1024
-PAST = 60.0
+MAX_PAST = 60.0
 """Seconds by which a due time may be over: clocks differ, and a plan takes time to carry out."""
 
 
@@ -98,7 +98,7 @@ JobSpec: TypeAlias = str | Sequence[Any] | Mapping[str, Any]
 """A handler's name, ``(handler, args, kwargs)``, or a dict of these and any options."""
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "id": text(LONGEST_ID),
+    "id": text(MAX_ID),
     "queue": name,
     "priority": whole(-1000, 1000),
     "delay": seconds(0.0, TEN_YEARS),
@@ -205,7 +205,7 @@ def _place_in_time(fields: dict[str, Any], now: Callable[[], float]) -> None:
 
 def _due(fields: dict[str, Any], at: float) -> float:
     due: float = fields["run_at"]
-    if due < at - PAST:
+    if due < at - MAX_PAST:
         ago = f"lies {at - due:,.0f} seconds in the past"
         raise refusal("run_at", ago, "leave it out to run the job now")
     if due > at + TEN_YEARS:

@@ -37,7 +37,7 @@ from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger("ergon.jobs")
 
-PER_PROCESS, SPARE = 6, 100
+FILES_PER_PROCESS, SPARE_FILES = 6, 100
 """Descriptors that each executor process takes in its worker, and those for all the rest."""
 
 
@@ -63,7 +63,7 @@ def checked(name: str, settings: ExecutorSettings) -> ExecutorSettings:
 
 def allow_descriptors(processes: int) -> None:
     """Raise this process's limit of open files to what so many executors take, or warn."""
-    needed = processes * PER_PROCESS + SPARE
+    needed = processes * FILES_PER_PROCESS + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
@@ -88,9 +88,9 @@ def _absolute(path: str) -> str:
     return os.path.abspath(path)  # noqa: PTH100
 
 
-ASSUMED_UP = 0.25
+ASSUMED_UP_AFTER = 0.25
 """Seconds after which a process that never says it is ready may be given a request."""
-LOOK_AGAIN = 0.5
+EXIT_POLL_INTERVAL = 0.5
 """Seconds between looks at children where the platform does not tell of their end."""
 
 declare("worker.before_send", "worker.after_send", "worker.answered")
@@ -314,15 +314,17 @@ class ExecutorPool:
     def _next_look(self, process: ExecutorProcess, now: float) -> float | None:
         times = [process.next_look(now)]
         if not self._is_usable(process, now) and process.end_reason is None:
-            times.append(process.started_at + ASSUMED_UP if not self._says_ready else now + 0.1)
+            times.append(
+                process.started_at + ASSUMED_UP_AFTER if not self._says_ready else now + 0.1
+            )
         if process.child.exit_fd < 0 or process.end_reason is not None or self._stopping:
-            times.append(now + LOOK_AGAIN)
+            times.append(now + EXIT_POLL_INTERVAL)
         return min((at for at in times if at is not None), default=None)
 
     def _is_usable(self, process: ExecutorProcess, now: float) -> bool:
         if process.end_reason is not None:
             return False
-        waits = not self._says_ready and now >= process.started_at + ASSUMED_UP
+        waits = not self._says_ready and now >= process.started_at + ASSUMED_UP_AFTER
         return process.is_up or waits
 
     def _is_silent(self, process: ExecutorProcess, now: float) -> bool:
@@ -373,7 +375,7 @@ class ExecutorPool:
         while len(self.processes) < self.settings.pool_size and self.gate.may_start(now):
             # After a failed start one process is enough to find out.
             if self.gate.failures and any(not process.is_up for process in self.processes):
-                return now + ASSUMED_UP
+                return now + ASSUMED_UP_AFTER
             self._start(now)
         return self.gate.open_until if len(self.processes) < self.settings.pool_size else now
 

@@ -22,7 +22,7 @@ A clock of the store that was set back makes leases of the dead last for as long
 what their holders could have claimed (``shorten``) before each look.
 
 How soon. A worker looks every fifth of its lease, and at once when it starts, for at most
-``RESCUE_AT_ONCE`` jobs in one commit; when that many were found, it looks again at once. A job of a
+``RESCUE_BATCH`` jobs in one commit; when that many were found, it looks again at once. A job of a
 dead worker therefore runs again after its lease and a fifth, unless one of the waits above applies.
 """
 
@@ -41,9 +41,9 @@ from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger("ergon.jobs")
 
-RESCUE_AT_ONCE = 100
+RESCUE_BATCH = 100
 """Jobs that are rescued in one commit."""
-LONGEST_LEASE = 3600.0
+MAX_LEASE = 3600.0
 """Seconds for which a worker may claim whose heartbeat does not say for how long it does."""
 
 declare("worker.before_rescue")
@@ -90,11 +90,11 @@ class Rescue:
         """Rescue what there is to rescue; after how many seconds to look again."""
         asked_at = self._now()
         self._heal_leases()
-        jobs = self._store.expired_leases(RESCUE_AT_ONCE)
+        jobs = self._store.expired_leases(RESCUE_BATCH)
         if is_stall(self._now() - asked_at, self._settings.claimed_for):
             return self._settings.lease / 2  # they may be of workers that waited as we did
         self._settle(self._decide(jobs))
-        return 0.0 if len(jobs) == RESCUE_AT_ONCE else self._settings.claimed_for / 5
+        return 0.0 if len(jobs) == RESCUE_BATCH else self._settings.claimed_for / 5
 
     def _decide(self, jobs: list[Job]) -> list[Settlement]:
         now = self._store.now()
@@ -121,7 +121,7 @@ class Rescue:
 
     def _heal_leases(self) -> None:
         """Cut leases that last longer than any worker could have claimed for."""
-        number = self._store.shorten(self.leases, max(LONGEST_LEASE, *self.leases.values(), 0.0))
+        number = self._store.shorten(self.leases, max(MAX_LEASE, *self.leases.values(), 0.0))
         if number:
             text = "the store's clock was set back: %d lease(s) that lasted too long were cut"
             logger.warning(text, number)

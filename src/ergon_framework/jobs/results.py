@@ -24,9 +24,9 @@ from ergon_framework.ports.jobstore import Job, JobStore, Subscription, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.urls import pasteable, store_option
 
-APART = 0.005
+MIN_POLL_INTERVAL = 0.005
 """Seconds between two looks at the store: in a busy one, jobs end all the time."""
-POLL = 1.0
+POLL_INTERVAL = 1.0
 """Seconds after which one looks without having been woken."""
 
 
@@ -128,7 +128,7 @@ def wait_for(
     shared: SharedSubscription,
     job_id: str,
     timeout: float | None,
-    poll: float = POLL,
+    poll: float = POLL_INTERVAL,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = _sleep,
 ) -> Job:
@@ -147,7 +147,7 @@ def wait_for(
             if left <= 0:
                 raise timed_out(job, timeout)
             if waiter.wait(left):
-                sleep(max(0.0, min(looked_at + APART - now(), left)))
+                sleep(max(0.0, min(looked_at + MIN_POLL_INTERVAL - now(), left)))
 
 
 def found(store: JobStore, job_id: str) -> Job:

@@ -381,7 +381,7 @@ def _tell_late(schedule: Schedule, expected: float, now: float, count: int) -> N
     )
 
 
-SLICE = 0.2
+MAX_SLICE = 0.2
 """Seconds after which others have their turn, unless a lease is so short that it must be less."""
 
 
@@ -439,7 +439,7 @@ class SlicedScheduler:
         self.is_under_way = False  # the next turn goes on with it
         self._schedules = schedules
         self._now = now
-        self._seconds = min(SLICE, lease / 10)
+        self._seconds = min(MAX_SLICE, lease / 10)
         self._tell_lost = tell_lost
         self._is_synced = False
         self._was_synced = False  # some time ago, or now

@@ -82,10 +82,10 @@ def executor_of(request: ClaimRequest, job: ClaimedJob) -> str:
 
 logger = logging.getLogger("ergon.jobs")
 
-CHARGE_AFTER = 0.05
+CHARGE_DELAY = 0.05
 """Seconds after which a started job's attempt is charged, if it has not ended by then."""
 
-MOMENT = CHARGE_AFTER / 2
+MIN_CHARGE_AGE = CHARGE_DELAY / 2
 """Seconds within which most short jobs end: those are not charged before."""
 
 declare("worker.before_renew")
@@ -126,7 +126,7 @@ class HeldLeases:
             self.claims[claim.job.id] = claim
         self._lose([each for each in earlier if not each.lost])
         if self._charge_at is None:  # claims that go on and on put nobody's charge off
-            self._charge_at = now + CHARGE_AFTER
+            self._charge_at = now + CHARGE_DELAY
 
     def drop(self, settlements: Iterable[Settlement]) -> None:
         """Forget claims that were settled, or turned out to be lost."""
@@ -151,8 +151,10 @@ class HeldLeases:
     def _charge(self, now: float) -> None:
         """Charge what was started a moment ago or before; the rest has its turn as soon."""
         waiting = [each for each in self.claims.values() if not each.is_recorded and not each.lost]
-        due = [each for each in waiting if each.is_written and each.written_at <= now - MOMENT]
-        self._charge_at = now + CHARGE_AFTER if len(waiting) > len(due) else None
+        due = [
+            each for each in waiting if each.is_written and each.written_at <= now - MIN_CHARGE_AGE
+        ]
+        self._charge_at = now + CHARGE_DELAY if len(waiting) > len(due) else None
         self._renew(due)
 
     def _renew(self, claims: list[Claim]) -> None:
@@ -176,12 +178,12 @@ class HeldLeases:
             self.when_lost()
 
 
-OUTAGE = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
-ENDING_WAIT = 0.2
+OUTAGE_BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+SHUTDOWN_RETRY_INTERVAL = 0.2
 """Seconds between two questions to a store that is away while the worker wants to leave."""
-MOST_IDS = 20
+MAX_LOGGED_IDS = 20
 """Jobs that are named in one line of the log."""
-MOST_REASONS = 8
+MAX_LOGGED_REASONS = 8
 """Reasons of one outage that are logged."""
 
 declare("worker.claimed", "worker.before_settle")
@@ -486,7 +488,7 @@ class StoreThread:
         if self._next_at is not None and self._may_claim and is_free:
             until.append(self._next_at)
         if self._failures:
-            wait = OUTAGE.delay(self._failures - 1, random.random())  # noqa: S311
+            wait = OUTAGE_BACKOFF.delay(self._failures - 1, random.random())  # noqa: S311
             # Others rescue nothing for a lease after it is back: be there by then.
             self._sit_out(now + min(wait, self._settings.claimed_for / 3))
         elif self._subscription.wait(max(0.0, min(until) - now)):
@@ -499,7 +501,7 @@ class StoreThread:
         """Wait, whatever is notified: the store has to come back before any of it matters."""
         while (now := self._now()) < until and not self._gives_up:
             if self._ends:
-                until = min(until, now + ENDING_WAIT)
+                until = min(until, now + SHUTDOWN_RETRY_INTERVAL)
             self._subscription.wait(until - now)
 
     def _outage(self, error: Exception) -> None:
@@ -515,7 +517,7 @@ class StoreThread:
         if self._failures == 1:
             self.counters["outages"] += 1
             self._report("store.lost", {"error": str(error)})
-        if str(error) not in self._reasons and len(self._reasons) < MOST_REASONS:
+        if str(error) not in self._reasons and len(self._reasons) < MAX_LOGGED_REASONS:
             # The first one is often a symptom: what follows may say who has to do something.
             self._reasons.add(str(error))
             logger.error("the store does not answer, and is asked again: %s", error)
@@ -535,5 +537,5 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _listed(ids: Sequence[str]) -> str:
     """The first of many ids."""
-    more = f" and {len(ids) - MOST_IDS} more" if len(ids) > MOST_IDS else ""
-    return ", ".join(ids[:MOST_IDS]) + more
+    more = f" and {len(ids) - MAX_LOGGED_IDS} more" if len(ids) > MAX_LOGGED_IDS else ""
+    return ", ".join(ids[:MAX_LOGGED_IDS]) + more

@@ -18,7 +18,7 @@ import msgspec
 from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import JobError
 
-LONGEST = 255
+MAX_NAME = 255
 
 Check: TypeAlias = Callable[[str, Any], Any]
 
@@ -28,13 +28,13 @@ FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 def name(field: str, value: Any) -> str:
     """The name of a handler or a queue."""
-    found = _text(field, value, LONGEST)
+    found = _text(field, value, MAX_NAME)
     if found[0] == " " or found[-1] == " ":
         raise refusal(field, "begins or ends with a blank", "write it without")
     return found
 
 
-def text(longest: int = LONGEST) -> Check:
+def text(longest: int = MAX_NAME) -> Check:
     """A key of so many characters at most."""
     return lambda field, value: _text(field, value, longest)
 
@@ -62,8 +62,8 @@ def refusal(field: str, problem: str, remedy: str) -> JobError:
 
 DAY = 86_400.0
 TEN_YEARS = 3653 * DAY
-LONGEST_ID = 200
-LONGEST_TRACE = 16 * 1024
+MAX_ID = 200
+MAX_TRACE = 16 * 1024
 
 Instant: TypeAlias = float | datetime | str
 
@@ -137,8 +137,8 @@ def trace(field: str, value: Any) -> dict[str, str]:
         if FORBIDDEN.search(key) or FORBIDDEN.search(item):
             raise refusal(field, "holds a control character", remedy)
         size += len(key) + len(item)
-    if size > LONGEST_TRACE:
-        raise refusal(field, f"has more than {LONGEST_TRACE:,} characters", remedy)
+    if size > MAX_TRACE:
+        raise refusal(field, f"has more than {MAX_TRACE:,} characters", remedy)
     return dict(value)
 
 

@@ -13,7 +13,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import Job, JobStore, Named, Queue, Schedule, WorkerRecord
 
-SILENT = 60.0
+SILENT_AFTER = 60.0
 """Seconds after which a worker that has told nothing counts as gone."""
 _decode = msgspec.json.decode
 
@@ -125,7 +125,9 @@ def missing_executors(
     named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
 ) -> list[Named]:
     """The executors that due jobs name and no living worker has."""
-    there = {name for each in workers if now - each.seen_at < SILENT for name in each.executors}
+    there = {
+        name for each in workers if now - each.seen_at < SILENT_AFTER for name in each.executors
+    }
     return [each for each in named if each.executor not in there]
 
 
@@ -170,7 +172,7 @@ def worker_view(record: WorkerRecord, now: float) -> dict[str, Any]:
 
 def worker_state(record: WorkerRecord, now: float) -> str:
     """What a worker says of itself, unless it has been silent for too long."""
-    return record.state if now - record.seen_at < SILENT else "silent"
+    return record.state if now - record.seen_at < SILENT_AFTER else "silent"
 
 
 def schedule_view(schedule: Schedule) -> dict[str, Any]:

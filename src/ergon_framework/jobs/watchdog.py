@@ -25,11 +25,11 @@ from functools import partial
 
 logger = logging.getLogger("ergon.jobs")
 
-LAST_WORDS = 5.0
+EXIT_TIMEOUT = 5.0
 """Seconds that it has to end by itself when the worker leaves."""
-LEAST_PATIENCE = 5.0
+MIN_TIMEOUT = 5.0
 """Seconds of silence that a busy machine may cause, however short the lease is."""
-BEAT_EVERY = 0.9
+HEARTBEAT_INTERVAL = 0.9
 """Seconds between two signs of life."""
 _LOADING = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
 """What Python itself may need to start; it gets nothing else of the environment."""
@@ -78,7 +78,7 @@ class Watchdog:
         A claim is renewed every third of that. Half of it after the last sign of life, nobody else
         can have the job yet.
         """
-        self.patience = max(LEAST_PATIENCE, lease / 2)
+        self.patience = max(MIN_TIMEOUT, lease / 2)
         self._seen_at: float | None = None
         self._lock = threading.Lock()  # of what the two threads share
         self._ending = threading.Event()
@@ -127,14 +127,14 @@ class Watchdog:
             return
         _close_input(process)
         try:
-            process.wait(LAST_WORDS)
+            process.wait(EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
     def _beat(self, ending: threading.Event) -> None:
         """Signs of life, until the end; a watchdog that somebody has ended is replaced."""
-        while not ending.wait(BEAT_EVERY):
+        while not ending.wait(HEARTBEAT_INTERVAL):
             with self._lock:
                 if self._process is not None and not self._tell("\n"):
                     self._start()

@@ -13,11 +13,11 @@ from ergon_framework.core.job import WHY_ENDED, JobStatus
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, duration, failure_text, indented
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.views import SILENT, entries, executor_of, last_told
+from ergon_framework.jobs.views import SILENT_AFTER, entries, executor_of, last_told
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
 from ergon_framework.storage.urls import pasteable
 
-MOST_EVENTS = 10
+MAX_EVENTS = 10
 """How many events of a long history are told; the rest is in ``ergon jobs show``."""
 
 
@@ -127,7 +127,7 @@ def _held_by_workers(
     job: Job, workers: Sequence[WorkerRecord], now: float, settings: JobsSettings
 ) -> Iterator[str]:
     executor = executor_of(job, settings)
-    alive = [each for each in workers if now - each.seen_at < SILENT]
+    alive = [each for each in workers if now - each.seen_at < SILENT_AFTER]
     if not alive:
         yield "No worker is alive (ergon worker starts one)."
         return
@@ -184,7 +184,7 @@ def _running(job: Job, workers: Sequence[WorkerRecord], now: float) -> Iterator[
     if job.lease_expires_at is not None and job.lease_expires_at < now:
         late = duration(now - job.lease_expires_at)
         yield f"That worker's lease ended {late} ago; the next worker to look takes the job over."
-        if not any(now - each.seen_at < SILENT for each in workers):
+        if not any(now - each.seen_at < SILENT_AFTER for each in workers):
             yield "No worker is alive to do so (ergon worker starts one)."
 
 
@@ -216,7 +216,7 @@ def _past(job: Job, options: str) -> Iterator[str]:
             f"It may have run more than once: {counted(lost, 'delivery')} ended without an outcome,"
             " and nobody knows how far the handler had come."
         )
-    told = events[-MOST_EVENTS:]
+    told = events[-MAX_EVENTS:]
     if len(events) > len(told):
         show = pasteable("jobs show", job.id, options)
         yield f"{len(events) - len(told)} older events are left out. This shows them:  {show}"

@@ -39,12 +39,12 @@ from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.deadlines import LEAST
 from ergon_framework.telemetry.notices import NoticeDispatcher, has_listeners
 
-HOPELESS_STARTS = 4
+MAX_FAILED_STARTS = 4
 """Failed starts in a row after which a burst no longer waits for an executor."""
-LOOK_AGAIN = 0.2
-LINGER = 1.0
+BURST_PROBE_INTERVAL = 0.2
+BURST_DUE_WITHIN = 1.0
 """Seconds that a burst waits for a job that is not due yet."""
-ONLY_HELD = 10.0
+HELD_ONLY_TIMEOUT = 10.0
 """Seconds after which a burst leaves when nothing but short holds comes of its jobs."""
 
 
@@ -91,13 +91,13 @@ class BurstEnd:
             self._probes = self._store_thread.probes
             self._store_thread.probe()
             return False
-        self._look_at = now + LOOK_AGAIN
+        self._look_at = now + BURST_PROBE_INTERVAL
         self._probes = None  # what is decided now rests on a fresh look
         was_nothing_held, self._is_nothing_held = self._is_nothing_held, False
         if self._store_thread.is_left:
             return self._is_hopeless()
         due_at = self._store_thread.due_at
-        if due_at is not None and due_at <= now + LINGER:
+        if due_at is not None and due_at <= now + BURST_DUE_WITHIN:
             return False  # as good as due: a short backoff must not decide what is left behind
         if was_nothing_held:
             return True
@@ -112,7 +112,7 @@ class BurstEnd:
         held, others = self._settled()
         if others != self._others or held == self._held:
             self._others, self._since, self._held = others, now, held
-        return now - self._since >= ONLY_HELD
+        return now - self._since >= HELD_ONLY_TIMEOUT
 
     def _is_idle(self) -> bool:
         store_thread = self._store_thread
@@ -124,7 +124,7 @@ class BurstEnd:
         down = {
             name: pool
             for name, pool in self._pools.items()
-            if pool.gate.failures >= HOPELESS_STARTS and not pool.is_up
+            if pool.gate.failures >= MAX_FAILED_STARTS and not pool.is_up
         }
         others = [pool for name, pool in self._pools.items() if name not in down]
         if not down or not all(pool.is_free for pool in others):
@@ -155,9 +155,9 @@ class BurstEnd:
 
 logger = logging.getLogger("ergon.jobs")
 
-LEAVING = 10.0
+SHUTDOWN_GRACE = 10.0
 """Seconds the last settlements have to reach a store that does not answer."""
-LONGEST_TURN, BURST_TURN = 1.0, 0.02
+POLL_INTERVAL, BURST_POLL_INTERVAL = 1.0, 0.02
 """Seconds after which the loop looks round without being woken."""
 NOTICE_OF = dict.fromkeys(JobStatus, "job.returned") | {
     JobStatus.COMPLETED: "job.completed",
@@ -299,7 +299,7 @@ class Worker:
         now = self.loop.now()
         if self.watchdog.was_stopped(now):
             self._was_stopped()
-        times = [now + (BURST_TURN if self._burst else LONGEST_TURN)]
+        times = [now + (BURST_POLL_INTERVAL if self._burst else POLL_INTERVAL)]
         for pool in self._pools.values():
             if pool in self._dirty or (pool.next_at is not None and now >= pool.next_at):
                 self._dirty.pop(pool, None)
@@ -393,7 +393,7 @@ class Worker:
     def _store_has(self, since: float) -> float:
         """Seconds left for a store that may not answer: when nothing is owed to it, the grace."""
         is_owed = bool(self._store_thread.leases.claims)
-        most = LEAVING if is_owed else min(LEAVING, max(LEAST, self.settings.grace))
+        most = SHUTDOWN_GRACE if is_owed else min(SHUTDOWN_GRACE, max(LEAST, self.settings.grace))
         return max(0.0, since + most - self.loop.now())
 
     # ---- for the pools ----
@@ -467,7 +467,7 @@ class Worker:
                 else transition.status.value
             )
             counts[word] += 1
-            self._held_shortly += word == "held" and transition.delay <= LINGER
+            self._held_shortly += word == "held" and transition.delay <= BURST_DUE_WITHIN
         heard = {status for status, name in NOTICE_OF.items() if has_listeners(name)}
         for settlement in settlements if heard else ():
             if settlement.transition.status in heard:

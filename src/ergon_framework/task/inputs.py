@@ -18,7 +18,7 @@ from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.transaction import FIELDS, Transaction
 from ergon_framework.telemetry import inject, outgoing_metadata
 
-FEW = 10_000
+MAX_PLAIN_IDS = 10_000
 """Ids that are kept in a plain set, which is several times as fast."""
 _SIZE = 12
 
@@ -32,7 +32,7 @@ class SeenIds:
     10**15.
     """
 
-    def __init__(self, few: int = FEW) -> None:
+    def __init__(self, few: int = MAX_PLAIN_IDS) -> None:
         self._room = few
         self._first: set[str] = set()
         self._packs: dict[int, bytearray] = {}

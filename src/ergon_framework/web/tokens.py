@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ergon_framework.app.settings.tokens import LONGEST, MOST, parsed, token_lines, wrong_token
+from ergon_framework.app.settings.tokens import (
+    MAX_TOKEN,
+    MAX_TOKENS,
+    parsed,
+    token_lines,
+    wrong_token,
+)
 from ergon_framework.errors import ConfigurationError
 
 logger = logging.getLogger("ergon.web")
@@ -132,7 +138,7 @@ def _read(file: Path) -> str:
                     f"everybody may write to the token file {file}, and let himself in",
                     remedy=f"chmod 600 {file}, and make new tokens",
                 )
-            return opened.read(MOST * (LONGEST + 100))
+            return opened.read(MAX_TOKENS * (MAX_TOKEN + 100))
     except OSError as error:
         raise ConfigurationError(
             f"the token file {file} cannot be read: {error.strerror}",

@@ -141,7 +141,7 @@ def hang(word: str) -> str:
 @registry.handler
 def linger() -> None:
     """Leave a thread behind that is not daemonic, in a process with little patience."""
-    process.LEAVE_AFTER = 0.1
+    process.EXIT_TIMEOUT = 0.1
     threading.Thread(target=threading.Event().wait, daemon=False).start()
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from ergon_framework.jobs.async_client import THREADS
+from ergon_framework.jobs.async_client import MAX_THREADS
 from tests.jobs.postgres.event_loops import INSERT, at_work, open_shop, stored, until_waiting
 
 pytestmark = pytest.mark.req("SCALE:transaction", "SCALE:jobs-postgres")
@@ -34,8 +34,8 @@ def test_a_transaction_goes_on_however_many_wait_for_it(jobs_url: str) -> None:
                     return str(await client.enqueue("ship", unique="pie", connection=other))
 
             await client.enqueue("ship", unique="pie", id="a", connection=mine)
-            others = [asyncio.create_task(later()) for _ in range(THREADS)]
-            await until_waiting(jobs_url, THREADS)
+            others = [asyncio.create_task(later()) for _ in range(MAX_THREADS)]
+            await until_waiting(jobs_url, MAX_THREADS)
             try:
                 more = client.enqueue("bill", id="b", connection=mine)
                 await asyncio.wait_for(more, PATIENCE)
@@ -43,7 +43,7 @@ def test_a_transaction_goes_on_however_many_wait_for_it(jobs_url: str) -> None:
                 await mine.commit()
             return await asyncio.gather(*others)
 
-    assert asyncio.run(main()) == ["a"] * THREADS
+    assert asyncio.run(main()) == ["a"] * MAX_THREADS
     assert stored(jobs_url)[0] == ["a", "b"]
 
 

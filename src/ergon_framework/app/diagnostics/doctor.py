@@ -39,7 +39,7 @@ EXTRAS = {
     "s3": ("obstore",),
 }
 """What each extra of the distribution brings."""
-ENOUGH_FILES = 1024
+MIN_OPEN_FILES = 1024
 _WAL_RESET_FIXED = (3, 51, 3)
 _LOCK_CHILD = """
 import fcntl, sys
@@ -159,9 +159,9 @@ def _locking() -> Iterator[Finding]:
 
 def _open_files() -> Iterator[Finding]:
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_fine = soft == resource.RLIM_INFINITY or soft >= ENOUGH_FILES
+    is_fine = soft == resource.RLIM_INFINITY or soft >= MIN_OPEN_FILES
     found = "without a limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
-    remedy = "" if is_fine else f"ulimit -n {4 * ENOUGH_FILES}"
+    remedy = "" if is_fine else f"ulimit -n {4 * MIN_OPEN_FILES}"
     yield Finding("open files", Status.OK if is_fine else Status.NOTE, found, remedy)
 
 

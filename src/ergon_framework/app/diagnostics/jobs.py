@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from ergon_framework.ports.jobstore import FullJobStore
 
 
-PATIENCE = 60.0
+IMPORT_TIMEOUT = 60.0
 """Seconds for importing the handlers."""
-LONGEST = 500
+MAX_OUTPUT = 500
 """Characters of what a program said last."""
 _MODULES = (["ergon_framework.executor"], ["ergon_framework.cli", "executor"])
 _LOADER = """
@@ -84,13 +84,14 @@ def check_handlers(executor: ExecutorSettings, environ: Mapping[str, str]) -> li
         done = _run(python, _LOADER, app, executor, environ)
     except subprocess.TimeoutExpired as error:
         raise _refusal(
-            f"its handlers are not imported within {PATIENCE:g} s", "import no more than handlers"
+            f"its handlers are not imported within {IMPORT_TIMEOUT:g} s",
+            "import no more than handlers",
         ) from error
     if done.returncode == _REFUSED:
         raise _refusal(*json.loads(done.stdout.splitlines()[-1]))
     if done.returncode:
         told = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        because = "".join(f": {line.strip()[:LONGEST]}" for line in told)
+        because = "".join(f": {line.strip()[:MAX_OUTPUT]}" for line in told)
         raise _refusal(
             f"{app!r} cannot be imported by {python}{because}", "run its command by hand"
         )
@@ -119,7 +120,7 @@ def _run(
         env={**environ, **executor.env},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=PATIENCE,
+        timeout=IMPORT_TIMEOUT,
         check=False,
     )
 

@@ -27,8 +27,8 @@ from ergon_framework.ports.providerstore import (
     StoredLetter,
 )
 
-MOST_ROWS = 200
-MOST_TOLD = 10
+MAX_ROWS = 200
+MAX_SHOWN = 10
 _FATES = {
     LetterStatus.PENDING: "waits to be carried to its queue",
     LetterStatus.PUBLISHED: "is in the dead-letter queue",
@@ -96,7 +96,7 @@ def _rows(url: str, units: Sequence[str]) -> list[AttemptRow]:
     from ergon_framework.providers.migrations.database import database_of
     from ergon_framework.providers.stores.inspector import SqlProviderInspector
 
-    return SqlProviderInspector(database_of(url)).attempts_named(units, MOST_ROWS)
+    return SqlProviderInspector(database_of(url)).attempts_named(units, MAX_ROWS)
 
 
 def _letters(store: ProviderStore, unit: str, rows: Sequence[AttemptRow]) -> list[StoredLetter]:
@@ -124,7 +124,7 @@ def _status(rows: Sequence[AttemptRow], letters: Sequence[StoredLetter]) -> str:
 
 
 def _attempts(rows: Sequence[AttemptRow]) -> Iterator[str]:
-    told = rows[-MOST_TOLD:]
+    told = rows[-MAX_SHOWN:]
     if len(rows) > len(told):
         yield f"{len(rows) - len(told)} older attempts are left out."
     for row in told:

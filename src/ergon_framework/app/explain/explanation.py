@@ -17,7 +17,7 @@ from ergon_framework.core.text import duration, failure_text, one_sentence
 from ergon_framework.ports.journal import JournalEntry, JournalQuery
 from ergon_framework.ports.notice import CATALOGUE
 
-MOST_TOLD = 12
+MAX_ENTRIES = 12
 """How many entries of the journal are told; ergon tail shows the rest."""
 
 
@@ -103,7 +103,7 @@ def sentences(
     entries: Sequence[JournalEntry], phrase: Callable[[JournalEntry], str] | None = None
 ) -> Iterator[str]:
     """The last entries, a sentence each; ``phrase`` words those it knows, and answers ""."""
-    told = entries[-MOST_TOLD:]
+    told = entries[-MAX_ENTRIES:]
     if len(entries) > len(told):
         yield f"{len(entries) - len(told)} older entries of the journal are left out (ergon tail)."
     for entry in told:

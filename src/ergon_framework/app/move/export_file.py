@@ -28,7 +28,7 @@ from ergon_framework.app.move.preflight import refuse_half_source
 from ergon_framework.app.move.record_file import CALLS, FACTS, JOBS, Header, RecordWriter, Trailer
 from ergon_framework.app.move.stores import Asked
 from ergon_framework.app.move.transfer import (
-    MOST_TURNS,
+    MAX_PASSES,
     PAGE,
     Tell,
     TransferProgress,
@@ -48,7 +48,7 @@ from ergon_framework.storage.sqlite.connections import connect, open_reader
 
 declare("export.page.written", "export.file.synced", "export.file.named")
 
-_WAIT = 10.0  # seconds for a lock of SQLite
+_LOCK_TIMEOUT = 10.0  # seconds for a lock of SQLite
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,14 @@ def run(asked: Exporting, output: Output, tell: Tell, *, scratch: Path | None = 
             created_at=format_rfc3339(time.time()),
             schema={part.name: record_file.schema_of(part.name) for part in opened.parts},
         )
-        for _ in range(MOST_TURNS):
+        for _ in range(MAX_PASSES):
             output.begin()
             writer = RecordWriter(output.write, header)
             _write(opened, writer, tell)
             if place.file is not None or _is_unchanged(opened, writer, tell):
                 return Exported(header, writer.finish(), opened.notes)
     raise StoreError(
-        f"{place.name} goes on changing: it was read {MOST_TURNS} times, and never twice the same",
+        f"{place.name} goes on changing: it was read {MAX_PASSES} times, and never twice the same",
         remedy="stop whoever works with it, then export again",
     )
 
@@ -208,8 +208,8 @@ def _snapshot(file: Path, scratch: Path | None, stack: ExitStack) -> Path:
         secure_files.refuse_foreign_link(file)  # an operator's own leads to the store
         os.close(secure_files.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         with (
-            closing(open_reader(file.resolve(), connect, _WAIT)) as source,
-            closing(connect(target.as_uri(), _WAIT)) as copy,
+            closing(open_reader(file.resolve(), connect, _LOCK_TIMEOUT)) as source,
+            closing(connect(target.as_uri(), _LOCK_TIMEOUT)) as copy,
         ):
             source.backup(copy)
             copy.execute("PRAGMA journal_mode = DELETE")

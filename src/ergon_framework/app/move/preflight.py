@@ -152,7 +152,7 @@ def _is_past(copy: JobRecord, now: float) -> bool:
     return copy.job.purge_at is not None and copy.job.purge_at <= now
 
 
-RECENTLY = 60.0
+GONE_AFTER = 60.0
 """Seconds since a worker told of itself after which it is taken for gone."""
 
 
@@ -170,7 +170,7 @@ def locked(folder: Path) -> DataFolder:
 
 def refuse_workers(desk: JobAdmin, now: float, where: str, *, is_target: bool = False) -> None:
     """Refuse a store that workers use; what they do in a target would be lost, whoever insists."""
-    alive = [each for each in desk.workers() if now - each.seen_at < RECENTLY]
+    alive = [each for each in desk.workers() if now - each.seen_at < GONE_AFTER]
     if alive:
         named = ", ".join(f"{each.id} (process {each.pid} on {each.host})" for each in alive)
         forced = "" if is_target else "; --force moves what they leave behind meanwhile"

@@ -224,7 +224,7 @@ def refuse_elsewhere(store: RecordStore, name: str, place: str) -> None:
         )
 
 
-NAMED = 3
+MAX_NAMED = 3
 """Things that are named of those that differ."""
 _WORDS = {
     Difference.NEW: "is missing",
@@ -278,7 +278,7 @@ def _differing(
     part: Transfer, kind: type[TransferRecord], wanted: KindDigest, there: KindDigest
 ) -> StoreError:
     told = _by_place(part, kind) if kind.has_shared_places else _by_order(part, kind)
-    named = list(islice(told, NAMED))
+    named = list(islice(told, MAX_NAMED))
     return StoreError(
         f"{part.where} does not hold the same {kind.title}: {wanted.count} of them with the digest"
         f" {wanted.digest[:16]} were to be there, and {there.count} with {there.digest[:16]} are;"
@@ -323,7 +323,7 @@ def label(copy: TransferRecord) -> str:
     return f"{words} of the {type(copy).title}"
 
 
-MOST_TURNS = 5
+MAX_PASSES = 5
 """How often a source that goes on growing is copied before that is called in vain."""
 
 declare(
@@ -358,7 +358,7 @@ def move(part: Transfer, tell: Tell, *, shuts: bool = False) -> list[Moved]:
     source takes nothing more from when it was copied first, so that the last comparison holds.
     """
     found = [Moved(part.name, kind.title) for kind in part.kinds]
-    for turn in range(MOST_TURNS):
+    for turn in range(MAX_PASSES):
         read = [
             _Copying(part, kind, tell, moved).run()
             for kind, moved in zip(part.kinds, found, strict=True)
@@ -375,7 +375,7 @@ def move(part: Transfer, tell: Tell, *, shuts: bool = False) -> list[Moved]:
             return _compared(found, sums)
         tell(TransferProgress(part.name, "copying what came meanwhile", 0))
     raise StoreError(
-        f"{part.name} keep coming into the store that is moved: it was copied {MOST_TURNS} times,"
+        f"{part.name} keep coming into the store that is moved: it was copied {MAX_PASSES} times,"
         f" and {part.where} does not hold the same {part.name} yet",
         remedy="stop whoever adds there, then move again, or move with --shut, which refuses them",
     )

@@ -23,7 +23,7 @@ from ergon_framework.storage.urls import placeholder
 
 WITHHELD = "ERGON_WITHHELD"
 """Set by workers for their executors; see ``pass_secrets``."""
-LONGEST_SECRET = 64 * 1024
+MAX_SECRET = 64 * 1024
 """Bytes. A secret file above this is surely another file."""
 
 
@@ -72,8 +72,8 @@ class Resolver:
         remedy = "make it a readable file of text, or write text: before a plain value"
         try:
             with (base / name).open("rb") as file:
-                content = file.read(LONGEST_SECRET + 1)
-            if len(content) > LONGEST_SECRET:
+                content = file.read(MAX_SECRET + 1)
+            if len(content) > MAX_SECRET:
                 self.source.add_problem(path, f"the file {name!r} is too long for a secret", remedy)
                 return None
             return content.decode().rstrip("\r\n")

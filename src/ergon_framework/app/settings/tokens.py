@@ -12,9 +12,9 @@ from ergon_framework.errors import ConfigurationError
 
 logger = logging.getLogger("ergon.web")
 
-SHORTEST, LONGEST = 16, 4096
+MIN_TOKEN, MAX_TOKEN = 16, 4096
 """Characters of one token."""
-MOST = 100
+MAX_TOKENS = 100
 """Tokens in one file."""
 UNNAMED = "token"
 """What a caller is called whose token has no name."""
@@ -33,8 +33,8 @@ def parsed(text: str, where: str) -> dict[str, str]:
     given = token_lines(text)
     if not given:
         raise wrong_token(where, "is empty")
-    if len(given) > MOST:
-        raise wrong_token(where, f"has more than {MOST} lines")
+    if len(given) > MAX_TOKENS:
+        raise wrong_token(where, f"has more than {MAX_TOKENS} lines")
     tokens: dict[str, str] = {}
     for number, line in enumerate(given):
         named = _NAMED.fullmatch(line)
@@ -61,10 +61,10 @@ def token_lines(text: str) -> list[str]:
 def _checked(token: str, where: str) -> str:
     if not token:
         raise wrong_token(where, "is empty")
-    if len(token) < SHORTEST:
-        raise wrong_token(where, f"is shorter than {SHORTEST} characters, and can be guessed")
-    if len(token) > LONGEST:
-        raise wrong_token(where, f"is longer than {LONGEST} characters")
+    if len(token) < MIN_TOKEN:
+        raise wrong_token(where, f"is shorter than {MIN_TOKEN} characters, and can be guessed")
+    if len(token) > MAX_TOKEN:
+        raise wrong_token(where, f"is longer than {MAX_TOKEN} characters")
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise wrong_token(where, "has spaces or characters that no header can hold")
     return token

@@ -29,7 +29,7 @@ from ergon_framework.ports.factstore import Reference
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.tracing import dispatching
 
-MOST_IN_WINDOW = 1000
+MAX_WINDOW = 1000
 """Facts between the cursor and the last one read: what a node gives in one page."""
 
 _MAY_BE_NONE = ("wait", "drain", "seconds")
@@ -173,7 +173,7 @@ class BoundaryConnector:
         required: bool = True,
         lease: float = 30.0,
         wait: float = 0.0,
-        limit: int = MOST_IN_WINDOW,
+        limit: int = MAX_WINDOW,
         max_deliveries: int = 5,
         on_gap: Callable[[Loss], Any] = warn_of_gap,
         outbox: str | PathLike[str] | None = None,

@@ -22,9 +22,9 @@ from ergon_framework.ports.transaction import Transaction
 
 logger = logging.getLogger("ergon_framework.connector.boundary.writing")
 
-LOOK = 0.02
+POLL_INTERVAL = 0.02
 """Seconds between two looks into an outbox that is about to be closed."""
-MOST_REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 """Dispatches of unknown outcome whose trace is remembered."""
 
 
@@ -98,7 +98,7 @@ class FactPublisher:
         for message in messages:
             labels = message.envelope.get("labels") or {}
             trace = {k: labels[k] for k in ("traceparent", "tracestate") if k in labels}
-            if trace and len(self._traces) < MOST_REMEMBERED:
+            if trace and len(self._traces) < MAX_REMEMBERED:
                 self._traces[message.id] = trace
 
     # ---- through the outbox ----
@@ -148,7 +148,7 @@ class FactPublisher:
         while left := outbox.pending():
             if outbox.last_error is not None or SYSTEM_CLOCK.now() >= until:
                 break
-            never.wait(LOOK)
+            never.wait(POLL_INTERVAL)
         return left
 
 

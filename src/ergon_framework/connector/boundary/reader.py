@@ -46,11 +46,11 @@ logger = logging.getLogger("ergon_framework.connector.boundary.reading")
 
 declare("connector.boundary.confirming.before", "connector.boundary.confirming.after")
 
-PAUSES = Backoff(base=0.25, cap=2.0)
+EMPTY_BACKOFF = Backoff(base=0.25, cap=2.0)
 """Seconds between two looks at a node that has only facts which are here already."""
-LONGEST_ASK = 1.0
+MAX_WAIT = 1.0
 """Seconds after which a fetch that waits, or has its node wait, hears that it is called off."""
-FEWEST_DEATHS = 2
+MIN_DEATHS = 2
 """The first process may have died with many in hand, so one death is nobody's fault."""
 
 
@@ -92,7 +92,7 @@ class FactReader:
             found, asked_at = 0, (yield Now())
             # Confirmations wait for their turn, so nobody may be about to send one meanwhile.
             patience = 0.0 if self._window.in_hand or is_called_off() else until - asked_at
-            patience = min(max(0.0, patience), LONGEST_ASK)
+            patience = min(max(0.0, patience), MAX_WAIT)
             if room > 0:
                 found = yield from self._read(min(most, room), patience)
                 yield from self.advance()
@@ -103,7 +103,7 @@ class FactReader:
                 return taken
             # The node does not wait while parked facts lie after the cursor.
             if not found and now - asked_at < patience / 2:
-                due = min(until - now, PAUSES.delay(pauses), self._window.next_due(now))
+                due = min(until - now, EMPTY_BACKOFF.delay(pauses), self._window.next_due(now))
                 yield from _waiting(now + due, is_called_off)
                 pauses += 1
 
@@ -160,7 +160,7 @@ class FactReader:
             return
         first.deaths = deaths
         self._window.careful_until = max(self._window.careful_until, through)
-        if deaths >= max(self._max_deliveries, FEWEST_DEATHS):
+        if deaths >= max(self._max_deliveries, MIN_DEATHS):
             text = f"given to {deaths} processes before, none of which came back"
             first.state, first.code, first.reason = EntryState.FAILED, CRASH_LOOP, text
 
@@ -243,7 +243,7 @@ class FactReader:
 
 def _waiting(until: float, is_called_off: Callable[[], bool]) -> Flow[None]:
     while not is_called_off() and (left := until - (yield Now())) > 0:
-        yield Pause(min(left, LONGEST_ASK))
+        yield Pause(min(left, MAX_WAIT))
 
 
 def _entries(batch: Batch, is_released: bool) -> Iterator[WindowEntry]:
@@ -259,7 +259,7 @@ def _entries(batch: Batch, is_released: bool) -> Iterator[WindowEntry]:
 
 
 T = TypeVar("T")
-LEAVING = 5.0
+SHUTDOWN_GRACE = 5.0
 """Seconds that the thread which keeps the lease has to end."""
 
 
@@ -319,7 +319,7 @@ class Driver:
         self._over.set()
         if self._hands is not None:
             self._hands.wake()
-        self._thread.join(LEAVING)
+        self._thread.join(SHUTDOWN_GRACE)
         self._run(self.reader.leave())
 
     def _run(self, script: Flow[T]) -> T:

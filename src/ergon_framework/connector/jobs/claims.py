@@ -43,8 +43,8 @@ from ergon_framework.telemetry.notices import NoticeDispatcher, has_listeners
 logger = logging.getLogger("ergon.connector")
 
 Report = Callable[[str, dict[str, Any]], None]
-SHORTEST_NAP = 0.05
-LEAVING = 5.0
+MIN_PAUSE = 0.05
+SHUTDOWN_GRACE = 5.0
 """Seconds that the thread has to end, and the store to be told of it."""
 
 
@@ -96,8 +96,8 @@ class Holding:
         """Let go of the thread, and tell that nobody is here any more."""
         self._ending.set()
         if self._thread is not None and self._thread.ident is not None:
-            self._thread.join(LEAVING)
-            self._maintenance.leave(LEAVING)
+            self._thread.join(SHUTDOWN_GRACE)
+            self._maintenance.leave(SHUTDOWN_GRACE)
 
     # ---- claims ----
 
@@ -159,7 +159,7 @@ class Holding:
     # ---- the thread ----
 
     def _keep(self) -> None:
-        pause = SHORTEST_NAP
+        pause = MIN_PAUSE
         while not self._ending.wait(pause):
             try:
                 now = SYSTEM_CLOCK.now()
@@ -168,7 +168,7 @@ class Holding:
                     self.renew()
                     self._renew_at = now + self._lease / 3
                 until = min(self._renew_at, self._maintenance.run(now))
-                pause = max(SHORTEST_NAP, until - SYSTEM_CLOCK.now())
+                pause = max(MIN_PAUSE, until - SYSTEM_CLOCK.now())
                 self._is_away = False
             except Exception as error:
                 pause = min(1.0, self._lease / 10)

@@ -31,7 +31,7 @@ from ergon_framework.telemetry.propagation import extract, outgoing, written
 
 _PAYLOAD = ("args", "kwargs")
 _TRACE = ("traceparent", "tracestate")
-_RACES = 100
+_MAX_CONFLICTS = 100
 """How often others may add jobs of the same batch before we give up."""
 _T = TypeVar("_T", bound=Transaction)
 _decode = msgspec.json.decode
@@ -128,7 +128,7 @@ def add_once(store: FullJobStore, jobs: list[NewJob]) -> None:
             left = absent
             raise ConflictError from error
 
-    retry_conflicts(attempt, max_attempts=_RACES, give_up=_too_busy)
+    retry_conflicts(attempt, max_attempts=_MAX_CONFLICTS, give_up=_too_busy)
 
 
 def _too_busy() -> JobsConnectorError:
@@ -218,7 +218,7 @@ def _trace_id(header: str | None) -> str | None:
     return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else None
 
 
-LONGEST_MESSAGE = 4096
+MAX_MESSAGE = 4096
 """Characters of an error message that are kept."""
 
 
@@ -229,7 +229,7 @@ def event_of(error: Exception, transaction_id: str, give_up_on: Collection[str])
     failure = classify(plain, Step.PROCESS, transaction_id)[0]
     if failure.code in give_up_on:
         kind = Kind.REJECTED
-    text = describe(plain)[:LONGEST_MESSAGE]
+    text = describe(plain)[:MAX_MESSAGE]
     found = Failure(kind, failure.code, text, failure.retry_after)
     return HeldBack(found) if kind is Kind.HELD else Failed(found)
 

@@ -26,7 +26,7 @@ from ergon_framework.connector.jobs.errors import JobsConnectorError
 from ergon_framework.core.job import Event, JobStatus, Released, Succeeded
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError, JobError, StoreError
-from ergon_framework.jobs.client import MOST_AT_ONCE
+from ergon_framework.jobs.client import MAX_BATCH
 from ergon_framework.jobs.newjob import check_options
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.validation import name
@@ -218,8 +218,8 @@ class JobsConnector(ThreadedTwins):
         routed = (self._handler, self._executor)
         with dispatching("job.enqueue", "rrq.job_id", given):
             jobs = [job_of(each, client, routed, self._options) for each in given]
-            if len(jobs) > MOST_AT_ONCE:
-                text = f"more than {MOST_AT_ONCE:,} jobs in one commit"
+            if len(jobs) > MAX_BATCH:
+                text = f"more than {MAX_BATCH:,} jobs in one commit"
                 raise JobsConnectorError(text, remedy="dispatch fewer at once")
             add_once(client.store, jobs)
 

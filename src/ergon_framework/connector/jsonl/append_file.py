@@ -21,9 +21,9 @@ from ergon_framework.storage.secure_files import Folder
 
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 _BLOCK = 1 << 16
-MOST_TAKEN = 10
+MAX_REPLACED = 10
 """How often in a row a file may be taken away while it is being written."""
-_LONGEST_TAIL = 1 << 24
+_MAX_TAIL = 1 << 24
 
 
 class LockedError(JsonlConnectorError):
@@ -98,7 +98,7 @@ class AppendFile:
         Somebody may take the file away at any moment. What was written into it since it was read
         there for the last time would be lost, so it is written again, into a new one.
         """
-        for _ in range(MOST_TAKEN):
+        for _ in range(MAX_REPLACED):
             if not self.is_in_place:
                 self._begin_anew()
             self.sync(self.write(pieces()))
@@ -303,7 +303,7 @@ def _repair_tail(file: FileIO) -> None:
     start = _after_last_newline(file, size)
     if start == size:
         return
-    if size - start <= _LONGEST_TAIL and is_complete(os.pread(file.fileno(), size - start, start)):
+    if size - start <= _MAX_TAIL and is_complete(os.pread(file.fileno(), size - start, start)):
         _write_all(file, NEWLINE)
     else:
         os.ftruncate(file.fileno(), start)
@@ -359,7 +359,7 @@ class RotatingWriter:
         """
         if not lines:
             return
-        for _ in range(MOST_TAKEN):
+        for _ in range(MAX_REPLACED):
             part, ticket = self._write(b"".join(lines))
             part.sync(ticket)
             if part.is_in_place:

@@ -19,8 +19,8 @@ from ergon_framework.errors import ConnectorError, EnvelopeError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 
 NEWLINE = b"\n"
-_DEEPEST = 200
-_LONGEST_REASON = 2000
+_MAX_DEPTH = 200
+_MAX_REASON = 2000
 _REMEDIES: tuple[tuple[str, str], ...] = (
     ("bytes", 'encode it as text, for example base64.b64encode(value).decode("ascii")'),
     ("bytearray", 'encode it as text, for example base64.b64encode(value).decode("ascii")'),
@@ -127,7 +127,7 @@ def long_letter(reason: str, where: dict[str, Any], pieces: Iterator[bytes]) -> 
 
 
 def _envelope(reason: str, where: dict[str, Any]) -> dict[str, Any]:
-    text = reason[:_LONGEST_REASON].encode("utf-8", "backslashreplace").decode("utf-8")
+    text = reason[:_MAX_REASON].encode("utf-8", "backslashreplace").decode("utf-8")
     return {"at": datetime.now(UTC).isoformat(), **where, "reason": text}
 
 
@@ -148,8 +148,8 @@ def _refused(transaction: Transaction, shape: dict[str, Any]) -> PayloadError:
 
 def _culprit(value: Any, path: str, depth: int) -> tuple[str, str, str] | None:
     """Where it is, what it is, and what to do about it; None when the value is fine."""
-    if depth > _DEEPEST:
-        what = f"nested more than {_DEEPEST} levels deep, or inside itself"
+    if depth > _MAX_DEPTH:
+        what = f"nested more than {_MAX_DEPTH} levels deep, or inside itself"
         return f"{path[:40]}…", what, "flatten it"
     if isinstance(value, dict):
         for key, inner in value.items():

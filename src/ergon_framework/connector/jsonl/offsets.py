@@ -123,8 +123,8 @@ def fingerprint(file: BufferedReader, offset: int) -> int:
 
 
 _log = logging.getLogger("ergon_framework.connector.jsonl.progress")
-_SLACK = 1000  # entries the journal may hold beyond twice what the last compaction left
-_STEADY = 1_000_000_000
+COMPACT_AFTER = 1000  # entries the journal may hold beyond twice what the last compaction left
+SETTLED_AFTER_NS = 1_000_000_000
 """Nanoseconds after its last change until the next one is sure to have another instant."""
 _READ_AT_GROWTH = 1 << 20
 """Bytes that are compared as a whole each time that a file has grown; of more, both ends are."""
@@ -145,7 +145,7 @@ class Stamp(NamedTuple):
     @property
     def is_steady(self) -> bool:
         """Whether a change from now on is sure to give the file another one."""
-        return self.changed + _STEADY < time.time_ns()
+        return self.changed + SETTLED_AFTER_NS < time.time_ns()
 
 
 class FileProgress:
@@ -279,7 +279,7 @@ class CommittedOffsets:
         self._folder = folder
         self._journal = AppendFile(folder, name, "progress", fsync=fsync)
         self._entries = 0
-        self._compact_at = _SLACK
+        self._compact_at = COMPACT_AFTER
         self._load()
         self._compact()
 
@@ -384,7 +384,7 @@ class CommittedOffsets:
         entries = [entry for file in self._files.values() for entry in self._entries_of(file)]
         self._journal.replace(_packed(entries))
         self._entries = len(entries)
-        self._compact_at = 2 * self._entries + _SLACK
+        self._compact_at = 2 * self._entries + COMPACT_AFTER
 
     def _entries_of(self, file: FileProgress) -> list[dict[str, Any]]:
         entries = []

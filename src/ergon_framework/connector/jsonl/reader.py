@@ -42,7 +42,7 @@ _log = logging.getLogger("ergon.connector.jsonl")
 _log.addHandler(logging.NullHandler())
 
 STATE = ".ergon"
-_MOST_LETTERS = 256  # malformed lines set aside with one fsync
+_MAX_LETTERS = 256  # malformed lines set aside with one fsync
 
 T = TypeVar("T")
 
@@ -238,7 +238,7 @@ class DirectoryReader(Generic[T]):
                     return
                 seen.malformed.append((line, error))
             known.read(line)
-            if len(seen.items) == room or len(seen.malformed) == _MOST_LETTERS:
+            if len(seen.items) == room or len(seen.malformed) == _MAX_LETTERS:
                 return
         seen.is_exhausted = True
 
