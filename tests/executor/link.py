@@ -18,7 +18,7 @@ from typing import Any, Self
 import ergon_framework
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.executor.registry import Registry
-from ergon_framework.executor.runtime import Runtime
+from ergon_framework.executor.runtime import CANCEL_GRACE, Runtime
 from ergon_framework.executor.stdio import Pipes
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -91,12 +91,16 @@ class Lines:
 class Link:
     """A runtime in threads of this process, at the other end of two pipes."""
 
-    def __init__(self, registry: Registry, limit: int = 1) -> None:
-        source, self._input = os.pipe()
-        self._output, target = os.pipe()
-        self._theirs = [source, target]
-        self.lines = Lines(self._output)
-        self.runtime = Runtime(registry, Pipes(source, target), limit=limit)
+    def __init__(
+        self, registry: Registry, limit: int = 1, *, cancel_grace: float = CANCEL_GRACE
+    ) -> None:
+        source, self.input_fd = os.pipe()
+        self.output_fd, target = os.pipe()
+        self.runtime_fds = [source, target]
+        self.lines = Lines(self.output_fd)
+        self.runtime = Runtime(
+            registry, Pipes(source, target), limit=limit, cancel_grace=cancel_grace
+        )
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -108,13 +112,13 @@ class Link:
         self.end_input()
         self.wait()
         self.runtime.close()
-        os.close(self._output)
-        for each in self._theirs:
+        os.close(self.output_fd)
+        for each in self.runtime_fds:
             os.close(each)
 
     def send(self, *requests: bytes) -> None:
         """Write some requests in one piece."""
-        os.write(self._input, b"".join(requests))
+        os.write(self.input_fd, b"".join(requests))
 
     def outcome(self) -> Json:
         """The next outcome."""
@@ -128,7 +132,7 @@ class Link:
 
     def waiting(self) -> list[str]:
         """The job ids of the outcomes that can be read now."""
-        os.set_blocking(self._output, False)
+        os.set_blocking(self.output_fd, False)
         found = []
         with suppress(BlockingIOError):
             while line := self.lines.read():
@@ -137,9 +141,9 @@ class Link:
 
     def end_input(self) -> None:
         """Close the pipe of requests."""
-        if self._input >= 0:
-            os.close(self._input)
-            self._input = -1
+        if self.input_fd >= 0:
+            os.close(self.input_fd)
+            self.input_fd = -1
 
     def wait(self) -> None:
         """Wait until the runtime has ended."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from ergon_framework.executor import Registry
-from ergon_framework.executor import runtime as module
 from tests.executor.link import PATIENCE, SOON, Link, in_seconds, request
 from tests.executor.registries import COLOURS, LIMITS, registry_of
 
@@ -53,9 +52,8 @@ def test_a_request_past_its_deadline_is_not_begun(colour: str, limit: int) -> No
 
 
 @pytest.mark.req("X5")
-def test_an_async_handler_is_cancelled_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_async_handler_is_cancelled_at_its_deadline() -> None:
     """It may clean up; the executor goes on."""
-    monkeypatch.setattr(module, "CANCEL_GRACE", PATIENCE)
     registry, cleaned = registry_of("async"), threading.Event()
     begun = threading.Event()
 
@@ -67,7 +65,7 @@ def test_an_async_handler_is_cancelled_at_its_deadline(monkeypatch: pytest.Monke
         finally:
             cleaned.set()
 
-    with Link(registry) as link:
+    with Link(registry, cancel_grace=PATIENCE) as link:
         for seconds in deadlines():
             assert link.ask("hang", _deadline=in_seconds(seconds))["status"] == "timeout"
             if begun.is_set():
@@ -106,11 +104,8 @@ def _is_plain_given_up(seconds: float) -> bool:
 
 
 @pytest.mark.req("X5")
-def test_an_async_handler_that_blocks_the_loop_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_async_handler_that_blocks_the_loop_is_given_up() -> None:
     """The supervisor answers in its place; the loop cannot."""
-    monkeypatch.setattr(module, "CANCEL_GRACE", SOON)
     assert any(_is_async_given_up(seconds) for seconds in deadlines())
 
 
@@ -123,7 +118,7 @@ def _is_async_given_up(seconds: float) -> bool:
         begun.set()
         gate.wait(PATIENCE)
 
-    with Link(registry) as link:
+    with Link(registry, cancel_grace=SOON) as link:
         status = link.ask("hang", _deadline=in_seconds(seconds))["status"]
         is_begun = begun.is_set()
         assert status == "timeout" or not is_begun
@@ -134,11 +129,8 @@ def _is_async_given_up(seconds: float) -> bool:
 
 
 @pytest.mark.req("X5")
-def test_a_request_whose_event_loop_another_one_blocks_is_parked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_whose_event_loop_another_one_blocks_is_parked() -> None:
     """It was never begun, so it is charged no attempt; nor is it begun when the loop goes on."""
-    monkeypatch.setattr(module, "CANCEL_GRACE", SOON)
     registry, gate, begun, ran = Registry(), threading.Event(), threading.Event(), []
 
     @registry.handler
@@ -154,7 +146,7 @@ def test_a_request_whose_event_loop_another_one_blocks_is_parked(
     def plain() -> None:
         """So that a thread reads the requests, and not the loop."""
 
-    with Link(registry, 2) as link:
+    with Link(registry, 2, cancel_grace=SOON) as link:
         link.send(request("block", job_id="block", _deadline=in_seconds(PATIENCE)))
         assert begun.wait(PATIENCE)
         told = link.ask("innocent", job_id="innocent", _deadline=in_seconds(SOON))
@@ -166,11 +158,8 @@ def test_a_request_whose_event_loop_another_one_blocks_is_parked(
     assert ran == []
 
 
-def test_an_async_handler_that_ends_its_cancellation_well_has_succeeded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_async_handler_that_ends_its_cancellation_well_has_succeeded() -> None:
     """What it returns is true, although late."""
-    monkeypatch.setattr(module, "CANCEL_GRACE", PATIENCE)
     registry, begun = Registry(), threading.Event()
 
     @registry.handler
@@ -182,7 +171,7 @@ def test_an_async_handler_that_ends_its_cancellation_well_has_succeeded(
             return "done"
         return "never"
 
-    with Link(registry) as link:
+    with Link(registry, cancel_grace=PATIENCE) as link:
         for seconds in deadlines():
             told = link.ask("stubborn", _deadline=in_seconds(seconds))
             if begun.is_set():

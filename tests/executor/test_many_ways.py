@@ -50,7 +50,7 @@ def send(link: Link, names: list[str], count: int, dice: random.Random) -> None:
     ]
     rest = memoryview(b"".join(lines))
     while rest:
-        rest = rest[os.write(link._input, rest[: dice.randint(1, 5000)]) :]
+        rest = rest[os.write(link.input_fd, rest[: dice.randint(1, 5000)]) :]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "mixed"])

@@ -243,8 +243,7 @@ def test_an_end_while_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(process.OTLP, "http://127.0.0.1:1")
     for name in ("ergon_framework.executor.tracing", "ergon_framework.telemetry.exporters"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    process._finish_tracing()
-    process._finish_exporting()
+    process.finish_telemetry()
 
 
 @pytest.mark.req("X20")
@@ -327,7 +326,9 @@ def test_a_handler_cannot_end_the_process() -> None:
 
 def test_threads_left_behind_do_not_keep_it() -> None:
     """The interpreter would wait for them for ever."""
-    with child() as executor:
+    program = "from ergon_framework.executor.process import serve"
+    program += f"\nserve({APP!r}, exit_timeout=0.1)"
+    with Child([sys.executable, "-c", program]) as executor:
         assert executor.ask("linger")["status"] == "success"
         executor.end_input()
         assert executor.code() == 0

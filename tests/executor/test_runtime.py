@@ -232,7 +232,7 @@ def test_a_reader_that_is_gone_ends_it_quietly(limit: int) -> None:
     """What can no longer be told is dropped."""
     registry = registry_of("sync")
     link = Link(registry, limit)
-    os.close(link._output)
+    os.close(link.output_fd)
     link.send(request("echo"))
     link.wait()
     link.end_input()
@@ -427,7 +427,7 @@ def test_a_line_over_the_limit_is_refused_and_the_next_one_served() -> None:
 def _write_all(link: Link, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(link._input, rest) :]
+        rest = rest[os.write(link.input_fd, rest) :]
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -436,7 +436,7 @@ def test_pipes_that_do_not_block_serve_as_well(colour: str, limit: int) -> None:
     """Whoever made them may have wanted them so."""
     registry = registry_of(colour)
     with Link(registry, limit) as link:
-        for each in link._theirs:
+        for each in link.runtime_fds:
             os.set_blocking(each, False)
         link.send(*(request("echo", "x" * 900, job_id=str(each)) for each in range(50)))
         link.end_input()

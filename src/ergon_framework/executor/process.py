@@ -37,10 +37,17 @@ _WRONG = 2
 _TERMINATED = 128 + signal.SIGTERM
 
 
-def serve(app: str, *, is_debug: bool = False, is_process: bool = True) -> int:
+def serve(
+    app: str,
+    *,
+    is_debug: bool = False,
+    is_process: bool = True,
+    exit_timeout: float = EXIT_TIMEOUT,
+) -> int:
     """Be an executor on this process's standard streams until its end; the exit code.
 
-    With ``is_process`` the process ends soon after, whatever threads are still busy in it.
+    With ``is_process`` the process ends ``exit_timeout`` seconds after that at the latest, whatever
+    threads are still busy in it.
     """
     pipes = claim_stdio()
     if is_process:
@@ -56,10 +63,9 @@ def serve(app: str, *, is_debug: bool = False, is_process: bool = True) -> int:
         code = _told(error, _WRONG, is_debug=is_debug)
     except BaseException as error:
         code = _told(error, _FAILED, is_debug=is_debug)
-    _finish_tracing()
-    _finish_exporting()
+    finish_telemetry()
     if is_process:
-        _leave_soon(code)
+        _leave_soon(code, exit_timeout)
     return code
 
 
@@ -211,13 +217,11 @@ def _export() -> None:
         stderr_line(str(error))
 
 
-def _finish_exporting() -> None:
-    if os.environ.get(OTLP):  # otherwise it is there for somebody else
-        _finish("ergon_framework.telemetry.exporters")
-
-
-def _finish_tracing() -> None:
+def finish_telemetry() -> None:
+    """Write the spans and metrics that are left, before the interpreter ends."""
     _finish("ergon_framework.executor.tracing")
+    if os.environ.get(OTLP):  # otherwise the exporters belong to the user's own code
+        _finish("ergon_framework.telemetry.exporters")
 
 
 def _finish(module: str) -> None:
@@ -227,11 +231,11 @@ def _finish(module: str) -> None:
         finish()
 
 
-def _leave_soon(code: int) -> None:
+def _leave_soon(code: int, exit_timeout: float) -> None:
     """Do not stay: the interpreter waits for every thread of the user that is not daemonic."""
 
     def wait_and_leave() -> None:
-        threading.Event().wait(EXIT_TIMEOUT)
+        threading.Event().wait(exit_timeout)
         stderr_line("threads are still busy; the process ends without them")
         os._exit(code)
 

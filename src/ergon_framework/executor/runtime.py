@@ -96,7 +96,9 @@ class Runtime:
         *,
         limit: int = 1,
         on_ready: Callable[[], Any] | None = None,
+        cancel_grace: float = CANCEL_GRACE,
     ) -> None:
+        self._cancel_grace = cancel_grace
         self._pid = os.getpid()
         self._registry = registry
         self._on_ready = on_ready
@@ -163,7 +165,7 @@ class Runtime:
         """Cancel what can be cancelled; give up on what cannot, and on this process with it."""
         loop = self._lifespan.loop
         if invocation.is_async and not invocation.is_cancelled and loop is not None:
-            self._queue.prolong(invocation, time.monotonic() + CANCEL_GRACE)
+            self._queue.prolong(invocation, time.monotonic() + self._cancel_grace)
             loop.cancel(invocation)
             return
         job_id = invocation.request.job_id

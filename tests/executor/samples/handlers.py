@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-from ergon_framework.executor import Registry, process
+from ergon_framework.executor import Registry
 from ergon_framework.executor.thread_pool import RequestQueue
 
 print("printed while it was imported")
@@ -140,8 +140,7 @@ def hang(word: str) -> str:
 
 @registry.handler
 def linger() -> None:
-    """Leave a thread behind that is not daemonic, in a process with little patience."""
-    process.EXIT_TIMEOUT = 0.1
+    """Leave a thread behind that is not daemonic."""
     threading.Thread(target=threading.Event().wait, daemon=False).start()
 
 
