@@ -14,7 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
-from ergon_framework.connector.jsonl import JsonlConnector, append_file, offsets
+from ergon_framework.connector.jsonl import JsonlConnector, append_file
+from ergon_framework.connector.jsonl.offsets import JournalLimits
 from ergon_framework.ports.transaction import Transaction
 
 FILES = {"progress": "in/.ergon/progress.jsonl", "dead_letters": "in/.ergon/dead_letters.jsonl"}
@@ -62,7 +63,8 @@ def work(home: Path) -> None:
     def note(verb: str, transaction: Transaction) -> None:
         os.write(diary, f"{verb} {transaction.transaction_id}\n".encode())
 
-    connector = JsonlConnector(home / "in", home / "out")
+    early = JournalLimits(compact_after=2)  # compact early and often
+    connector = JsonlConnector(home / "in", home / "out", journal=early)
     while batch := connector.fetch_transactions(3):
         for each in batch:
             if each.payload % 3 == 0 and each.payload not in released:
@@ -94,9 +96,8 @@ def crash(home: Path, point: str, passes: int) -> int:
 
 def main(folder: Path) -> None:
     """Every failpoint, with one pass more each time until nobody dies of it."""
-    offsets.COMPACT_AFTER = 2  # compact early and often
     # The page cache survives SIGKILL: waiting for the disk would show nothing.
-    os.fsync = append_file._sync = lambda fd: None
+    os.fsync = append_file.sync_data = lambda fd: None
     for point in POINTS:
         passes = 1
         while (code := crash(folder / point / str(passes), point, passes)) == -signal.SIGKILL:

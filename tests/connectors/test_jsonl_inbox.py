@@ -21,15 +21,18 @@ from ergon_framework.connector.jsonl import (
     LineTooLongError,
     LockedError,
     MalformedLineError,
+    append_file,
 )
-from ergon_framework.connector.jsonl import append_file as files_module
-from ergon_framework.connector.jsonl import offsets as progress_module
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
+from ergon_framework.connector.jsonl.offsets import JournalLimits
 from ergon_framework.errors import ConfigurationError, FetchException
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.secure_files import Folder
 from ergon_framework.task.ready import ConsumerTask
 from ergon_framework.testing.suites import exercise_connector
+
+AT_ONCE_STEADY = JournalLimits(steady_after=-1e9)
+"""Every file counts as unchanged for long, whatever the clock says."""
 
 Open = Callable[..., JsonlConnector]
 
@@ -388,7 +391,7 @@ def test_dead_letters_that_are_taken_away_get_no_more_of_them(
     first = connector.fetch_transactions(1)[0]
     if moment == "before":
         take("before")
-    monkeypatch.setattr(files_module, "failpoint", take)
+    monkeypatch.setattr(append_file, "failpoint", take)
     if is_malformed:
         assert connector.fetch_transactions(1) == []
     else:
@@ -425,7 +428,7 @@ def test_nothing_is_handed_out_whose_end_cannot_be_written_down(
 
     (tmp_path / "a.jsonl").write_text("".join(line(f"a{number}") for number in range(50)))
     connector = open_inbox()
-    monkeypatch.setattr(files_module, "_write_all", full)
+    monkeypatch.setattr(append_file, "write_all", full)
     done: list[str] = []
 
     class Work(ConsumerTask):
@@ -461,7 +464,6 @@ def many(changed: dict[int, str]) -> str:
 def test_a_new_file_of_the_same_length_is_new_work(
     tmp_path: Path,
     open_inbox: Open,
-    monkeypatch: pytest.MonkeyPatch,
     is_steady: bool,
     is_open: bool,
     is_moved: bool,
@@ -470,12 +472,11 @@ def test_a_new_file_of_the_same_length_is_new_work(
     first: str,
 ) -> None:
     """Not the length of a file says that it is done with, but what is in it."""
-    if is_steady:
-        monkeypatch.setattr(progress_module, "SETTLED_AFTER_NS", -(10**18))
+    journal = AT_ONCE_STEADY if is_steady else JournalLimits()
     assert len(old) == len(new)
     file = tmp_path / "a.jsonl"
     file.write_text(old)
-    connector = open_inbox()
+    connector = open_inbox(journal=journal)
     assert len(ack_all(connector, 999)) == old.count("\n")
     assert ack_all(connector) == []
     if not is_open:
@@ -487,18 +488,17 @@ def test_a_new_file_of_the_same_length_is_new_work(
         before = file.stat().st_ctime_ns
         while file.stat().st_ctime_ns == before:  # within one tick it is found a second later
             file.write_text(new)
-    again = ack_all(connector if is_open else open_inbox(), 999)
+    again = ack_all(connector if is_open else open_inbox(journal=journal), 999)
     assert (again[0], len(again)) == (first, new.count("\n"))
-    assert ack_all(open_inbox()) == []
+    assert ack_all(open_inbox(journal=journal)) == []
 
 
 def test_a_file_that_has_not_changed_is_not_read_again(
     tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither at the next fetch nor by the next process, unless it changed a moment before."""
-    monkeypatch.setattr(progress_module, "SETTLED_AFTER_NS", -(10**18))
     (tmp_path / "a.jsonl").write_text(many({}))
-    assert len(ack_all(open_inbox(), 999)) == 400
+    assert len(ack_all(open_inbox(journal=AT_ONCE_STEADY), 999)) == 400
     opened: list[str] = []
     really = DropFolder.open
 
@@ -507,7 +507,7 @@ def test_a_file_that_has_not_changed_is_not_read_again(
         return really(folder, name)
 
     monkeypatch.setattr(DropFolder, "open", noted)
-    connector = open_inbox()
+    connector = open_inbox(journal=AT_ONCE_STEADY)
     assert connector.fetch_transactions(9) == []
     assert connector.fetch_transactions(9) == []
     assert opened == []
@@ -591,44 +591,40 @@ def test_what_is_known_about_a_removed_file_goes_with_it(tmp_path: Path, open_in
     assert ids(connector.fetch_transactions(9)) == ["a1", "a2"]
 
 
-def test_the_journal_stays_small(
-    tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_journal_stays_small(tmp_path: Path, open_inbox: Open) -> None:
     """It is compacted as it grows, and what it says stays true, lines out of order included."""
-    monkeypatch.setattr(progress_module, "COMPACT_AFTER", 10)
+    limits = JournalLimits(compact_after=10)
     for name in "abc":
         text = "".join(line(f"{name}{n}") for n in range(40))
         (tmp_path / f"{name}.jsonl").write_text(text)
-    connector = open_inbox()
+    connector = open_inbox(journal=limits)
     batch = connector.fetch_transactions(120)
     for each in batch[::-1]:
         if each.transaction_id not in {"a7", "b39", "c0"}:
             connector.ack(each)
     journal = tmp_path / ".ergon" / "progress.jsonl"
     assert len(journal.read_text().splitlines()) < 160
-    assert ack_all(open_inbox()) == ["a7", "b39", "c0"]
+    assert ack_all(open_inbox(journal=limits)) == ["a7", "b39", "c0"]
     for _ in range(30):
         with (tmp_path / "c.jsonl").open("a") as file:
             file.write(line("more"))
-        assert ack_all(open_inbox()) == ["more"]
+        assert ack_all(open_inbox(journal=limits)) == ["more"]
     assert len(journal.read_text().splitlines()) < 30
-    assert ack_all(open_inbox()) == []
+    assert ack_all(open_inbox(journal=limits)) == []
 
 
-def test_compaction_does_not_bless_a_replaced_file(
-    tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compaction_does_not_bless_a_replaced_file(tmp_path: Path, open_inbox: Open) -> None:
     """When a file was replaced unseen, compaction does not call its new lines settled."""
-    monkeypatch.setattr(progress_module, "COMPACT_AFTER", 3)
+    limits = JournalLimits(compact_after=3)
     (tmp_path / "a.jsonl").write_text(line("a1") + line("a2") + line("a3"))
     (tmp_path / "b.jsonl").write_text("".join(line(f"b{n}") for n in range(20)))
-    connector = open_inbox()
+    connector = open_inbox(journal=limits)
     batch = connector.fetch_transactions(99)
     connector.ack(batch[0])
     (tmp_path / "a.jsonl").write_text(line("x1") + line("x2") + line("x3"))
     for each in batch[3:]:
         connector.ack(each)
-    assert ids(open_inbox().fetch_transactions(99)) == ["x1", "x2", "x3"]
+    assert ids(open_inbox(journal=limits).fetch_transactions(99)) == ["x1", "x2", "x3"]
 
 
 def test_a_damaged_journal_costs_only_a_redelivery(tmp_path: Path, open_inbox: Open) -> None:

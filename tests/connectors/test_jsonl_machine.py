@@ -6,15 +6,17 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ergon_framework.connector.jsonl import JsonlConnector, offsets
+from ergon_framework.connector.jsonl import JsonlConnector
+from ergon_framework.connector.jsonl.offsets import JournalLimits
 from ergon_framework.ports.transaction import Transaction
+
+EARLY = JournalLimits(compact_after=2)
 
 
 class InboxHistory(RuleBasedStateMachine):
@@ -23,14 +25,12 @@ class InboxHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.home = Path(tempfile.mkdtemp())
-        self.compacting = mock.patch.object(offsets, "COMPACT_AFTER", 2)
-        self.compacting.start()
         self.written = 0
         self.spoilt = 0
         self.waiting: set[str] = set()
         self.flying: dict[str, Transaction] = {}
         self.dead: set[str] = set()
-        self.connector = JsonlConnector(self.home, fsync=False)
+        self.connector = JsonlConnector(self.home, fsync=False, journal=EARLY)
 
     @rule(file=st.sampled_from("abc"), count=st.integers(1, 4), has_newline=st.booleans())
     def write(self, file: str, count: int, has_newline: bool) -> None:
@@ -78,7 +78,7 @@ class InboxHistory(RuleBasedStateMachine):
     def reopen(self) -> None:
         """A new connector takes over: what was in flight waits again."""
         self.connector.close()
-        self.connector = JsonlConnector(self.home, fsync=False)
+        self.connector = JsonlConnector(self.home, fsync=False, journal=EARLY)
         self.waiting |= set(self.flying)
         self.flying.clear()
 
@@ -99,7 +99,6 @@ class InboxHistory(RuleBasedStateMachine):
             assert sum("value" not in each for each in letters) == self.spoilt
         finally:
             self.connector.close()
-            self.compacting.stop()
             shutil.rmtree(self.home)
 
     def _append(self, file: str, text: str) -> None:

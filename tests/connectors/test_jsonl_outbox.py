@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.connector.jsonl import JsonlConnector, JsonlConnectorError, append_file, codec
+from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.errors import EnvelopeError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.secure_files import Folder
@@ -237,7 +238,7 @@ def test_a_full_disk_is_told_and_nothing_half_written_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failed write everything is refused until the file is opened again."""
-    write_all = append_file._write_all
+    write_all = append_file.write_all
 
     def full(file: Any, data: bytes) -> None:
         write_all(file, data[: len(data) // 2])
@@ -246,7 +247,7 @@ def test_a_full_disk_is_told_and_nothing_half_written_stays(
     with JsonlConnector(outbox=tmp_path, fsync=False) as connector:
         send(connector, "a")
         with monkeypatch.context() as patched:
-            patched.setattr(append_file, "_write_all", full)
+            patched.setattr(append_file, "write_all", full)
             with pytest.raises(JsonlConnectorError, match=r"cannot write .*No space left"):
                 send(connector, "b", "c")
         with pytest.raises(JsonlConnectorError, match=r"failed before .*what it holds is uncert"):
@@ -261,7 +262,7 @@ def test_an_interrupted_write_leaves_no_half_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A KeyboardInterrupt in the middle of a write is undone, and writing goes on."""
-    write_all = append_file._write_all
+    write_all = append_file.write_all
 
     def interrupted(file: Any, data: bytes) -> None:
         write_all(file, data[:5])
@@ -269,7 +270,7 @@ def test_an_interrupted_write_leaves_no_half_line(
 
     with JsonlConnector(outbox=tmp_path, fsync=False) as connector:
         send(connector, "a")
-        monkeypatch.setattr(append_file, "_write_all", interrupted)
+        monkeypatch.setattr(append_file, "write_all", interrupted)
         with pytest.raises(KeyboardInterrupt):
             send(connector, "b")
         monkeypatch.undo()
@@ -289,7 +290,7 @@ def test_after_a_failed_fsync_nothing_is_promised(
     with JsonlConnector(tmp_path) as connector:
         first, second = connector.fetch_transactions(2)
         with monkeypatch.context() as patched:
-            patched.setattr(append_file, "_sync", fail)
+            patched.setattr(append_file, "sync_data", fail)
             with pytest.raises(JsonlConnectorError, match=r"cannot write .*Input/output error"):
                 connector.ack(first)
         for each in (first, second):
@@ -306,7 +307,7 @@ def test_a_failed_rewrite_is_told_too(tmp_path: Path, monkeypatch: pytest.Monkey
 
     file = append_file.AppendFile(Folder.open(tmp_path), "log", "log")
     file.append(lambda: [b"1\n"])
-    monkeypatch.setattr(append_file, "_write_all", fail)
+    monkeypatch.setattr(append_file, "write_all", fail)
     with pytest.raises(JsonlConnectorError, match=r"cannot write .*No space left"):
         file.replace(b"2\n")
     monkeypatch.undo()
@@ -326,11 +327,11 @@ def test_a_failed_rewrite_is_told_too(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_closed_connector_writes_nothing(tmp_path: Path) -> None:
     """Not even when the close comes between the check and the write."""
     connector = JsonlConnector(outbox=tmp_path, fsync=False)
-    outbox = connector._outbox
-    assert outbox is not None
     connector.close()
     with pytest.raises(JsonlConnectorError, match="this JsonlConnector is closed"):
         send(connector, "a")
+    outbox = append_file.RotatingWriter(tmp_path, rotate_bytes=1000, fsync=False)
+    outbox.close()
     with pytest.raises(JsonlConnectorError, match="the outbox is closed"):
         outbox.append([b"a\n"])
     assert parts(tmp_path) == {}
@@ -349,7 +350,7 @@ def test_threads_that_settle_together_share_an_fsync(
         assert go_on.wait(10)
 
     file = append_file.AppendFile(Folder.open(tmp_path), "log", "log")
-    monkeypatch.setattr(append_file, "_sync", slow)
+    monkeypatch.setattr(append_file, "sync_data", slow)
     tickets = [file.write([b"1\n"])]
     first = threading.Thread(target=file.sync, args=tickets)
     first.start()
@@ -377,7 +378,7 @@ def test_everything_is_on_disk_before_dispatch_and_ack_return(
 
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to name a descriptor")
-    monkeypatch.setattr(append_file, "_sync", note)
+    monkeypatch.setattr(append_file, "sync_data", note)
     for fsync in (True, False):
         with JsonlConnector(tmp_path, tmp_path, fsync=fsync) as connector:
             send(connector, "a", "b")
@@ -400,13 +401,12 @@ def test_a_cancelled_fetch_gives_back_what_its_thread_still_takes(
     (tmp_path / "a.jsonl").write_text('{"transaction_id": "a1"}\n{"transaction_id": "a2"}\n')
     connector = JsonlConnector(tmp_path, fsync=False)
     taking, go_on = threading.Event(), threading.Event()
-    assert connector._inbox is not None
-    take = connector._inbox.take
+    really_open = DropFolder.open
 
-    def slow_take(count: int) -> Any:
+    def slow_open(folder: DropFolder, name: str) -> Any:
         taking.set()
         assert go_on.wait(10)
-        return take(count)
+        return really_open(folder, name)
 
     async def scenario() -> list[Transaction]:
         fetch = asyncio.create_task(connector.fetch_transactions_async(1))
@@ -418,7 +418,7 @@ def test_a_cancelled_fetch_gives_back_what_its_thread_still_takes(
             await fetch
         return await connector.fetch_transactions_async(9)
 
-    monkeypatch.setattr(connector._inbox, "take", slow_take)
+    monkeypatch.setattr(DropFolder, "open", slow_open)
     batch = asyncio.run(scenario())
     assert [each.transaction_id for each in batch] == ["a1", "a2"]
     asyncio.run(connector.aclose())

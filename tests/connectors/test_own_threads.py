@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.connector import base
 from ergon_framework.connector.base import OwnThreads
 from ergon_framework.connector.jobs import JobsConnector
 from ergon_framework.connector.jsonl import JsonlConnector
@@ -81,10 +80,9 @@ def test_no_more_threads_than_allowed_and_none_without_need() -> None:
     assert all(thread.daemon for _, thread in done)
 
 
-def test_idle_threads_end_and_none_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_threads_end_and_none_is_missed() -> None:
     """A call that comes while the last thread is about to end is made all the same."""
-    monkeypatch.setattr(base, "IDLE_TIMEOUT", 0.0)
-    threads = OwnThreads(most=3)
+    threads = OwnThreads(most=3, idle_timeout=0.0)
     calls = [threads.submit(int, number) for number in range(500)]
     assert not wait(calls, 60).not_done
     assert [each.result() for each in calls] == list(range(500))

@@ -41,8 +41,15 @@ class OwnThreads(Executor):
     One that hangs keeps neither the others nor the end of the process waiting.
     """
 
-    def __init__(self, name: str = "ergon-connector", most: int = MAX_THREADS) -> None:
+    def __init__(
+        self,
+        name: str = "ergon-connector",
+        most: int = MAX_THREADS,
+        *,
+        idle_timeout: float = IDLE_TIMEOUT,
+    ) -> None:
         self._name = name
+        self._idle_timeout = idle_timeout
         self._most = most
         self.renew()
         renew_after_fork(self)
@@ -104,7 +111,7 @@ class OwnThreads(Executor):
 
     def _wait(self) -> _Item | None:
         try:
-            return self._waiting.get(timeout=IDLE_TIMEOUT)
+            return self._waiting.get(timeout=self._idle_timeout)
         except queue.Empty:
             return None
 

@@ -19,7 +19,7 @@ from ergon_framework.connector.jsonl.codec import NEWLINE, JsonlConnectorError, 
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.storage.secure_files import Folder
 
-_sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 _BLOCK = 1 << 16
 MAX_REPLACED = 10
 """How often in a row a file may be taken away while it is being written."""
@@ -114,7 +114,7 @@ class AppendFile:
             start = self.size
             try:
                 for piece in pieces:
-                    _write_all(self._file, piece)
+                    write_all(self._file, piece)
             except OSError as error:
                 self._cut(start)
                 self._give_up(error)
@@ -135,7 +135,7 @@ class AppendFile:
             self._refuse_when_broken()
             covered = self._written
             try:
-                _sync(self._file.fileno())
+                sync_data(self._file.fileno())
             except OSError as error:
                 self._give_up(error)
             self._synced = covered
@@ -152,9 +152,9 @@ class AppendFile:
                 made = self._folder.open_file(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 with FileIO(made, "wb") as file:
                     failpoint(f"{self._label}.rewriting")
-                    _write_all(file, content)
+                    write_all(file, content)
                     if self._fsync:
-                        _sync(file.fileno())
+                        sync_data(file.fileno())
                 failpoint(f"{self._label}.rewritten")
                 self._folder.replace(fresh, self.path.name)
                 failpoint(f"{self._label}.renamed")
@@ -185,7 +185,7 @@ class AppendFile:
             if self._file.closed:
                 return
             if self._fsync and self._broken is None:
-                _sync(self._file.fileno())
+                sync_data(self._file.fileno())
             self._synced = self._written
             self._file.close()
 
@@ -291,7 +291,8 @@ def _try_lock(file: FileIO) -> bool:
     return True
 
 
-def _write_all(file: FileIO, data: bytes) -> None:
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write all of it, however little the system takes at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -304,7 +305,7 @@ def _repair_tail(file: FileIO) -> None:
     if start == size:
         return
     if size - start <= _MAX_TAIL and is_complete(os.pread(file.fileno(), size - start, start)):
-        _write_all(file, NEWLINE)
+        write_all(file, NEWLINE)
     else:
         os.ftruncate(file.fileno(), start)
 

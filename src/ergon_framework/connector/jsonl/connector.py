@@ -15,7 +15,7 @@ from ergon_framework.connector.base import Delivered, ThreadedTwins, settling
 from ergon_framework.connector.jsonl import codec
 from ergon_framework.connector.jsonl.append_file import RotatingWriter
 from ergon_framework.connector.jsonl.codec import JsonlConnectorError, MalformedLineError
-from ergon_framework.connector.jsonl.offsets import InboxLine
+from ergon_framework.connector.jsonl.offsets import InboxLine, JournalLimits
 from ergon_framework.connector.jsonl.reader import DirectoryReader
 from ergon_framework.errors import ConfigurationError, EnvelopeError, describe
 from ergon_framework.ports.transaction import Transaction
@@ -67,6 +67,7 @@ class JsonlConnector(ThreadedTwins):
         fsync: bool = True,
         max_line_bytes: int = MAX_LINE_BYTES,
         rotate_bytes: int = ROTATE_BYTES,
+        journal: JournalLimits | None = None,
     ) -> None:
         _check_bounds(max_line_bytes=max_line_bytes, rotate_bytes=rotate_bytes)
         self.name = name
@@ -87,6 +88,7 @@ class JsonlConnector(ThreadedTwins):
                 strict=strict,
                 fsync=fsync,
                 max_line_bytes=max_line_bytes,
+                limits=journal or JournalLimits(),
             )
 
     @staticmethod

@@ -123,11 +123,24 @@ def fingerprint(file: BufferedReader, offset: int) -> int:
 
 
 _log = logging.getLogger("ergon_framework.connector.jsonl.progress")
-COMPACT_AFTER = 1000  # entries the journal may hold beyond twice what the last compaction left
-SETTLED_AFTER_NS = 1_000_000_000
-"""Nanoseconds after its last change until the next one is sure to have another instant."""
 _READ_AT_GROWTH = 1 << 20
 """Bytes that are compared as a whole each time that a file has grown; of more, both ends are."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLimits:
+    """When the journal of an inbox is compacted, and when a file is trusted to stay as it is."""
+
+    compact_after: int = 1000
+    """Entries the journal may hold beyond twice what the last compaction left."""
+    steady_after: float = 1.0
+    """Seconds after its last change until a file's next change is sure to have another instant.
+
+    File systems count time in ticks: two changes within one tick have the same instant.
+    """
+
+
+_LIMITS = JournalLimits()
 
 
 class Stamp(NamedTuple):
@@ -142,10 +155,9 @@ class Stamp(NamedTuple):
         """The stamp of a file that was just looked at."""
         return cls(found.st_ino, found.st_ctime_ns, found.st_size)
 
-    @property
-    def is_steady(self) -> bool:
+    def is_steady(self, steady_after: float) -> bool:
         """Whether a change from now on is sure to give the file another one."""
-        return self.changed + SETTLED_AFTER_NS < time.time_ns()
+        return self.changed + steady_after * 1e9 < time.time_ns()
 
 
 class FileProgress:
@@ -166,12 +178,22 @@ class FileProgress:
         "remembered",
         "settled_whole",
         "stamp",
+        "steady_after",
         "unfolded",
         "whole",
     )
 
-    def __init__(self, name: str, line: int = 1, offset: int = 0, check: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        line: int = 1,
+        offset: int = 0,
+        check: int = 0,
+        *,
+        steady_after: float = _LIMITS.steady_after,
+    ) -> None:
         self.name = name
+        self.steady_after = steady_after
         self.line = self.next_line = line
         self.offset = self.next_offset = offset
         self.check = check  # of both ends of the content before the cursor
@@ -222,13 +244,14 @@ class FileProgress:
         is_long = self.next_offset > _READ_AT_GROWTH
         if before.changed != stamp.changed:
             return stamp.size <= before.size or not is_long
-        return not self.is_sure and stamp.is_steady and not is_long
+        return not self.is_sure and stamp.is_steady(self.steady_after) and not is_long
 
     def looked(self, stamp: Stamp, *, is_compared: bool) -> None:
         """Note the stamp of the content that is about to be read."""
         if stamp != self.stamp:
             self.is_sure = self.is_stamp_kept = False
-        self.is_sure = self.is_sure or (is_compared and stamp.is_steady)
+        is_trusted = is_compared and stamp.is_steady(self.steady_after)
+        self.is_sure = self.is_sure or is_trusted
         self.stamp = stamp
 
     def came_to(self, size: int, check: int) -> None:
@@ -273,13 +296,22 @@ class FileProgress:
 class CommittedOffsets:
     """The journal and what it says. The caller holds a lock around every method but ``sync``."""
 
-    def __init__(self, inbox: DropFolder, folder: Folder, name: str, *, fsync: bool) -> None:
+    def __init__(
+        self,
+        inbox: DropFolder,
+        folder: Folder,
+        name: str,
+        *,
+        fsync: bool,
+        limits: JournalLimits = _LIMITS,
+    ) -> None:
+        self._limits = limits
         self._inbox = inbox
         self._files: dict[str, FileProgress] = {}
         self._folder = folder
         self._journal = AppendFile(folder, name, "progress", fsync=fsync)
         self._entries = 0
-        self._compact_at = COMPACT_AFTER
+        self._compact_at = limits.compact_after
         self._load()
         self._compact()
 
@@ -290,7 +322,13 @@ class CommittedOffsets:
 
     def of(self, name: str) -> FileProgress:
         """What is known about the file ``name``; a fresh start when nothing is."""
-        return self._files.setdefault(name, FileProgress(name))
+        known = self._files.get(name)
+        if known is None:
+            known = self._files[name] = self._fresh(name)
+        return known
+
+    def _fresh(self, name: str, *place: int) -> FileProgress:
+        return FileProgress(name, *place, steady_after=self._limits.steady_after)
 
     def verified(self, name: str, file: BufferedReader) -> FileProgress:
         """The same, after making sure that what was read is still what the file holds."""
@@ -300,7 +338,7 @@ class CommittedOffsets:
             known.resume(file)
             return known
         _log.warning("%s changed where it had been read; it counts as a new file", shown(name))
-        fresh = self._files[name] = FileProgress(name)
+        fresh = self._files[name] = self._fresh(name)
         fresh.remembered = known.remembered
         fresh.looked(stamp, is_compared=True)
         return fresh
@@ -370,7 +408,7 @@ class CommittedOffsets:
             self.of(name).remembered[entry["line"]] = entry["check"]
             return
         before = self.of(name).remembered
-        file = FileProgress(name, entry["below"], entry["offset"], entry["check"])
+        file = self._fresh(name, entry["below"], entry["offset"], entry["check"])
         file.whole = file.settled_whole = entry.get("whole", file.whole)
         if "changed" in entry:
             file.stamp = Stamp(entry["inode"], entry["changed"], file.offset)
@@ -384,7 +422,7 @@ class CommittedOffsets:
         entries = [entry for file in self._files.values() for entry in self._entries_of(file)]
         self._journal.replace(_packed(entries))
         self._entries = len(entries)
-        self._compact_at = 2 * self._entries + COMPACT_AFTER
+        self._compact_at = 2 * self._entries + self._limits.compact_after
 
     def _entries_of(self, file: FileProgress) -> list[dict[str, Any]]:
         entries = []

@@ -27,6 +27,7 @@ from ergon_framework.connector.jsonl.offsets import (
     CommittedOffsets,
     FileProgress,
     InboxLine,
+    JournalLimits,
     Stamp,
     fingerprint,
     pieces,
@@ -73,6 +74,7 @@ class DirectoryReader(Generic[T]):
         strict: bool,
         fsync: bool,
         max_line_bytes: int,
+        limits: JournalLimits,
     ) -> None:
         self._directory = directory
         self._parse = parse
@@ -102,7 +104,9 @@ class DirectoryReader(Generic[T]):
                 letters, self.dead_path.name, "dead_letters", fsync=fsync, lock=True
             )
             opened.callback(self._dead.close)
-            self._progress = CommittedOffsets(self._drop, state, "progress.jsonl", fsync=fsync)
+            self._progress = CommittedOffsets(
+                self._drop, state, "progress.jsonl", fsync=fsync, limits=limits
+            )
             self._opened = opened.pop_all()  # nothing failed: they stay open until close()
             self._opened.callback(self._progress.close)
         renew_after_fork(self)
