@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app import probe as running_probe
 from ergon_framework.app.liveness import Liveness, LivenessState, Snapshot, combined
 from ergon_framework.app.liveness_outputs import Periodic, liveness_file, read_liveness
 from ergon_framework.app.probe import MAX_CONNECTIONS, probe_server
@@ -295,12 +294,13 @@ def test_clients_who_say_nothing_keep_nobody_out(probe: Probe, half: bytes, ever
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /live HTTP/1.0\r\n"])
-def test_a_request_that_comes_slowly_is_ended(
-    probe: Probe, monkeypatch: pytest.MonkeyPatch, head: bytes
-) -> None:
+def test_a_request_that_comes_slowly_is_ended(head: bytes) -> None:
     """A byte now and then does not keep a connection: the whole request has a limit."""
-    monkeypatch.setattr(running_probe, "REQUEST_TIMEOUT", 0.2)
-    with socket.create_connection(("127.0.0.1", probe.port), timeout=10) as slow:
+    snapshot = Snapshot(LivenessState.HEALTHY)
+    with (
+        probe_server("127.0.0.1", 0, lambda: snapshot, request_timeout=0.2) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=10) as slow,
+    ):
         ended = False
         slow.sendall(head)
         for byte in b"GET /live HTTP/1.0" * 1000:

@@ -19,7 +19,7 @@ from ergon_framework.app.liveness import Liveness, LivenessState
 from ergon_framework.app.liveness_outputs import LivenessOutputs
 from ergon_framework.app.outcome import RunOutcome
 from ergon_framework.app.run import Run, run_here, run_task
-from ergon_framework.app.signals import Shutdown, SignalListener, exit_within
+from ergon_framework.app.signals import Shutdown, ShutdownTimeouts, SignalListener, exit_within
 from ergon_framework.errors import ErgonError
 from ergon_framework.testing.clock import VirtualClock
 from tests.app.workplace import Workplace
@@ -190,10 +190,10 @@ class Orders(ConsumerTask):
 
 
 def test_a_hung_thread_does_not_keep_an_async_run(
-    workplace: Workplace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    workplace: Workplace, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A call of to_thread that never returns is abandoned, and the loop is closed without it."""
-    monkeypatch.setattr("ergon_framework.app.run.LOOP_CLOSE_TIMEOUT", 0.05)
+    timeouts = ShutdownTimeouts(loop_close=0.05)
     gate = threading.Event()
     workplace.module(
         """
@@ -217,7 +217,7 @@ policy = ConsumerPolicy(
     wiring = workplace.wire()
     load("shop:GATE").append(gate)
     try:
-        with caplog.at_level(logging.WARNING), Shutdown() as shutdown:
+        with caplog.at_level(logging.WARNING), Shutdown(timeouts=timeouts) as shutdown:
             outcome = run_here(wiring, shutdown, QUIET)
     finally:
         gate.set()
@@ -294,9 +294,8 @@ def test_a_third_signal_ends_the_process_at_once() -> None:
     assert left[0] == 130
 
 
-def test_the_second_signal_sets_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_signal_sets_a_time_limit() -> None:
     """A run that is stuck outside of the engine is ended when it is over."""
-    monkeypatch.setattr("ergon_framework.app.signals.FORCE_AFTER", 0.0)
     left: list[int] = []
     is_left = threading.Event()
 
@@ -304,7 +303,7 @@ def test_the_second_signal_sets_a_time_limit(monkeypatch: pytest.MonkeyPatch) ->
         left.append(code)
         is_left.set()
 
-    with Shutdown(leave=leave) as shutdown:
+    with Shutdown(leave=leave, timeouts=ShutdownTimeouts(force=0.0)) as shutdown:
         shutdown.take(signal.SIGTERM)
         shutdown.take(signal.SIGTERM)
         assert is_left.wait(10)

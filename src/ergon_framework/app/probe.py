@@ -31,7 +31,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "ergon"
     sys_version = ""
-    timeout = REQUEST_TIMEOUT  # between two bytes; the server sees to the whole
+
+    def setup(self) -> None:
+        """Set the socket's timeout, which is between two bytes; the server limits the whole."""
+        super().setup()
+        self.connection.settimeout(self.server.request_timeout)
 
     def parse_request(self) -> bool:
         """Read the rest of the head: from then on the answer is awaited, not the client."""
@@ -89,8 +93,11 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 4 * MAX_CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self, address: tuple[str, int], snapshot: Callable[[], Snapshot], request_timeout: float
+    ) -> None:
         self.snapshot = snapshot
+        self.request_timeout = request_timeout
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._silent: dict[Any, float] = {}
@@ -116,7 +123,7 @@ class _Server(ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """Several times a second: send those away whose request should have come by now."""
-        before = SYSTEM_CLOCK.now() - REQUEST_TIMEOUT
+        before = SYSTEM_CLOCK.now() - self.request_timeout
         with self._lock:
             late = sum(since < before for since in self._silent.values())
         self._send_away(late)
@@ -142,10 +149,16 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def probe_server(host: str, port: int, snapshot: Callable[[], Snapshot]) -> Iterator[int]:
+def probe_server(
+    host: str,
+    port: int,
+    snapshot: Callable[[], Snapshot],
+    *,
+    request_timeout: float = REQUEST_TIMEOUT,
+) -> Iterator[int]:
     """Serve the probes in the background; gives the port, which matters when 0 was asked for."""
     try:
-        server = _Server((host, port), snapshot)
+        server = _Server((host, port), snapshot, request_timeout)
     except OSError as error:
         raise ConfigurationError(
             f"the probe cannot listen on {host}:{port}: {error.strerror or error}",

@@ -36,10 +36,8 @@ from ergon_framework.telemetry import TelemetrySettings, add_listener, configure
 
 logger = logging.getLogger("ergon.app")
 
-LOOP_CLOSE_TIMEOUT = 1.0
-"""Seconds for closing the event loop, which waits for every thread of ``asyncio.to_thread``."""
 POLL_INTERVAL = 1.0
-
+"""Seconds between two notes that the event loop turns."""
 HEARTBEAT_INTERVAL = 2.0
 """Seconds between two words of a worker to its parent."""
 ORPHAN_MARGIN = 10.0
@@ -104,7 +102,8 @@ def work_on(
         with open_task(wiring) as task:
             shutdown.watch(task)
             return None if shutdown.is_asked else work(task)
-    return _run_loop(_work_async(wiring, shutdown, work, liveness))
+    main = _work_async(wiring, shutdown, work, liveness)
+    return _run_loop(main, shutdown.timeouts.loop_close)
 
 
 async def _work_async(
@@ -132,14 +131,14 @@ async def _turn(liveness: Liveness) -> None:
         await nap.wait(loop.time() + POLL_INTERVAL)
 
 
-def _run_loop(main: Coroutine[Any, Any, Any]) -> Any:
+def _run_loop(main: Coroutine[Any, Any, Any], close_timeout: float) -> Any:
     runner = asyncio.Runner()
     try:
         return runner.run(main)
     finally:
         # A coroutine that swallows its cancellation, or a thread that hangs, must not keep us.
         try:
-            run_with_timeout(runner.close, LOOP_CLOSE_TIMEOUT)
+            run_with_timeout(runner.close, close_timeout)
         except TimeoutError:
             logger.warning("the event loop could not be closed in time; something in it hangs")
 

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Self
@@ -96,32 +97,68 @@ class StopSignals:
     ``stop`` is given how many have come. At ``force_at`` the process ends after ``last_words``.
     """
 
-    def __init__(self, stop: Callable[[int], object], *, force_at: int, last_words: str) -> None:
+    def __init__(
+        self,
+        stop: Callable[[int], object],
+        *,
+        force_at: int,
+        last_words: str,
+        first_words: str = "stopping; what runs may finish (a second signal ends it at once)",
+        leave: Leave = os._exit,
+    ) -> None:
         self._stop = stop
         self._force_at = force_at
+        self._first_words = first_words
         self._last_words = last_words
+        self._leave = leave
         self.count = 0
 
     def take(self, number: int) -> None:
         """A signal has come."""
         self.count += 1
         if self.count >= self._force_at:
-            say(self._last_words)
-            os._exit(of_signal(number))
-        if self.count == 1:
-            say("stopping; what runs may finish (a second signal ends it at once)")
+            self.force(number)
+        if self.count == 1 and self._first_words:
+            say(self._first_words)
         self._stop(self.count)
+
+    def force(self, number: int) -> None:
+        """End the process now, with the exit code of that signal."""
+        say(self._last_words)
+        self._leave(of_signal(number))
+
+
+@dataclass(frozen=True)
+class ShutdownTimeouts:
+    """How long the end of a run may take, in seconds."""
+
+    force: float = FORCE_AFTER
+    """From the second signal to the end of the process."""
+    loop_close: float = 1.0
+    """For closing the event loop, which waits for every thread of ``asyncio.to_thread``."""
 
 
 class Shutdown:
-    """Takes the signals of this process from ``with`` to its end."""
+    """Takes the signals of this process from ``with`` to its end, and stops a task by them.
 
-    def __init__(self, *, leave: Leave = os._exit) -> None:
-        self._leave = leave
+    A thread of its own acts on them: ``request_stop`` may have to wait for a lock that the
+    interrupted code holds, and calls that begin after the signal have to be stopped as well.
+    """
+
+    def __init__(
+        self, *, leave: Leave = os._exit, timeouts: ShutdownTimeouts | None = None
+    ) -> None:
+        self.timeouts = timeouts or ShutdownTimeouts()
         self._taken: SimpleQueue[int | None] = SimpleQueue()
-        self._ear = SignalListener(self.take)
+        self._listener = SignalListener(self.take)
+        self._signals = StopSignals(
+            self._stop,
+            force_at=3,
+            first_words="",  # the task's own report tells of the stop
+            last_words="stopped by force; what was running is cut off",
+            leave=leave,
+        )
         self._task: BaseTask | None = None
-        self._count = 0
         self._first: int | None = None
         self._force_at: float | None = None
 
@@ -147,30 +184,27 @@ class Shutdown:
 
     def __enter__(self) -> Self:
         SYSTEM_CLOCK.spawn("ergon-shutdown", self._serve)
-        self._ear.__enter__()
+        self._listener.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._ear.__exit__(*exc)
+        self._listener.__exit__(*exc)
         self._taken.put(None)
 
     def _serve(self) -> None:
         while True:
             try:
-                number = self._taken.get(timeout=_POLL_INTERVAL if self._count else None)
+                number = self._taken.get(timeout=_POLL_INTERVAL if self._signals.count else None)
             except Empty:
                 self._catch_up()
                 continue
             if number is None:
                 return
-            self._act()
+            self._signals.take(self._first or number)  # the first one names the exit code
 
-    def _act(self) -> None:
-        self._count += 1
-        if self._count > 2:
-            self._end()
-        if self._count == 2:
-            self._force_at = SYSTEM_CLOCK.now() + FORCE_AFTER
+    def _stop(self, count: int) -> None:
+        if count == 2:
+            self._force_at = SYSTEM_CLOCK.now() + self.timeouts.force
         if self._task is not None:
             with suppress(RuntimeError):  # its event loop is closed: the call is over
                 self._task.request_stop()
@@ -178,14 +212,10 @@ class Shutdown:
     def _catch_up(self) -> None:
         """Stop the calls that began after the signal; end what does not want to end."""
         if self._force_at is not None and SYSTEM_CLOCK.now() >= self._force_at:
-            self._end()
+            self._signals.force(self._first or signal.SIGTERM)
         for call in _unasked(self._task):
             with suppress(RuntimeError):
                 call.request_stop()
-
-    def _end(self) -> None:
-        say("stopped by force; what was running is cut off")
-        self._leave(of_signal(self._first or signal.SIGTERM))
 
 
 def _unasked(task: BaseTask | None) -> list[Stoppable]:
