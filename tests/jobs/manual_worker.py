@@ -1,6 +1,8 @@
-"""A clock that tests set, and a worker's hand that runs one job at a time."""
+"""A clock that tests set, a worker's hand that runs one job at a time, a watched subscription."""
 
 from __future__ import annotations
+
+import threading
 
 import msgspec
 
@@ -9,7 +11,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, Succeeded
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.jobstore import ClaimedJob, JobStore
+from ergon_framework.ports.jobstore import ClaimedJob, JobStore, Subscription
 
 SETTINGS = JobsSettings(max_attempts=2)
 BROKEN = Failed(Failure(Kind.DEFECT, "ValueError", "no such picture"))
@@ -50,3 +52,23 @@ class Hand:
 
     def run(self, seen: Event, result: object = None) -> None:
         self.settle(self.claim(), seen, result)
+
+
+class NotedSubscription:
+    """Another subscription, which notes when it is waited on and when it is closed."""
+
+    def __init__(self, other: Subscription) -> None:
+        self._other = other
+        self.is_waited_on = threading.Event()
+        self.is_closed = False
+
+    def wait(self, seconds: float | None) -> bool:
+        self.is_waited_on.set()
+        return self._other.wait(seconds)
+
+    def wake(self) -> None:
+        self._other.wake()
+
+    def close(self) -> None:
+        self._other.close()
+        self.is_closed = True

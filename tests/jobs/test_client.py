@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
 import sqlite3
 import threading
@@ -35,7 +34,7 @@ from ergon_framework.jobs.results import SharedSubscription, wait_for
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Search, Settlement, Subscription, Topic
-from tests.jobs.manual_worker import BROKEN, SETTINGS, Clock, Hand
+from tests.jobs.manual_worker import BROKEN, SETTINGS, Clock, Hand, NotedSubscription
 from tests.storage.conftest import until
 
 pytestmark = pytest.mark.req("JOBS:client")
@@ -173,11 +172,9 @@ def test_chunks_are_commits_of_their_own(client: JobClient, store: MemoryJobStor
     assert store.count(Search()) == 7
 
 
-def test_too_many_jobs_for_one_commit_are_refused(
-    client: JobClient, store: MemoryJobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_jobs_for_one_commit_are_refused(store: MemoryJobStore) -> None:
     """An endless iterable must not fill the memory."""
-    monkeypatch.setattr("ergon_framework.jobs.client.MAX_BATCH", 3)
+    client = JobClient(store=store, settings=SETTINGS, max_batch=3)
     with pytest.raises(JobError, match="more than 3 jobs in one commit"):
         client.enqueue_many("h" for _ in range(10**9))
     assert store.count(Search()) == 0
@@ -310,12 +307,13 @@ def test_a_busy_store_is_not_asked_at_every_ring(clock: Clock) -> None:
 
 def test_any_number_of_threads_share_one_bell(clock: Clock) -> None:
     """They take turns at waiting on it; one notification wakes all, and the last closes it."""
-    made = []
+    made: list[NotedSubscription] = []
 
     class Counting(MemoryJobStore):
         def subscribe(self, topic: Topic) -> Subscription:
-            made.append(topic)
-            return super().subscribe(topic)
+            assert topic is Topic.DONE
+            made.append(NotedSubscription(super().subscribe(topic)))
+            return made[-1]
 
     store = Counting(clock)
     client = JobClient(store=store, settings=SETTINGS)
@@ -326,30 +324,35 @@ def test_any_number_of_threads_share_one_bell(clock: Clock) -> None:
         with ThreadPoolExecutor(30) as threads:
             results = [threads.submit(client.result, job, poll=3600.0) for _ in range(29)]
             # Who comes and goes before them would take the subscription along.
-            until(lambda: client._shared and client._shared[os.getpid()]._users == 29)
+            until(lambda: client.waiting == 29)
             with pytest.raises(ResultTimeoutError):
                 client.result(job, timeout=0.01)
             hand.settle(claimed, Succeeded(), n)
             assert [each.result(30) for each in results] == [n] * 29
-        assert made == [Topic.DONE] * (n + 1)
-        assert not store._notifier._subscriptions[Topic.DONE]
+        assert len(made) == n + 1
+        assert all(each.is_closed for each in made)
+        assert client.waiting == 0
 
 
 def test_whoever_listens_hands_over_when_he_leaves(store: MemoryJobStore) -> None:
     """Whatever made the first one leave, another hears the next ring."""
-    ear = SharedSubscription(store)
-    first, second = ear.join(), ear.join()
-    subscription = ear._subscription
-    assert subscription is not None
     waiting, going_on = threading.Event(), threading.Event()
 
-    class Broken(Deaf):
+    class BrokenOnce(NotedSubscription):
+        is_broken = True
+
         def wait(self, seconds: float | None) -> bool:
+            if not self.is_broken:
+                return super().wait(seconds)
+            self.is_broken = False
             waiting.set()
             going_on.wait(30)
             raise OSError
 
-    first._subscription = Broken()
+    subscription = BrokenOnce(store.subscribe(Topic.DONE))
+    store.subscribe = lambda topic: subscription  # type: ignore[method-assign]
+    shared = SharedSubscription(store)
+    first, second = shared.join(), shared.join()
     with ThreadPoolExecutor(2) as threads:
         one = threads.submit(first.wait, 3600.0)
         assert waiting.wait(30)
@@ -358,12 +361,12 @@ def test_whoever_listens_hands_over_when_he_leaves(store: MemoryJobStore) -> Non
         assert isinstance(one.exception(30), OSError)
         subscription.wake()
         assert two.result(30) is True
-    first._subscription = subscription
     assert first.wait(0.0)  # the ring that the other heard
     assert not first.wait(0.0)
     first.close()
+    assert not subscription.is_closed
     second.close()
-    assert ear._subscription is None
+    assert subscription.is_closed
 
 
 def test_a_job_that_does_not_end_in_time_goes_on(client: JobClient) -> None:

@@ -28,6 +28,7 @@ from ergon_framework.jobs.async_client import MAX_THREADS, AsyncJobClient, Resul
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import NewJob, Search, Topic
 from tests.jobs.manual_worker import BROKEN, SETTINGS, Hand
+from tests.storage.conftest import until
 
 pytestmark = pytest.mark.req("JOBS:client")
 LONG = 3600.0
@@ -45,7 +46,7 @@ def client_of(store: MemoryJobStore) -> AsyncJobClient:
 
 async def awaited(client: AsyncJobClient) -> None:
     """Until somebody waits for a result in that client's thread."""
-    while client._watcher is None or not client._watcher._awaited:  # noqa: ASYNC110 - a thread's
+    while not client.waiting:  # noqa: ASYNC110 - a thread's
         await asyncio.sleep(0.001)
 
 
@@ -134,8 +135,7 @@ def test_waiting_can_be_cancelled() -> None:
                 await first
             Hand(store).run(Succeeded(), "there")
             assert await second == "there"
-            assert client._watcher is not None
-            assert not client._watcher._awaited
+            assert client.waiting == 0
 
     run(work())
 
@@ -200,10 +200,7 @@ def test_a_waiter_that_comes_while_the_client_closes_is_told() -> None:
     async def work() -> None:
         client = client_of(MemoryJobStore())
         job = await client.enqueue("h")
-        watcher = await client._call(lambda: client._watching(LONG))
-        under_way = client.result(job)
-        client._watching = lambda poll: watcher  # type: ignore[method-assign]
-        waiting = asyncio.create_task(under_way)
+        waiting = asyncio.create_task(client.result(job))
         await asyncio.sleep(0)  # it asks for the watcher …
         client.shut()  # … which is closed while the loop is busy
         with pytest.raises(StoreUnavailableError, match="closed"):
@@ -234,7 +231,7 @@ def test_a_watching_thread_that_breaks_tells_everybody() -> None:
     store.add([NewJob(id="a", handler="h")])
     watcher.add("a", told.append)
     is_broken.set()
-    watcher._thread.join(30)
+    until(lambda: told)
     watcher.add("a", told.append)
     assert [type(each) for each in told] == [StoreUnavailableError] * 2
     watcher.close()

@@ -17,7 +17,7 @@ from ergon_framework.core.job import Succeeded
 from ergon_framework.errors import ConfigurationError, DuplicateJobError, ErgonError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.jobstore import Search, Topic
-from tests.jobs.manual_worker import Hand
+from tests.jobs.manual_worker import Hand, NotedSubscription
 from tests.storage.conftest import until
 
 pytestmark = pytest.mark.req("JOBS:client")
@@ -111,7 +111,7 @@ def test_many_waiters_need_few_descriptors(client: JobClient, file: Path) -> Non
     folder = file.with_name("work.db-bells")
     with ThreadPoolExecutor(20) as threads:
         results = [threads.submit(client.result, job, poll=3600.0) for _ in range(20)]
-        until(lambda: client._shared[os.getpid()]._users == 20)
+        until(lambda: client.waiting == 20)
         assert len(list(folder.iterdir())) == 1
         Hand(client.store).settle(claimed, Succeeded(), 1)
         assert [each.result(30) for each in results] == [1] * 20
@@ -123,9 +123,17 @@ def test_a_forked_child_has_a_bell_of_its_own(client: JobClient) -> None:
     """Also when threads of its parent, which it does not have, were listening."""
     job = client.enqueue("h")
     claimed = Hand(client.store).claim()
+    subscriptions: list[NotedSubscription] = []
+    subscribe = client.store.subscribe
+
+    def noted(topic: Topic) -> NotedSubscription:
+        subscriptions.append(NotedSubscription(subscribe(topic)))
+        return subscriptions[-1]
+
+    client.store.subscribe = noted  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(client.result, job, poll=3600.0)
-        until(lambda: client._shared and client._shared[os.getpid()]._is_watched)
+        until(lambda: subscriptions and subscriptions[0].is_waited_on.is_set())
         child = os.fork()
         if child == 0:
             os._exit(0 if client.result(job, 30.0, poll=3600.0) == 7 else 1)

@@ -62,8 +62,14 @@ class ResultWatcher:
         self._thread = threading.Thread(target=self._run, name="ergon-results", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """How many callers wait."""
+        with self._lock:
+            return sum(len(each) for each in self._awaited.values())
+
     def add(self, job_id: str, told: Told) -> None:
-        """Wait for one job; who comes too late is told at once."""
+        """Wait for one job; a caller that comes after the end is told at once."""
         with self._lock:
             is_over = self._is_over
             if not is_over:
@@ -206,6 +212,12 @@ class AsyncJobClient:
         self._threads = ThreadPoolExecutor(MAX_THREADS, "ergon-client")
         # The pool starts a thread only when one is needed.
         self._guests = ThreadPoolExecutor(MAX_LENT_THREADS, "ergon-guest")
+
+    @property
+    def waiting(self) -> int:
+        """How many callers wait for a result."""
+        watcher = self._watcher
+        return 0 if watcher is None else watcher.waiting
 
     # ---- putting jobs in ----
 

@@ -237,14 +237,23 @@ class JobClient:
         *,
         settings: JobsSettings | None = None,
         store: FullJobStore | None = None,
+        max_batch: int = MAX_BATCH,
     ) -> None:
+        """``max_batch``: how many jobs ``enqueue_many`` stores in one commit at most."""
         self.settings = settings or JobsSettings()
+        self._max_batch = max_batch
         self._url = url  # empty when only an open store was given
         self.store = _open(url) if store is None else store
         self._settler = Settler(self.settings, "client")
-        self._shared: dict[
-            int, SharedSubscription
-        ] = {}  # by process: a forked one has a subscription of its own
+        # By process: a subscription holds descriptors and threads wait on it, so that a forked
+        # child, which has none of these threads, needs one of its own.
+        self._shared: dict[int, SharedSubscription] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many threads of this process wait for a result."""
+        shared = self._shared.get(os.getpid())
+        return 0 if shared is None else shared.waiters
 
     # ---- putting jobs in ----
 
@@ -293,8 +302,8 @@ class JobClient:
             common = {**self._context(), **tracing.joined(span, options)}
             made = (self._new(*spread(spec, common)) for spec in jobs)
             try:
-                for batch in batches(made, chunk or MAX_BATCH + 1):
-                    ids += self._added(_bounded(batch), connection)
+                for batch in batches(made, chunk or self._max_batch + 1):
+                    ids += self._added(self._bounded(batch), connection)
                     if progress is not None:
                         progress(len(ids))
             except JobError as error:
@@ -345,8 +354,8 @@ class JobClient:
         Raises JobFailedError when it ended otherwise, ResultTimeoutError when it has not ended, or
         when the store has not told by then; one that is away is told at once.
         """
-        ear = self._shared.setdefault(os.getpid(), SharedSubscription(self.store))
-        job = wait_in_time(self.store, ear, str(job_id), timeout, poll)
+        shared = self._shared.setdefault(os.getpid(), SharedSubscription(self.store))
+        job = wait_in_time(self.store, shared, str(job_id), timeout, poll)
         return result_of(job, self._url)
 
     # ---- moving ----
@@ -422,6 +431,12 @@ class JobClient:
         limit, now = self.settings.max_payload, self.store.now
         return new_job(handler, args, kwargs, max_payload=limit, now=now, **options)
 
+    def _bounded(self, jobs: list[NewJob]) -> list[NewJob]:
+        if len(jobs) > self._max_batch:
+            remedy = "let enqueue_many(chunk=1000) commit them in parts"
+            raise JobError(f"more than {self._max_batch:,} jobs in one commit", remedy=remedy)
+        return jobs
+
     def _added(self, jobs: Sequence[NewJob], connection: Any) -> list[EnqueuedJob]:
         add = self.store.add if connection is None else _adder(self.store, connection)
         found = add(jobs)
@@ -442,13 +457,6 @@ class JobClient:
             transaction = attempt.transaction
             context["correlation_id"] = transaction.correlation_id or transaction.transaction_id
         return context
-
-
-def _bounded(jobs: list[NewJob]) -> list[NewJob]:
-    if len(jobs) > MAX_BATCH:
-        remedy = "let enqueue_many(chunk=1000) commit them in parts"
-        raise JobError(f"more than {MAX_BATCH:,} jobs in one commit", remedy=remedy)
-    return jobs
 
 
 def _open(url: str) -> FullJobStore:

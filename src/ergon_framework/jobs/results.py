@@ -41,6 +41,11 @@ class SharedSubscription:
         self._is_watched = False  # a thread waits on it, and wakes the others
         self._notifications = 0
 
+    @property
+    def waiters(self) -> int:
+        """How many threads have joined and not left."""
+        return self._users
+
     def join(self) -> Waiter:
         """Join the subscription, which is open as long as it has a waiter."""
         with self._changed:
