@@ -90,12 +90,17 @@ def at_work(subject: Worker) -> Iterator[Worker]:
     try:
         yield subject
     finally:
-        if not ends and not subject._stops:
+        if not ends and not subject.is_stopping:
             subject.stop()
         thread.join(PATIENCE)
         assert not thread.is_alive(), "the worker does not stop"
     if ends and isinstance(ends[0], BaseException):
         raise ends[0]
+
+
+def executor_status(subject: Worker, name: str = "python") -> dict[str, Any]:
+    """What a running worker tells of one of its executors."""
+    return dict(subject.record().executors[name])
 
 
 def wait_until(

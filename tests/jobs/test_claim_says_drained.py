@@ -28,17 +28,21 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.store = SqliteJobStore(folder / "work.db")
         self.store.add([job("busy#echo")])
+        self.seconds = 0.0
+        self.is_thorough = True
         self.store_thread = StoreThread(
             self.store,
-            JobsSettings(),
-            lambda _slots, is_thorough: self.ask(is_thorough),
+            JobsSettings(poll=0.5),
+            lambda _slots, _is_thorough: self.ask(),
             _heard,
             _heard,
             _heard,
+            now=lambda: self.seconds,
         )
+        self.store_thread.offset = self.store.now()
+        self.store_thread.offer("free", 1)
 
-    @staticmethod
-    def ask(is_thorough: bool) -> ClaimRequest:
+    def ask(self) -> ClaimRequest:
         """Room for the jobs of one executor."""
         own = frozenset({"free", "busy"})
         return ClaimRequest(
@@ -47,12 +51,14 @@ class Desk:
             slots={"free": 1},
             default="free",
             own=own,
-            wants_more=is_thorough,
+            wants_more=self.is_thorough,
         )
 
     def claim(self, *, is_thorough: bool) -> None:
-        """One exchange."""
-        self.store_thread._exchange([], self.ask(is_thorough))
+        """One exchange, as the time to ask again has come."""
+        self.is_thorough = is_thorough
+        self.seconds += 1.0
+        self.store_thread.run_once()
 
 
 @pytest.fixture

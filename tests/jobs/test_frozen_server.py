@@ -12,9 +12,9 @@ import pytest
 
 from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
 from ergon_framework.jobs import AsyncJobClient, JobClient
-from ergon_framework.jobs import worker as worker_module
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.jobs.worker import WorkerTiming
 from ergon_framework.storage.redis import client as link
 from tests.differential.engines import ServerEngine, running
 from tests.jobs.real_worker import at_work, get, job, quick, wait_until, worker
@@ -138,16 +138,14 @@ def test_a_result_is_awaited_as_long_as_was_said(
 def test_a_worker_leaves_a_server_that_is_frozen(
     engine: ServerEngine,
     url: str,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     *,
     is_held: bool,
 ) -> None:
     """In the midst of a question or between two; what it could not write is rescued by others."""
-    if is_held:
-        monkeypatch.setattr(worker_module, "SHUTDOWN_GRACE", 0.1)
+    timing = WorkerTiming(shutdown_grace=0.1) if is_held else None
     with closing(open_store(url)) as store, ExitStack() as thawed:
-        subject = worker(store, settings=quick(grace=0.1))
+        subject = worker(store, settings=quick(grace=0.1), timing=timing)
         if is_held:
             store.add([job("hang")])
         with at_work(subject):

@@ -9,8 +9,6 @@ import pytest
 from ergon_framework.connector.jobs import JobsConnector
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs import maintenance as maintenance_module
-from ergon_framework.jobs import store_thread as store_thread_module
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.settings import JobsSettings
@@ -51,6 +49,7 @@ class Hand:
             lambda _claims: None,
             lambda _settlements: None,
             lambda _name, _fields: None,
+            now=clock.now,
         )
         self.store_thread.offset = store.now() - clock.now()
         self.store_thread.maintenance = Maintenance(
@@ -60,6 +59,7 @@ class Hand:
             self._record,
             self.store_thread.leases.holds,
             lambda _name, _fields: None,
+            now=clock.now,
         )
 
     def _record(self) -> WorkerRecord:
@@ -71,28 +71,24 @@ class Hand:
 
 @pytest.mark.parametrize("alive", [0.0, 1.3, 2.7, 3.9, 6.6, 20.0])
 @pytest.mark.parametrize("ahead", [0.0, 0.4, 0.8, 1.2, 1.6])
-def test_it_is_at_most_the_lease(
-    monkeypatch: pytest.MonkeyPatch, alive: float, ahead: float
-) -> None:
+def test_it_is_at_most_the_lease(alive: float, ahead: float) -> None:
     """Whenever the holder died, and whenever the other one last looked."""
     clock = Clock()
-    for module in (maintenance_module, store_thread_module):
-        monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
     store = MemoryJobStore(clock=clock.now)
     settings = JobsSettings(lease=LEASE)
     other = Hand("other", store, clock, settings)
-    other.store_thread._once()
+    other.store_thread.run_once()
     clock.seconds += ahead
     store.add([job("echo")])
     holder = Hand("holder", store, clock, settings)
     holder.store_thread.offer("python", 1)
     died_at = clock.seconds + alive
-    holder.store_thread._once()
+    holder.store_thread.run_once()
     while get(store, "echo").status is JobStatus.ACTIVE:
         clock.seconds += TICK
         if clock.seconds <= died_at:
-            holder.store_thread._once()
-        other.store_thread._once()
+            holder.store_thread.run_once()
+        other.store_thread.run_once()
         assert clock.seconds <= died_at + LEASE
     assert clock.seconds > died_at + LEASE / 3  # who lives has had the time to renew
 

@@ -12,16 +12,13 @@ from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.jobs import maintenance as maintenance_module
-from ergon_framework.jobs import scheduler as timetable_module
-from ergon_framework.jobs import store_thread as store_thread_module
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings, Slice, schedule_of
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import StoreThread
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.worker import BurstEnd
+from ergon_framework.jobs.worker import BurstEnd, WorkerTiming
 from ergon_framework.ports.jobstore import Queue, Schedule, Search, WorkerRecord
 from tests.jobs.real_worker import get, job, wait_until, worker
 
@@ -56,6 +53,12 @@ class Slow(MemoryJobStore):
         self.time = clock
         self.between: Callable[[], object] = lambda: None
         self.fired: list[str] = []
+        self.is_away = False
+
+    def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
+        if self.is_away:
+            raise StoreUnavailableError("the connection was lost")
+        return super().settle_and_claim(settlements, ask)
 
     def _pass_time(self) -> None:
         self.time.seconds += STEP
@@ -89,8 +92,18 @@ class Slow(MemoryJobStore):
 
     def lose_everything(self) -> None:
         """As a server without a disk does when it restarts."""
-        self._schedules.clear()
-        self._workers.clear()
+        self.lose_schedules()
+        self.lose_workers()
+
+    def lose_schedules(self) -> None:
+        """All of them, in no time."""
+        for name in self.names():
+            super().drop_schedule(name)
+
+    def lose_workers(self) -> None:
+        """The records of all of them."""
+        for record in self.workers():
+            self.heartbeat(msgspec.structs.replace(record, state="gone"))
 
 
 class Bench:
@@ -115,6 +128,7 @@ class Bench:
             lambda _claims: None,
             lambda _settlements: None,
             lambda name, _fields: self.told.append(name),
+            now=clock.now,
         )
         self.store_thread.offset = self.store.now() - clock.now()
         self.maintenance = self.store_thread.maintenance = Maintenance(
@@ -126,6 +140,7 @@ class Bench:
             lambda name, _fields: self.told.append(name),
             Scheduler(self.store, schedules),
             lambda: self.setup.limit_again(self.store),
+            now=clock.now,
         )
         self.store.add([job("echo")])
         self.store_thread.offer("python", 1)
@@ -137,8 +152,17 @@ class Bench:
 
     def turn(self) -> bool:
         """One turn of the thread; whether it is to go on at once."""
-        self.store_thread._once()
+        self.store_thread.run_once()
         return self.maintenance.is_under_way
+
+    def pass_outage(self, seconds: float = 0.0) -> None:
+        """Let the store be away for so long, which the thread notices twice."""
+        self.store.is_away = True
+        self.store_thread.probe()  # so that there is something to ask
+        self.turn()
+        self.clock.seconds += seconds
+        self.turn()
+        self.store.is_away = False
 
     def finish(self) -> int:
         """Turns until nothing is under way."""
@@ -157,11 +181,9 @@ Make = Callable[..., Bench]
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Make:
+def bench() -> Make:
     """Makes one with a clock that only the store and the test move."""
     clock = Clock()
-    for module in (maintenance_module, store_thread_module):
-        monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
     return lambda schedules=MANY, queues=NO_QUEUES: Bench(clock, schedules, queues)
 
 
@@ -311,7 +333,7 @@ def test_only_what_was_written_is_lost(
     if is_emptied:
         subject.store.lose_everything()
     else:
-        subject.store._workers.clear()
+        subject.store.lose_workers()
     subject.clock.seconds += LEASE / 3
     subject.finish()
     assert subject.store.names() == [*MANY]
@@ -354,10 +376,9 @@ def test_a_burst_waits_until_all_have_fired(monkeypatch: pytest.MonkeyPatch) -> 
 
         def put_schedule(self, schedule: Schedule) -> None:
             until = looks + 3
-            wait_until(lambda: looks >= until or subject._store_thread._ends)
+            wait_until(lambda: looks >= until)
             super().put_schedule(schedule)
 
-    monkeypatch.setattr(timetable_module, "MAX_SLICE", 0.0)
     monkeypatch.setattr(BurstEnd, "is_over", look)
     store = Looked()
     some = {name: MANY[name] for name in [*MANY][:20]}
@@ -365,7 +386,8 @@ def test_a_burst_waits_until_all_have_fired(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         patch.setattr(Looked, "put_schedule", MemoryJobStore.put_schedule)
         Scheduler(store, due).sync(now=store.now() - 7200.0)
-    subject = worker(store, schedules=Scheduler(store, some), burst=True)
+    timing = WorkerTiming(scheduler_slice=0.0)
+    subject = worker(store, schedules=Scheduler(store, some), burst=True, timing=timing)
     report = subject.run()
     assert report.completed == len(due)
     assert [schedule.name for schedule in store.schedules()] == [*some]
@@ -388,9 +410,7 @@ def test_after_an_outage_the_schedules_of_whoever_started_last_stay(bench: Make)
     record = WorkerRecord(id="newer", host="there", pid=2, version="2", started_at=now, seen_at=now)
     old.store.heartbeat(record)
     before = list(old.store.schedules())
-    old.store_thread._outage(StoreUnavailableError("the connection was lost"))
-    old.clock.seconds += LEASE
-    old.store_thread._outage(StoreUnavailableError("away for long"))
+    old.pass_outage(LEASE)
     old.finish()
     assert list(old.store.schedules()) == before
     assert [each.name for each in before] == ["added", "report"]
@@ -401,8 +421,8 @@ def test_after_an_outage_the_last_to_start_writes_what_was_lost(bench: Make) -> 
     """A store that does not sync may have kept the worker's record, and lost its schedules."""
     subject = bench({"report": HOURLY})
     subject.finish()
-    subject.store._schedules.clear()
-    subject.store_thread._outage(StoreUnavailableError("it restarts"))
+    subject.store.lose_schedules()
+    subject.pass_outage()
     subject.finish()
     assert subject.store.names() == ["report"]
 
@@ -410,6 +430,12 @@ def test_after_an_outage_the_last_to_start_writes_what_was_lost(bench: Make) -> 
 def newcomer(store: Slow, started_at: float, name: str = "newer") -> None:
     """Another worker tells of itself."""
     store.heartbeat(WorkerRecord(id=name, host="there", pid=2, version="2", started_at=started_at))
+
+
+def newcomer_left(store: Slow, name: str) -> None:
+    """The worker of that name, or one of the same name, tells that it is gone."""
+    [record] = [each for each in store.workers() if each.id == name]
+    store.heartbeat(msgspec.structs.replace(record, state="gone"))
 
 
 @pytest.mark.req("SCALE:fleet-versions")
@@ -424,10 +450,10 @@ def test_a_namesake_that_leaves_brings_no_schedule_back(bench: Make, name: str) 
     old.clock.seconds += LEASE / 3
     old.finish()
     before = list(old.store.schedules())
-    del old.store._workers["me"]
+    newcomer_left(old.store, "me")
     old.clock.seconds += LEASE / 3
     old.finish()
-    assert "me" in old.store._workers
+    assert "me" in [each.id for each in old.store.workers()]
     assert list(old.store.schedules()) == before
     assert [each.name for each in before] == ["added", "report"]
 
@@ -438,8 +464,8 @@ def test_a_namesake_that_leaves_finds_the_last_to_start_on_guard(bench: Make) ->
     subject = bench({"report": HOURLY})
     subject.finish()
     newcomer(subject.store, subject.began - 60.0)  # it started earlier
-    subject.store._schedules.clear()
-    del subject.store._workers["me"]
+    subject.store.lose_schedules()
+    newcomer_left(subject.store, "me")
     subject.clock.seconds += LEASE / 3
     subject.finish()
     assert subject.store.names() == ["report"]

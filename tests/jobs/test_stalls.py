@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.connector.jobs import claims as holding_module
 from ergon_framework.connector.jobs.claims import Holding
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
@@ -16,10 +15,8 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
-from ergon_framework.jobs import maintenance as maintenance_module
-from ergon_framework.jobs import store_thread as store_thread_module
 from ergon_framework.jobs.claims import Settler
-from ergon_framework.jobs.maintenance import Maintenance
+from ergon_framework.jobs.maintenance import PRUNE_INTERVAL, Maintenance
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.store_thread import StoreThread
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -50,7 +47,7 @@ class Hanging(MemoryJobStore):
         super().__init__(clock=clock.now)
         self.time = clock
         self.hangs_in = ""
-        self.refused: tuple[str, ...] = ()
+        self.refused: dict[str, StoreError] = {}
 
     def _hang(self, call: str) -> None:
         if call == self.hangs_in:
@@ -59,6 +56,7 @@ class Hanging(MemoryJobStore):
 
     def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
         self._hang("settle_and_claim")
+        self._refuse("settle_and_claim")
         return super().settle_and_claim(settlements, ask)
 
     def renew(self, holds: Any, lease: float) -> Any:
@@ -76,7 +74,7 @@ class Hanging(MemoryJobStore):
 
     def _refuse(self, call: str) -> None:
         if call in self.refused:
-            raise StoreUnavailableError(f"{call} takes too long")
+            raise self.refused[call]
 
     def expired_leases(self, limit: int) -> Any:
         self._hang("expired_leases")
@@ -90,6 +88,7 @@ class Bench:
         self.clock = clock
         self.store = Hanging(clock)
         self.settings = JobsSettings(lease=LEASE)
+        self.told: list[str] = []
         self.store.add([job("echo")])
         ask = ClaimRequest(worker="other", lease=LEASE, slots={"python": 1}, default="python")
         _, claimed = self.store.settle_and_claim([], ask)
@@ -102,6 +101,7 @@ class Bench:
             self._record,
             lambda _id, _fence: False,
             lambda _name, _fields: None,
+            now=clock.now,
         )
         self.maintenance.run(clock.now())
 
@@ -118,7 +118,8 @@ class Bench:
             lambda _slots, is_thorough: ask,
             lambda _claims: None,
             lambda _settlements: None,
-            lambda _name, _fields: None,
+            lambda name, _fields: self.told.append(name),
+            now=self.clock.now,
         )
         store_thread.maintenance = self.maintenance
         return store_thread
@@ -138,12 +139,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench() -> Bench:
     """With a clock that only the test moves."""
-    clock = Clock()
-    for module in (maintenance_module, store_thread_module):
-        monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
-    return Bench(clock)
+    return Bench(Clock())
 
 
 @pytest.mark.parametrize("call", ["expired_leases", "heartbeat"])
@@ -175,32 +173,34 @@ def test_a_hang_in_another_call_counts_as_well(bench: Bench, call: str) -> None:
     store_thread.offer("python", 1)
     store.add([job("echo", id="mine")])
     if call == "renew":
-        store_thread._once()  # claims it
-        store_thread._once()
+        store_thread.run_once()  # claims it
+        store_thread.run_once()
     clock.seconds += LEASE / 3 + 0.1
     store.hangs_in = call
-    store_thread._once()
+    store_thread.run_once()
     assert not store.hangs_in
-    store_thread._once()
+    store_thread.run_once()
     assert not bench.is_rescued()
     assert bench.renew() == [True]
 
 
-def test_a_connector_rescues_nothing_right_after_an_outage(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connector_rescues_nothing_right_after_an_outage(bench: Bench) -> None:
     """The others could not renew either while the store was away."""
-    monkeypatch.setattr(holding_module, "SYSTEM_CLOCK", bench.clock)
     serves = ("default", "python")
     settler = Settler(bench.settings, "me")
-    holding = Holding(bench.store, bench.settings, settler, "me", serves, lambda *_: None)
+    now = bench.clock.now
+    holding = Holding(bench.store, bench.settings, settler, "me", serves, lambda *_: None, now=now)
     bench.clock.seconds += HANGS
-    holding._outage(StoreUnavailableError("away"))
-    holding._maintenance.run(bench.clock.now())
+    bench.store.refused = {"heartbeat": StoreUnavailableError("away")}
+    holding.run_once()
+    bench.store.refused = {}
+    holding.run_once()
     assert not bench.is_rescued()
     bench.clock.seconds += LEASE + 0.1
-    holding._outage(StoreError("it may not remove anything"))  # a store that answers is not away
-    holding._maintenance.run(bench.clock.now())
+    bench.store.refused = {"heartbeat": StoreError("no room")}  # one that answers is not away
+    holding.run_once()
+    bench.store.refused = {}
+    holding.run_once()
     assert bench.is_rescued()
 
 
@@ -208,7 +208,7 @@ def test_a_chore_that_the_store_refuses_is_told_in_a_line(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the store says is enough; only what nobody expects comes with a traceback."""
-    bench.store.refused = ("prune",)
+    bench.store.refused = {"prune": StoreUnavailableError("prune takes too long")}
     bench.maintenance.run_soon()
     bench.maintenance.run(bench.clock.now())
     [record] = [each for each in caplog.records if "a chore failed" in each.getMessage()]
@@ -224,14 +224,11 @@ def test_one_chore_that_always_fails_is_no_outage(
 ) -> None:
     """Others are rescued while it is in trouble; when the store takes nothing, they are not."""
     store_thread = bench.store_thread()
-    bench.store.refused = refused
+    bench.store.refused = dict.fromkeys(refused, StoreUnavailableError("it takes too long"))
     bench.maintenance.restart_all()
     for _ in range(20):
         bench.clock.seconds += LEASE / 10
-        try:
-            store_thread._once()
-        except StoreError as error:
-            store_thread._outage(error)
+        store_thread.run_once()
     assert bench.is_rescued() is rescues
 
 
@@ -250,44 +247,38 @@ def test_a_chore_that_fails_slowly_leaves_time_for_a_rescue(
     until = bench.clock.seconds + 10 * LEASE
     while not bench.is_rescued() and bench.clock.seconds < until:
         bench.clock.seconds += 0.5
-        store_thread._once()
+        store_thread.run_once()
     assert bench.is_rescued()
 
 
 def test_a_rescue_that_failed_waits_for_those_who_live(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Jobs cannot be written, though other things can: their holders could not renew either."""
-
-    def settle_and_claim(_settlements: Any, _ask: Any) -> Any:
-        raise StoreUnavailableError("no room")
-
     store_thread = bench.store_thread()
     bench.clock.seconds += 2 * LEASE
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.store, "settle_and_claim", settle_and_claim)
-        with pytest.raises(StoreUnavailableError, match="no room") as failure:
-            bench.maintenance.run(bench.clock.now())
-        store_thread._outage(failure.value)
+    bench.store.refused = {"settle_and_claim": StoreUnavailableError("no room")}
+    store_thread.run_once()
+    assert caplog.messages[-1] == "the store does not answer, and is asked again: no room"
+    bench.store.refused = {}
     bench.clock.seconds += LEASE / 2
-    store_thread._once()
+    store_thread.run_once()
     assert not bench.is_rescued()
     assert bench.renew() == [True]
 
 
-@pytest.mark.parametrize("kind", [StoreBrokenError, StoreReadOnlyError])
+@pytest.mark.parametrize(
+    ("kind", "told", "goes_on"),
+    [(StoreBrokenError, "store.broken", False), (StoreReadOnlyError, "store.lost", True)],
+)
 def test_what_concerns_everybody_is_told_at_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: type[StoreError]
+    bench: Bench, kind: type[StoreError], told: str, *, goes_on: bool
 ) -> None:
     """Whatever chore finds out that the disk failed, or that all was moved to another store."""
-
-    def prune(_limit: int) -> Any:
-        raise kind("nobody writes here any more")
-
-    monkeypatch.setattr(bench.store, "prune", prune)
-    bench.clock.seconds += maintenance_module.PRUNE_INTERVAL + 1.0
-    with pytest.raises(kind):
-        bench.store_thread()._once()
+    bench.store.refused = {"prune": kind("nobody writes here any more")}
+    bench.clock.seconds += PRUNE_INTERVAL + 1.0
+    assert bench.store_thread().run_once() is goes_on
+    assert bench.told == [told]
 
 
 def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(bench: Bench) -> None:
@@ -298,7 +289,7 @@ def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(bench: Bench) ->
         store.add([job("echo", id=f"mine-{n}")])
         store_thread.offer("python", 1)
         clock.seconds += LEASE / 20
-        store_thread._once()
+        store_thread.run_once()
         assert get(store, f"mine-{n}").status is JobStatus.ACTIVE
         bench.renew()
         assert not store.expired_leases(1)
@@ -307,8 +298,10 @@ def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(bench: Bench) ->
 def test_an_outage_tells_each_reason_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """The first is often a symptom; that the password is wrong comes with the next attempt."""
     store_thread = bench.store_thread()
+    store_thread.probe()
     for reason in ("hung up", "wrong password", "wrong password", "hung up"):
-        store_thread._outage(StoreUnavailableError(reason))
+        bench.store.refused = {"settle_and_claim": StoreUnavailableError(reason)}
+        store_thread.run_once()
     told = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
     assert told == ["hung up", "wrong password"]
     assert store_thread.counters["outages"] == 1
@@ -320,20 +313,24 @@ def test_connections_that_drop_now_and_then_put_off_no_rescue(bench: Bench) -> N
     until = bench.clock.seconds + LEASE + 4.0
     while not bench.is_rescued() and bench.clock.seconds < until:
         bench.clock.seconds += 1.0
-        store_thread._began = bench.clock.now()
-        store_thread._outage(StoreUnavailableError("the connection was lost"))
+        store_thread.probe()
+        bench.store.refused = {"settle_and_claim": StoreUnavailableError("connection lost")}
+        store_thread.run_once()
+        bench.store.refused = {}
         bench.clock.seconds += 0.1
-        store_thread._once()
-        store_thread._recovered()
+        store_thread.run_once()
     assert bench.is_rescued()
+    assert store_thread.counters["outages"] > LEASE / 2
 
 
 def test_an_outage_of_many_short_failures_puts_off_a_rescue(bench: Bench) -> None:
     """It is as long as all of them together, and others could not renew either."""
     store_thread = bench.store_thread()
-    store_thread._began = bench.clock.now()
+    store_thread.probe()
+    bench.store.refused = {"settle_and_claim": StoreUnavailableError("away")}
     while bench.clock.seconds < 1_000_000.0 + LEASE + 4.0:
-        store_thread._outage(StoreUnavailableError("away"))
+        store_thread.run_once()
         bench.clock.seconds += 1.0
-    store_thread._once()
+    bench.store.refused = {}
+    store_thread.run_once()
     assert not bench.is_rescued()

@@ -13,12 +13,13 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.worker import WorkerReport
+from ergon_framework.jobs.worker import WorkerReport, WorkerTiming
 from ergon_framework.ports.jobstore import WorkerRecord
 from tests.jobs.real_worker import (
     PROGRAMS,
     at_work,
     burst,
+    executor_status,
     get,
     job,
     quick,
@@ -48,7 +49,8 @@ def test_a_flood_on_the_output_disturbs_nobody_else(when: str) -> None:
         if when == "asked":
             wait_until(lambda: get(store, "bad#any").status.is_final, "the end of the flood")
         else:
-            wait_until(lambda: subject._pools and subject._pools["bad"].strays > 1000)
+            wait_until(store.workers)
+            wait_until(lambda: executor_status(subject, "bad")["stray_lines"] > 1000)
         store.add([job("echo")])
         wait_until(lambda: get(store, "echo").status is JobStatus.COMPLETED, "the good job")
 
@@ -77,7 +79,7 @@ def test_a_claim_under_way_at_a_stop_is_given_back() -> None:
     with at_work(worker(store)) as subject:
         assert store.is_claiming.wait(20)
         subject.stop()
-        wait_until(lambda: not subject._pools["python"].processes, "the end of the processes")
+        wait_until(lambda: not executor_status(subject)["processes"], "the end of the processes")
         store.go.set()
     back = get(store, "echo")
     assert (back.status, back.deliveries, back.excused) == (JobStatus.PENDING, 1, 1)
@@ -97,12 +99,12 @@ class Gone(MemoryJobStore):
 
 
 @pytest.mark.req("X19")
-def test_a_stop_without_a_store_neither_spins_nor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_without_a_store_neither_spins_nor_stays() -> None:
     """It asks a few times, then reports what it could not write, and its thread is gone."""
-    monkeypatch.setattr("ergon_framework.jobs.worker.SHUTDOWN_GRACE", 1.0)
     store = Gone()
     store.add([job("hang")])
-    subject = worker(store, settings=quick(grace=0.0))
+    timing = WorkerTiming(shutdown_grace=1.0)
+    subject = worker(store, settings=quick(grace=0.0), timing=timing)
     reports: list[WorkerReport] = []
     thread = threading.Thread(target=lambda: reports.append(subject.run()), daemon=True)
     thread.start()

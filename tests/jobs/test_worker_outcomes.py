@@ -15,6 +15,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from tests.jobs.real_worker import (
     at_work,
     burst,
+    executor_status,
     finish,
     get,
     history,
@@ -64,10 +65,12 @@ def test_the_deadline_is_told_by_the_clock_that_the_executor_reads(seconds: floa
 def test_a_process_that_waited_for_its_first_request_is_told_an_exact_deadline() -> None:
     """It never says that it is ready, but its time to start is over long since."""
     store = MemoryJobStore()
-    subject = worker(store, executor=unruly(startup_grace=50.0))
+    subject = worker(store, executor=unruly(startup_grace=1.0))
     with at_work(subject):
-        wait_until(lambda: any(pool.processes for pool in subject._pools.values()), "its start")
-        subject._pools["python"].processes[0].started_at -= 50.0
+        wait_until(store.workers)
+        wait_until(lambda: executor_status(subject)["processes"], "its start")
+        grace_ends_at = time.monotonic() + 1.0
+        wait_until(lambda: time.monotonic() > grace_ends_at)
         store.add([job("echo", timeout=60.0)])
         wait_until(lambda: get(store, "echo").status.is_final)
     context = msgspec.json.decode(get(store, "echo").result or b"")["context"]

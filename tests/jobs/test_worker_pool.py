@@ -14,11 +14,12 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.worker import Worker
+from ergon_framework.jobs.worker import Worker, WorkerTiming
 from tests.jobs.real_worker import (
     PROGRAMS,
     at_work,
     burst,
+    executor_status,
     finish,
     get,
     history,
@@ -81,7 +82,8 @@ def test_an_executor_that_dies_at_start_costs_its_jobs_nothing(tmp_path: Path) -
     store.add([job("echo", id=str(n)) for n in range(5)])
     subject = worker(store, executor=unruly(str(cure)))
     with at_work(subject):
-        wait_until(lambda: any(pool.gate.failures >= 3 for pool in subject._pools.values()))
+        wait_until(store.workers)
+        wait_until(lambda: executor_status(subject)["failed_starts"] >= 3)
         for n in range(5):
             assert get(store, str(n)).attempts == 0
         cure.touch()
@@ -188,16 +190,14 @@ def test_neighbours_of_an_answer_that_cannot_be_used_finish_first() -> None:
 
 
 @pytest.mark.req("X2", "X9")
-def test_neighbours_of_a_line_without_an_end_are_given_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_neighbours_of_a_line_without_an_end_are_given_back() -> None:
     """Whose line it is stands at its start: that job is charged, and no other."""
-    monkeypatch.setattr("ergon_framework.jobs.executor_process.CONFUSED_AFTER", 0.5)
+    timing = WorkerTiming(confused_after=0.5)
     jobs = [job("any", id=f"good{n}") for n in range(3)]
     jobs.append(job("endless_line", max_attempts=1))
     store = MemoryJobStore()
     store.add(jobs)
-    with at_work(worker(store, executor=batching(response_limit=100_000))):
+    with at_work(worker(store, executor=batching(response_limit=100_000), timing=timing)):
         wait_until(lambda: get(store, "endless_line").status.is_final)
         wait_until(lambda: all(get(store, each.id).excused for each in jobs[:3]))
     dead = get(store, "endless_line")
@@ -247,10 +247,11 @@ def test_a_pool_never_outgrows_its_size() -> None:
     subject = worker(store, executor=unruly(pool_size=2))
     most = 0
     with at_work(subject):
+        wait_until(store.workers)
 
         def look() -> bool:
             nonlocal most
-            most = max(most, *(len(pool.processes) for pool in subject._pools.values()), 0)
+            most = max(most, executor_status(subject)["processes"])
             return all(get(store, str(n)).status.is_final for n in range(8))
 
         wait_until(look)

@@ -51,8 +51,8 @@ def test_an_outcome_that_is_refused_holds_back_no_other(caplog: pytest.LogCaptur
     assert get(store, "bad").deliveries == 2
     assert {get(store, each).deliveries for each in others} == {1}
     assert "the store refuses its outcome" in caplog.text
-    assert subject._store_thread.counters["refused"] == 1
-    assert subject._store_thread.counters["late"] == 0
+    assert subject.record().counters["refused"] == 1
+    assert subject.record().counters["late"] == 0
 
 
 @pytest.mark.parametrize("settles", [False, True])
@@ -76,5 +76,5 @@ def test_nothing_else_is_given_up(
     with at_work(worker(store)) as subject:
         wait_until(lambda: get(store, "echo").status is JobStatus.COMPLETED)
     assert get(store, "echo").deliveries == 1
-    assert subject._store_thread.counters["refused"] == 0
+    assert subject.record().counters["refused"] == 0
     assert "is asked again" in caplog.text

@@ -12,16 +12,16 @@ import pytest
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus, LeaseExpired
 from ergon_framework.errors import JobError, StoreUnavailableError
-from ergon_framework.jobs import worker as worker_module
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.worker import BurstEnd
+from ergon_framework.jobs.worker import BurstEnd, WorkerTiming
 from ergon_framework.ports.jobstore import Job, Schedule, Search
 from tests.jobs.real_worker import (
     PATIENCE,
     at_work,
     burst,
+    executor_status,
     get,
     history,
     is_alive,
@@ -62,7 +62,7 @@ def test_what_outlasts_the_grace_is_given_back_uncharged() -> None:
     assert back.excused == 1
     assert history(back)[-1]["event"] == "released"
     assert get(store, "waiting").status is JobStatus.PENDING
-    assert not subject._pools["python"].processes
+    assert executor_status(subject)["processes"] == 0
 
 
 def test_a_second_stop_ends_everything_at_once(tmp_path: Path) -> None:
@@ -89,6 +89,11 @@ def test_a_stop_before_the_run_is_heard() -> None:
     assert get(store, "echo").status is JobStatus.PENDING
 
 
+def store_threads() -> list[threading.Thread]:
+    """The threads in which workers talk to their stores."""
+    return [each for each in threading.enumerate() if each.name == "ergon-keeper"]
+
+
 MANY = {f"s{n:02}": ScheduleSettings(every=3600, handler="echo") for n in range(20)}
 
 
@@ -105,12 +110,21 @@ class Slow(MemoryJobStore):
 def test_a_stop_is_heard_while_many_schedules_are_written() -> None:
     """What is under way is the last; the next worker writes the others."""
     store = Slow()
-    subject = worker(store, schedules=Scheduler(store, MANY))
+    is_told = threading.Event()
+
+    class Told(Scheduler):
+        """A scheduler that hears of the stop."""
+
+        def stop(self) -> None:
+            super().stop()
+            is_told.set()
+
+    subject = worker(store, schedules=Told(store, MANY))
 
     def stop_at_the_third() -> None:
         if len(store.schedules()) == 3:
             subject.stop()
-            wait_until(lambda: subject._maintenance._is_stopped, "the end")
+            assert is_told.wait(PATIENCE)
 
     store.between = stop_at_the_third
     assert subject.run().stop_reason == "stopped"
@@ -119,11 +133,8 @@ def test_a_stop_is_heard_while_many_schedules_are_written() -> None:
     assert len(Scheduler(store, MANY).sync().added) == 17
 
 
-def test_a_store_closed_under_a_chore_is_nothing_to_tell(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_closed_under_a_chore_is_nothing_to_tell(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody waits for it any longer, and what its driver raises then is anything."""
-    monkeypatch.setattr(worker_module, "SHUTDOWN_GRACE", 0.05)
     hangs, closed = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -133,13 +144,13 @@ def test_a_store_closed_under_a_chore_is_nothing_to_tell(
 
     store = Slow()
     store.between = hang
-    subject = worker(store, schedules=Scheduler(store, MANY))
+    timing = WorkerTiming(shutdown_grace=0.05)
+    subject = worker(store, schedules=Scheduler(store, MANY), timing=timing)
     with at_work(subject):
         assert hangs.wait(PATIENCE)
+        [thread] = store_threads()
         subject.stop()
     closed.set()
-    thread = subject._store_thread._thread
-    assert thread is not None
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert [each.getMessage() for each in caplog.records] == []
@@ -232,10 +243,10 @@ def test_a_burst_ends_although_its_store_is_slower_than_its_loop(
             return super().settle_and_claim(*args, **kwargs)
 
     monkeypatch.setattr(BurstEnd, "is_over", counted)
-    monkeypatch.setattr(worker_module, "BURST_POLL_INTERVAL", 0.001)
     store = Far()
     store.add([job("echo")])
-    report = worker(store, settings=quick(), burst=True).run()
+    timing = WorkerTiming(burst_poll_interval=0.001)
+    report = worker(store, settings=quick(), burst=True, timing=timing).run()
     assert report.completed == 1
     assert looks <= 5000
 
@@ -257,7 +268,7 @@ def test_a_late_result_is_ignored_and_counted() -> None:
         wait_until(lambda: get(store, "hang").status is JobStatus.ACTIVE)
         with at_work(worker(store, settings=quick(lease=0.5), name="second")):
             wait_until(lambda: get(store, "hang").fence >= 2, "the rescue")
-            wait_until(lambda: first._store_thread.counters["late"] >= 1, "the late result")
+            wait_until(lambda: first.record().counters["late"] >= 1, "the late result")
     entries = history(get(store, "hang"))
     assert (entries[0]["event"], entries[0]["lost_by"]) == ("lost", "first")
 
@@ -268,15 +279,17 @@ class Moody(MemoryJobStore):
     is_away = False
     has_been_away = False
     refusals = 0
+    was_told_outcomes = False  # … which it did not take
 
     def _look(self) -> None:
         if self.is_away:
             self.refusals += 1
             raise StoreUnavailableError("the store is away")
 
-    def settle_and_claim(self, *args: Any, **kwargs: Any) -> Any:
+    def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
+        self.was_told_outcomes = self.was_told_outcomes or (self.is_away and bool(settlements))
         self._look()
-        answer = super().settle_and_claim(*args, **kwargs)
+        answer = super().settle_and_claim(settlements, ask)
         if answer[1].jobs and not self.has_been_away:
             self.is_away = self.has_been_away = True
         return answer
@@ -306,7 +319,7 @@ def test_a_store_that_goes_away_loses_nothing() -> None:
         store.is_away = False
         wait_until(lambda: get(store, "hang").status is JobStatus.FAILED)
         wait_until(lambda: get(store, "later").status is JobStatus.COMPLETED)
-    assert subject._store_thread.counters["outages"] == 1
+    assert subject.record().counters["outages"] == 1
 
 
 def test_who_leaves_during_an_outage_claims_no_recovery(caplog: pytest.LogCaptureFixture) -> None:
@@ -321,26 +334,22 @@ def test_who_leaves_during_an_outage_claims_no_recovery(caplog: pytest.LogCaptur
     assert "answers again" not in caplog.text
 
 
-def test_outcomes_that_the_store_never_took_are_named(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcomes_that_the_store_never_took_are_named(caplog: pytest.LogCaptureFixture) -> None:
     """Those jobs run again: somebody will ask why."""
-    monkeypatch.setattr(worker_module, "SHUTDOWN_GRACE", 0.1)
     store = Moody()
     store.add([job("hang", timeout=0.2, max_attempts=1)])
-    with at_work(worker(store, settings=quick(lease=10.0))) as subject:
+    timing = WorkerTiming(shutdown_grace=0.1)
+    with at_work(worker(store, settings=quick(lease=10.0), timing=timing)) as subject:
         wait_until(lambda: store.is_away)
-        wait_until(lambda: subject._store_thread._settlements)
+        wait_until(lambda: store.was_told_outcomes)
         subject.stop()
     assert "did not take how 1 job(s) ended, which will be rescued: hang" in caplog.text
 
 
-def test_a_burst_leaves_a_job_that_is_held_again_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_burst_leaves_a_job_that_is_held_again_and_again(tmp_path: Path) -> None:
     """For so short that it is always as good as due: nobody would ever see the burst's end."""
-    monkeypatch.setattr("ergon_framework.jobs.worker.HELD_ONLY_TIMEOUT", 0.5)
-    done, store = burst([job("held", str(tmp_path / "never"), 0), job("echo")])
+    timing = WorkerTiming(held_only_timeout=0.5)
+    done, store = burst([job("held", str(tmp_path / "never"), 0), job("echo")], timing=timing)
     assert done.completed == 1
     assert done.held > 1
     assert get(store, "held").status == "pending"
@@ -374,9 +383,21 @@ def test_only_the_queues_asked_for_are_served() -> None:
 @pytest.mark.req("X21")
 def test_a_job_added_later_wakes_an_idle_worker() -> None:
     """The worker sleeps on its subscription, and a notification is enough."""
-    store = MemoryJobStore()
-    with at_work(worker(store, settings=quick(poll=3600.0))) as subject:
-        wait_until(lambda: hasattr(subject, "_store_thread") and subject._store_thread.is_dry)
+
+    class Asked(MemoryJobStore):
+        """Notes a claim for a free slot that found nothing."""
+
+        was_empty = threading.Event()
+
+        def settle_and_claim(self, settlements: Any, ask: Any) -> Any:
+            answer = super().settle_and_claim(settlements, ask)
+            if ask is not None and ask.slots and not answer[1].jobs:
+                self.was_empty.set()
+            return answer
+
+    store = Asked()
+    with at_work(worker(store, settings=quick(poll=3600.0))):
+        assert store.was_empty.wait(PATIENCE)
         store.add([job("echo")])
         wait_until(lambda: get(store, "echo").status is JobStatus.COMPLETED)
 
@@ -410,4 +431,4 @@ def test_a_name_of_two_lines_is_refused() -> None:
 def test_threads_are_not_left_behind() -> None:
     """A worker that has stopped leaves no thread of its own."""
     burst([job("echo")])
-    assert not [each for each in threading.enumerate() if each.name == "ergon-keeper"]
+    assert not store_threads()

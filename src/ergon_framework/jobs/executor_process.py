@@ -95,8 +95,11 @@ class ExecutorProcess:
         settings: ExecutorSettings,
         loop: EventLoop,
         listener: ProcessListener,
+        *,
+        confused_after: float = CONFUSED_AFTER,
     ) -> None:
         self.child = child
+        self._confused_after = confused_after
         self.settings = settings
         self.in_flight: dict[str, InFlight] = {}
         self.started_at = loop.now()
@@ -364,7 +367,7 @@ class ExecutorProcess:
             # for the one we wait for.
             is_known = frame.job_id in self._answered
             if not is_known and self.in_flight and self.suspect_at is None:
-                self.suspect_at = self._loop.now() + CONFUSED_AFTER
+                self.suspect_at = self._loop.now() + self._confused_after
             return
         self._done(frame.job_id)
         self._listener.answered(self, request, frame)
@@ -382,7 +385,7 @@ class ExecutorProcess:
             self.is_broken = True
             self._done(name)
             if is_long and self.in_flight:  # unless the line ends before that
-                self.suspect_at = self._loop.now() + CONFUSED_AFTER
+                self.suspect_at = self._loop.now() + self._confused_after
             code = "response_too_large" if is_long else "protocol_violation"
             text = f"the executor's answer cannot be used: {stray.reason}"
             self._listener.botched(self, request, Failure(Kind.DEFECT, code, text))

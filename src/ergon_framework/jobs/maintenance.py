@@ -90,6 +90,9 @@ class Maintenance:
         report: Callable[[str, dict[str, Any]], None],
         schedules: CronJobs | None = None,
         prepare: Callable[[], Iterable[str]] | None = None,
+        *,
+        now: Callable[[], float] = SYSTEM_CLOCK.now,
+        max_slice: float = MAX_SLICE,
     ) -> None:
         """``prepare`` writes the limits of queues that the store has lost, and names each then."""
         self._store = store
@@ -101,11 +104,13 @@ class Maintenance:
         self._has_heartbeat = False
         self._was_away = False
         self._latest = -math.inf  # when the last of all started whom this worker has seen
-        self._now = SYSTEM_CLOCK.now
+        self._now = now
+        self._slice_seconds = min(max_slice, settings.claimed_for / 10)
         self._scheduler: SlicedScheduler | None = None
         if schedules is not None:
-            lease = settings.claimed_for
-            self._scheduler = SlicedScheduler(schedules, self._now, lease, self._report_lost)
+            self._scheduler = SlicedScheduler(
+                schedules, now, settings.claimed_for, self._report_lost, max_slice=max_slice
+            )
         self._limit_restore = LimitRestore(prepare or tuple, self._new_slice)
         self.rescue = Rescue(store, settings, settler, holds, report, self._now)
         self._missing = MissingExecutors(store, settings, settler, self._now, report)
@@ -301,7 +306,7 @@ class Maintenance:
         return MAINTAIN_INTERVAL
 
     def _new_slice(self) -> Slice:
-        return Slice(self._now, min(MAX_SLICE, self._settings.claimed_for / 10))
+        return Slice(self._now, self._slice_seconds)
 
     def _fire(self) -> float:
         at = self._scheduler.turn() if self._scheduler is not None else None

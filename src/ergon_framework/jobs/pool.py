@@ -29,7 +29,12 @@ from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.child_process import ChildProcess, executor_environment
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.event_loop import EventLoop
-from ergon_framework.jobs.executor_process import EndReason, ExecutorProcess, InFlight
+from ergon_framework.jobs.executor_process import (
+    CONFUSED_AFTER,
+    EndReason,
+    ExecutorProcess,
+    InFlight,
+)
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.tracing import set_out
 from ergon_framework.jobs.watchdog import Watchdog
@@ -126,8 +131,16 @@ class PoolOwner(Protocol):
 class ExecutorPool:
     """All processes of one executor, and the claimed jobs that wait for one of them."""
 
-    def __init__(self, name: str, settings: ExecutorSettings, owner: PoolOwner) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: ExecutorSettings,
+        owner: PoolOwner,
+        *,
+        confused_after: float = CONFUSED_AFTER,
+    ) -> None:
         self.name = name
+        self._confused_after = confused_after
         self.settings = settings
         self.processes: list[ExecutorProcess] = []
         self.gate = StartGate()
@@ -391,7 +404,10 @@ class ExecutorPool:
             logger.warning("executor %r: %s; trying again in %.1f s", self.name, reason, delay)
             self._owner.tell("executor.held_back", executor=self.name, delay=delay, reason=reason)
             return
-        self.processes.append(ExecutorProcess(child, settings, self._owner.loop, self))
+        process = ExecutorProcess(
+            child, settings, self._owner.loop, self, confused_after=self._confused_after
+        )
+        self.processes.append(process)
         self._owner.tell("executor.started", executor=self.name, pid=child.pid)
 
     def _dispatch(self, now: float) -> None:

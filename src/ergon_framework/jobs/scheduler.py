@@ -434,12 +434,14 @@ class SlicedScheduler:
         now: Callable[[], float],
         lease: float,
         tell_lost: Callable[[list[str]], None],
+        *,
+        max_slice: float = MAX_SLICE,
     ) -> None:
         """``tell_lost`` is given the names of what had to be written again."""
         self.is_under_way = False  # the next turn goes on with it
         self._schedules = schedules
         self._now = now
-        self._seconds = min(MAX_SLICE, lease / 10)
+        self._seconds = min(max_slice, lease / 10)
         self._tell_lost = tell_lost
         self._is_synced = False
         self._was_synced = False  # some time ago, or now

@@ -200,6 +200,8 @@ class StoreThread:
         deliver: Callable[[list[Claim]], None],
         settled: Callable[[Sequence[Settlement]], None],
         report: Callable[[str, dict[str, Any]], None],
+        *,
+        now: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self.store = store
         self.maintenance: Maintenance | None = None
@@ -230,7 +232,7 @@ class StoreThread:
         self._failures = 0
         self._began = self._away_since = 0.0  # the turn, and the outage
         self._reasons: set[str] = set()  # that were logged in this outage
-        self._now = SYSTEM_CLOCK.now
+        self._now = now
         self._subscription = store.subscribe(Topic.WORK)
         self._thread: threading.Thread | None = None
 
@@ -312,22 +314,29 @@ class StoreThread:
     # ---- the thread ----
 
     def _serve(self) -> None:
-        while not self._gives_up:
-            try:
-                was_asked = self._once()  # who leaves may have nothing left to ask
-                if self._failures and was_asked:
-                    self._recovered()
-            except StoreBrokenError:
-                logger.critical("the store takes no more writes; the worker stops", exc_info=True)
-                self._report("store.broken", {})
-                return
-            except Exception as error:
-                self._outage(error)
-            if self._ends and not self._settlements:
-                return
+        while not self._gives_up and self.run_once():
             self._sleep()
 
-    def _once(self) -> bool:
+    def run_once(self) -> bool:
+        """One round: settle and claim, renew leases, maintain. Whether another round follows.
+
+        An error of the store is an outage: settlements that were not written are kept for the next
+        round. Only a store that is broken for good ends the thread.
+        """
+        try:
+            was_asked = self._do_due()
+            # A worker that leaves may have had nothing to ask: that proves no recovery.
+            if self._failures and was_asked:
+                self._recovered()
+        except StoreBrokenError:
+            logger.critical("the store takes no more writes; the worker stops", exc_info=True)
+            self._report("store.broken", {})
+            return False
+        except Exception as error:
+            self._outage(error)
+        return not self._ends or bool(self._settlements)
+
+    def _do_due(self) -> bool:
         """One exchange, if there is any, then what else is due; whether the store was asked."""
         self._check_clock()
         began = self._began = self._now()

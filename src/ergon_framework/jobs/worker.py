@@ -14,6 +14,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -26,9 +27,10 @@ from ergon_framework.core.text import failure_text, indented, one_line
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.event_loop import EventLoop
+from ergon_framework.jobs.executor_process import CONFUSED_AFTER
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.pool import ExecutorPool, allow_descriptors, checked
-from ergon_framework.jobs.scheduler import CronJobs
+from ergon_framework.jobs.scheduler import MAX_SLICE, CronJobs
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
 from ergon_framework.jobs.store_thread import StoreThread, executor_of
 from ergon_framework.jobs.tracing import came_back
@@ -39,17 +41,41 @@ from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.deadlines import LEAST
 from ergon_framework.telemetry.notices import NoticeDispatcher, has_listeners
 
+logger = logging.getLogger("ergon.jobs")
+
 MAX_FAILED_STARTS = 4
 """Failed starts in a row after which a burst no longer waits for an executor."""
 BURST_PROBE_INTERVAL = 0.2
+"""Seconds between two questions of a burst whether anything due is left."""
 BURST_DUE_WITHIN = 1.0
 """Seconds that a burst waits for a job that is not due yet."""
-HELD_ONLY_TIMEOUT = 10.0
-"""Seconds after which a burst leaves when nothing but short holds comes of its jobs."""
+NOTICE_OF = dict.fromkeys(JobStatus, "job.returned") | {
+    JobStatus.COMPLETED: "job.completed",
+    JobStatus.FAILED: "job.dead_lettered",
+    JobStatus.RETRYING: "job.retrying",
+}
+
+
+@dataclass(frozen=True)
+class WorkerTiming:
+    """Intervals and timeouts of a worker that no setting changes, in seconds."""
+
+    shutdown_grace: float = 10.0
+    """How long the last settlements have to reach a store that does not answer."""
+    poll_interval: float = 1.0
+    """How long a turn of the loop waits at most without being woken."""
+    burst_poll_interval: float = 0.02
+    """The same in a burst, which asks after every turn whether it is over."""
+    held_only_timeout: float = 10.0
+    """After how long a burst leaves when its jobs are only ever held for a short time."""
+    confused_after: float = CONFUSED_AFTER
+    """See ``CONFUSED_AFTER``."""
+    scheduler_slice: float = MAX_SLICE
+    """See ``MAX_SLICE``."""
 
 
 class BurstEnd:
-    """Watches one worker; asked after every turn of its loop."""
+    """Decides when a burst is over. The worker asks it after every turn of its loop."""
 
     def __init__(
         self,
@@ -58,9 +84,12 @@ class BurstEnd:
         store: FullJobStore,
         queues: tuple[str, ...] | None,
         settled: Callable[[], tuple[int, int]],
+        *,
+        held_only_timeout: float,
     ) -> None:
         """``settled``: how many jobs were held for no longer than a burst waits, and all others."""
         self._settled = settled
+        self._held_only_timeout = held_only_timeout
         self._others = -1  # what was settled otherwise …
         self._since = 0.0  # … and no more of it since then
         self._held = 0  # how many were held until then
@@ -112,7 +141,7 @@ class BurstEnd:
         held, others = self._settled()
         if others != self._others or held == self._held:
             self._others, self._since, self._held = others, now, held
-        return now - self._since >= HELD_ONLY_TIMEOUT
+        return now - self._since >= self._held_only_timeout
 
     def _is_idle(self) -> bool:
         store_thread = self._store_thread
@@ -153,19 +182,6 @@ class BurstEnd:
         return any(before.get(name, at) == at for name, at in leases.items())
 
 
-logger = logging.getLogger("ergon.jobs")
-
-SHUTDOWN_GRACE = 10.0
-"""Seconds the last settlements have to reach a store that does not answer."""
-POLL_INTERVAL, BURST_POLL_INTERVAL = 1.0, 0.02
-"""Seconds after which the loop looks round without being woken."""
-NOTICE_OF = dict.fromkeys(JobStatus, "job.returned") | {
-    JobStatus.COMPLETED: "job.completed",
-    JobStatus.FAILED: "job.dead_lettered",
-    JobStatus.RETRYING: "job.retrying",
-}
-
-
 class WorkerReport(msgspec.Struct, frozen=True):
     """What a worker did, from its start to its end."""
 
@@ -195,6 +211,7 @@ class Worker:
         schedules: CronJobs | None = None,
         prepare: Callable[[], Iterable[str]] | None = None,
         read_elsewhere: frozenset[str] = frozenset(),
+        timing: WorkerTiming | None = None,
     ) -> None:
         """``prepare`` writes the limits of queues that the store has lost, and names each then.
 
@@ -210,6 +227,8 @@ class Worker:
         self.queues = tuple(queues) if queues else None
         self._store = store
         self._burst = burst
+        self._timing = timing = timing or WorkerTiming()
+        self._poll_interval = timing.burst_poll_interval if burst else timing.poll_interval
         self._schedules = schedules
         self._prepare = prepare
         self._stops = 0
@@ -241,15 +260,20 @@ class Worker:
             self._store,
             self.settings,
             self.settler,
-            self._record,
+            self.record,
             self._store_thread.leases.holds,
             self._reported,
             self._schedules,
             self._prepare,
+            max_slice=self._timing.scheduler_slice,
         )
         self._store_thread.maintenance = self._maintenance
         self._store_thread.leases.when_lost = self._lost
-        self._pools = {key: ExecutorPool(key, value, self) for key, value in self.executors.items()}
+        confused_after = self._timing.confused_after
+        self._pools = {
+            key: ExecutorPool(key, value, self, confused_after=confused_after)
+            for key, value in self.executors.items()
+        }
         self._started_at = self._store.now()
         allow_descriptors(sum(each.pool_size for each in self.executors.values()))
         self._store_thread.start()
@@ -265,6 +289,33 @@ class Worker:
         if self._error is not None:
             raise self._error
         return report
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._stops > 0
+
+    def record(self) -> WorkerRecord:
+        """What the heartbeat tells of this worker: its state, its executors and its counters.
+
+        From any thread, once ``run`` has begun, and after its end.
+        """
+        return WorkerRecord(
+            id=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version(),
+            started_at=self._started_at,
+            state="stopping" if self._stops else "running",
+            lease=self.settings.claimed_for,
+            queues=self.queues,
+            executors={key: pool.status() for key, pool in self._pools.items()},
+            counters={
+                **self._counts,
+                **self._store_thread.counters,
+                "rescued": self._maintenance.rescue.count,
+            },
+        )
 
     def stop(self, *, now: bool = False) -> None:
         """Ask for a graceful stop; a second time, or with ``now``, for an immediate one.
@@ -293,13 +344,20 @@ class Worker:
         def settled() -> tuple[int, int]:
             return self._held_shortly, self._counts.total() - self._held_shortly
 
-        return BurstEnd(self._store_thread, self._pools, self._store, self.queues, settled)
+        return BurstEnd(
+            self._store_thread,
+            self._pools,
+            self._store,
+            self.queues,
+            settled,
+            held_only_timeout=self._timing.held_only_timeout,
+        )
 
     def _turn(self, until: float | None = None) -> None:
         now = self.loop.now()
         if self.watchdog.was_stopped(now):
             self._was_stopped()
-        times = [now + (BURST_POLL_INTERVAL if self._burst else POLL_INTERVAL)]
+        times = [now + self._poll_interval]
         for pool in self._pools.values():
             if pool in self._dirty or (pool.next_at is not None and now >= pool.next_at):
                 self._dirty.pop(pool, None)
@@ -393,7 +451,8 @@ class Worker:
     def _store_has(self, since: float) -> float:
         """Seconds left for a store that may not answer: when nothing is owed to it, the grace."""
         is_owed = bool(self._store_thread.leases.claims)
-        most = SHUTDOWN_GRACE if is_owed else min(SHUTDOWN_GRACE, max(LEAST, self.settings.grace))
+        grace = self._timing.shutdown_grace
+        most = grace if is_owed else min(grace, max(LEAST, self.settings.grace))
         return max(0.0, since + most - self.loop.now())
 
     # ---- for the pools ----
@@ -482,24 +541,6 @@ class Worker:
             failure=transition.failure,
             delay=transition.delay,
             why=transition.why,
-        )
-
-    def _record(self) -> WorkerRecord:
-        return WorkerRecord(
-            id=self.name,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=version(),
-            started_at=self._started_at,
-            state="stopping" if self._stops else "running",
-            lease=self.settings.claimed_for,
-            queues=self.queues,
-            executors={key: pool.status() for key, pool in self._pools.items()},
-            counters={
-                **self._counts,
-                **self._store_thread.counters,
-                "rescued": self._maintenance.rescue.count,
-            },
         )
 
     def _receive(self, claims: list[Claim]) -> None:

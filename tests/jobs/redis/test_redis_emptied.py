@@ -9,7 +9,6 @@ import pytest
 import redis
 
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.jobs import maintenance as maintenance_module
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
@@ -51,6 +50,7 @@ class Bench:
             lambda name, _fields: self.told.append(name),
             Scheduler(store, setup.schedules),
             lambda: setup.limit_again(store),
+            now=clock.now,
         )
         self.pass_time(0.0)
 
@@ -66,13 +66,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(
-    own_server: RedisServer, open_store: Open, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Bench, Any]:
+def bench(own_server: RedisServer, open_store: Open) -> tuple[Bench, Any]:
     """With a clock that only the test moves, and a way to empty the store."""
-    clock = Clock()
-    monkeypatch.setattr(maintenance_module, "SYSTEM_CLOCK", clock)
-    return Bench(open_store(own_server.url), clock), own_server
+    return Bench(open_store(own_server.url), Clock()), own_server
 
 
 def test_limits_and_schedules_are_written_again(

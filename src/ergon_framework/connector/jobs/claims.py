@@ -59,8 +59,11 @@ class Holding:
         worker: str,
         serves: tuple[str, str],
         report: Report,
+        *,
+        now: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self._store = store
+        self._now = now
         self._lease = settings.claimed_for
         self._settler = settler
         self._worker = worker
@@ -70,9 +73,11 @@ class Holding:
         self.forsaken: Forsaken[Claim] = Forsaken()
         self._fallen: deque[tuple[float, Claim]] = deque()  # of these, and when they go back
         self._lock = threading.Lock()
-        self._maintenance = Maintenance(store, settings, settler, self._record, self.holds, report)
+        self._maintenance = Maintenance(
+            store, settings, settler, self._record, self.holds, report, now=now
+        )
         self._started_at = store.now()
-        self._renew_at = SYSTEM_CLOCK.now() + self._lease / 3
+        self._renew_at = now() + self._lease / 3
         self._is_away = False
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
@@ -86,7 +91,7 @@ class Holding:
                 target=self._keep, name="ergon-jobs-connector", daemon=True
             )
         try:
-            self._maintenance.run(SYSTEM_CLOCK.now())
+            self._maintenance.run(self._now())
         except BaseException:
             self._thread = None  # the next fetch begins anew
             raise
@@ -161,18 +166,22 @@ class Holding:
     def _keep(self) -> None:
         pause = MIN_PAUSE
         while not self._ending.wait(pause):
-            try:
-                now = SYSTEM_CLOCK.now()
-                self._take_back(now)
-                if now >= self._renew_at:
-                    self.renew()
-                    self._renew_at = now + self._lease / 3
-                until = min(self._renew_at, self._maintenance.run(now))
-                pause = max(MIN_PAUSE, until - SYSTEM_CLOCK.now())
-                self._is_away = False
-            except Exception as error:
-                pause = min(1.0, self._lease / 10)
-                self._outage(error)
+            pause = self.run_once()
+
+    def run_once(self) -> float:
+        """One round: give back, renew leases, maintain. Seconds until the next round."""
+        try:
+            now = self._now()
+            self._take_back(now)
+            if now >= self._renew_at:
+                self.renew()
+                self._renew_at = now + self._lease / 3
+            until = min(self._renew_at, self._maintenance.run(now))
+        except Exception as error:
+            self._outage(error)
+            return min(1.0, self._lease / 10)
+        self._is_away = False
+        return max(MIN_PAUSE, until - self._now())
 
     def renew(self) -> None:
         """Prolong what is in hand, and note what is somebody else's by now."""
