@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.lifecycle import Cursor, End, Ending, Scope, Step, Verb
 from ergon_framework.errors import TransactionException
-from ergon_framework.ports.context import Attempt, Call, Claimable
+from ergon_framework.ports.context import Attempt, Call, claim_ticket
 from ergon_framework.ports.transaction import Transaction
 
 FETCH, BACKOFF, SETTLE = "fetch", "backoff", "settle"  # phases beside the lifecycle's own
 
 
-class Run(Cursor, Claimable):
+class Run(Cursor):
     """One lifecycle: the core's cursor, plus what only a driver can hold.
 
     On the happy path it is its own attempt, with a ticket, a deadline and a phase, since an object
@@ -34,6 +34,8 @@ class Run(Cursor, Claimable):
         self.transaction = transaction
         self.began_at = self.step_began_at = self.seen_at = began_at
         self.ticket: list[None] = [None]
+
+    claim = claim_ticket
 
     @property
     def run(self) -> Run:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from ergon_framework.ports.transaction import CURRENT, Transaction
 from ergon_framework.ports.unit_of_work import RUNNING, UnitOfWork
@@ -30,25 +30,28 @@ class Call:
     settings: dict[str, Any]  # the policy as plain numbers and words, for telemetry
 
 
-class Claimable:
+class HasTicket(Protocol):
     """Something that exactly one party may go on with."""
-
-    __slots__ = ()
 
     ticket: list[None]
     """Whoever pops the one element owns what happens next: the worker whose call returned, or the
     supervisor that gave up on it. Popping is atomic, so no lock is taken."""
 
-    def claim(self) -> bool:
-        """Become the owner of what follows. True for exactly one caller."""
-        try:
-            self.ticket.pop()
-        except IndexError:
-            return False
-        return True
+
+def claim_ticket(self: HasTicket) -> bool:
+    """Become the owner of what follows. True for exactly one caller.
+
+    The method ``claim`` of an attempt, and of a run that is its own attempt: they share this
+    function instead of a base class, which a run would have beside its cursor.
+    """
+    try:
+        self.ticket.pop()
+    except IndexError:
+        return False
+    return True
 
 
-class Attempt(Claimable):
+class Attempt:
     """One call of one hook for one transaction. ``number`` counts from 0."""
 
     __slots__ = (
@@ -75,6 +78,8 @@ class Attempt(Claimable):
         self.expired = False  # the deadline passed and the call was asked to end
         self.note: Any = None  # belongs to the sink: its span, its start time
         self.ticket: list[None] = [None]
+
+    claim = claim_ticket
 
     @property
     def transaction(self) -> Transaction:
