@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.cli import invoke
+from ergon_framework.cli.enqueue import LINES_PER_COMMIT
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import Succeeded
 from ergon_framework.jobs.client import JobClient
@@ -239,17 +240,19 @@ def test_a_wrong_line_is_named(
 
 def test_commits_before_a_wrong_line_stay(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their ids are printed, so that nobody enqueues them twice."""
-    monkeypatch.setattr("ergon_framework.cli.enqueue.LINES_PER_COMMIT", 2)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("[1]\n[2]\n[3]\n{\n"))
+    lines = "[1]\n" * LINES_PER_COMMIT + "[2]\n{\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     answer = desk("enqueue", "h", "--stdin")
     assert answer.code == 2
-    assert len(answer.out.splitlines()) == 2
-    assert len(desk("jobs", "list", "--json").json) == 2
-    monkeypatch.setattr(sys, "stdin", io.StringIO("[1]\n[2]\n[3]\n{\n"))
+    assert len(answer.out.splitlines()) == LINES_PER_COMMIT
+    found = desk("jobs", "list", "--limit", str(2 * LINES_PER_COMMIT), "--json").json
+    assert len(found) == LINES_PER_COMMIT
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     error = desk("enqueue", "h", "--stdin", "--json").json["error"]
-    assert (error["details"]["stored"], error["details"]["next_line"]) == (2, 3)
-    assert "the jobs of lines 1 to 2 are stored, no others" in answer.err
-    assert "then send what begins with line 3" in answer.err
+    told = error["details"]["stored"], error["details"]["next_line"]
+    assert told == (LINES_PER_COMMIT, LINES_PER_COMMIT + 1)
+    assert f"the jobs of lines 1 to {LINES_PER_COMMIT} are stored, no others" in answer.err
+    assert f"then send what begins with line {LINES_PER_COMMIT + 1}" in answer.err
     assert "quote it for the shell" not in answer.err
 
 

@@ -28,11 +28,11 @@ from ergon_framework.cli import (
     serve,
     tail,
     trace,
+    version,
     why,
     worker,
     workers,
 )
-from ergon_framework.cli.distribution import version
 from ergon_framework.cli.output import (
     is_about_a_disk,
     is_about_stdout,

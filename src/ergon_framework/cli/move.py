@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli.output import show_error, show_list, show_one
+from ergon_framework.cli.output import progress, show_error, show_list, show_one
 from ergon_framework.cli.session import JsonFlag, StoppedError, stoppable
 from ergon_framework.errors import ConfigurationError, ErgonError
 
@@ -94,7 +94,7 @@ def _told_when_stopped(asked: Asked, *, is_reopening: bool, as_json: bool) -> It
 def _move(asked: Asked, *, as_json: bool) -> None:
     from ergon_framework.app.move.run import run
 
-    with progress(as_json=as_json) as tell:
+    with transfer_progress(as_json=as_json) as tell:
         outcome = run(asked, tell)
     rows = [_row(each, is_trial=asked.is_trial) for each in outcome.moved]
     if as_json:
@@ -112,7 +112,7 @@ def _move(asked: Asked, *, as_json: bool) -> None:
 def _reopen(asked: Asked, *, as_json: bool) -> None:
     from ergon_framework.app.move.run import reopen
 
-    with progress(as_json=as_json) as tell:
+    with transfer_progress(as_json=as_json) as tell:
         opened = reopen(asked, tell)
     if as_json:
         show_one({"store": asked.source.name, "reopened": opened}, as_json=True)
@@ -148,13 +148,13 @@ def _shortened(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def progress(*, as_json: bool) -> Iterator[Tell]:
+def transfer_progress(*, as_json: bool) -> Iterator[Tell]:
     """A bar on a terminal, lines of JSON for a program, and a line now and then for a file."""
     if as_json:
         yield _tell_program
     elif sys.stderr.isatty():
-        with _bar() as tell:
-            yield tell
+        with progress("opening") as bar:
+            yield lambda told: bar(told.done, description=told.what, total=told.total)
     else:
         yield _Lines()
 
@@ -178,21 +178,3 @@ class _Lines:
         self._what, self._next = told.what, told.done + _STRIDE
         of = "" if told.total is None else f" of {told.total}"
         print(f"{told.what}: {told.done}{of}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _bar() -> Iterator[Tell]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("opening", total=None)
-        yield lambda told: shown.update(
-            task, description=told.what, completed=told.done, total=told.total
-        )

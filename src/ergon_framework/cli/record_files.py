@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli.distribution import version
-from ergon_framework.cli.move import progress
+from ergon_framework.cli import version
+from ergon_framework.cli.move import transfer_progress
 from ergon_framework.cli.output import (
     StdoutBytes,
     is_stdout_closed,
@@ -84,7 +84,7 @@ def _export_to_stdout(asked: Exporting, *, as_json: bool) -> None:
             + ("so would the summary" if as_json else "there is none"),
             remedy="name a FILE",
         )
-    with progress(as_json=False) as tell:
+    with transfer_progress(as_json=False) as tell:
         stdout = StdoutBytes()
         exported = run(asked, StreamOutput(stdout), tell)
         stdout.flush()
@@ -99,7 +99,7 @@ def _export_to_file(asked: Exporting, path: Path, overwrite: bool, as_json: bool
 
     with (
         closing(FileOutput(path, may_replace=overwrite)) as output,
-        progress(as_json=as_json) as tell,
+        transfer_progress(as_json=as_json) as tell,
     ):
         output.begin()  # before anything is read: who may not write there is told at once
         exported = run(asked, output, tell, scratch=output.folder)
@@ -175,7 +175,7 @@ def import_(
     asked = Importing(path, StoreLocation(target), objects, not no_objects, cut_off, dry_run)
     left = "nothing was written" if dry_run else "what was imported stays in TO, nothing is lost"
     with _told_when_stopped(left, as_json=as_json):
-        with progress(as_json=as_json) as tell:
+        with transfer_progress(as_json=as_json) as tell:
             imported = run(asked, tell, None if sys.stdin is None else sys.stdin.buffer)
         _show_imported(imported, is_trial=dry_run, as_json=as_json)
 
