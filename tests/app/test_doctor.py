@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import resource
 import sqlite3
+import tempfile
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.diagnostics import doctor
 from ergon_framework.app.diagnostics.doctor import EXTRAS, examine, wal_reset
 from ergon_framework.app.diagnostics.findings import Finding, Status
 from tests.app.workplace import Workplace
@@ -85,7 +85,7 @@ def test_a_check_that_breaks_is_a_finding(
     def broken() -> None:
         raise PermissionError("not allowed")
 
-    monkeypatch.setattr(doctor, "_locking", broken)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", broken)
     found = findings()
     assert found["broken"].status is Status.BAD
     assert "settings" in found

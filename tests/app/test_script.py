@@ -249,9 +249,9 @@ def test_the_scripts_executor_is_added_to_those_of_the_settings(tmp_path: Path) 
     (tmp_path / "ergon.toml").write_text('[executors.js]\ncommand = ["node", "x.js"]\n')
     app = app_in(tmp_path)
     with pytest.raises(WiringError, match="global name"):
-        app._with_executor({})
+        app.worker_setup({})
     (tmp_path / "ergon.toml").write_text('[executors.python]\ncommand = ["mine"]\n')
-    setup = app_in(tmp_path)._with_executor({})
+    setup = app_in(tmp_path).worker_setup({})
     assert setup.executors["python"].command == ("mine",)
 
 
@@ -260,7 +260,7 @@ held = App("memory://")
 
 def test_an_app_of_a_module_is_found_by_its_name() -> None:
     """The executor's process imports it under that name."""
-    setup = held._with_executor({"pool_size": 1, "max_in_flight": 4})
+    setup = held.worker_setup({"pool_size": 1, "max_in_flight": 4})
     own = setup.executors["test_script"]
     command = own.command
     assert command[:3] == (sys.executable, "-m", "ergon_framework.executor")

@@ -72,7 +72,7 @@ def shop(workplace: Workplace) -> Iterator[Workplace]:
     workplace.module(SHOP)
     workplace.settings(SETTINGS)
     yield workplace
-    providers._close_all()
+    providers.close_all()
 
 
 def call(found: Any) -> Any:

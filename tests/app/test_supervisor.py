@@ -234,13 +234,13 @@ def test_who_ends_after_the_second_signal_is_not_killed() -> None:
     """Then there is nothing left to wait for."""
     stage = Stage()
     supervisor = stage.supervise(1)
-    supervisor._start_due()
+    supervisor.start_due()
     for event in (
         SignalReceived(signal.SIGTERM),
         SignalReceived(signal.SIGTERM),
         WorkerEnded(0, 143),
     ):
-        supervisor._take(event)
+        supervisor.take(event)
     assert supervisor.run() is ExitCode.TERMINATED
     assert stage.children[0][2].done == [signal.SIGTERM, signal.SIGTERM]
 
@@ -273,16 +273,16 @@ def test_how_the_workers_are() -> None:
     stage = Stage()
     supervisor = stage.supervise(2, has_beats=True)
     assert supervisor.snapshot().state is LivenessState.STARTING
-    supervisor._start_due()
+    supervisor.start_due()
     for worker in range(2):
-        supervisor._take(Heartbeat(worker, Snapshot(LivenessState.HEALTHY, in_flight=2)))
+        supervisor.take(Heartbeat(worker, Snapshot(LivenessState.HEALTHY, in_flight=2)))
     assert supervisor.snapshot() == Snapshot(LivenessState.HEALTHY, in_flight=4)
-    supervisor._take(Heartbeat(1, Snapshot(LivenessState.STALLED, "hangs", abandoned=1)))
+    supervisor.take(Heartbeat(1, Snapshot(LivenessState.STALLED, "hangs", abandoned=1)))
     assert supervisor.snapshot() == Snapshot(LivenessState.STALLED, "hangs", 2, 1)
-    supervisor._take(Heartbeat(1, Snapshot(LivenessState.HEALTHY)))
-    supervisor._take(WorkerEnded(0, 0))
+    supervisor.take(Heartbeat(1, Snapshot(LivenessState.HEALTHY)))
+    supervisor.take(WorkerEnded(0, 0))
     assert supervisor.snapshot().state is LivenessState.HEALTHY
     stage.time += 31.0
     assert supervisor.snapshot() == Snapshot(LivenessState.STALLED, "worker 1 is silent")
-    supervisor._take(SignalReceived(signal.SIGTERM))
+    supervisor.take(SignalReceived(signal.SIGTERM))
     assert supervisor.snapshot().state is LivenessState.STOPPING

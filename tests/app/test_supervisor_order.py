@@ -98,10 +98,10 @@ def test_they_do_not_wait_for_ever() -> None:
     """One that never says it is ready holds up nobody for long."""
     play = Play(WorkerReady(ZONE))
     supervisor = play.supervisor
-    supervisor._start_due()
+    supervisor.start_due()
     assert len(play.stage.starts) == 2
     play.stage.time = LATE_AFTER
-    supervisor._start_due()
+    supervisor.start_due()
     assert play.stage.starts[2] == (LATE_AFTER, TASK)
 
 
@@ -109,18 +109,18 @@ def test_each_is_asked_to_stop_when_those_before_it_are_over() -> None:
     """Tasks first, so that what they need is there to the end."""
     play = Play()
     supervisor = play.supervisor
-    supervisor._start_due()
+    supervisor.start_due()
     for event in UP:
-        supervisor._take(event)
-    supervisor._start_due()
-    supervisor._take(STOP)
+        supervisor.take(event)
+    supervisor.start_due()
+    supervisor.take(STOP)
     asked = [play.done_to(each) for each in (ZONE, WORKER, TASK)]
     assert asked == [[], [], [signal.SIGTERM]]
-    supervisor._take(DOWN[0])
+    supervisor.take(DOWN[0])
     assert [play.done_to(each) for each in (ZONE, WORKER)] == [[], [signal.SIGTERM]]
-    supervisor._take(DOWN[1])
+    supervisor.take(DOWN[1])
     assert play.done_to(ZONE) == [signal.SIGTERM]
-    supervisor._take(DOWN[2])
+    supervisor.take(DOWN[2])
     assert all(slot.is_over for slot in supervisor.slots)
 
 

@@ -37,7 +37,7 @@ TASK = '[tasks.orders]\ntask = "shop:Orders"\n'
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Each test has a working directory and a registry of sections of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loader, "_extensions", {})
+    monkeypatch.setattr(loader, "registered_sections", {})
     return tmp_path
 
 

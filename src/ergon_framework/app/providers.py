@@ -357,12 +357,13 @@ def _make(key: _Key, settings: Settings) -> ProviderBase:
     with _lock:  # two threads that ask at once get the same
         if key not in _made:
             if not _made:
-                atexit.register(_close_all)
+                atexit.register(close_all)
             _made[key] = provider_factory(key[1], settings).make()
         return _made[key]
 
 
-def _close_all() -> None:
+def close_all() -> None:
+    """Close every provider that this process has made; at the end of the process, or of a test."""
     while _made:
         _made.popitem()[1].close()
 

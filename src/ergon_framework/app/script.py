@@ -308,10 +308,10 @@ class App:
         own = {"pool_size": processes, "max_in_flight": max_in_flight}
         given = {name: value for name, value in own.items() if value is not None}
         show_executors()
-        setup = self._with_executor(given)
+        setup = self.worker_setup(given)
         return work(setup, store=self.client.store, queues=queues, burst=burst)
 
-    def _with_executor(self, given: Mapping[str, int]) -> JobSetup:
+    def worker_setup(self, given: Mapping[str, int]) -> JobSetup:
         """The setup with this script as an executor, unless the settings define one like it."""
         setup = self.setup
         own_name = self.executor or EXECUTOR

@@ -244,11 +244,11 @@ class Supervisor:
     def run(self) -> ExitCode:
         """Supervise until every worker is over; the exit code of them all."""
         while not all(slot.is_over for slot in self.slots):
-            self._start_due()
+            self.start_due()
             self._kill_due()
             event = self._next()
             if event is not None:
-                self._take(event)
+                self.take(event)
         return self._exit_code()
 
     def snapshot(self) -> Snapshot:
@@ -282,7 +282,8 @@ class Supervisor:
             is_last = all(slot.start_at != LATER for slot in self.slots)
             self._late_at = None if is_last else now + LATE_AFTER
 
-    def _start_due(self) -> None:
+    def start_due(self) -> None:
+        """Start every process whose time has come."""
         now = self._now()
         is_late = self._late_at is not None and now >= self._late_at
         self._let_start(next_to_start(self.slots, is_late=is_late))
@@ -316,7 +317,8 @@ class Supervisor:
 
     # -- deciding ----------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
+        """Note what happened, and act on it; nothing here waits."""
         if isinstance(event, SignalReceived):
             self._signalled(event.number)
             return

@@ -59,7 +59,7 @@ _OWN = {
     "server": Section(ServerSettings, has_secrets=True),
 }
 _PLACES = frozenset({"url", "store"})
-_extensions: dict[str, Section] = {}
+registered_sections: dict[str, Section] = {}
 
 
 def register_section(name: str, shape: Any, *, has_secrets: bool = False) -> None:
@@ -69,12 +69,12 @@ def register_section(name: str, shape: Any, *, has_secrets: bool = False) -> Non
     a section of named tables. With ``has_secrets``, ``env:`` and ``file:`` references in it become
     ``SecretStr`` values before they are checked.
     """
-    if name in _OWN or name in _extensions:
+    if name in _OWN or name in registered_sections:
         raise WiringError(
             f"the settings section {name!r} is registered already",
             remedy="register each section once, where its part is imported",
         )
-    _extensions[name] = Section(shape, has_secrets)
+    registered_sections[name] = Section(shape, has_secrets)
 
 
 def load_settings(
@@ -100,7 +100,7 @@ def examine_settings(
     _bring_parts(
         {*source.tables, *(names[0].lower() for names in nested(environ, PREFIX).values())}
     )
-    sections = _OWN | _extensions
+    sections = _OWN | registered_sections
     _override(source, environ, sections)
     policies = read_policies(source)
     apply_policies(source, policies)
@@ -163,9 +163,9 @@ def _checked(source: SettingsSource, path: KeyPath, value: object, model: type[P
 
 def _bring_parts(names: Iterable[str]) -> None:
     for name in sorted(names):
-        if name in _PARTS and name not in _extensions:
+        if name in _PARTS and name not in registered_sections:
             for part, section in import_module(_PARTS[name]).SECTIONS.items():
-                _extensions.setdefault(part, section)
+                registered_sections.setdefault(part, section)
 
 
 def settings_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
