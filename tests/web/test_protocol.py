@@ -11,11 +11,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from ergon_framework.web import protocol
-from ergon_framework.web.protocol import LimitedProtocol
+from ergon_framework.web.protocol import DEFAULT_LIMITS, ConnectionLimits, LimitedProtocol
 
 pytestmark = pytest.mark.req("ONE:serve")
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 async def sample(scope: Any, receive: Any, send: Any) -> None:
@@ -29,7 +28,7 @@ async def sample(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[tuple[str, int]]:
+async def served(limits: ConnectionLimits = DEFAULT_LIMITS) -> AsyncIterator[tuple[str, int]]:
     """The protocol on a port."""
     config = uvicorn.Config(
         sample, http=LimitedProtocol, log_config=None, lifespan="off", ws="none"
@@ -38,7 +37,9 @@ async def served() -> AsyncIterator[tuple[str, int]]:
     state = ServerState()
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(
-        lambda: LimitedProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        lambda: LimitedProtocol(config=config, server_state=state, app_state={}, limits=limits),
+        "127.0.0.1",
+        0,
     )
     try:
         yield listener.sockets[0].getsockname()[:2]
@@ -50,7 +51,7 @@ async def served() -> AsyncIterator[tuple[str, int]]:
 
 def run(work: Any) -> None:
     """Run a test's coroutine; one that hangs fails."""
-    asyncio.run(asyncio.wait_for(work, PATIENCE))
+    asyncio.run(asyncio.wait_for(work, TIMEOUT))
 
 
 @pytest.mark.parametrize(
@@ -58,12 +59,12 @@ def run(work: Any) -> None:
     [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nab"],
     ids=["nothing", "half a head", "half a body"],
 )
-def test_half_a_request_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_request_has_a_deadline(said: bytes) -> None:
     """Its connection is ended, whatever is missing; a head is answered with why."""
-    monkeypatch.setattr(protocol, "REQUEST", 0.2)
+    limits = ConnectionLimits(request_timeout=0.2)
 
     async def main() -> None:
-        async with served() as place:
+        async with served(limits) as place:
             reader, writer = await asyncio.open_connection(*place)
             writer.write(said)
             answer = b""
@@ -76,12 +77,12 @@ def test_half_a_request_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPa
     run(main())
 
 
-def test_a_whole_request_is_not_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_request_is_not_hurried() -> None:
     """Two on one connection, each within its time."""
-    monkeypatch.setattr(protocol, "REQUEST", 5.0)
+    limits = ConnectionLimits(request_timeout=5.0)
 
     async def main() -> None:
-        async with served() as place:
+        async with served(limits) as place:
             reader, writer = await asyncio.open_connection(*place)
             for _ in range(2):
                 writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -93,12 +94,12 @@ def test_a_whole_request_is_not_hurried(monkeypatch: pytest.MonkeyPatch) -> None
     run(main())
 
 
-def test_silent_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_make_room() -> None:
     """More of them than there may be connections: whoever asks is answered at once."""
-    monkeypatch.setattr(protocol, "CONNECTIONS", 4)
+    limits = ConnectionLimits(max_connections=4)
 
     async def main() -> None:
-        async with served() as place:
+        async with served(limits) as place:
             crowd = [await asyncio.open_connection(*place) for _ in range(12)]
             for _, writer in crowd[::2]:
                 writer.write(b"GET / HT")

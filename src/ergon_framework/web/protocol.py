@@ -1,7 +1,7 @@
-"""What a connection is held to: whole requests in time, and no more connections than there may be.
+"""The HTTP protocol of ``ergon serve``: uvicorn's, with a request timeout and a connection limit.
 
-uvicorn gives a connection that rests a limit, but none to a request that has begun: half a head
-would keep its place for ever.
+uvicorn limits how long an idle connection is kept, but not how long a request may take to arrive:
+a client that sends half a head would keep its connection for ever.
 """
 
 from __future__ import annotations
@@ -9,57 +9,91 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
 import h11
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from ergon_framework.web.middleware import HEAD
 from ergon_framework.web.responses import error_response
 
-REQUEST = 10.0
-"""Seconds in which a whole request must have come, or the first one must have begun."""
-CONNECTIONS = 500
-"""Open at the same time; fewer where the process may open fewer than twice as many files."""
+REQUEST_TIMEOUT = 10.0
+"""Seconds in which a whole request has to arrive, counted from the connection or the last answer."""
+MAX_CONNECTIONS = 500
+"""Connections open at the same time; fewer where the process may open fewer than twice as many
+files."""
+# The client still has to send something: a head, or the rest of a body.
 _INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
 
 
-def most_connections() -> int:
-    """How many connections leave enough files for everything else."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, files // 2))
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What the clients of one server may use."""
+
+    request_timeout: float = REQUEST_TIMEOUT
+    max_connections: int = MAX_CONNECTIONS
+
+    def allowed_connections(self) -> int:
+        """``max_connections``, or half of the files that the process may open, if that is less.
+
+        The other half is left for the stores. Asked for each connection, because an operator can
+        change the limit of a running process.
+        """
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files == resource.RLIM_INFINITY:
+            return self.max_connections
+        return max(1, min(self.max_connections, files // 2))
+
+
+DEFAULT_LIMITS = ConnectionLimits()
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's, with a limit for requests and for connections, and our shape of errors."""
+    """uvicorn's protocol with a request timeout, a connection limit and the errors of our API."""
 
     waits_since: float | None = None
-    """Since when the rest of a request is waited for; None while one is answered."""
+    """Since when the rest of a request is waited for; None while a request is answered."""
     _timer: asyncio.TimerHandle | None = None
 
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody connects; when there are too many, one who keeps his request back goes."""
+        """Accept a connection; with too many open, end one that waits for a request."""
         super().connection_made(transport)
-        self._look()
-        if len(self.connections) > most_connections():
+        self._watch_request()
+        if len(self.connections) > self._limits.allowed_connections():
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request."""
+        """Take bytes of a request."""
         super().data_received(data)
-        self._look()
+        self._watch_request()
 
     def on_response_complete(self) -> None:
-        """A request was answered; the next one may be on its way."""
+        """Begin to wait for the next request on this connection."""
         super().on_response_complete()
-        self._look()
+        self._watch_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
-        self._wait_no_more()
+        """Stop the timer of a connection that has ended."""
+        self._stop_timer()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be understood, or whose head has no end, and hang up."""
+        """Refuse a request that is not HTTP, or whose head is too long, and close."""
         waiting, _ = self.conn.trailing_data
         if len(waiting) > HEAD and self.conn.their_state is h11.ERROR:
             told, remedy = "the head of the request is too large", f"send at most {HEAD} bytes"
@@ -68,32 +102,39 @@ class LimitedProtocol(H11Protocol):
         remedy = "send HTTP/1.1, with a short head"
         self._refuse(400, "Bad Request", "bad_request", msg.rstrip(".").lower(), remedy)
 
-    def _look(self) -> None:
-        """Begin to wait for the rest of a request, or stop waiting: it is complete."""
+    def _watch_request(self) -> None:
+        """Start the timer while a request is incomplete; stop it when the request is complete."""
         if self.conn.their_state not in _INCOMPLETE or self.transport.is_closing():
-            self._wait_no_more()
+            self._stop_timer()
+        # A timer that runs goes on: a client that sends one byte at a time gains no time by it.
         elif self._timer is None:
             self.waits_since = self.loop.time()
-            self._timer = self.loop.call_later(REQUEST, self._too_late)
+            self._timer = self.loop.call_later(self._limits.request_timeout, self._time_out)
 
-    def _wait_no_more(self) -> None:
+    def _stop_timer(self) -> None:
         self.waits_since = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _too_late(self) -> None:
-        self._wait_no_more()
+    def _time_out(self) -> None:
+        self._stop_timer()
         if self.transport.is_closing():
             return
         if self.conn.their_state is h11.SEND_BODY:
-            self.transport.abort()  # its body stopped coming: whoever reads it hears of it
+            # The application reads this body already and may have begun an answer: a 408 would
+            # come in the middle of it. An aborted transport tells the application as well.
+            self.transport.abort()
             return
         told = "the request did not come in time"
         self._refuse(408, "Request Timeout", "request_timeout", told, "send it again")
 
     def _make_room(self) -> None:
-        """End the oldest that waits, of the client that has most of them; or this one."""
+        """End the connection that has waited longest, of the client with most such connections.
+
+        Connections with a request under way are never ended; without a waiting one the new
+        connection is refused.
+        """
         waiting = [
             (each.waits_since, each.client[0] if each.client else "", each)
             for each in self.connections
