@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.stores import open_store
-from tests.providers.stores.store_factory import HandClock
+from tests.providers.stores.store_factory import HandClock, waiting_for_rows
 from tests.servers.postgres import PostgresServer, name_of
 
 POSTGRES = pytest.param("postgresql", marks=pytest.mark.slow)
@@ -65,24 +65,16 @@ def store(
     opened.close()
 
 
-def patient(patch: pytest.MonkeyPatch) -> None:
-    """Let a server wait for rows: whoever has one may be held up for a second by a busy machine."""
-    from ergon_framework.providers.stores import postgres
-
-    patch.setattr(postgres, "_GREETING", postgres._GREETING.replace("'1s'", "'40s'"))
-
-
 def _url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     if kind == "memory":
         return "memory://"
     if kind == "sqlite":
         shutil.copy(request.getfixturevalue("sqlite_template"), folder / "work.db")
         return f"sqlite:///{folder}/work.db"
-    patient(request.getfixturevalue("monkeypatch"))
     server: PostgresServer = request.getfixturevalue("postgres_server")
     found = server.new_database(request.getfixturevalue("postgres_template"))
     request.addfinalizer(lambda: server.drop_database(found))
-    return found
+    return waiting_for_rows(found)
 
 
 @pytest.fixture

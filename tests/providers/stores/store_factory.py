@@ -80,3 +80,8 @@ def race(count: int, act: Callable[[int], T]) -> list[T]:
 
     with ThreadPoolExecutor(count) as threads:
         return list(threads.map(one, range(count)))
+
+
+def waiting_for_rows(url: str) -> str:
+    """The URL with a longer lock timeout: on a busy machine a row may be held for a second."""
+    return f"{url}&options=-c%20lock_timeout%3D40s" if url.startswith("postgresql") else url

@@ -7,11 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import URL, Engine, create_engine
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import ClaimState, RecordBatch
@@ -19,10 +19,11 @@ from ergon_framework.providers.deadlines import hurried
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sql_tasks import KeyTable
+from ergon_framework.storage.deadlines import SocketWatchdog
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 from tests.servers.postgres import PostgresServer
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 """Seconds that a test waits for what must come."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("PROVIDERS:storage")]
@@ -34,36 +35,52 @@ def ticks() -> HandClock:
     return HandClock(100.0)
 
 
-@pytest.fixture
-def server_store(
-    postgres_server: PostgresServer, postgres_template: str, clock: HandClock, ticks: HandClock
-) -> Iterator[SqlProviderStore]:
-    """A store on a server."""
-    from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
-
-    url = postgres_server.new_database(postgres_template)
-    store = SqlProviderStore(PostgresProviderDatabase(database_of(url), clock, ticks))
-    yield store
-    store.close()
-    postgres_server.drop_database(url)
-
-
 class Leap:
-    """Time that leaps once somebody waits: whoever that is has waited in vain.
+    """The watchdog's time: armed, it leaps ahead once the test waits, which then waits in vain.
 
-    Those who wait later have all the time that they are given, as a busy machine needs it.
+    Waits that begin after the leap have all the time that they are given, as a busy machine needs.
     """
 
     def __init__(self) -> None:
+        self.is_armed = False
         self._ahead = 0.0
         self._is_awaited = False
 
     def __call__(self) -> float:
+        if not self.is_armed:
+            return time.monotonic()
         if threading.current_thread() is threading.main_thread():
             self._is_awaited = True
         elif self._is_awaited:
             self._ahead = 3600.0
         return time.monotonic() + self._ahead
+
+
+@pytest.fixture
+def leap() -> Leap:
+    """The time of the watchdog over the store's connections."""
+    return Leap()
+
+
+@pytest.fixture
+def server_store(
+    postgres_server: PostgresServer,
+    postgres_template: str,
+    clock: HandClock,
+    ticks: HandClock,
+    leap: Leap,
+) -> Iterator[SqlProviderStore]:
+    """A store on a server."""
+    from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
+
+    url = postgres_server.new_database(postgres_template)
+    database = PostgresProviderDatabase(
+        database_of(url), clock, ticks, watchdog=SocketWatchdog(leap)
+    )
+    store = SqlProviderStore(database)
+    yield store
+    store.close()
+    postgres_server.drop_database(url)
 
 
 @pytest.fixture
@@ -109,15 +126,13 @@ def test_a_look_is_taken_again(server_store: SqlProviderStore, cut: Callable[[],
     assert server_store.lane_state(LANE).cooldown_until == START + 1
 
 
-def test_connections_are_bounded(
-    postgres_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who finds none free in time is told so."""
-    from ergon_framework.providers.stores import postgres
+def test_connections_are_bounded(postgres_url: str, clock: HandClock) -> None:
+    """A caller that finds no free connection in time is told so."""
+    from ergon_framework.providers.stores.postgres import PostgresLimits, PostgresProviderDatabase
 
-    for name, value in (("_SHARED", 1), ("_MORE", 0), ("_FREE", 0.05)):
-        monkeypatch.setattr(postgres, name, value)
-    store = SqlProviderStore(postgres.PostgresProviderDatabase(database_of(postgres_url), clock))
+    limits = PostgresLimits(pool_size=1, pool_overflow=0, checkout_timeout=0.05)
+    database = PostgresProviderDatabase(database_of(postgres_url), clock, limits=limits)
+    store = SqlProviderStore(database)
     with pytest.raises(StoreUnavailableError, match="all 1 connections"):
         store.database.read(lambda cursor: store.lane_state(LANE))
     assert store.extend_cooldown(LANE, START) == START
@@ -169,14 +184,16 @@ def test_a_key_that_somebody_takes_at_the_same_time(server_store: SqlProviderSto
     assert found.state is ClaimState.RUNNING
 
 
-def test_a_server_that_freezes_is_not_waited_for(server_store: SqlProviderStore) -> None:
+def test_a_server_that_freezes_is_not_waited_for(
+    server_store: SqlProviderStore, leap: Leap
+) -> None:
     """It keeps its side of the connection open and says nothing: the call ends all the same."""
     from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
     database = server_store.database
     assert isinstance(database, PostgresProviderDatabase)
     [[pid]] = database.read(lambda cursor: cursor.fetch("SELECT pg_backend_pid()", {}))
-    database._patience.ticks = Leap()
+    leap.is_armed = True
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailableError, match="did not answer within 4 seconds"):
@@ -214,24 +231,24 @@ def test_a_connection_that_does_not_come_in_time_is_closed_when_it_does() -> Non
             is_closed.set()
 
     def slow() -> Connection:
-        assert goes_on.wait(PATIENCE)
+        assert goes_on.wait(TIMEOUT)
         return Connection()
 
     with pytest.raises(psycopg.OperationalError, match="no connection within"):
         connect_within(slow, 0.0)
     goes_on.set()
-    assert is_closed.wait(PATIENCE)
-    assert isinstance(connect_within(Connection, PATIENCE), Connection)
+    assert is_closed.wait(TIMEOUT)
+    assert isinstance(connect_within(Connection, TIMEOUT), Connection)
 
     def refuse() -> Connection:
         raise psycopg.OperationalError("no")
 
     with pytest.raises(psycopg.OperationalError, match=r"^no$"):
-        connect_within(refuse, PATIENCE)
+        connect_within(refuse, TIMEOUT)
 
 
 def test_a_connection_that_froze_at_rest_is_replaced(
-    server_store: SqlProviderStore, ticks: HandClock
+    server_store: SqlProviderStore, ticks: HandClock, leap: Leap
 ) -> None:
     """Asking it whether it lives takes no longer than that."""
     from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
@@ -239,7 +256,7 @@ def test_a_connection_that_froze_at_rest_is_replaced(
     database = server_store.database
     assert isinstance(database, PostgresProviderDatabase)
     [[pid]] = database.read(lambda cursor: cursor.fetch("SELECT pg_backend_pid()", {}))
-    database._patience.ticks = Leap()
+    leap.is_armed = True
     ticks.at += 60
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -252,16 +269,32 @@ def test_the_network_is_watched_unless_the_url_says_otherwise(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver is told how soon to notice that a cable was cut."""
-    from ergon_framework.providers.stores import postgres
+    from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
-    seen: list[dict[str, object]] = []
+    seen: list[dict[str, Any]] = []
+    connect = psycopg.connect
 
-    def look(url: URL, **options: Any) -> Engine:
-        seen.append(options["connect_args"])
-        return create_engine(url, **options)
+    def watched(*given: Any, **options: Any) -> Any:
+        seen.append(options)
+        return connect(*given, **options)
 
-    monkeypatch.setattr(postgres, "create_engine", look)
-    database = postgres.PostgresProviderDatabase(database_of(f"{postgres_url}&connect_timeout=9"))
-    database.close()
-    assert "connect_timeout" not in seen[0]
-    assert {"tcp_user_timeout", "keepalives", "keepalives_idle"} <= set(seen[0])
+    monkeypatch.setattr(psycopg, "connect", watched)
+    PostgresProviderDatabase(database_of(f"{postgres_url}&connect_timeout=9")).close()
+    assert {int(each["connect_timeout"]) for each in seen} == {9}
+    assert all({"tcp_user_timeout", "keepalives", "keepalives_idle"} <= set(each) for each in seen)
+
+
+@pytest.mark.parametrize(
+    ("options", "lock", "statement"),
+    [("", "1s", "10s"), ("&options=-c%20lock_timeout%3D40s", "40s", "10s")],
+)
+def test_timeouts_of_a_session_unless_the_url_says_otherwise(
+    postgres_url: str, options: str, lock: str, statement: str
+) -> None:
+    """A row that is locked is not waited for by default; ``options`` in the URL go before that."""
+    from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
+
+    with closing(PostgresProviderDatabase(database_of(postgres_url + options))) as database:
+        for name, expected in (("lock_timeout", lock), ("statement_timeout", statement)):
+            found = database.read(lambda cursor, name=name: cursor.fetch(f"SHOW {name}", {}))
+            assert found == [(expected,)]

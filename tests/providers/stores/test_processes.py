@@ -18,7 +18,14 @@ from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.database import AFTER, BEFORE
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.campaign.parameter_sample import campaign, sampled
-from tests.providers.stores.store_factory import LANE, START, HandClock, attempt, letter
+from tests.providers.stores.store_factory import (
+    LANE,
+    START,
+    HandClock,
+    attempt,
+    letter,
+    waiting_for_rows,
+)
 
 pytestmark = pytest.mark.slow
 WAIT = 50
@@ -32,12 +39,18 @@ TAKER = """
 import sys, threading
 from ergon_framework.core.limits import Window
 from ergon_framework.ports.providerstore import LaneKey
+from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store, postgres
+from ergon_framework.providers.stores.sql_store import SqlProviderStore
 
 # On a busy machine whoever has the row may be held up: nobody gives up because of that.
-postgres._GREETING = "SET lock_timeout = '40s'"
-postgres._SHORT = postgres._FREE = 45.0
-store = open_store(sys.argv[1])
+limits = postgres.PostgresLimits(checkout_timeout=45.0, call_timeout=45.0)
+url = sys.argv[1]
+store = (
+    SqlProviderStore(postgres.PostgresProviderDatabase(database_of(url), limits=limits))
+    if url.startswith("postgresql")
+    else open_store(url)
+)
 window = Window(1_800_000_000.0, 1_800_003_600.0)
 key = LaneKey("tenant", "rank", "snapshot")
 granted = []
@@ -149,7 +162,7 @@ def test_a_thousand_units_are_a_thousand_calls(empty_url: str) -> None:
     """32 threads in each of 4 processes, all opening an empty database: exactly 1,000 get one."""
     children = [
         subprocess.Popen(  # noqa: S603 - this interpreter
-            [sys.executable, "-c", TAKER, empty_url],
+            [sys.executable, "-c", TAKER, waiting_for_rows(empty_url)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import QueuePool
 
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.providerstore import LaneKey, LaneState, ProviderStore
@@ -26,7 +25,7 @@ from ergon_framework.testing import (
     exercise_provider_store,
 )
 from ergon_framework.testing.suites.providerstore.subject import BESIDE, CLOCK, Clock
-from tests.providers.stores.conftest import patient
+from tests.providers.stores.store_factory import waiting_for_rows
 from tests.servers.postgres import PostgresServer
 
 NAMES = [check.name for check in PROVIDER_STORE_CHECKS]
@@ -75,12 +74,11 @@ def postgres(postgres_server: PostgresServer) -> Iterator[Shelf]:
     url = postgres_server.new_database()
     open_store(url).close()
     tables = ", ".join(table.name for table in metadata.sorted_tables)
-    with psycopg.connect(url, autocommit=True) as connection, pytest.MonkeyPatch.context() as patch:
-        patient(patch)
+    with psycopg.connect(url, autocommit=True) as connection:
 
         def empty() -> str:
             connection.execute(f"TRUNCATE {tables}".encode())
-            return url
+            return waiting_for_rows(url)
 
         yield Shelf(empty)
 
@@ -130,9 +128,7 @@ def test_closing_leaves_no_connection(postgres: Shelf) -> None:
     store.close()
     goes_on.set()
     reader.join(60.0)
-    pool = database._engine.pool
-    assert isinstance(pool, QueuePool)
-    assert (pool.checkedin(), pool.checkedout()) == (0, 0)
+    assert database.open_connections == 0
 
 
 # ---- the suite ----------------------------------------------------------------------------------

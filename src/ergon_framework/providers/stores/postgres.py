@@ -7,12 +7,22 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import msgspec
 import psycopg
-from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine, event, exc
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    PoolProxiedConnection,
+    QueuePool,
+    create_engine,
+    event,
+    exc,
+)
 
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import (
@@ -58,7 +68,7 @@ def translate(error: BaseException, name: str) -> StoreError:
     return errors.translate(error, name)
 
 
-_NAME = re.compile(r"(?<!:):([a-z_]\w*)")
+_PARAMETER = re.compile(r"(?<!:):([a-z_]\w*)")
 
 
 class PostgresCursor:
@@ -94,7 +104,7 @@ class PostgresCursor:
 
     def insert_missing(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
         """Insert rows unless they are there, all with one statement."""
-        # In one order for everybody: two who write the same rows must not wait for each other.
+        # Every process inserts in the same order, or two that write the same rows could deadlock.
         names = [name for name, _ in into.columns]
         ordered = sorted(rows, key=lambda row: str(row[0]))
         values = [dict(zip(names, row, strict=True)) for row in ordered]
@@ -102,18 +112,18 @@ class PostgresCursor:
         return {found for (found,) in self.fetch(_insertion(into), sent)}
 
 
-_spellings: dict[str, bytes] = {}
+_converted: dict[str, bytes] = {}
 _insertions: dict[TableSpec, str] = {}
 
 
 def _psycopg_sql(sql: str) -> bytes:
     """A statement as psycopg takes it."""
-    spelt = _spellings.get(sql)
-    if spelt is None:
-        spelt = _NAME.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
-        if len(_spellings) < 1000:
-            _spellings[sql] = spelt
-    return spelt
+    converted = _converted.get(sql)
+    if converted is None:
+        converted = _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
+        if len(_converted) < 1000:
+            _converted[sql] = converted
+    return converted
 
 
 def _insertion(into: TableSpec) -> str:
@@ -132,17 +142,15 @@ def _insertion(into: TableSpec) -> str:
 
 T = TypeVar("T")
 
-_SHARED, _MORE = 8, 8  # connections that stay, and that may be added for a while
-_FREE = 3.0  # seconds for a free connection
-_CONNECT = 3  # seconds for the server to answer
-_GREETED = 3.0  # seconds for an answer that costs the server nothing
-_SHORT, _LONG = 4.0, 12.0  # seconds for a transaction: one that a call waits for, and the others
-_REST = 1.0  # seconds for which a server that did not answer is not asked again
-_FAIR = 2.0  # seconds that it was given, at least: who has less time says nothing about it
-_LASTING = frozenset({"record", "settle", "letters", "prune"})
-_TABLES = 90.0  # seconds for making the tables
-_NETWORK = {
-    "connect_timeout": _CONNECT,
+_CONNECT_TIMEOUT = 3  # seconds for the server to accept a connection
+_PING_TIMEOUT = 3.0  # seconds for an answer that costs the server nothing
+_OUTAGE_PAUSE = 1.0  # seconds for which a server that did not answer is not asked again
+# A caller that had fewer seconds than this cannot tell a server that is down from a slow one.
+_SHORTEST_PROOF = 2.0
+_BATCH_CALLS = frozenset({"record", "settle", "letters", "prune"})
+_SETUP_TIMEOUT = 90.0  # seconds for making the tables
+_NETWORK_OPTIONS = {
+    "connect_timeout": _CONNECT_TIMEOUT,
     "tcp_user_timeout": 5000,  # milliseconds
     "keepalives": 1,
     "keepalives_idle": 5,
@@ -150,14 +158,50 @@ _NETWORK = {
     "keepalives_count": 3,
 }
 """How soon a network that is cut is noticed. What the URL says goes before it."""
-# A row that somebody holds for longer than this is not worth waiting for; a provider call waits.
-_GREETING = (
-    f"{ALWAYS}; SET lock_timeout = '1s'; SET statement_timeout = '10s';"
-    " SET idle_in_transaction_session_timeout = '30s'"
-)
-# … but whoever else makes the tables is waited for.
-_TAKE_YOUR_TIME = "SET LOCAL lock_timeout = '30s'; SET LOCAL statement_timeout = '60s'"
-_IDLE = 5.0  # seconds after which a connection is asked whether it still lives
+_SESSION_TIMEOUTS = {
+    # A provider call waits for each of these writes: a row that another process holds for longer
+    # than a second is not worth waiting for.
+    "lock_timeout": "1s",
+    "statement_timeout": "10s",
+    "idle_in_transaction_session_timeout": "30s",
+}
+"""Timeouts of the server for every session. What ``options`` in the URL says goes before it."""
+# Another process that makes the tables at the same moment is waited for.
+_SETUP_TIMEOUTS = "SET LOCAL lock_timeout = '30s'; SET LOCAL statement_timeout = '60s'"
+_PING_AFTER = 5.0  # seconds of rest after which a connection is asked whether it still lives
+
+
+@dataclass(frozen=True)
+class PostgresLimits:
+    """How many connections one process may have, and how long its callers wait, in seconds."""
+
+    pool_size: int = 8
+    """Connections that stay open."""
+    pool_overflow: int = 8
+    """Connections that are added while all others are in use, and closed afterwards."""
+    checkout_timeout: float = 3.0
+    """For a free connection."""
+    call_timeout: float = 4.0
+    """For a transaction that a provider call waits for."""
+    batch_timeout: float = 12.0
+    """For a transaction that writes or deletes many rows, which no provider call waits for."""
+
+    @property
+    def max_connections(self) -> int:
+        """Connections that may be in use at the same time."""
+        return self.pool_size + self.pool_overflow
+
+
+_DEFAULT_LIMITS = PostgresLimits()
+
+
+def _session_setup(url: URL) -> str:
+    """What a new connection executes first; a timeout that the URL's ``options`` set stays."""
+    given = str(url.query.get("options", ""))
+    timeouts = [
+        f"SET {name} = '{value}'" for name, value in _SESSION_TIMEOUTS.items() if name not in given
+    ]
+    return "; ".join([ALWAYS, *timeouts])
 
 
 class PostgresProviderDatabase:
@@ -168,18 +212,25 @@ class PostgresProviderDatabase:
         database: Database,
         clock: Callable[[], float] | None = None,
         ticks: Callable[[], float] = time.monotonic,
+        *,
+        limits: PostgresLimits = _DEFAULT_LIMITS,
+        watchdog: SocketWatchdog | None = None,
     ) -> None:
         self.name = database.name
         self.path = None
         self.is_closed = False
         self._ticks = ticks
+        self._limits = limits
+        self._session_setup = _session_setup(database.url)
         self._doubted_at = float("-inf")
+        """When a connection last broke: connections that were idle since then may be dead too."""
         self._silent_until = float("-inf")
-        self._patience = SocketWatchdog()
+        self._watchdog = watchdog or SocketWatchdog()
         self._is_own = False
-        """Whether nobody else is given our connections in between."""
+        """Whether no pooler in transaction mode stands between us and the server."""
         self._engine = self._connected(database)
         self._inherited: list[Any] = []
+        """Pools of the parent process, kept so that no finalizer closes their connections."""
         self._given_clock = clock
         self._lazy = LazyOpen(self._opened, ticks)
         renew_after_fork(self)
@@ -211,7 +262,10 @@ class PostgresProviderDatabase:
 
         self._ready()
         try:
-            result = self._transact(whole, _LONG if is_large or call in _LASTING else _SHORT)
+            is_batch = is_large or call in _BATCH_CALLS
+            result = self._transact(
+                whole, self._limits.batch_timeout if is_batch else self._limits.call_timeout
+            )
             failpoint(AFTER[call])
             return result
         except OSError as error:
@@ -223,47 +277,55 @@ class PostgresProviderDatabase:
 
     def read(self, work: Callable[[SqlCursor], T]) -> T:
         """Run ``work``, which changes nothing."""
+        timeout = self._limits.call_timeout
         self._ready()
         try:
-            return self._transact(work)
+            return self._transact(work, timeout)
         except StoreUnavailableError as error:
-            if not error.details.get("is_lost") or at_most(_SHORT) < _SHORT:
+            if not error.details.get("is_lost") or at_most(timeout) < timeout:
                 raise
-            return self._transact(work)  # the server may be back; nothing can have been done twice
+            # Only reads are tried again: of a write nobody knows whether it was committed.
+            return self._transact(work, timeout)
 
     def to_db_time(self, instant: float | None) -> Any:
         """An instant as the driver takes it."""
         return None if instant is None else to_datetime(instant)
 
+    @property
+    def open_connections(self) -> int:
+        """Connections of this process to the server, in use or idle."""
+        pool = cast("QueuePool", self._engine.pool)  # which create_engine makes by default
+        return pool.checkedin() + pool.checkedout()
+
     def close(self) -> None:
-        """Close what is idle, and what is in use when it comes back. Closing twice is fine."""
+        """Close idle connections now and the others when they come back. May be called twice."""
         self.is_closed = True
         self._lazy.wait_opened()
         self._engine.pool.dispose()
 
     # -- transactions ----------------------------------------------------------------------------
 
-    def _transact(self, work: Callable[[SqlCursor], T], seconds: float = _SHORT) -> T:
+    def _transact(self, work: Callable[[SqlCursor], T], timeout: float) -> T:
         for turn in itertools.count(1):
             connection = self._take()
-            given = at_most(seconds)
-            wait = self._patience.at_most(given, _line(connection))
+            given = at_most(timeout)
+            wait = self._watchdog.at_most(given, _socket_of(connection))
             try:
                 with wait:
                     result = self._attempt(connection, work)
-                if wait.is_over:  # it was answered just when the connection was shut
+                if wait.is_over:  # the answer came at the moment at which the socket was shut
                     connection.invalidate()
                 return result
             except psycopg.Error as error:
                 if wait.is_over:
-                    raise self._overdue(given) from error
+                    raise self._timed_out(given) from error
                 if turn >= turns_for(error):
                     raise translate(error, self.name) from error
             except (OverflowError, UnicodeError) as error:
                 raise StoreError(f"{self.name} cannot keep a value: {error}") from error
             finally:
                 connection.close()
-                if self.is_closed:  # meanwhile: nobody else will close what just came back
+                if self.is_closed:  # meanwhile: nobody else closes a connection that comes back now
                     self._engine.pool.dispose()
         raise AssertionError  # one turn or another ends it
 
@@ -274,13 +336,13 @@ class PostgresProviderDatabase:
             connection.commit()
             return result
         except BaseException as error:
-            self._undo(connection, error)
+            self._roll_back(connection, error)
             raise
 
-    def _overdue(self, seconds: float) -> StoreUnavailableError:
-        # One call of a provider asks several times: it waits in vain only once.
-        if seconds >= _FAIR:
-            self._silent_until = self._ticks() + _REST
+    def _timed_out(self, seconds: float) -> StoreUnavailableError:
+        # One provider call asks its store several times: only the first of them waits in vain.
+        if seconds >= _SHORTEST_PROOF:
+            self._silent_until = self._ticks() + _OUTAGE_PAUSE
         return StoreUnavailableError(
             f"{self.name} did not answer within {seconds:.3g} seconds",
             remedy="see that the server runs and can be reached, and why it is slow",
@@ -298,17 +360,17 @@ class PostgresProviderDatabase:
             return self._engine.raw_connection()
         except exc.TimeoutError as error:
             raise StoreUnavailableError(
-                f"all {_SHARED + _MORE} connections to {self.name} are in use",
+                f"all {self._limits.max_connections} connections to {self.name} are in use",
                 remedy="make fewer calls at once in one process, or look why the server is slow",
             ) from error
         except (psycopg.Error, exc.DBAPIError) as error:
-            if self._ticks() - asked_at >= _CONNECT - 1:
-                self._silent_until = self._ticks() + _REST
-            told = self._told(error)
+            if self._ticks() - asked_at >= _CONNECT_TIMEOUT - 1:
+                self._silent_until = self._ticks() + _OUTAGE_PAUSE
+            told = self._translated(error)
             raise as_unavailable(told) from error  # we were let in before
 
-    def _undo(self, connection: PoolProxiedConnection, error: BaseException) -> None:
-        """Roll back, or throw away a connection of which nobody knows how it stands."""
+    def _roll_back(self, connection: PoolProxiedConnection, error: BaseException) -> None:
+        """Roll back; throw the connection away when its state is not certain."""
         try:
             if isinstance(error, Exception) and not connection.closed:
                 connection.rollback()
@@ -323,64 +385,64 @@ class PostgresProviderDatabase:
     def _connected(self, database: Database) -> Engine:
         engine = create_engine(
             database.url,
-            pool_size=_SHARED,
-            max_overflow=_MORE,
-            pool_timeout=_FREE,
+            pool_size=self._limits.pool_size,
+            max_overflow=self._limits.pool_overflow,
+            pool_timeout=self._limits.checkout_timeout,
             pool_use_lifo=True,
             hide_parameters=True,
-            connect_args={k: v for k, v in _NETWORK.items() if k not in database.url.query},
+            connect_args={k: v for k, v in _NETWORK_OPTIONS.items() if k not in database.url.query},
         )
         event.listen(engine, "do_connect", self._connect)
-        event.listen(engine, "connect", self._greet)
+        event.listen(engine, "connect", self._set_up_session)
         event.listen(engine, "checkout", self._check)
-        event.listen(engine, "checkin", self._note)
+        event.listen(engine, "checkin", self._note_return)
         return engine
 
     def _connect(self, dialect: Any, _: Any, where: Any, how: dict[str, Any]) -> Any:
         connect = partial(dialect.connect, *where, **{**how, "autocommit": True})
-        seconds = at_most(_CONNECT)
-        if seconds < _CONNECT:
+        seconds = at_most(_CONNECT_TIMEOUT)
+        if seconds < _CONNECT_TIMEOUT:
             return connect_within(partial(self._owned, connect), seconds)
         return self._owned(connect)
 
     def _owned(self, connect: Callable[[], Any]) -> Any:
-        """A connection that is ours alone; who stands before the server is looked at once."""
+        """A new connection. The first one also shows whether a pooler shares connections out."""
         connection = connect()
         if not self._is_own:
             try:
-                refuse_shared(pooling_of(connection, connect, self._patience), self.name)
+                refuse_shared(pooling_of(connection, connect, self._watchdog), self.name)
             except BaseException:
                 connection.close()
                 raise
             self._is_own = True
         return connection
 
-    def _greet(self, connection: Any, record: Any) -> None:
-        with self._patience.at_most(at_most(_GREETED), connection):
-            connection.execute(_GREETING)
+    def _set_up_session(self, connection: Any, record: Any) -> None:
+        with self._watchdog.at_most(at_most(_PING_TIMEOUT), connection):
+            connection.execute(self._session_setup)
             connection.autocommit = False
         record.info["at"] = self._ticks()
 
-    def _note(self, connection: Any, record: Any) -> None:
+    def _note_return(self, connection: Any, record: Any) -> None:
         record.info["at"] = self._ticks()
 
     def _check(self, connection: Any, record: Any, proxy: Any) -> None:
-        """A connection that rested long, or since the server went away, may be a dead one."""
+        """Ping a connection that was idle for long, or while another one broke."""
         used_at = record.info["at"]
-        if used_at > self._doubted_at and self._ticks() - used_at < _IDLE:
+        if used_at > self._doubted_at and self._ticks() - used_at < _PING_AFTER:
             return
         try:
-            with self._patience.at_most(at_most(_GREETED), connection):
+            with self._watchdog.at_most(at_most(_PING_TIMEOUT), connection):
                 connection.execute("SELECT 1")
                 connection.rollback()
         except psycopg.Error as error:
             raise exc.DisconnectionError from error
 
     def renew(self) -> None:
-        """In a process that was just forked: leave the parent's connections alone."""
+        """In a forked child: leave the parent's connections to the parent."""
         self._inherited.append(self._engine.pool)
         self._engine.dispose(close=False)
-        self._patience.renew()
+        self._watchdog.renew()
         clock = self._lazy.value
         if isinstance(clock, ServerClock):
             clock.renew()
@@ -388,10 +450,11 @@ class PostgresProviderDatabase:
     # -- opening ---------------------------------------------------------------------------------
 
     def _ready(self) -> None:
-        """Open it, where the server was away so far."""
+        """Open the database, if the server was not reached so far."""
         try:
             self._lazy.get()
-        except ConfigurationError as error:  # calls go on as they do without a store
+        # A provider call goes on without its store when a StoreError says that it is away.
+        except ConfigurationError as error:
             raise StoreError(error.message, remedy=error.remedy) from error
 
     def _opened(self) -> Callable[[], float]:
@@ -405,11 +468,11 @@ class PostgresProviderDatabase:
         try:
             with (
                 self._engine.begin() as connection,
-                self._patience.at_most(at_most(_TABLES), _line(connection.connection)),
+                self._watchdog.at_most(at_most(_SETUP_TIMEOUT), _socket_of(connection.connection)),
             ):
                 found = current(connection)
                 if found is None:
-                    connection.exec_driver_sql(_TAKE_YOUR_TIME)
+                    connection.exec_driver_sql(_SETUP_TIMEOUTS)
                     upgrade(connection)
                 elif found != HEAD:
                     raise StoreSchemaError(
@@ -417,22 +480,23 @@ class PostgresProviderDatabase:
                         f" with {HEAD}",
                         remedy="run `ergon db upgrade`, or upgrade ergon-framework if it is older",
                     )
-                refuse_moved_tables(_mark_in(connection), self.name)
+                refuse_moved_tables(_move_state_in(connection), self.name)
         except exc.SQLAlchemyError as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
 
-    def _told(self, error: Exception) -> ErgonError:
+    def _translated(self, error: Exception) -> ErgonError:
         cause = (error.orig if isinstance(error, exc.DBAPIError) else None) or error
         return errors.translate_any(cause, self.name)
 
     def _ask_time(self) -> float:
         [[found]] = self._transact(
-            lambda cursor: cursor.fetch("SELECT extract(epoch FROM clock_timestamp())", {})
+            lambda cursor: cursor.fetch("SELECT extract(epoch FROM clock_timestamp())", {}),
+            self._limits.call_timeout,
         )
         return float(found)
 
 
-def _mark_in(connection: Connection) -> bytes | None:
+def _move_state_in(connection: Connection) -> bytes | None:
     """What a move wrote down, if there ever was one."""
     if connection.exec_driver_sql("SELECT to_regclass(%s)", (MARKS,)).scalar() is None:
         return None
@@ -440,6 +504,6 @@ def _mark_in(connection: Connection) -> bytes | None:
     return None if found is None else bytes(found)
 
 
-def _line(connection: PoolProxiedConnection) -> HasSocket:
+def _socket_of(connection: PoolProxiedConnection) -> HasSocket:
     found: Any = connection.dbapi_connection
     return cast("HasSocket", found)
