@@ -144,9 +144,11 @@ def numbers() -> Iterator[Numbers]:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SpanRecord]]:
-    """What a trail that is set for the test has kept."""
+def kept() -> Iterator[list[SpanRecord]]:
+    """The spans of a journal that is set for the test."""
     spans: list[SpanRecord] = []
-    monkeypatch.setattr(tracing, "_journal_provider", JournalTracerProvider(spans.append, "here"))
+    before = tracing.journal_provider()
+    tracing.set_journal_provider(JournalTracerProvider(spans.append, "here"))
     yield spans
+    tracing.set_journal_provider(before)
     configure(TelemetrySettings())

@@ -23,8 +23,7 @@ from opentelemetry.sdk.trace.export import (
 )
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ergon_framework.telemetry import sdk_spans
-from ergon_framework.telemetry.sdk_spans import SdkSpanWriter, SpanProcessors
+from ergon_framework.telemetry.sdk_spans import SdkSpanWriter, SpanProcessors, only_passes_on
 from ergon_framework.telemetry.sink import best_writer
 from ergon_framework.telemetry.span_writer import SpanParent, SpanWriter
 
@@ -148,13 +147,20 @@ def test_methods_of_their_own_are_not_overlooked(batching: BatchSpanProcessor) -
     assert (hears.starting, hears.ended) == ((calls.on_start,), (calls.on_end,))
 
 
-def test_a_processor_that_does_more_is_asked_itself(
-    batching: BatchSpanProcessor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_that_does_more_is_asked_itself(batching: BatchSpanProcessor) -> None:
     """Only an SDK whose batching processor just passes spans on is shortened."""
-    assert (SpanProcessors(batching).ended == (batching.on_end,)) is not sdk_spans._DOES_NO_MORE
-    monkeypatch.setattr(sdk_spans, "_DOES_NO_MORE", False)
-    assert SpanProcessors(batching).ended == (batching.on_end,)
+
+    class Counting(BatchSpanProcessor):
+        count = 0
+
+        def on_end(self, span: ReadableSpan) -> None:
+            self.count += 1
+            super().on_end(span)
+
+    is_shortened = only_passes_on(BatchSpanProcessor)
+    assert (SpanProcessors(batching).ended == (batching.on_end,)) is not is_shortened
+    assert not only_passes_on(Counting)
+    assert SpanProcessors(batching, is_shortened=False).ended == (batching.on_end,)
 
 
 def test_an_sdk_without_the_ending_hook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.journal import JournalEntry, JournalQuery, SpanRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.journal import SqliteJournal
-from ergon_framework.telemetry import journal as journalling
-from ergon_framework.telemetry.journal import AT_ONCE, JournalListener, JournalWriter
+from ergon_framework.telemetry.journal import BATCH_SIZE, JournalListener, JournalWriter
 
 WAIT = 30.0
 
@@ -66,20 +65,20 @@ def held() -> Held:
 
 def writer_on(held: Held, **options: Any) -> JournalWriter:
     """A writer that does not wait for company."""
-    return JournalWriter(lambda: held, every=0.0, **options)  # type: ignore[arg-type, return-value]
+    return JournalWriter(lambda: held, flush_interval=0.0, **options)  # type: ignore[arg-type, return-value]
 
 
 def test_everything_told_is_written_in_order(tmp_path: Path) -> None:
     """Entries and spans are in the journal when flush has returned."""
     path = tmp_path / "journal.db"
     writer = JournalWriter(lambda: SqliteJournal(path, clock=lambda: 1e9))
-    for n in range(3 * AT_ONCE):
+    for n in range(3 * BATCH_SIZE):
         writer.tell(entry(n))
     writer.keep(span("b" * 16))
     assert writer.flush(WAIT)
     with SqliteJournal(path, read_only=True) as journal:
         told = journal.read(JournalQuery(), limit=10_000)
-        assert [each.fields["n"] for each in told] == list(range(3 * AT_ONCE))
+        assert [each.fields["n"] for each in told] == list(range(3 * BATCH_SIZE))
         assert journal.trace("a" * 32) == [span("b" * 16)]
     writer.close()
     assert writer.dropped == 0
@@ -90,11 +89,11 @@ def test_a_commit_has_a_bounded_size(held: Held) -> None:
     writer = writer_on(held)
     writer.tell(entry())
     assert held.begun.acquire(timeout=WAIT)
-    for n in range(2 * AT_ONCE + 5):
+    for n in range(2 * BATCH_SIZE + 5):
         writer.tell(entry(n))
     held.go_on()
     writer.close(WAIT)
-    assert [len(batch) for batch in held.batches] == [1, AT_ONCE, AT_ONCE, 5]
+    assert [len(batch) for batch in held.batches] == [1, BATCH_SIZE, BATCH_SIZE, 5]
     assert held.closed == 1
 
 
@@ -102,7 +101,7 @@ def test_what_finds_no_room_is_dropped_and_counted(
     held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The work never waits for the journal: what is too much is left out, and the end says so."""
-    writer = writer_on(held, most_waiting=3)
+    writer = writer_on(held, max_waiting=3)
     writer.tell(entry())
     assert held.begun.acquire(timeout=WAIT)
     for n in range(10):
@@ -175,7 +174,7 @@ def test_the_end_does_not_wait_for_ever(held: Held) -> None:
 def test_a_forked_child_writes_its_own(tmp_path: Path) -> None:
     """What waited in the parent is written once, and the child's entries too."""
     path = tmp_path / "journal.db"
-    writer = JournalWriter(lambda: SqliteJournal(path, clock=lambda: 1e9), every=60.0)
+    writer = JournalWriter(lambda: SqliteJournal(path, clock=lambda: 1e9), flush_interval=60.0)
     writer.tell(entry(1))
     child = os.fork()
     if child == 0:
@@ -233,10 +232,9 @@ def test_the_happy_path_is_left_out(kept: Kept) -> None:
 
 
 @pytest.mark.req("ONE:notices")
-def test_the_good_end_after_trouble(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_good_end_after_trouble(kept: Kept) -> None:
     """It is kept once for each of the last transactions that were in trouble."""
-    monkeypatch.setattr(journalling, "MOST_TROUBLED", 2)
-    listener = JournalListener(kept, "task orders")
+    listener = JournalListener(kept, "task orders", max_troubled=2)
 
     def ended(unit: str, ending: str) -> None:
         listener(Notice("transaction.ended", 1.0, {"transaction_id": unit, "ending": ending}))

@@ -15,7 +15,7 @@ from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.notice import CATALOGUE, Notice, Routine
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import add_listener, remove_listener
-from ergon_framework.telemetry.journal import LONGEST, entry_of, is_routine, plain
+from ergon_framework.telemetry.journal import MAX_TEXT, entry_of, is_routine, plain
 from tests.engine.bodies import rules
 from tests.engine.colours import consume
 
@@ -37,12 +37,12 @@ def test_the_unit_is_the_id_it_is_about() -> None:
 
 def test_a_failure_is_told_with_its_message() -> None:
     """Errors are told; kind and code are words, and nothing is longer than it may be."""
-    failure = Failure(Kind.THROTTLED, "quota", "x" * 2 * LONGEST, 3.0)
+    failure = Failure(Kind.THROTTLED, "quota", "x" * 2 * MAX_TEXT, 3.0)
     fields = flat("job.retrying", job_id="j1", failure=failure, delay=3.0, why="").fields
     assert fields["failure"] == {
         "kind": "throttled",
         "code": "quota",
-        "message": "x" * LONGEST,
+        "message": "x" * MAX_TEXT,
         "retry_after": 3.0,
     }
     assert fields["delay"] == 3.0

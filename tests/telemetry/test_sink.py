@@ -19,7 +19,6 @@ from ergon_framework.telemetry import (
     notices,
     remove_listener,
 )
-from ergon_framework.telemetry.logs import _Factory
 from ergon_framework.telemetry.notices import Listener, has_listeners
 from ergon_framework.telemetry.spans import LifecycleSpans, LoopSpans, SpanSink
 from tests.telemetry.conftest import Recorder
@@ -28,9 +27,9 @@ from tests.telemetry.fake_engine import FakeEngine
 
 @pytest.fixture(autouse=True)
 def _no_complaints_yet() -> Iterator[None]:
-    notices._complained.clear()
+    notices.log_once.forget()
     yield
-    notices._complained.clear()
+    notices.log_once.forget()
 
 
 def tell(engine: FakeEngine) -> None:
@@ -61,10 +60,17 @@ def test_a_disabled_sdk_makes_no_sink(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.req("R0-LG1")
 def test_log_fields_come_with_the_first_call() -> None:
     """Records get their ids without any set-up, unless the settings say no."""
-    make_sink(TelemetrySettings(logs=False))
-    assert not isinstance(logging.getLogRecordFactory(), _Factory)
-    make_sink()
-    assert isinstance(logging.getLogRecordFactory(), _Factory)
+    seen: list[bool] = []
+
+    def log() -> None:
+        seen.append(hasattr(logging.makeLogRecord({}), "transaction_id"))
+
+    for settings in (TelemetrySettings(logs=False), TelemetrySettings()):
+        engine = FakeEngine(make_sink(settings, listeners=[lambda _: None]))
+        engine.begin()
+        engine.succeed(Transaction("t1"), body=log)
+        engine.end()
+    assert seen == [False, True]
 
 
 def test_listeners_hear_everything_in_order() -> None:

@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace import (
     Tracer,
     TracerProvider,
 )
+from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.sampling import (
     ALWAYS_OFF,
     ALWAYS_ON,
@@ -188,9 +189,9 @@ def test_plain_for_tracers_we_do_not_know() -> None:
 @pytest.fixture
 def fresh_trial() -> Iterator[None]:
     """Forget the outcome of the trial before and after."""
-    sdk_spans._trial.cache_clear()
+    sdk_spans.lean_spans_match.cache_clear()
     yield
-    sdk_spans._trial.cache_clear()
+    sdk_spans.lean_spans_match.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_trial")
@@ -201,7 +202,7 @@ def test_plain_when_the_trial_fails(monkeypatch: pytest.MonkeyPatch, way: str) -
     def forgetful(span: LeanSpan, *_: object) -> None:
         if way == "raises":
             raise AttributeError("_span_limits")
-        span._span_processor.on_end(span)
+        SdkSpan.end(span)  # without the last attributes
 
     monkeypatch.setattr(LeanSpan, "finish", forgetful)
     assert isinstance(writer_for(), ApiSpanWriter)

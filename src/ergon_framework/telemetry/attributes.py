@@ -13,7 +13,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.errors import TransactionException, describe
 from ergon_framework.ports.context import Call
 
-LONGEST_TEXT = 500
+MAX_TEXT = 500
 """Characters of an exception's message, a payload or a result that a span keeps."""
 
 LOOP_SPAN = {"consumer": "consume_transactions", "producer": "produce_transactions"}
@@ -101,8 +101,8 @@ def report_attributes(report: Any) -> Attributes:
 
 
 def shorten(text: str) -> str:
-    """At most :data:`LONGEST_TEXT` characters."""
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+    """At most :data:`MAX_TEXT` characters."""
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
 def shown(value: Any) -> str:

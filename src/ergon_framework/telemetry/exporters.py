@@ -23,7 +23,7 @@ VARIABLE = "ERGON_OTLP"
 """Tells a process that has no settings, such as an executor, where its parent sends things."""
 HOST = "127.0.0.1"
 """Where the page for Prometheus is served; ``ergon serve`` has one that others may reach."""
-LEAVING = 2.0
+SHUTDOWN_TIMEOUT = 2.0
 """Seconds that the end of a short process waits for what is not sent yet."""
 
 
@@ -65,7 +65,7 @@ def export_environment(collector: str | None) -> Iterator[None]:
             os.environ.pop(VARIABLE, None)
 
 
-def finish(timeout: float = LEAVING) -> None:
+def finish(timeout: float = SHUTDOWN_TIMEOUT) -> None:
     """Send what is not sent yet, as far as time allows: a collector that is down holds nobody."""
     from opentelemetry import metrics, trace
 

@@ -29,19 +29,19 @@ from ergon_framework.ports.journal import Journal, JournalEntry, SpanRecord
 from ergon_framework.ports.notice import CATALOGUE, Notice, NoticeSpec, Routine
 from ergon_framework.storage.urls import SQLITE
 from ergon_framework.telemetry.journal_tracing import JournalTracerProvider
-from ergon_framework.telemetry.notices import add_listener
+from ergon_framework.telemetry.notices import Listener, add_listener
 from ergon_framework.telemetry.propagation import extract
 from ergon_framework.telemetry.tracing import journal_provider, set_journal_provider
 
 logger = logging.getLogger("ergon.journal")
 
 
-LONGEST = 500
+MAX_TEXT = 500
 """Characters of one text."""
-_MOST = 32  # elements of one list, and keys of one table
-_UNITS = ("job_id", "transaction_id", "message_id", "call_id")
+_MAX_ITEMS = 32  # elements of one list, and keys of one table
+_ID_FIELDS = ("job_id", "transaction_id", "message_id", "call_id")
 # "began_at" is read from a clock that counts from anywhere.
-_LEFT_OUT = frozenset({"exception", "result", "began_at", *_UNITS})
+_SKIPPED_FIELDS = frozenset({"exception", "result", "began_at", *_ID_FIELDS})
 
 
 def _names(routine: Routine) -> frozenset[str]:
@@ -64,7 +64,7 @@ def entry_of(notice: Notice, source: str, at: float) -> JournalEntry:
     run = _run_of(given)
     fields: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in _LEFT_OUT and name != "run" and value is not None:
+        if name not in _SKIPPED_FIELDS and name != "run" and value is not None:
             fields |= _flat(name, value)
     if notice.name == "retry.scheduled":
         fields["attempt"] += 1  # the engine counts from 0, people from 1
@@ -93,7 +93,7 @@ def _run_of(fields: Mapping[str, Any]) -> Any:
 def _unit_of(fields: Mapping[str, Any], run: Any) -> str:
     if run is not None:
         return str(run.transaction.transaction_id)
-    return next((str(fields[name]) for name in _UNITS if fields.get(name)), "")
+    return next((str(fields[name]) for name in _ID_FIELDS if fields.get(name)), "")
 
 
 def _trace_of(run: Any) -> str:
@@ -120,7 +120,7 @@ def plain(value: Any) -> Any:
         return _failure(value)
     if isinstance(value, BaseException):
         text = text_of(value) if isinstance(value, ErgonError) else describe(value)
-        return text[:LONGEST]
+        return text[:MAX_TEXT]
     if hasattr(value, "to_dict"):  # a report
         return plain(value.to_dict())
     if hasattr(value, "__struct_fields__"):
@@ -132,35 +132,36 @@ def _simple(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
-        return str(value)[:LONGEST]
+        return str(value)[:MAX_TEXT]
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in list(value.items())[:_MOST]}
+        return {str(key): plain(each) for key, each in list(value.items())[:_MAX_ITEMS]}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in list(value)[:_MOST]]
+        return [plain(each) for each in list(value)[:_MAX_ITEMS]]
     return type(value).__name__
 
 
 def _failure(failure: Failure) -> dict[str, Any]:
     told: dict[str, Any] = {"kind": failure.kind.value, "code": failure.code}
     if failure.message:
-        told["message"] = failure.message[:LONGEST]
+        told["message"] = failure.message[:MAX_TEXT]
     if failure.retry_after is not None:
         told["retry_after"] = failure.retry_after
     return told
 
 
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """Entries and spans that wait to be written."""
-AT_ONCE = 500
+BATCH_SIZE = 500
 """Entries and spans in one commit."""
-EVERY = 0.2
-"""Seconds that something waits for others to be written with."""
-MOST_TROUBLED = 10_000
-"""Transactions in trouble whose good end is waited for."""
-LEAVING = 2.0
-"""Seconds that the end of a process waits for what is not written yet."""
+FLUSH_INTERVAL = 0.2
+"""Seconds for which an entry waits for others, to be written in one commit with them."""
+MAX_TROUBLED = 10_000
+"""Transactions with trouble in the journal that are remembered, so that their success is
+written as well."""
+CLOSE_TIMEOUT = 2.0
+"""Seconds for which the end of a process waits for entries that are not written yet."""
 _UNKNOWN = NoticeSpec("", ())
-_PAUSE = 5.0  # seconds without another try after the journal was in trouble
+_RETRY_DELAY = 5.0  # seconds after a failed write in which the journal is not tried again
 
 
 class JournalWriter:
@@ -172,15 +173,15 @@ class JournalWriter:
 
     def __init__(
         self,
-        opening: Callable[[], Journal],
+        open_journal: Callable[[], Journal],
         *,
-        most_waiting: int = MOST_WAITING,
-        every: float = EVERY,
+        max_waiting: int = MAX_WAITING,
+        flush_interval: float = FLUSH_INTERVAL,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._opening = opening
-        self._most_waiting = most_waiting
-        self._every = every
+        self._open_journal = open_journal
+        self._max_waiting = max_waiting
+        self._flush_interval = flush_interval
         self._monotonic = monotonic
         self._journal: Journal | None = None
         self._dropped = 0
@@ -201,14 +202,14 @@ class JournalWriter:
         """Have a span written soon; never blocks and never fails."""
         self._add(span)
 
-    def flush(self, timeout: float = LEAVING) -> bool:
+    def flush(self, timeout: float = CLOSE_TIMEOUT) -> bool:
         """Wait until everything told so far is written or given up; False when time was short."""
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
             return self._changed.wait_for(self._is_idle, timeout)
 
-    def close(self, timeout: float = LEAVING) -> None:
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Write what waits, as far as time allows, and let go of the journal."""
         with self._changed:
             self._is_closed = True
@@ -232,7 +233,7 @@ class JournalWriter:
     def write_now(self) -> None:
         """Write what waits, in this thread; trouble is told once and what waited is dropped."""
         with self._changed:
-            batch = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+            batch = [self._waiting.popleft() for _ in range(min(BATCH_SIZE, len(self._waiting)))]
         if not batch:
             return
         if self._monotonic() < self._retry_at:
@@ -240,7 +241,7 @@ class JournalWriter:
             return
         try:
             if self._journal is None:
-                self._journal = self._opening()
+                self._journal = self._open_journal()
             self._journal.write(
                 [each for each in batch if isinstance(each, JournalEntry)],
                 [each for each in batch if isinstance(each, SpanRecord)],
@@ -255,13 +256,13 @@ class JournalWriter:
 
     def _add(self, thing: JournalEntry | SpanRecord) -> None:
         with self._changed:
-            if self._is_closed or len(self._waiting) >= self._most_waiting:
+            if self._is_closed or len(self._waiting) >= self._max_waiting:
                 self._dropped += 1
                 return
             self._waiting.append(thing)
             if self._thread is None:
                 self._start()
-            elif len(self._waiting) in (1, AT_ONCE):
+            elif len(self._waiting) in (1, BATCH_SIZE):
                 self._changed.notify_all()
 
     def _start(self) -> None:
@@ -282,20 +283,20 @@ class JournalWriter:
                     self._is_busy = False
                     self._changed.notify_all()
         finally:
-            self._let_go()
+            self._close_journal()
 
     def _await_batch(self) -> bool:
         """Wait for something to write, and then a moment for more; False: it is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            self._changed.wait_for(self._is_full, self._every)
+            self._changed.wait_for(self._is_full, self._flush_interval)
             if not self._waiting:
                 return not self._is_closed
             self._is_busy = True
             return True
 
     def _is_full(self) -> bool:
-        return len(self._waiting) >= AT_ONCE or self._is_closed or self._is_urgent
+        return len(self._waiting) >= BATCH_SIZE or self._is_closed or self._is_urgent
 
     def _is_idle(self) -> bool:
         is_idle = not self._waiting and not self._is_busy
@@ -304,14 +305,14 @@ class JournalWriter:
         return is_idle
 
     def _give_up(self, error: Exception) -> None:
-        self._let_go()
-        self._retry_at = self._monotonic() + _PAUSE
+        self._close_journal()
+        self._retry_at = self._monotonic() + _RETRY_DELAY
         if not self._is_in_trouble:
             self._is_in_trouble = True
             told = str(error) if isinstance(error, StoreError) else describe(error)
             logger.warning("the journal cannot be written, and the work goes on: %s", told)
 
-    def _let_go(self) -> None:
+    def _close_journal(self) -> None:
         journal, self._journal = self._journal, None
         if journal is not None:
             try:
@@ -334,12 +335,14 @@ class JournalListener:
         *,
         keeps_all: bool = False,
         clock: Callable[[], float] = time.time,
+        max_troubled: int = MAX_TROUBLED,
     ) -> None:
         self._tell: Callable[[JournalEntry], None] = writer.tell
         self._source = source
         self._keeps_all = keeps_all
         self.passes_over = frozenset() if keeps_all else ROUTINE
         self._clock = clock
+        self._max_troubled = max_troubled
         # Any thread calls, and each operation on it is atomic: there is no lock to wait for.
         self._troubled: dict[str, None] = {}
 
@@ -360,7 +363,7 @@ class JournalListener:
 
     def _remember(self, unit: str) -> None:
         self._troubled[unit] = None
-        if len(self._troubled) > MOST_TROUBLED:
+        if len(self._troubled) > self._max_troubled:
             with suppress(RuntimeError, StopIteration):  # another thread is at it
                 self._troubled.pop(next(iter(self._troubled)), None)
 
@@ -385,19 +388,24 @@ def record_spans(keep: Callable[[SpanRecord], None], source: str, path: Path) ->
             os.environ[VARIABLE] = named
 
 
-def record_to_parent(source: str) -> JournalWriter | None:
-    """Write what this process tells where its parent does; None when it named no journal."""
+def record_to_parent(
+    source: str, *, listen: Callable[[Listener], None] = add_listener
+) -> JournalWriter | None:
+    """Write the notices and spans of this process into the journal of its parent process.
+
+    Returns None when the parent named no journal.
+    """
     named = os.environ.get(VARIABLE, "")
     path = Path(named.removeprefix(SQLITE))
     if not named.startswith(SQLITE) or not path.parent.is_dir():
         return None
 
-    def opening() -> Journal:
+    def open_journal() -> Journal:
         from ergon_framework.storage.journal import SqliteJournal
 
         return SqliteJournal(path)
 
-    writer = JournalWriter(opening)
+    writer = JournalWriter(open_journal)
     set_journal_provider(JournalTracerProvider(writer.keep, source))
-    add_listener(JournalListener(writer, source))
+    listen(JournalListener(writer, source))
     return writer

@@ -33,11 +33,11 @@ from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.telemetry.tracing import EDGES, SCOPE, is_loop_trace
 from ergon_framework.telemetry.tracing import journal_provider as current_trail
 
-UNITS = ("rrq.job_id", "ergon.message_id", "transaction_id", "ergon.correlation_id")
+UNIT_ATTRIBUTES = ("rrq.job_id", "ergon.message_id", "transaction_id", "ergon.correlation_id")
 """The attributes that name the unit a span is about."""
-MOST_ATTRIBUTES = 64
-LONGEST_TEXT = 500
-LONGEST_FAILURE = 80
+MAX_ATTRIBUTES = 64
+MAX_TEXT = 500
+MAX_FAILURE_TEXT = 80
 
 Keep = Callable[[SpanRecord], None]
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -194,7 +194,7 @@ class JournalSpan(Span):
 
     def set_attribute(self, key: str, value: Any) -> None:
         """Note something, as long as there is room."""
-        if not self._is_ended and len(self._attributes) < MOST_ATTRIBUTES:
+        if not self._is_ended and len(self._attributes) < MAX_ATTRIBUTES:
             self._attributes[key] = value
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
@@ -258,22 +258,22 @@ def span_record(
         parent_id="" if parent is None else f"{parent.span_id:016x}",
         name=name,
         source=source,
-        unit=next((str(plain[key]) for key in UNITS if key in plain), ""),
+        unit=next((str(plain[key]) for key in UNIT_ATTRIBUTES if key in plain), ""),
         began_at=times[0] / 1e9,
         ended_at=times[1] / 1e9,
-        failure=(failure or "")[:LONGEST_FAILURE],
+        failure=(failure or "")[:MAX_FAILURE_TEXT],
         attributes=plain,
     )
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
-        return value[:LONGEST_TEXT]
+        return value[:MAX_TEXT]
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value[:MOST_ATTRIBUTES]]
-    return str(value)[:LONGEST_TEXT]
+        return [_plain(each) for each in value[:MAX_ATTRIBUTES]]
+    return str(value)[:MAX_TEXT]
 
 
 def _new_id(bits: int) -> int:

@@ -1,7 +1,7 @@
 """Hands every notice to the listeners that asked for it.
 
-A listener that fails is logged once; neither the work nor the other listeners notice. ``FanOut`` is
-the sink of an engine call. Code without a sink of its own calls ``tell``.
+A listener that fails is logged once; neither the work nor the other listeners notice.
+``NoticeDispatcher`` is the sink of an engine call. Code without a sink of its own calls ``emit``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ Listener: TypeAlias = Callable[[Notice], None]
 
 _lock = threading.Lock()
 _listeners: tuple[Listener, ...] = ()
-_complained: set[str] = set()  # by name: it cannot outgrow the program's text
 
 
 class NoticeHandler(Protocol):
@@ -141,12 +140,31 @@ def _by_name(parts: Iterable[NoticeHandler]) -> dict[str, tuple[Listener, ...]]:
     }
 
 
-def log_once(listener: Callable[..., None], error: Exception) -> None:
-    """Tell the log that something failed, once."""
-    name = getattr(listener, "__qualname__", type(listener).__qualname__)
-    if name not in _complained:
-        _complained.add(name)
-        logger.error("%s failed to take a notice; said once", name, exc_info=error)
+class FailureLog:
+    """Logs the first failure of each listener; a listener that goes on failing is not repeated."""
+
+    def __init__(self) -> None:
+        self._failed: set[str] = set()
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """The names of the listeners that have failed in this process."""
+        return frozenset(self._failed)
+
+    def __call__(self, listener: Callable[..., None], error: Exception) -> None:
+        """Log that a listener failed, unless that was logged before."""
+        # Remembered by name: names are part of the program's text, so they cannot grow without end.
+        name = getattr(listener, "__qualname__", type(listener).__qualname__)
+        if name not in self._failed:
+            self._failed.add(name)
+            logger.error("%s failed to take a notice; said once", name, exc_info=error)
+
+    def forget(self) -> None:
+        """Log the next failure of every listener again."""
+        self._failed.clear()
+
+
+log_once = FailureLog()
 
 
 def add_listener(listener: Listener) -> None:

@@ -3,7 +3,7 @@
 The identifiers, the sampling decision and the processors are the SDK's own; only its costly
 constructor is avoided, by ``LeanSpan``. That is done only when all it relies on is as expected: a
 plain tracer, limits our attributes cannot exceed, a sampler that follows the parent, and a trial
-that exports the same spans both ways. Otherwise ``ApiWriter`` does the work. This is the only
+that exports the same spans both ways. Otherwise ``ApiSpanWriter`` does the work. This is the only
 module that uses private names of the SDK. Import it only where the absence of the SDK is provided
 for.
 """
@@ -44,54 +44,65 @@ from opentelemetry.trace import (
 
 from ergon_framework.telemetry.span_writer import ApiSpanWriter, SpanParent
 
-_KNOWN = (SpanProcessor, SimpleSpanProcessor, BatchSpanProcessor)
-_SILENT = {
-    method: [getattr(known, method, None) for known in _KNOWN]
+_SDK_PROCESSORS = (SpanProcessor, SimpleSpanProcessor, BatchSpanProcessor)
+_EMPTY_METHODS = {
+    method: [getattr(known, method, None) for known in _SDK_PROCESSORS]
     for method in ("on_start", "_on_ending")
 }
 
 # The exporting processor asks whether a span is sampled, which all of ours are, and passes it on.
 # That this is all it does is read off the names its function uses.
 _PASSES_ON = {"context", "trace_flags", "sampled", "_batch_processor", "emit"}
-_DOES_NO_MORE = set(BatchSpanProcessor.on_end.__code__.co_names) == _PASSES_ON
+
+
+def only_passes_on(processor: type[BatchSpanProcessor]) -> bool:
+    """Whether a class of batching processors does no more than pass sampled spans on."""
+    return set(processor.on_end.__code__.co_names) == _PASSES_ON
+
+
+_IS_SHORTENED = only_passes_on(BatchSpanProcessor)
 
 
 class SpanProcessors:
-    """The listening methods of a tracer's processors."""
+    """The listening methods of a tracer's processors.
 
-    __slots__ = ("ended", "ending", "group", "members", "starting")
+    With ``is_shortened`` a batching processor is passed over: its spans go to its queue directly.
+    """
 
-    def __init__(self, processor: SpanProcessor) -> None:
+    __slots__ = ("_is_shortened", "ended", "ending", "group", "members", "starting")
+
+    def __init__(self, processor: SpanProcessor, *, is_shortened: bool = _IS_SHORTENED) -> None:
+        self._is_shortened = is_shortened
         if type(processor) is not SynchronousMultiSpanProcessor:
             alone = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]
             alone.add_span_processor(processor)
             processor = alone
         self.group = processor
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
-        """Find out who listens. Again, whenever ``group`` has got other ``members``."""
+    def refresh(self) -> None:
+        """Find the methods to call; again when processors were added to ``group``."""
         members = self.group._span_processors
         self.starting = _listening(members, "on_start")
         self.ending = _listening(members, "_on_ending")
-        self.ended = tuple(_on_end(member) for member in members)
+        self.ended = tuple(_on_end(member, is_shortened=self._is_shortened) for member in members)
         self.members = members
 
 
 def _listening(members: tuple[SpanProcessor, ...], method: str) -> tuple[Callable[..., Any], ...]:
     if not hasattr(SpanProcessor, method):
         return ()  # older releases of the SDK do not tell of spans that are ending
-    return tuple(getattr(member, method) for member in members if not _is_silent(member, method))
+    return tuple(getattr(member, method) for member in members if not _does_nothing(member, method))
 
 
-def _on_end(member: SpanProcessor) -> Callable[[ReadableSpan], Any]:
-    if type(member) is BatchSpanProcessor and "on_end" not in vars(member) and _DOES_NO_MORE:
+def _on_end(member: SpanProcessor, *, is_shortened: bool) -> Callable[[ReadableSpan], Any]:
+    if type(member) is BatchSpanProcessor and "on_end" not in vars(member) and is_shortened:
         return member._batch_processor.emit
     return member.on_end
 
 
-def _is_silent(member: SpanProcessor, method: str) -> bool:
-    return method not in vars(member) and getattr(type(member), method) in _SILENT[method]
+def _does_nothing(member: SpanProcessor, method: str) -> bool:
+    return method not in vars(member) and getattr(type(member), method) in _EMPTY_METHODS[method]
 
 
 _OK, _ERROR = StatusCode.OK, StatusCode.ERROR
@@ -116,7 +127,7 @@ class LeanSpan(SdkSpan):
     _own_events: Any = None
     _own_links: Any = None
 
-    _audience: SpanProcessors
+    _processors: SpanProcessors
     _context: SpanContext
     _early: dict[str, Any]
 
@@ -204,19 +215,19 @@ class LeanSpan(SdkSpan):
                 self._own_attributes._immutable = True
             if error is not None and self._status.status_code is not _OK:
                 self._status = Status(_ERROR, error)
-        audience = self._audience
-        if audience.members is not audience.group._span_processors:
-            audience.look()
-        for tell in audience.ending:
+        processors = self._processors
+        if processors.members is not processors.group._span_processors:
+            processors.refresh()
+        for tell in processors.ending:
             tell(self)
-        for tell in audience.ended:
+        for tell in processors.ended:
             tell(self)
 
 
-def lean_spans_of(tracer: Tracer, audience: SpanProcessors) -> type[LeanSpan]:
+def lean_spans_of(tracer: Tracer, processors: SpanProcessors) -> type[LeanSpan]:
     """The class of a tracer's lean spans, which holds what all of them share."""
     shared = {
-        "_audience": audience,
+        "_processors": processors,
         "_limits": tracer._span_limits,
         "_span_processor": tracer.span_processor,
         "_instrumentation_scope": tracer._instrumentation_scope,
@@ -225,7 +236,7 @@ def lean_spans_of(tracer: Tracer, audience: SpanProcessors) -> type[LeanSpan]:
     return types.new_class("LeanSpan", (LeanSpan,), exec_body=lambda body: body.update(shared))
 
 
-_MOST_ATTRIBUTES = 32  # more than any of our spans has
+_MAX_ATTRIBUTES = 32  # more than any of our spans has
 _new = tuple.__new__
 
 
@@ -237,8 +248,8 @@ class SdkSpanWriter:
         self._api = ApiSpanWriter(tracer)
         self._drops_unsampled = tracer.sampler is not ALWAYS_ON
         self._new_id = tracer.id_generator.generate_span_id
-        self._audience = SpanProcessors(tracer.span_processor)
-        self._lean = lean_spans_of(tracer, self._audience)
+        self._processors = SpanProcessors(tracer.span_processor)
+        self._lean = lean_spans_of(tracer, self._processors)
         self._begin = self._lean.begin
 
     def start(
@@ -259,10 +270,10 @@ class SdkSpanWriter:
         context = _new(SpanContext, shape)
         resource = self._tracer.resource
         span = self._begin(name, context, parent, at, attributes, resource, links, kind)
-        audience = self._audience
-        if audience.members is not audience.group._span_processors:
-            audience.look()
-        for tell in audience.starting:
+        processors = self._processors
+        if processors.members is not processors.group._span_processors:
+            processors.refresh()
+        for tell in processors.starting:
             tell(span, parent_context=below.context)
         return span
 
@@ -307,11 +318,11 @@ def can_be_lean(tracer: object) -> TypeGuard[Tracer]:
     limits = tracer._span_limits
     most = limits.max_span_attributes
     return (
-        (most is None or most >= _MOST_ATTRIBUTES)
+        (most is None or most >= _MAX_ATTRIBUTES)
         and limits.max_span_attribute_length is None
         and _follows_parent(tracer.sampler)
         and _is_unwatched(tracer)
-        and _trial()
+        and lean_spans_match()
     )
 
 
@@ -345,8 +356,11 @@ class _Kept(SpanProcessor):
 
 
 @cache
-def _trial() -> bool:
-    """Write spans both ways and compare: another release of the SDK may work differently."""
+def lean_spans_match() -> bool:
+    """Whether lean spans are exported as the SDK's own are; tried once in a process.
+
+    Another release of the SDK may work differently.
+    """
     provider = TracerProvider(ALWAYS_ON, Resource.get_empty(), shutdown_on_exit=False)
     kept = _Kept()
     provider.add_span_processor(kept)
@@ -363,11 +377,11 @@ def _trial() -> bool:
         writer.finish(span, 5, {"late": 6}, "error")
         span = writer.start("untouched", below, 1, {"early": 1})
         writer.finish(span, 5, {"late": 6})
-    shapes = [_shape(span) for span in kept.spans]
-    return len(shapes) == 4 and shapes[:2] == shapes[2:]
+    exported = [_exported(span) for span in kept.spans]
+    return len(exported) == 4 and exported[:2] == exported[2:]
 
 
-def _shape(span: ReadableSpan) -> tuple[object, ...]:
+def _exported(span: ReadableSpan) -> tuple[object, ...]:
     """All that an exporter reads, but for the span's own id."""
     context = span.get_span_context()
     return (

@@ -36,7 +36,7 @@ from ergon_framework.telemetry.propagation import extract, outgoing, read, writt
 
 __all__ = [
     "EDGES",
-    "MOST_LOOP_TRACES",
+    "MAX_LOOP_TRACES",
     "SCOPE",
     "JournalProvider",
     "SpanKind",
@@ -92,14 +92,14 @@ def switch_spans(*, is_on: bool) -> None:
     _is_on = is_on
 
 
-def set_journal_provider(trail: JournalProvider | None) -> None:
+def set_journal_provider(provider: JournalProvider | None) -> None:
     """Where spans go when no SDK is set up; None: nowhere."""
-    global _journal_provider  # noqa: PLW0603 - one process has one trail
-    _journal_provider = trail
+    global _journal_provider  # noqa: PLW0603 - one process has one journal
+    _journal_provider = provider
 
 
 def journal_provider() -> JournalProvider | None:
-    """What :func:`set_trail` was given last."""
+    """What :func:`set_journal_provider` was given last."""
     return _journal_provider
 
 
@@ -151,7 +151,7 @@ def _tracer_of(provider: Any) -> trace.Tracer:
     return made
 
 
-MOST_LOOP_TRACES = 1024
+MAX_LOOP_TRACES = 1024
 """Traces that are remembered; a loop that rotates its span begins a new one each time."""
 
 _loop_trace_order: deque[int] = deque()
@@ -164,7 +164,7 @@ def remember_loop_trace(trace_id: int) -> None:
         return
     _loop_traces.add(trace_id)
     _loop_trace_order.append(trace_id)
-    while len(_loop_trace_order) > MOST_LOOP_TRACES:
+    while len(_loop_trace_order) > MAX_LOOP_TRACES:
         _loop_traces.discard(_loop_trace_order.popleft())
 
 

@@ -21,7 +21,7 @@ from ergon_framework.web.middleware import HEAD
 from ergon_framework.web.responses import error_response
 
 REQUEST_TIMEOUT = 10.0
-"""Seconds in which a whole request has to arrive, counted from the connection or the last answer."""
+"""Seconds for a whole request to arrive, counted from the connection or from the last answer."""
 MAX_CONNECTIONS = 500
 """Connections open at the same time; fewer where the process may open fewer than twice as many
 files."""
