@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 from collections.abc import Callable
 from typing import Any
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import ClaimResult, RecordBatch
+from ergon_framework.ports.providerstore import ClaimResult, LaneKey, RecordBatch
+from ergon_framework.providers.base import ProviderBase
+from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS
+from ergon_framework.providers.pipeline.request import fingerprint
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
@@ -71,3 +77,21 @@ def call(payload: dict[str, Any] | None = None, **options: Any) -> TaskCall:
         **options,
     }
     return TaskCall(**values)
+
+
+def lock_as_another_process(name: str, owner: str) -> int:
+    """The open file of a call that another process makes. Closing it is the death of that process.
+
+    A lock belongs to an opened file and not to its process, so that the test can do without one.
+    """
+    path = OWNER_LOCKS.folder() / hashlib.sha256(name.encode()).hexdigest()
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.pwrite(file, owner.encode(), 0)
+    return file
+
+
+def fingerprint_of(provider: ProviderBase) -> str:
+    """The fingerprint of the call that :func:`call` makes by default."""
+    lane = LaneKey("t", provider.provider_name, provider.capability)
+    return fingerprint(lane, None, "fetch", {"q": 1})

@@ -501,7 +501,7 @@ def test_thirty_seconds_without_the_store(clock: VirtualClock) -> None:
     assert call(provider).success
     assert store.lane_state(LANE).breaker.state is CircuitState.CLOSED
     assert provider.flush()
-    assert provider._runtime.recorder.stats().written_rows == 34
+    assert provider.runtime.recorder.stats().written_rows == 34
 
 
 @pytest.mark.req("PEF:B-11")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.cli import invoke, providers
+from ergon_framework.cli import invoke
+from ergon_framework.cli.providers import PRUNE_BATCH
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
 from ergon_framework.errors import StoreUnavailableError
@@ -285,7 +286,6 @@ def test_a_change_that_was_not_written_is_an_error(
 @pytest.mark.req("PEF:A-22")
 def test_what_is_old_is_deleted_in_steps(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, however many steps it takes, and nothing younger."""
-    monkeypatch.setattr(providers, "_AT_ONCE", 10)
     old = time.time() - 40 * 86_400
     with closing(open_store(URL)) as store:
         rows = [row(f"old-{n}", tenant=TENANT) for n in range(35)]
@@ -296,14 +296,14 @@ def test_what_is_old_is_deleted_in_steps(desk: Desk, monkeypatch: pytest.MonkeyP
 
     def counted(self: SqlProviderStore, before: float, limit: int) -> int:
         asked.append(limit)
-        return whole(self, before, limit)
+        return whole(self, before, min(limit, 10))  # as if ten were as many as fit into a step
 
     monkeypatch.setattr(SqlProviderStore, "prune", counted)
     assert desk("prune", "--older-than", "30", "--store", URL, "--json") == 0
     told = json.loads(desk.out)
     assert told["deleted"] >= 35
     assert told["before"].endswith("Z")
-    assert set(asked) == {10}
+    assert set(asked) == {PRUNE_BATCH}
     assert len(asked) >= 4
     assert desk("prune", "--older-than", "30", "--store", URL, "--json") == 0
     assert json.loads(desk.out)["deleted"] == 0

@@ -174,9 +174,19 @@ def test_whoever_waited_in_vain_does_not_try_again() -> None:
 
 def test_a_forked_child_waits_for_nobody() -> None:
     """The lock may be held by a thread that only the parent has."""
-    door = Door()
-    late = LazyOpen(door)
-    late._lock.acquire()
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def opening() -> str:
+        if threading.current_thread() is holder:
+            reached.set()
+            assert goes_on.wait(PATIENCE)
+        return "open"
+
+    late = LazyOpen(opening)
+    holder = threading.Thread(target=late.get)
+    holder.start()
+    assert reached.wait(PATIENCE)
     late.renew()
-    door.is_shut = False
     assert late.get() == "open"
+    goes_on.set()
+    holder.join(PATIENCE)

@@ -81,7 +81,7 @@ def told(
     seen: list[Any] = []
     with VirtualClock() as clock:
         provider = (AsyncScripted if is_async else Scripted)(clock, steps)
-        provider._runtime.has_fast_path = takes_express
+        provider.runtime.has_fast_path = takes_express
         for number, pause in enumerate(pauses):
             clock.advance(pause)
             context = ProviderExecutionContext(correlation_id=f"c{number}")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ergon_framework.core.guard import RetryBudget
-from ergon_framework.engine import atfork
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores import open_store
+from tests.providers.locks import holding, recorded_locks
 from tests.providers.scripted import PATIENCE, Scripted, call, used
 
 pytestmark = [
@@ -26,14 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
 ]
 DOWN = ProviderDependencyError("down")
-LOCKS: dict[str, Callable[[Scripted], Any]] = {
-    "quota": lambda provider: provider._runtime.lane("t").quota,
-    "circuit": lambda provider: provider._runtime.lane("t").circuits[0],
-    "lanes": lambda provider: provider._runtime.lanes,
-    "retries": lambda provider: provider._runtime.retries,
-    "breaker": lambda provider: provider.circuit_breaker,
-    "isolation": lambda provider: provider._runtime.isolation,
-}
 
 
 def in_child(work: Callable[[], bool]) -> None:
@@ -59,21 +51,22 @@ def test_units_that_were_taken_ahead_stay_with_the_parent(tmp_path: Path) -> Non
     try:
         for _ in range(2):
             assert call(provider).success
-        block = provider._runtime.lane("t").quota._block  # type: ignore[union-attr]
-        assert block is not None
-        assert block.remaining
+        limiter = provider.runtime.lane("t").quota
+        assert limiter is not None
+        remaining = limiter.block_remaining
+        assert remaining
 
         def use_up() -> bool:
             made = 0
             while call(provider).success:
                 made += 1
-            return made == 40 - 2 - block.remaining
+            return made == 40 - 2 - remaining
 
         in_child(use_up)
         made = 0
         while call(provider).success:
             made += 1
-        assert made == block.remaining
+        assert made == remaining
         assert used(provider) == 40
     finally:
         recorder_of(store).close()
@@ -81,33 +74,36 @@ def test_units_that_were_taken_ahead_stay_with_the_parent(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", LOCKS)
-def test_a_lock_that_is_held_during_a_fork(part: str) -> None:
-    """Its holder is not in the child, which goes on all the same."""
-    options: dict[str, Any] = {"isolate": True} if part == "isolation" else {}
+@pytest.mark.parametrize("isolate", [False, True])
+def test_locks_that_are_held_during_a_fork(isolate: bool) -> None:
+    """Their holders are not in the child, which goes on all the same."""
     quota = QuotaPolicy(limit=1000, block=10)
-    provider = Scripted(quota=quota, retry_budget=RetryBudget(), **options)
-    assert call(provider).success
+    with recorded_locks("ergon_framework.providers") as locks:
+        provider = Scripted(quota=quota, retry_budget=RetryBudget(), isolate=isolate)
+        assert call(provider).success
 
     def goes_on() -> bool:
         provider.steps.append(DOWN)
         return call(provider).success and call(provider, "another").success
 
-    with LOCKS[part](provider)._lock:
+    # Quota, circuit, lanes, retry budget, breaker, isolated threads and store have one each.
+    assert len(locks) >= 7
+    with holding(locks):
         in_child(goes_on)
 
 
 @pytest.mark.slow
 def test_a_breaker_used_alone() -> None:
     """Its lock is renewed too."""
-    breaker = CircuitBreaker(1)
-    breaker.after_call(breaker.before_call())
+    with recorded_locks("ergon_framework.providers") as locks:
+        breaker = CircuitBreaker(1)
+        breaker.after_call(breaker.before_call())
 
     def opens() -> bool:
         breaker.after_call(breaker.before_call(), ValueError())
         return breaker.state == "open"
 
-    with breaker._circuits[next(iter(breaker._circuits))]._lock:
+    with holding(locks):
         in_child(opens)
 
 
@@ -115,11 +111,11 @@ def test_a_breaker_used_alone() -> None:
 def test_the_child_counts_only_its_own_calls() -> None:
     """Calls that hang, or retry, in the parent take no place in the child."""
     hanging = Scripted(isolate=True)
-    hanging._runtime.isolation.left(32)
+    hanging.runtime.isolation.left(32)
     retrying = Scripted(
         DOWN, retry_policy=RetryPolicy(base_delay_seconds=0), retry_budget=RetryBudget(0.0, 1)
     )
-    retries, other = retrying._runtime.retries, object()
+    retries, other = retrying.runtime.retries, object()
     retries.began()
     assert retries.may_begin(other)
     in_child(lambda: call(hanging).success)
@@ -131,21 +127,19 @@ def test_the_child_counts_only_its_own_calls() -> None:
 def test_a_call_that_began_before_the_fork_may_end_after_it() -> None:
     """Nothing is counted below zero."""
     provider = Scripted(retry_budget=RetryBudget(), isolate=True)
-    fitted = provider._runtime
-    fitted.retries.began()
-    fitted.isolation.left(1)
-    fitted.renew()
-    fitted.retries.ended(object())
-    fitted.isolation.left(-1)
-    assert (fitted.retries._under_way, fitted.isolation.abandoned) == (0, 0)
+    runtime = provider.runtime
+    runtime.retries.began()
+    runtime.isolation.left(1)
+    runtime.renew()
+    runtime.retries.ended(object())
+    runtime.isolation.left(-1)
+    assert (runtime.retries.under_way, runtime.isolation.abandoned) == (0, 0)
 
 
 def test_a_provider_that_is_gone_is_not_kept() -> None:
     """Nobody holds on to it for the sake of a fork."""
     provider = Scripted()
-    fitted = provider._runtime
-    assert fitted in atfork._alive
-    count = len(atfork._alive)
-    del provider, fitted
+    gone = weakref.ref(provider.runtime)
+    del provider
     gc.collect()
-    assert len(atfork._alive) < count
+    assert gone() is None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.ports.providerstore import ClaimState, LaneKey
 from ergon_framework.providers.delivery.idempotency import KeyClaim, check_key
-from ergon_framework.providers.delivery.owner_locks import acquire, dead_owner
+from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
 from ergon_framework.providers.pipeline.request import fingerprint
 from ergon_framework.providers.redaction import (
@@ -29,7 +29,13 @@ from ergon_framework.providers.tasks import CallProgress, TaskEnd, TaskGate
 from ergon_framework.redaction import is_secret
 from ergon_framework.testing import VirtualClock
 from tests.local_users import NOBODY, acting_as, needs_root, shared_folder
-from tests.providers.scripted_tasks import call, provider, runner
+from tests.providers.scripted_tasks import (
+    call,
+    fingerprint_of,
+    lock_as_another_process,
+    provider,
+    runner,
+)
 
 pytestmark = [pytest.mark.req("PEF:A-16", "PEF:T-3"), pytest.mark.usefixtures("own_place", "clock")]
 
@@ -321,17 +327,11 @@ def test_a_key_in_use_defers_the_duplicate() -> None:
 def test_a_duplicate_that_waited_too_often_is_buried() -> None:
     """Deferrals end, whatever they wait for; who may not wait at all is told that it is busy."""
     run = runner("ok", max_deferrals=1)
-    run.provider.store.claim("t", "k", key_of_call(run), "somebody", 1e6, 1e6)
+    run.provider.store.claim("t", "k", fingerprint_of(run.provider), "somebody", 1e6, 1e6)
     last = run.run(call(idempotency_key="k", carried=CallProgress(deferrals=1)))
     assert (last.end, last.result.reason_code) == (TaskEnd.DEAD, "dependency_unavailable")
     busy = run.run(call(idempotency_key="k", may_wait=False))
     assert (busy.end, busy.result.reason_code) == (TaskEnd.FAILED, "dependency_unavailable")
-
-
-def key_of_call(run: Any) -> str:
-    """The fingerprint of the call that all tests make."""
-    lane = LaneKey("t", run.provider.provider_name, run.provider.capability)
-    return fingerprint(lane, None, "fetch", {"q": 1})
 
 
 @pytest.mark.req("PEF:trap-worker-lost")
@@ -340,7 +340,7 @@ def test_a_lease_is_taken_over_when_it_has_run_out() -> None:
     now = [1000.0]
     store = MemoryProviderStore(lambda: now[0])
     run = runner(provider("ok", store=store))
-    store.claim("t", "k", key_of_call(run), "gone", 90.0, 3600.0)
+    store.claim("t", "k", fingerprint_of(run.provider), "gone", 90.0, 3600.0)
     assert run.run(call(idempotency_key="k")).end is TaskEnd.DEFER
     assert run.run(call(idempotency_key="k", is_redelivered=True)).end is TaskEnd.DEFER
     now[0] += 91
@@ -352,16 +352,15 @@ def test_a_message_that_comes_back_goes_on_when_its_worker_is_dead() -> None:
     """The lock that the worker held is free: it died on this machine, and nobody waits for it."""
     run = runner("ok")
     store, name = run.provider.store, "t\nk\nmessage-1"
-    store.claim("t", "k", key_of_call(run), "the dead one", 90.0, 3600.0)
-    held = acquire(name, "the dead one")
-    assert held is not None
+    store.claim("t", "k", fingerprint_of(run.provider), "the dead one", 90.0, 3600.0)
+    held = lock_as_another_process(name, "the dead one")
     alive = run.run(call(idempotency_key="k", is_redelivered=True))
     assert (alive.end, alive.gate) == (TaskEnd.DEFER, TaskGate.DUPLICATE)
-    os.close(held._file)  # as the system does for a process that dies
+    os.close(held)
     other = run.run(call(idempotency_key="k", call_id="message-2", is_redelivered=True))
     assert other.end is TaskEnd.DEFER
     assert run.run(call(idempotency_key="k", is_redelivered=True)).end is TaskEnd.DONE
-    assert dead_owner(name) is None
+    assert OWNER_LOCKS.dead_owner(name) is None
 
 
 def test_a_second_copy_of_a_message_does_not_call_beside_the_first() -> None:
@@ -403,8 +402,8 @@ def test_a_folder_of_somebody_else_is_not_used(
         with acting_as(NOBODY):
             folder.mkdir(exist_ok=True)
             (folder / hashlib.sha256(b"name").hexdigest()).write_text("somebody")
-        assert acquire("name", "me") is None
-        assert dead_owner("name") is None
+        assert OWNER_LOCKS.acquire("name", "me") is None
+        assert OWNER_LOCKS.dead_owner("name") is None
         assert runner("ok").run(call()).end is TaskEnd.DONE
 
 

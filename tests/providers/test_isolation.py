@@ -54,7 +54,7 @@ def test_a_call_in_time_is_a_call(colour: str, clock: VirtualClock) -> None:
     assert (result.data, result.attempts) == ({"slow": True}, 2)
     with pytest.raises(SystemExit):
         run(provider, clock, colour)
-    assert provider._runtime.isolation.abandoned == 0
+    assert provider.runtime.isolation.abandoned == 0
 
 
 @COLOURS
@@ -74,7 +74,7 @@ def test_a_call_that_hangs_is_left_behind(colour: str, clock: VirtualClock) -> N
         "timeout",
         5000.0,
     )
-    assert (provider._runtime.isolation.abandoned, used(provider)) == (1, 1)
+    assert (provider.runtime.isolation.abandoned, used(provider)) == (1, 1)
 
 
 @COLOURS
@@ -120,7 +120,7 @@ def test_not_more_are_begun_than_may_hang(colour: str, clock: VirtualClock) -> N
     )
     for _ in range(32):
         assert run(provider, clock, colour).reason_code == "timeout"
-    isolation = provider._runtime.isolation
+    isolation = provider.runtime.isolation
     assert isolation.abandoned == 32
     result = run(provider, clock, colour)
     assert (result.reason_code, provider.calls) == ("dependency_unavailable", 32)
@@ -156,7 +156,7 @@ def test_an_interrupt_of_the_caller_leaves_the_call_behind(clock: VirtualClock) 
     )
     with pytest.raises(KeyboardInterrupt):
         call(provider)
-    assert (provider._runtime.isolation.abandoned, used(provider)) == (1, 0)
+    assert (provider.runtime.isolation.abandoned, used(provider)) == (1, 0)
 
 
 SCRIPT = """

@@ -31,8 +31,9 @@ from ergon_framework.providers.errors import (
     Reason,
 )
 from ergon_framework.providers.mapping import Rule, canonical, unmapped_types
-from ergon_framework.providers.mapping.rules import _MOST_TYPES, _types, _Unmapped
+from ergon_framework.providers.mapping.rules import KnownErrors, UnmappedTypes
 from ergon_framework.providers.redaction import LONGEST_MESSAGE
+from tests.providers.locks import recorded_locks
 
 EVERY_CLASS = [
     (ProviderTimeoutError, "timeout"),
@@ -159,7 +160,7 @@ def test_what_nobody_knows_is_counted() -> None:
 @pytest.mark.req("PEF:A-2")
 def test_the_count_of_unknown_types_is_bounded_and_exact() -> None:
     """A provider that makes classes as it goes fills neither the counts nor the cache."""
-    counts = _Unmapped()
+    counts = UnmappedTypes(max_types=256)
 
     def count() -> None:
         for index in range(3000):
@@ -170,17 +171,21 @@ def test_the_count_of_unknown_types_is_bounded_and_exact() -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len(counts.counts()) == _Unmapped.most + 1
+    assert len(counts.counts()) == 256 + 1
     assert sum(counts.counts().values()) == 12_000
-    for index in range(_MOST_TYPES + 10):
-        canonical(type(f"Made{index}", (TimeoutError,), {})())
-    assert len(_types) <= _MOST_TYPES
+    known = KnownErrors(max_types=8)
+    for index in range(18):
+        made = type(f"Made{index}", (TimeoutError,), {})
+        assert known.find(made).found is not None
+        assert len(known) <= 8
 
 
 def test_a_forked_child_does_not_wait_for_the_parents_lock() -> None:
     """The lock may be held by a thread that does not exist in the child."""
-    counts = _Unmapped()
-    counts._lock.acquire()
+    with recorded_locks("ergon_framework.providers") as locks:
+        counts = UnmappedTypes()
+    (lock,) = locks
+    lock.acquire()
     counts.renew()
     counts.add("x")
     assert counts.counts() == {"x": 1}

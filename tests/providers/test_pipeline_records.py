@@ -208,7 +208,7 @@ def test_refusals_have_rows_up_to_a_rate_and_exact_counts(clock: VirtualClock) -
     assert {(row.attempt_number, row.outcome, row.reason_code) for row in found} == {
         (0, "failed", "circuit_open")
     }
-    assert provider._runtime.recorder.stats().refused_total == {"circuit_open": 500}
+    assert provider.runtime.recorder.stats().refused_total == {"circuit_open": 500}
 
 
 @pytest.mark.req("PEF:A-29")
@@ -242,7 +242,7 @@ def test_every_refusal_is_counted_once(
     clock.run(flood())
     reason = "circuit_open" if gate == "circuit" else "quota_exhausted"
     assert found == [(reason, reason, 0)] * 100
-    assert provider._runtime.recorder.stats().refused_total == {reason: 100}
+    assert provider.runtime.recorder.stats().refused_total == {reason: 100}
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -293,7 +293,7 @@ def test_a_store_that_does_not_write_fails_no_call(
     monkeypatch.setattr(store, "record", refuse)
     for _ in range(5):
         assert call(provider).success
-    stats = provider._runtime.recorder.stats()
+    stats = provider.runtime.recorder.stats()
     assert stats.written_rows == 0
     assert stats.queued_rows + stats.lost_rows + stats.dropped_rows + stats.spilled_rows == 5
 

@@ -395,7 +395,7 @@ def test_the_registry_of_lanes_is_bounded(clock: VirtualClock) -> None:
         call(provider, "first")
     for number in range(50):
         call(provider, f"tenant-{number}")
-    lanes = provider._runtime.lanes
+    lanes = provider.runtime.lanes
     assert len(lanes.all()) <= 10
     assert lanes.get("first") is None
     assert call(provider, "first").reason_code == "circuit_open"

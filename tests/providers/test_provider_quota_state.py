@@ -339,12 +339,12 @@ def test_each_attempt_settles_its_own_unit(store: ProviderStore) -> None:
 @pytest.mark.req("PEF:trap-refund-window")
 def test_a_reservation_is_given_back_once(store: ProviderStore) -> None:
     """However often it is tried, and from however many threads."""
-    desk = QuotaLimiter(store, LANE, QuotaPolicy(limit=9))
-    kept, taken = desk.reserve(2), desk.reserve(3)
+    limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=9))
+    kept, taken = limiter.reserve(2), limiter.reserve(3)
     assert kept is not None
     assert taken is not None
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: desk.refund(taken), range(16)))
+        list(pool.map(lambda _: limiter.refund(taken), range(16)))
     assert account_of(store).used == 2
 
 
@@ -354,24 +354,24 @@ def test_units_go_back_to_the_window_they_came_from(
 ) -> None:
     """A call that began in the last window does not lengthen this one."""
     policy = QuotaPolicy(limit=5, window_seconds=60)
-    desk = QuotaLimiter(store, LANE, policy)
-    old = desk.reserve(3)
+    limiter = QuotaLimiter(store, LANE, policy)
+    old = limiter.reserve(3)
     assert old is not None
     clock.advance(60.0)
-    desk.reserve(2)
-    desk.refund(old)
+    limiter.reserve(2)
+    limiter.refund(old)
     assert account_of(store).used == 2
 
 
 @pytest.mark.req("PEF:Q-3")
 def test_a_refund_is_seen_at_once_by_those_who_were_refused(store: ProviderStore) -> None:
     """A refusal is believed for a moment, but not against better knowledge."""
-    desk = QuotaLimiter(store, LANE, QuotaPolicy(limit=1))
-    taken = desk.reserve()
+    limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=1))
+    taken = limiter.reserve()
     assert taken is not None
-    assert desk.reserve() is None
-    desk.refund(taken)
-    assert desk.reserve() is not None
+    assert limiter.reserve() is None
+    limiter.refund(taken)
+    assert limiter.reserve() is not None
 
 
 @pytest.mark.req("PEF:A-5")
@@ -400,12 +400,11 @@ def test_a_hot_lane_takes_blocks_and_still_ends_at_the_limit(clock: VirtualClock
     """Two processes on one budget: the store is asked far less often than they call."""
     store = WatchedStore(clock)
     policy = QuotaPolicy(limit=1000, block=50)
-    desks = [QuotaLimiter(store, LANE, policy) for _ in range(2)]
+    limiters = [QuotaLimiter(store, LANE, policy) for _ in range(2)]
     granted = 0
     for number in range(1200):
-        granted += desks[number % 2].reserve() is not None
-    left = [desk._block.remaining for desk in desks if desk._block is not None]
-    assert granted + sum(left) <= 1000
+        granted += limiters[number % 2].reserve() is not None
+    assert granted + sum(limiter.block_remaining for limiter in limiters) <= 1000
     assert granted >= 1000 - 2 * 50
     assert store.asked.count("reserve") < 300
 
@@ -414,12 +413,12 @@ def test_a_hot_lane_takes_blocks_and_still_ends_at_the_limit(clock: VirtualClock
 def test_the_last_units_are_taken_one_by_one(store: ProviderStore) -> None:
     """So that nobody holds back what another could use: all of them are given out."""
     policy = QuotaPolicy(limit=100, block=64)
-    desks = [QuotaLimiter(store, LANE, policy) for _ in range(3)]
+    limiters = [QuotaLimiter(store, LANE, policy) for _ in range(3)]
     granted, refused = 0, 0
     while refused < 3:
         refused = 0
-        for desk in desks:
-            taken = desk.reserve()
+        for limiter in limiters:
+            taken = limiter.reserve()
             granted += taken is not None
             refused += taken is None
     assert (granted, account_of(store).used) == (100, 100)
@@ -448,11 +447,11 @@ def test_a_block_of_the_last_window_is_not_used_in_this_one(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
     """Its units are gone with the window."""
-    desk = QuotaLimiter(store, LANE, QuotaPolicy(limit=100, window_seconds=60, block=50))
+    limiter = QuotaLimiter(store, LANE, QuotaPolicy(limit=100, window_seconds=60, block=50))
     for _ in range(3):
-        desk.reserve()
+        limiter.reserve()
     clock.advance(60.0)
-    assert sum(desk.reserve() is not None for _ in range(150)) == 100
+    assert sum(limiter.reserve() is not None for _ in range(150)) == 100
     assert account_of(store).used == 100
 
 
@@ -492,7 +491,7 @@ def test_a_refund_that_the_store_does_not_take_is_counted(clock: VirtualClock) -
 
     provider = Scripted(gone, UNSENT, UNSENT, quota=QuotaPolicy(limit=5), store=store)
     assert call(provider, units=2).reason_code == "connection_error"
-    assert provider._runtime.retries.unreturned_units == 2
+    assert provider.runtime.retries.unreturned_units == 2
     store.is_away = False
     provider.close()
     assert used(provider) == 2

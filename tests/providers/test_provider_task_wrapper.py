@@ -425,14 +425,14 @@ def test_limits_and_acknowledgement_are_set_for_safety(app: Celery) -> None:
     assert not task.acks_on_timeout
     assert task.max_retries is None
     own = task_of(app, name="own", timeout_budget_seconds=100.0, time_limit=500.0)
-    assert own.runner()._lease() > 500
+    assert own.runner().lease_seconds > 500
 
 
 @pytest.mark.req("PEF:trap-visibility")
 def test_no_message_is_held_longer_than_the_broker_waits(app: Celery) -> None:
     """A countdown beyond the visibility timeout would be delivered twice."""
     task = task_of(app)
-    assert 0 < task._longest_wait() < 600 - task.time_limit
+    assert 0 < task.longest_wait() < 600 - task.time_limit
 
 
 def test_the_message_does_not_tell_its_payload(app: Celery) -> None:
@@ -509,7 +509,7 @@ def test_a_letter_that_nobody_can_keep_goes_back_to_the_queue(
     """The message is not acknowledged as failed: another one, with the end in it, takes over."""
     task = task_of(app, "timeout", relays=False)
     worker = Sent(task)
-    recorder = task.runner()._runtime.recorder
+    recorder = task.runner().provider.runtime.recorder
     with monkeypatch.context() as away:
         away.setattr(recorder, "write_now", lambda _batch: False)
         with pytest.raises(Retry) as retry:

@@ -13,7 +13,12 @@ import pytest
 from ergon_framework.errors import StoreFullError
 from ergon_framework.ports.providerstore import LaneKey, RecordBatch
 from ergon_framework.providers import recorder as module
-from ergon_framework.providers.recorder import Recorder, close_recorders, recorder_of
+from ergon_framework.providers.recorder import (
+    Recorder,
+    RefusalSampler,
+    close_recorders,
+    recorder_of,
+)
 from ergon_framework.providers.spill import find_replayable
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.recorder_fakes import (
@@ -204,7 +209,7 @@ def test_closing_writes_what_is_there(recorder: Recorder, store: ScriptedStore) 
     recorder.add(rows(700, "a"))
     recorder.close(WAIT)
     assert len(store.rows) == 700
-    assert recorder._thread is None
+    assert not recorder.is_running
     recorder.close(WAIT)
     recorder.add(rows(3, "b"))
     assert recorder.flush(WAIT)
@@ -343,18 +348,13 @@ def test_a_refusal_that_is_written_at_once_is_counted_once(store: ScriptedStore)
     assert recorder.stats().coalesced_rows == 0
 
 
-def test_lanes_that_were_refused_once_are_forgotten(
-    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The gate's memory is bounded."""
-    from ergon_framework.providers import recorder as recorder_refusals
-
-    monkeypatch.setattr(recorder_refusals, "_MOST_LANES", 8)
-    recorder = Recorder(store.as_store, spill=None, is_threaded=False)
+def test_lanes_that_were_refused_once_are_forgotten() -> None:
+    """The sampler's memory is bounded."""
+    sampler = RefusalSampler(10, max_lanes=8)
     for n in range(100):
-        recorder.add([row(number=0, outcome="failed", reason="timeout", tenant=f"t{n}")])
-    assert len(recorder._refusals._lanes) <= 8
-    assert recorder.stats().refused_total == {"timeout": 100}
+        sampler.admits(row(number=0, outcome="failed", reason="timeout", tenant=f"t{n}"))
+        assert sampler.lane_count <= 8
+    assert sampler.totals == {"timeout": 100}
 
 
 # -- one for each store ------------------------------------------------------------------------
@@ -364,11 +364,10 @@ def test_a_store_has_one_recorder(store: ScriptedStore, tmp_path: Path) -> None:
     """All its providers share it; another store has its own; forgotten ones go."""
     first = recorder_of(store.as_store, spill=str(tmp_path / "here"))
     assert recorder_of(store.as_store) is first
-    assert first._writer.spill is not None
-    assert first._writer.spill.folder == tmp_path / "here"
+    assert first.spill_folder == tmp_path / "here"
     other = recorder_of(ScriptedStore().as_store)
     assert other is not first
-    assert other._writer.spill is None
+    assert other.spill_folder is None
     gone = weakref.ref(other)
     del other
     gc.collect()
@@ -380,12 +379,12 @@ def test_it_spills_where_its_store_says(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     store = ScriptedStore()
     store.url = "postgresql:///work?host=/run/pg"  # type: ignore[attr-defined]
-    spill = recorder_of(store.as_store)._writer.spill
-    assert spill is not None
-    assert spill.folder.parent == tmp_path / "ergon" / "spill"
+    folder = recorder_of(store.as_store).spill_folder
+    assert folder is not None
+    assert folder.parent == tmp_path / "ergon" / "spill"
     vague = ScriptedStore()
     vague.name = "postgresql:///work"  # type: ignore[attr-defined]
-    assert recorder_of(vague.as_store)._writer.spill is None
+    assert recorder_of(vague.as_store).spill_folder is None
 
 
 def test_all_are_closed_at_once(store: ScriptedStore) -> None:
@@ -394,7 +393,7 @@ def test_all_are_closed_at_once(store: ScriptedStore) -> None:
     recorder.add(rows(3))
     close_recorders(WAIT)
     assert len(store.rows) == 3
-    assert recorder._thread is None
+    assert not recorder.is_running
 
 
 def test_memory_needs_no_thread() -> None:
@@ -402,7 +401,7 @@ def test_memory_needs_no_thread() -> None:
     memory = MemoryProviderStore()
     recorder = recorder_of(memory)
     recorder.add(rows(20, number=1))
-    assert recorder._thread is None
+    assert not recorder.is_running
     assert memory.attempts_of("c1") == []
     assert recorder.flush(WAIT)
     assert len(memory.attempts_of("c1")) == 20

@@ -253,7 +253,7 @@ def test_who_gave_up_waiting_is_forgotten(bench: Bench) -> None:
     bench.writer.step()
     bench.store.fault = None
     bench.run(60.0)
-    assert bench.writer._reached == []
+    assert bench.writer.pending_flushes == 0
 
 
 def test_a_row_that_no_store_takes_holds_up_nobody(bench: Bench) -> None:
@@ -425,7 +425,7 @@ def test_every_final_row_is_written_once_or_counted_as_lost(
         elif what == "now":
             given["unsafe"] += 0 if bench.writer.write_now(RecordBatch(batch)) else count
         elif what == "disk":
-            bench.spill._max_bytes = bench.spill._room = room if count > 6 else 0
+            bench.spill.max_bytes = room if count > 6 else 0
         elif what == "close":
             bench.writer.spill_rest(0.0)
         else:

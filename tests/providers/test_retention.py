@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.ports.providerstore import RecordBatch
-from ergon_framework.providers.recorder import EVERY, KEEP, SLICE, Recorder, Retention, recorder_of
+from ergon_framework.providers.recorder import (
+    DEFAULT_RETENTION,
+    PRUNE_BATCH,
+    PRUNE_INTERVAL,
+    Recorder,
+    Retention,
+    recorder_of,
+)
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
@@ -22,24 +29,24 @@ def test_old_records_go_and_one_process_does_it(kind: str, tmp_path: Path) -> No
     now = [1.8e9]
     url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path}/work.db"
     store = open_store(url, clock=lambda: now[0])
-    old = now[0] - KEEP - 3600.0
-    for at, count in ((old, SLICE + 5), (now[0], 3)):
+    old = now[0] - DEFAULT_RETENTION - 3600.0
+    for at, count in ((old, PRUNE_BATCH + 5), (now[0], 3)):
         store.record(
             RecordBatch([row(f"{at:.0f}-{n}")._replace(created_at=at) for n in range(count)])
         )
     store.claim("t", "k", "f", "me", 1.0, 1.0)
     one, other = (Retention(store, lambda: now[0]) for _ in range(2))
-    assert one.look() == 0  # a process that just began
+    assert one.prune_when_due() == 0  # a process that just began
     now[0] += 61.0
-    assert one.look() == SLICE
-    assert other.look() == 0
+    assert one.prune_when_due() == PRUNE_BATCH
+    assert other.prune_when_due() == 0
     now[0] += 1.5
-    gone = one.look()
-    assert 0 < gone < SLICE
+    gone = one.prune_when_due()
+    assert 0 < gone < PRUNE_BATCH
     now[0] += 1.5
-    assert one.look() == 0
-    now[0] += EVERY
-    assert one.look() <= 1  # a key at most
+    assert one.prune_when_due() == 0
+    now[0] += PRUNE_INTERVAL
+    assert one.prune_when_due() <= 1  # a key at most
     assert len(store.attempts_of("c1")) == 3
 
 
@@ -47,7 +54,9 @@ def test_a_process_that_makes_calls_deletes_what_is_old(tmp_path: Path) -> None:
     """Nobody has to ask for it: the thread that writes rows does it beside them."""
     now = [1.8e9]
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=lambda: now[0])
-    old = row("old")._replace(correlation_id="c-old", created_at=now[0] - KEEP - 3600.0)
+    old = row("old")._replace(
+        correlation_id="c-old", created_at=now[0] - DEFAULT_RETENTION - 3600.0
+    )
     store.record(RecordBatch([old]))
     recorder = Recorder(store, spill=tmp_path / "spill", clock=lambda: now[0])
     now[0] += 61.0  # a process that just began leaves it alone

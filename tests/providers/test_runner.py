@@ -29,7 +29,7 @@ from ergon_framework.providers.tasks import (
     TaskOptions,
 )
 from ergon_framework.testing import VirtualClock
-from tests.providers.scripted_tasks import FlakyStore, call, provider, runner
+from tests.providers.scripted_tasks import FlakyStore, call, fingerprint_of, provider, runner
 
 pytestmark = [pytest.mark.req("PROVIDERS:celery"), pytest.mark.usefixtures("own_place", "clock")]
 
@@ -394,8 +394,8 @@ def test_workers_that_are_lost_on_other_machines_are_counted_too() -> None:
     """The message that comes back finds the key in use, and is put off as another message."""
     run = runner("ok", max_redeliveries=2)
     message = call(idempotency_key="k")
-    print_of_call = run._checked(message, "message-1", "c").guard.fingerprint
-    run.provider.store.claim("t", "k", print_of_call, "elsewhere", 3600.0, 3600.0)
+    store = run.provider.store
+    store.claim("t", "k", fingerprint_of(run.provider), "elsewhere", 3600.0, 3600.0)
     ends = [run.run(replace(message, is_redelivered=True)).end for _ in range(3)]
     assert ends == [TaskEnd.DEFER, TaskEnd.DEFER, TaskEnd.DEAD]
 
@@ -529,8 +529,7 @@ def test_a_key_that_somebody_else_took_meanwhile_is_told(
     class Late(type(provider())):  # type: ignore[misc]
         def _execute_impl(self, *, context: Any, **given: Any) -> dict[str, Any]:
             now[0] += 1_000
-            print_of_call = store._keys._records["t", "k"].fingerprint
-            store.claim("t", "k", print_of_call, "somebody", 60.0, 60.0)
+            store.claim("t", "k", fingerprint_of(self), "somebody", 60.0, 60.0)
             return {}
 
     now = [1_000.0]
@@ -551,9 +550,8 @@ def test_a_delivery_that_was_overtaken_says_not_how_the_call_ended(
     class Stopped(type(provider())):  # type: ignore[misc]
         def _execute_impl(self, *, context: Any, **given: Any) -> dict[str, Any]:
             now[0] += 1_000
-            print_of_call = store._keys._records["t", "k"].fingerprint
             if other != "went_away":
-                store.claim("t", "k", print_of_call, "somebody", 60.0, 6_000.0)
+                store.claim("t", "k", fingerprint_of(self), "somebody", 60.0, 6_000.0)
             if other == "succeeded":
                 store.finish("t", "k", "somebody", {"by": "the other"}, None)
             if other == "failed":

@@ -48,7 +48,7 @@ def let_in(circuit: Circuit) -> Permit:
 def test_what_was_only_read_is_not_brought_back(clock: VirtualClock) -> None:
     """Who lost the store for a moment does not open anew what others have closed since."""
     store, flaky = WatchedStore(clock), WatchedStore(clock)
-    flaky._lanes = store._lanes  # another connection to the same state
+    flaky.share_tables_of(store)  # another connection to the same state
     here, there = Circuit(flaky, LANE, RULE), Circuit(store, LANE, RULE)
     here.refresh()
     there.refresh()
@@ -105,7 +105,7 @@ def test_nobody_waits_again_for_a_store_that_is_away(clock: VirtualClock) -> Non
     for _ in range(3):
         assert not call(provider).success
     assert len(store.asked) == 1
-    circuit = provider._runtime.lane("t").circuits[0]
+    circuit = provider.runtime.lane("t").circuits[0]
     circuit.extend_cooldown(9.0)
     assert len(store.asked) == 1
     clock.advance(1.0)
@@ -161,7 +161,7 @@ def test_no_attempt_begins_after_the_deadline(
     """The quota took all the time there was: nothing is called, and the unit comes back."""
     store = Slow(clock, "reserve")
     provider = kind(store=store, quota=QuotaPolicy(limit=9), timeout_budget_seconds=2.0)
-    provider._runtime.lane("t").refresh()
+    provider.runtime.lane("t").refresh()
     given = {} if is_short else {"deadline": clock.now() + 2.0}
     result = ask(provider, clock, correlation_id="late", **given)
     assert (result.stop_reason, result.reason_code) == ("budget_spent", "timeout")
@@ -177,7 +177,7 @@ def test_a_place_that_comes_too_late_is_given_back(clock: VirtualClock) -> None:
     store.is_slow = False
     breaker = CircuitBreaker(1, 5, probe_lease_seconds=999)
     provider = Scripted(ProviderTimeoutError("late"), store=store, circuit_breaker=breaker)
-    provider._runtime.lane("t").refresh()
+    provider.runtime.lane("t").refresh()
     call(provider, timeout_budget_seconds=0.1)
     clock.advance(5.0)
     store.is_slow = True
@@ -198,7 +198,7 @@ def test_the_budget_begins_before_the_gates(
     provider = kind(
         store=Slow(clock, "reserve"), quota=QuotaPolicy(limit=9), timeout_budget_seconds=10.0
     )
-    provider._runtime.lane("t").refresh()
+    provider.runtime.lane("t").refresh()
 
     def take_a_second(_: object) -> dict[str, Any]:
         clock.advance(1.0)

@@ -11,19 +11,18 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ergon_framework.ports.providerstore import ClaimResult, LetterStatus
-from ergon_framework.providers.delivery import owner_locks
+from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS, OwnerLocks
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.providers.tasks import TaskEnd
-from tests.providers.scripted_tasks import call, provider, runner
+from tests.providers.scripted_tasks import call, lock_as_another_process, provider, runner
 
 pytestmark = pytest.mark.req("PROVIDERS:celery")
 
@@ -34,8 +33,7 @@ ONCE = RetryPolicy(max_attempts=1)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where calls are held, without those of other tests."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(owner_locks, "_swept_at", 0.0)
-    return owner_locks._folder()
+    return OWNER_LOCKS.folder()
 
 
 def open_holds() -> int:
@@ -162,53 +160,71 @@ def test_a_task_that_is_cancelled_at_its_end_has_ended(place: Path) -> None:
 
 def test_a_hold_always_has_a_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one before may end between the opening of its file and the lock on it."""
-    first = owner_locks.acquire("call", "a")
+    first = OWNER_LOCKS.acquire("call", "a")
     assert first is not None
 
-    def between(file: int, how: int) -> None:
-        monkeypatch.setattr(owner_locks, "fcntl", fcntl)
-        first.release()
-        fcntl.flock(file, how)
+    lock = fcntl.flock
 
-    racing = SimpleNamespace(LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB, flock=between)
-    monkeypatch.setattr(owner_locks, "fcntl", racing)
-    second = owner_locks.acquire("call", "b")
+    def between(file: int, how: int) -> None:
+        patch.undo()
+        first.release()
+        lock(file, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", between)
+        second = OWNER_LOCKS.acquire("call", "b")
     assert second is not None
-    assert owner_locks.acquire("call", "c") is None
+    assert OWNER_LOCKS.acquire("call", "c") is None
     second.release()
     assert list(place.iterdir()) == []
 
 
 def test_only_ones_own_hold_is_removed(place: Path) -> None:
     """Somebody cleaned up, and another one holds the call since."""
-    first = owner_locks.acquire("call", "a")
+    first = OWNER_LOCKS.acquire("call", "a")
     assert first is not None
     next(place.iterdir()).unlink()
-    second = owner_locks.acquire("call", "b")
+    second = OWNER_LOCKS.acquire("call", "b")
     first.release()
     assert second is not None
     assert len(list(place.iterdir())) == 1
-    assert owner_locks.acquire("call", "c") is None
+    assert OWNER_LOCKS.acquire("call", "c") is None
     second.release()
 
 
 def test_what_the_dead_left_behind_is_swept(place: Path) -> None:
     """A day later, and only what nobody holds."""
-    holds: dict[str, Any] = {
-        name: owner_locks.acquire(name, "o") for name in ("dead", "alive", "young")
-    }
-    files = {name: hold._path for name, hold in holds.items()}
+    locks = OwnerLocks(sweep_interval=0.0)
+    files = {}
     for name in ("dead", "young"):
-        os.close(holds[name]._file)
+        os.close(lock_as_another_process(name, "o"))
+        (files[name],) = set(place.iterdir()) - set(files.values())
+    alive = locks.acquire("alive", "o")
+    assert alive is not None
+    (files["alive"],) = set(place.iterdir()) - set(files.values())
     for name in ("dead", "alive"):
         os.utime(files[name], (time.time() - 100_000,) * 2)
-    owner_locks._swept_at = 0.0
-    another = owner_locks.acquire("another", "o")
+    another = locks.acquire("another", "o")
     assert another is not None
     another.release()
     assert set(place.iterdir()) == {files["alive"], files["young"]}
-    assert owner_locks.dead_owner("young") == "o"
-    holds["alive"].release()
+    assert locks.dead_owner("young") == "o"
+    alive.release()
+
+
+def test_files_are_swept_now_and_then(place: Path) -> None:
+    """Not at every call: a folder may hold many files."""
+    now = 1000.0
+    locks = OwnerLocks(sweep_interval=3600.0, ticks=lambda: now)
+    for elapsed, left in ((0.0, 0), (3599.0, 1), (1.0, 0)):
+        os.close(lock_as_another_process("dead", "o"))
+        for file in place.iterdir():
+            os.utime(file, (time.time() - 100_000,) * 2)
+        now += elapsed
+        another = locks.acquire("another", "o")
+        assert another is not None
+        another.release()
+        assert len(list(place.iterdir())) == left
 
 
 @pytest.mark.req("PEF:T-4", "PROVIDERS:badinput")

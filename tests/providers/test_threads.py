@@ -236,7 +236,7 @@ def test_a_circuit_that_opens_between_the_gates_gives_the_unit_back(clock: Virtu
     store = WatchedStore(clock)
     provider = Scripted(store=store, quota=QuotaPolicy(limit=9))
     call(provider)
-    circuit = provider._runtime.lane("t").circuits[0]
+    circuit = provider.runtime.lane("t").circuits[0]
 
     def opens(name: str) -> None:
         if name == "reserve":
@@ -265,7 +265,7 @@ def test_a_clock_that_is_set_back_throws_no_block_away(clock: VirtualClock) -> N
 def test_lanes_are_made_once(clock: VirtualClock) -> None:
     """By sixteen threads that all need the same one."""
     provider = Scripted()
-    lanes = together(lambda _: provider._runtime.lane("t"))
+    lanes = together(lambda _: provider.runtime.lane("t"))
     assert len({id(lane) for lane in lanes}) == 1
 
 

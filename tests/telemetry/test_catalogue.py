@@ -117,4 +117,4 @@ def test_fields_are_those_of_the_catalogue() -> None:
 def _ledger_words() -> tuple[str, ...]:
     from ergon_framework.providers import write_behind
 
-    return write_behind._TOLD  # the names are made of these words
+    return write_behind.COUNTED_AS  # the names are made of these words

@@ -6,12 +6,12 @@ import re
 import sqlite3
 import time
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
@@ -21,7 +21,7 @@ from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store
-from ergon_framework.providers.stores.inspector import _ended, _reasons
+from ergon_framework.providers.stores.inspector import SqlProviderInspector
 from ergon_framework.telemetry.prometheus_text import Family
 from ergon_framework.web.application import create_app
 from ergon_framework.web.metrics import LONGEST, MOST, exposed
@@ -216,11 +216,16 @@ def test_old_rows_are_not_walked_through(tmp_path: Path) -> None:
     fill_lane(f"sqlite:///{tmp_path}/work.db")
     database = database_of(f"sqlite:///{tmp_path}/work.db")
     seen: list[str] = []
-    with database.connect() as connection:
-        event.listen(connection, "before_cursor_execute", lambda *given: seen.append(given[2]))
-        now = datetime.now(UTC)
-        _ended(connection, now)
-        _reasons(connection, now)
+
+    def saw(*given: Any) -> None:
+        if "provider_metric_rollups" in given[2] or "provider_execution_metrics" in given[2]:
+            seen.append(given[2])
+
+    event.listen(Engine, "before_cursor_execute", saw)
+    try:
+        SqlProviderInspector(database).figures(time.time(), [])
+    finally:
+        event.remove(Engine, "before_cursor_execute", saw)
     with closing(sqlite3.connect(tmp_path / "work.db")) as looking:
         for statement in seen:
             values = ["x"] * statement.count("?")

@@ -33,11 +33,11 @@ _COLUMNS = [
     "last_error_at",
     "last_success_at",
 ]
-_AT_ONCE = 10_000
-"""Rows of one step: others write in between."""
-_DAY = 86_400.0
-_LEAST = 0.1
-"""Days: what is shown of the last hour has to stay."""
+PRUNE_BATCH = 10_000
+"""Rows of one step: processes that make calls write between two steps."""
+_DAY_SECONDS = 86_400.0
+_MIN_AGE_DAYS = 0.1
+"""Rows of the last hour have to stay: health is computed from them."""
 
 
 class CircuitCommand(StrEnum):
@@ -125,7 +125,7 @@ def prune(
     older_than: Annotated[
         float,
         typer.Option(
-            metavar="DAYS", min=_LEAST, max=36_500.0, help="Only what is so many days old."
+            metavar="DAYS", min=_MIN_AGE_DAYS, max=36_500.0, help="Only what is so many days old."
         ),
     ],
     config: ConfigPath = None,
@@ -142,8 +142,8 @@ def prune(
     deleted, before = 0, 0.0
     with progress("deleted") as move:
         for desk in opened_each(config, store):
-            before = desk.store.now() - older_than * _DAY
-            while count := desk.store.prune(before, _AT_ONCE):
+            before = desk.store.now() - older_than * _DAY_SECONDS
+            while count := desk.store.prune(before, PRUNE_BATCH):
                 deleted += count
                 move(deleted)
     show_one({"deleted": deleted, "before": format_rfc3339(before)}, as_json=as_json)

@@ -189,10 +189,11 @@ def merged(rollups: Iterable[Rollup]) -> Rollup:
 class SlidingHour:
     """The latest minutes of a lane, whose sum is kept as they come and go."""
 
-    __slots__ = ("_buckets", "_ended", "_minutes", "_order", "_p95", "_succeeded", "attempts")
+    __slots__ = ("_buckets", "_ended", "_order", "_p95", "_succeeded", "attempts", "minutes")
 
     def __init__(self) -> None:
-        self._minutes: dict[int, Rollup] = {}
+        self.minutes: dict[int, Rollup] = {}
+        """By the instant at which each began. To be changed by the methods below only."""
         self._buckets: dict[int, int] = {}
         self._order: list[int] = []  # of the buckets, from above; empty when it is not known
         self._succeeded = 0
@@ -202,31 +203,31 @@ class SlidingHour:
         """Attempts that were made, refused calls left out."""
 
     def __len__(self) -> int:
-        return len(self._minutes)
+        return len(self.minutes)
 
     def put(self, minute: int, rollup: Rollup) -> None:
         """A minute as it is now, instead of what it was."""
-        before = self._minutes.get(minute)
+        before = self.minutes.get(minute)
         if before is not None:
             self._count(before, -1)
-        self._minutes[minute] = rollup
+        self.minutes[minute] = rollup
         self._count(rollup, 1)
 
     def add(self, minute: int, rollup: Rollup) -> None:
         """Something more of a minute."""
-        self._minutes.setdefault(minute, Rollup()).merge(rollup)
+        self.minutes.setdefault(minute, Rollup()).merge(rollup)
         self._count(rollup, 1)
 
     def forget(self, before: float, limit: int | None = None) -> int:
         """Leave out minutes that began before an instant, so many at most; how many."""
-        old = sorted(minute for minute in self._minutes if minute < before)[:limit]
+        old = sorted(minute for minute in self.minutes if minute < before)[:limit]
         for minute in old:
-            self._count(self._minutes.pop(minute), -1)
+            self._count(self.minutes.pop(minute), -1)
         return len(old)
 
     def since(self, minute: int) -> tuple[int, int]:
         """How many minutes there are from one on, and the attempts in them."""
-        found = [rollup.attempts for at, rollup in self._minutes.items() if at >= minute]
+        found = [rollup.attempts for at, rollup in self.minutes.items() if at >= minute]
         return len(found), sum(found)
 
     @property
@@ -239,7 +240,7 @@ class SlidingHour:
         """Milliseconds that 95 of 100 attempts did not exceed; None when none was made."""
         if self._p95 is None and self.attempts:
             if self.attempts <= FEW:
-                self._p95 = merged(self._minutes.values()).p95
+                self._p95 = merged(self.minutes.values()).p95
             else:
                 self._order = self._order or sorted(self._buckets, reverse=True)
                 above = self.attempts - _rank_of(self.attempts, 95)

@@ -36,7 +36,7 @@ from ergon_framework.providers.pipeline.options import ProviderOptions
 from ergon_framework.providers.pipeline.request import attempt_body, inherit_context
 from ergon_framework.providers.pipeline.runtime import ProviderRuntime, build_runtime
 from ergon_framework.providers.quota import QuotaPolicy
-from ergon_framework.providers.recorder import KEEP
+from ergon_framework.providers.recorder import DEFAULT_RETENTION
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.validation import validate_call
 from ergon_framework.telemetry.tracing import is_traced
@@ -71,7 +71,7 @@ class ProviderBase(ABC):
         default_cooldown_seconds: float = 1.0,
         max_cooldown_seconds: float = 3600.0,
         max_lanes: int = 10_000,
-        keep_records_seconds: float | None = KEEP,
+        keep_records_seconds: float | None = DEFAULT_RETENTION,
         spill: str | Path | None = None,
         clock: Clock | None = None,
         wall: Callable[[], float] = time.time,

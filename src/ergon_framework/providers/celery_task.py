@@ -247,7 +247,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
             provider,
             task_name=self.name,
             options=self._options,
-            longest_wait=self._longest_wait,
+            longest_wait=self.longest_wait,
         )
 
     def _read_options(self) -> TaskOptions:
@@ -270,8 +270,8 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
             "traceparent": trace if isinstance(trace, str) else None,
         }
 
-    def _longest_wait(self) -> float:
-        """A message that is held back longer than this would be delivered to another as well."""
+    def longest_wait(self) -> float:
+        """Seconds for which a message may be held back; the broker delivers it again after more."""
         options = self.app.conf.broker_transport_options or {}
         visible = float(options.get("visibility_timeout") or VISIBILITY)
         return max(visible - (self.time_limit or 0.0) - _SLACK, visible / 2)
@@ -286,7 +286,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
 
     def _wait_for_provider(self, call: TaskCall, error: Exception) -> NoReturn:
         times = call.carried.unbuilt
-        longest = min(self._options.longest_deferral_seconds, self._longest_wait())
+        longest = min(self._options.longest_deferral_seconds, self.longest_wait())
         seconds = min(LEAST_DEFERRAL.delay(times), longest)
         carried = msgspec.structs.replace(call.carried, unbuilt=times + 1)
         told = ProviderDependencyError(

@@ -127,6 +127,12 @@ class QuotaLimiter:
         """The budget as last seen."""
         return self._seen
 
+    @property
+    def block_remaining(self) -> int:
+        """Units that this process has taken ahead and not used yet."""
+        block = self._block
+        return 0 if block is None else block.remaining
+
     def retry_after(self) -> float:
         """Seconds until the window ends, ours or the store's if that is ahead."""
         seen = self._seen

@@ -42,7 +42,7 @@ from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telemetry import emit
 from ergon_framework.providers.write_behind import LOOK, FlushMarker, WriteBehindQueue
 
-_MOST_LANES = 10_000
+_MAX_LANES = 10_000
 
 _Second = list[int]
 """Of a lane: the second, refusals in it, rows allowed in it. A list: refusing must be cheap."""
@@ -55,9 +55,16 @@ class RefusalSampler:
     in each second, until it wants no more than ``rate`` again.
     """
 
-    def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        rate: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_lanes: int = _MAX_LANES,
+    ) -> None:
         self._rate = rate
         self._clock = clock
+        self._max_lanes = max_lanes
         self.renew()
 
     def renew(self) -> None:
@@ -67,6 +74,11 @@ class RefusalSampler:
         """Every refusal so far, by reason."""
         self._rows = 0
         self._lanes: dict[tuple[str, str, str], _Second] = {}
+
+    @property
+    def lane_count(self) -> int:
+        """Lanes whose refusals of the last seconds are remembered."""
+        return len(self._lanes)
 
     @property
     def coalesced(self) -> int:
@@ -103,36 +115,36 @@ class RefusalSampler:
         return self.skips((row.tenant_id, row.provider_name, row.capability), row.reason_code or "")
 
     def _begin(self, key: tuple[str, str, str], lane: _Second | None, now: int) -> _Second:
-        if lane is None and len(self._lanes) >= _MOST_LANES:
-            self._lanes.clear()  # what they say is worth nothing a second later
+        if lane is None and len(self._lanes) >= self._max_lanes:
+            self._lanes.clear()  # the counts of a lane are of no use a second later
         was_flooded = lane is not None and lane[0] == now - 1 and lane[1] > self._rate
         begun = self._lanes[key] = [now, 0, 1 if was_flooded else self._rate]
         return begun
 
 
-KEEP = 90 * 86_400.0
+DEFAULT_RETENTION = 90 * 86_400.0
 """Seconds for which attempts and settled dead letters are kept, unless somebody says otherwise."""
 
-EVERY = 3600.0
+PRUNE_INTERVAL = 3600.0
 """Seconds between two looks for what is old; also the lease of the process that looks."""
 
-SLICE = 1000
+PRUNE_BATCH = 1000
 """Rows that go at once."""
 
-_FIRST = 60.0
+_FIRST_PRUNE_DELAY = 60.0
 """Seconds after which a process looks for the first time: a short one deletes nothing."""
 
-_NEXT = 1.0
+_BATCH_PAUSE = 1.0
 """Seconds between two slices."""
 
-_NAME = "retention of provider records"
+_LEASE_NAME = "retention of provider records"
 
 
 class Retention:
     """Deletes what is old in one store. It belongs to one thread."""
 
     def __init__(self, store: ProviderStore, clock: Callable[[], float]) -> None:
-        self.keep: float | None = KEEP
+        self.keep: float | None = DEFAULT_RETENTION
         """Seconds; None: for ever."""
         self.is_said = False
         """Whether somebody asked for that."""
@@ -143,28 +155,30 @@ class Retention:
     def renew(self) -> None:
         """At first, and in a forked child, which is another process than its parent."""
         self._owner = str(uuid.uuid4())
-        self._due_at = self._clock() + _FIRST
+        self._due_at = self._clock() + _FIRST_PRUNE_DELAY
 
-    def look(self) -> int:
+    def prune_when_due(self) -> int:
         """Delete a slice of what is old, if it is time to; how many rows."""
         keep, now = self.keep, self._clock()
         if keep is None or now < self._due_at:
             return 0
-        self._due_at = now + EVERY
+        self._due_at = now + PRUNE_INTERVAL
         try:
-            claim = self._store.claim(ALL_TENANTS, _NAME, _NAME, self._owner, EVERY, EVERY)
+            claim = self._store.claim(
+                ALL_TENANTS, _LEASE_NAME, _LEASE_NAME, self._owner, PRUNE_INTERVAL, PRUNE_INTERVAL
+            )
             if claim.state is not ClaimState.MINE:
                 return 0
             at = self._store.now()
-            gone = self._store.prune(at - keep, SLICE, keys_before=at)
+            gone = self._store.prune(at - keep, PRUNE_BATCH, keys_before=at)
         except StoreError:
             return 0  # it is away, or busy: later
-        if gone >= SLICE:
-            self._due_at = now + _NEXT
+        if gone >= PRUNE_BATCH:
+            self._due_at = now + _BATCH_PAUSE
         return gone
 
 
-CLOSING = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds a process that ends gives its store to take the last rows."""
 
 
@@ -223,6 +237,16 @@ class Recorder:
         with _lock:
             _live.add(self)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread that writes rows runs; it begins with the first row."""
+        return self._thread is not None
+
+    @property
+    def spill_folder(self) -> Path | None:
+        """Where final rows are kept while the store is away; None when nowhere."""
+        return None if self._writer.spill is None else self._writer.spill.folder
+
     # -- rows in -------------------------------------------------------------------------------
 
     def add(self, attempts: Sequence[AttemptRow]) -> None:
@@ -258,7 +282,7 @@ class Recorder:
 
     # -- rows out ------------------------------------------------------------------------------
 
-    def flush(self, timeout: float = CLOSING) -> bool:
+    def flush(self, timeout: float = CLOSE_TIMEOUT) -> bool:
         """Wait until every row added so far is in the store; whether that was so in time."""
         if not self._is_threaded:
             return self.drain()
@@ -302,7 +326,7 @@ class Recorder:
             last_error=writer.counter.last_error,
         )
 
-    def close(self, timeout: float = CLOSING) -> None:
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Write what is there, keep the rest on disk, and end the thread.
 
         Closing twice is fine, and so is adding afterwards: it all begins again.
@@ -390,7 +414,7 @@ class Recorder:
                 if self._is_closing and (self._writer.is_settled or self._writer.is_paused):
                     return
                 if wait is None or wait > 0.0:
-                    self.retention.look()
+                    self.retention.prune_when_due()
                 if wait is None:
                     self._sleep()
                 elif wait > 0.0 and not self._is_closing:
@@ -436,7 +460,7 @@ def known_recorder(store: ProviderStore) -> Recorder | None:
         return _recorders.get(id(store))
 
 
-def close_recorders(timeout: float = CLOSING) -> None:
+def close_recorders(timeout: float = CLOSE_TIMEOUT) -> None:
     """Close every recorder of this process: for whoever ends one that runs no exit hooks."""
     until = time.monotonic() + timeout
     with _lock:

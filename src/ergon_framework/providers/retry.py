@@ -166,7 +166,8 @@ class RetryBudgetTracker:
     def __init__(self, budget: RetryBudget | None = None) -> None:
         self._budget = budget
         self._lock = threading.Lock()
-        self._under_way = 0
+        self.under_way = 0
+        """Calls that have begun and not ended; 0 without a budget."""
         self._retrying: set[int] = set()
         self.unreturned_units = 0
         """Units that were to be given back when the store did not answer."""
@@ -174,14 +175,14 @@ class RetryBudgetTracker:
     def renew(self) -> None:
         """After a fork, in the child: the calls under way are its parent's."""
         self._lock = threading.Lock()
-        self._under_way = 0
+        self.under_way = 0
         self._retrying = set()
 
     def began(self) -> None:
         """A call is under way."""
         if self._budget is not None:
             with self._lock:
-                self._under_way += 1
+                self.under_way += 1
 
     def may_begin(self, call: object) -> bool:
         """Whether a call may go on to another attempt; it counts from then on."""
@@ -190,7 +191,7 @@ class RetryBudgetTracker:
         with self._lock:
             if id(call) in self._retrying:
                 return True
-            if not self._budget.allows(len(self._retrying), self._under_way):
+            if not self._budget.allows(len(self._retrying), self.under_way):
                 return False
             self._retrying.add(id(call))
             return True
@@ -199,7 +200,7 @@ class RetryBudgetTracker:
         """A call has ended, one way or the other."""
         if self._budget is not None:
             with self._lock:
-                self._under_way = max(0, self._under_way - 1)  # it may have begun before a fork
+                self.under_way = max(0, self.under_way - 1)  # it may have begun before a fork
                 self._retrying.discard(id(call))
 
     def unreturned(self, units: int) -> None:

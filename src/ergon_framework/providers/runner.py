@@ -42,7 +42,7 @@ from ergon_framework.providers.delivery.idempotency import (
     may_run_again,
     message_key,
 )
-from ergon_framework.providers.delivery.owner_locks import OwnerLock, acquire, dead_owner
+from ergon_framework.providers.delivery.owner_locks import OWNER_LOCKS, OwnerLock
 from ergon_framework.providers.delivery.results import ResultKeeping
 from ergon_framework.providers.errors import (
     ERROR_OF,
@@ -400,11 +400,11 @@ class ProviderTaskRunner:
         guard, options, keep = run.guard, self.options, self._keep(run)
         claim = ClaimResult(ClaimState.MINE)
         if options.idempotent:
-            dead = dead_owner(guard.name) if run.call.is_redelivered else None
-            run.held = acquire(guard.name, guard.owner)
-            claim = guard.claim(self._lease(), keep)
+            dead = OWNER_LOCKS.dead_owner(guard.name) if run.call.is_redelivered else None
+            run.held = OWNER_LOCKS.acquire(guard.name, guard.owner)
+            claim = guard.claim(self.lease_seconds, keep)
             if claim.state is ClaimState.RUNNING and dead is not None:
-                claim = guard.claim_after(dead, self._lease(), keep)
+                claim = guard.claim_after(dead, self.lease_seconds, keep)
             run.is_ours = claim.state is ClaimState.MINE
             run.lease_ends_at = claim.lease_expires_at
         if run.call.is_redelivered and claim.state in {ClaimState.MINE, ClaimState.RUNNING}:
@@ -441,8 +441,9 @@ class ProviderTaskRunner:
         is_given = run.call.idempotency_key is not None
         return self.options.keep_key_seconds if is_given else self.options.computed_key_memory
 
-    def _lease(self) -> float:
-        """Longer than any call: the queue ends one that goes on beyond its budget."""
+    @property
+    def lease_seconds(self) -> float:
+        """How long a call holds its key: longer than any call, which the queue ends before."""
         return (self._budget() or _LONG) + self.options.lease_grace_seconds
 
     def _budget(self) -> float | None:
@@ -530,7 +531,7 @@ class ProviderTaskRunner:
         if not run.is_ours or guard.store.now() + _CLOSE < run.lease_ends_at:
             return False
         try:
-            claim = guard.claim(self._lease(), self._keep(run))
+            claim = guard.claim(self.lease_seconds, self._keep(run))
         except StoreError:
             return False  # a letter that is one too many can be told by its key; none cannot
         if claim.state is ClaimState.MINE:

@@ -315,8 +315,10 @@ class Spill:
         """How often something was refused because the files had reached their limit."""
         self.spoilt_count = 0
         """Lines found in files that cannot be read; the files are put aside."""
-        self._max_bytes = max_bytes
-        self._room = 0
+        self.max_bytes = max_bytes
+        """Of all files in the folder; a change counts for what is kept from then on."""
+        self._others_bytes = 0
+        """Size of the files of other processes when the own file was begun."""
         self._clock = clock
         self._refused_at = float("-inf")
         self._lock = threading.RLock()  # keeping may be interrupted by a finalizer that keeps too
@@ -384,7 +386,7 @@ class Spill:
         lines = b"".join(map(line_of, batches))
         try:
             with self._lock:
-                abandon(self.folder, lines, self._max_bytes)
+                abandon(self.folder, lines, self.max_bytes)
         except OSError as error:
             raise _told(error, self.folder) from error
 
@@ -451,13 +453,13 @@ class Spill:
     def _append(self, lines: bytes) -> tuple[OwnFile, int]:
         own = self._own
         if own is None:
-            self._room = self._max_bytes - _size_of(find_replayable(self.folder))
+            self._others_bytes = _size_of(find_replayable(self.folder))
         start = 0 if own is None else own.size
-        if start + len(lines) > self._room:
+        if self._others_bytes + start + len(lines) > self.max_bytes:
             self.full_count += 1
             self._refused_at = self._clock()
             raise StoreFullError(
-                f"the files in {self.folder} have reached their limit of {self._max_bytes} bytes",
+                f"the files in {self.folder} have reached their limit of {self.max_bytes} bytes",
                 remedy="bring the store back: they are written to it and removed",
             )
         if own is None:

@@ -51,7 +51,7 @@ def row_count(batches: Sequence[RecordBatch]) -> int:
 
 
 _PAUSE = 1.0  # seconds between two tellings
-_TOLD = ("dropped", "lost", "spilled", "replayed")
+COUNTED_AS = ("dropped", "lost", "spilled", "replayed")
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class RowCounter:
             return
         counts, told = self.counts(), self._told
         self._told, self._told_at = counts, now
-        for name in _TOLD:
+        for name in COUNTED_AS:
             grown = getattr(counts, name) - getattr(told, name)
             if grown:
                 self.emit(f"records.{name}", rows=grown)
@@ -182,6 +182,11 @@ class WriteBehindQueue:
             self.spill.leave_to_parent()
 
     # -- for callers ---------------------------------------------------------------------------
+
+    @property
+    def pending_flushes(self) -> int:
+        """Callers that wait for rows which were taken from the queue and are not in the store."""
+        return len(self._reached)
 
     @property
     def queued(self) -> int:

@@ -15,7 +15,7 @@ from ergon_framework.ports.providerstore import LaneKey, RecordBatch
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.models import ProviderHealthState
 from ergon_framework.providers.recorder import Recorder
-from ergon_framework.providers.stores import open_store, sql_attempts
+from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 
@@ -113,11 +113,9 @@ def test_what_could_not_be_settled_is_settled_later(
     assert columns(url) == told(store)
 
 
-def test_lanes_that_wait_are_not_kept_for_ever(
-    store: SqlProviderStore, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lanes_that_wait_are_not_kept_for_ever(store: SqlProviderStore, url: str) -> None:
     """When there are too many, recording settles them."""
-    monkeypatch.setattr(sql_attempts, "_MOST_REMEMBERED_LANES", 1)
+    store = SqlProviderStore(store.database, max_remembered_lanes=1)
     store.record(RecordBatch([attempt(), attempt(LANE._replace(provider_name="third"))]))
     store.record(RecordBatch([*failed().attempts, *failed(OTHER).attempts]))
     store.record(RecordBatch([*failed().attempts, *failed(OTHER).attempts]))

@@ -167,7 +167,7 @@ def test_a_memory_store_forgets_lanes_that_hold_nobody_back(clock: HandClock) ->
         store.extend_cooldown(LaneKey(f"cool{n}", "p", "c"), START + 60)
     for n in range(1000):
         store.record(RecordBatch([attempt(LaneKey(f"t{n}", "p", "c"))]))
-    assert len(store._lanes) <= 110
+    assert store.lane_count <= 110
     assert [len(store.health("t999")), len(store.health("t0"))] == [1, 0]
     for n in range(20):
         assert store.lane_state(LaneKey(f"open{n}", "p", "c")).breaker.state is CircuitState.OPEN
@@ -175,7 +175,7 @@ def test_a_memory_store_forgets_lanes_that_hold_nobody_back(clock: HandClock) ->
         assert not store.reserve(LaneKey(f"spent{n}", "p", "c"), HOUR, 1, 1).is_granted
     for n in range(1000):  # lanes that all hold somebody back are kept, whatever the limit
         store.extend_cooldown(LaneKey(f"more{n}", "p", "c"), START + 60)
-    assert len(store._lanes) >= 1060
+    assert store.lane_count >= 1060
 
 
 def test_closing_a_store_writes_what_waits_and_ends_its_thread(tmp_path: Path) -> None:

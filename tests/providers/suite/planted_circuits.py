@@ -40,9 +40,7 @@ class Honest(MemoryProviderStore):
         """What another process would have."""
         assert isinstance(store, Honest)
         other = cls(clock)
-        other._lock, other._lanes = store._lock, store._lanes
-        other._attempts, other._keys = store._attempts, store._keys
-        other._letters = store._letters
+        other.share_tables_of(store)
         return other
 
 

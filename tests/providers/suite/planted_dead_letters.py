@@ -26,7 +26,7 @@ class Claims(Honest):
 
     def found(self, tenant_id: str, key: str) -> KeyRecord | None:
         """The record of a key."""
-        return self._keys._records.get((tenant_id, key))
+        return self._keys.records.get((tenant_id, key))
 
 
 class KeysForAllTenants(Claims):
@@ -124,7 +124,7 @@ class ClaimsWithoutALock(Claims):
         record = self.found(tenant_id, key)
         if record is None:
             self.meet()
-            self._keys._records.pop((tenant_id, key), None)
+            self._keys.records.pop((tenant_id, key), None)
         return super().claim(tenant_id, key, fingerprint, owner, lease, keep)
 
 
@@ -137,7 +137,7 @@ class TakesOverWithoutALock(Claims):
         record = self.found(tenant_id, key)
         if record is not None and record.lease_expires_at <= self.now():
             self.meet()
-            self._keys._records.pop((tenant_id, key), None)
+            self._keys.records.pop((tenant_id, key), None)
         return super().claim(tenant_id, key, fingerprint, owner, lease, keep)
 
 
@@ -358,7 +358,7 @@ class PendingAgain(Honest):
 
     def record(self, batch: RecordBatch) -> None:
         for letter in batch.letters:
-            self._letters._letters.pop(letter.dead_letter_id, None)
+            self._letters.letters.pop(letter.dead_letter_id, None)
         super().record(batch)
 
 
@@ -383,7 +383,7 @@ class GivesAwayItsOwn(Honest):
 
     def letters(self, **wanted: Any) -> list[StoredLetter]:
         found = super().letters(**wanted)
-        return [self._letters._letters[one.letter.dead_letter_id] for one in found]
+        return [self._letters.letters[one.letter.dead_letter_id] for one in found]
 
 
 class MovesFromAnywhere(Honest):
@@ -415,9 +415,9 @@ class ForgetsThePublishing(Honest):
         self, dead_letter_id: str, status: LetterStatus, *, when: Sequence[LetterStatus]
     ) -> bool:
         done = super().move_letter(dead_letter_id, status, when=when)
-        stored = self._letters._letters.get(dead_letter_id)
+        stored = self._letters.letters.get(dead_letter_id)
         if stored is not None and status is LetterStatus.REDRIVEN:
-            self._letters._letters[dead_letter_id] = replace(stored, published_at=None)
+            self._letters.letters[dead_letter_id] = replace(stored, published_at=None)
         return done
 
 

@@ -65,7 +65,7 @@ class OrderOfWriting(Honest):
     """Does not sort at all."""
 
     def attempts_of(self, correlation_id: str) -> list[AttemptRow]:
-        return [row for row in self._attempts._rows if row.correlation_id == correlation_id]
+        return [row for row in self._attempts.rows if row.correlation_id == correlation_id]
 
 
 class CountsAgain(Honest):
@@ -86,7 +86,7 @@ class LeavesOutTheBatch(Honest):
     """Takes a batch of which something is there for one that was written."""
 
     def record(self, batch: RecordBatch) -> None:
-        if not any(row.id in self._attempts._ids for row in batch.attempts):
+        if not any(row.id in self._attempts.ids for row in batch.attempts):
             super().record(batch)
 
 
@@ -96,8 +96,8 @@ class ReplacesRows(Honest):
     def record(self, batch: RecordBatch) -> None:
         super().record(batch)
         latest = {row.id: row for row in batch.attempts}
-        rows = self._attempts._rows
-        self._attempts._rows = type(rows)(latest.get(row.id, row) for row in rows)
+        rows = self._attempts.rows
+        self._attempts.rows = type(rows)(latest.get(row.id, row) for row in rows)
 
 
 class TwoTransactions(Honest):
@@ -121,7 +121,7 @@ class AddsWithoutALock(Honest):
     """Reads a minute, adds to it, and writes it back, while others do the same."""
 
     def record(self, batch: RecordBatch) -> None:
-        before = {key: merged(lane.hour._minutes.values()) for key, lane in self._lanes.items()}
+        before = {key: merged(lane.hour.minutes.values()) for key, lane in self._lanes.items()}
         self.meet()
         super().record(batch)
         for key, note in roll_up(batch.attempts).items():
@@ -191,11 +191,11 @@ class Counted(Honest):
         raise NotImplementedError
 
     def record(self, batch: RecordBatch) -> None:
-        before = self._attempts._rows.copy()
+        before = self._attempts.rows.copy()
         super().record(RecordBatch([self.counted(row) for row in batch.attempts], batch.letters))
         known = {row.id for row in before}
         before.extend(row for row in batch.attempts if row.id not in known)
-        self._attempts._rows = before
+        self._attempts.rows = before
 
 
 class RetriesAreFailures(Counted):
@@ -294,7 +294,7 @@ class RatesOfTheLastMinute(Seen):
     """Reads the newest roll-up alone."""
 
     def seen(self, lane: LaneHealth) -> LaneHealth:
-        minutes = self._lanes[lane.key].hour._minutes
+        minutes = self._lanes[lane.key].hour.minutes
         if not minutes:
             return lane
         newest = minutes[max(minutes)]
@@ -358,7 +358,7 @@ class PrunesWhatWaits(Honest):
     def prune(self, before: float, limit: int = 10_000, **options: float | None) -> int:
         old = [
             stored.letter.dead_letter_id
-            for stored in self._letters._letters.values()
+            for stored in self._letters.letters.values()
             if stored.letter.occurred_at < before and stored.status is LetterStatus.PENDING
         ]
         return super().prune(before, limit, **options) + self.delete_letters(old)
@@ -368,7 +368,7 @@ class PrunesKeysByAge(Honest):
     """Deletes keys by when they were taken."""
 
     def prune(self, before: float, limit: int = 10_000, **options: float | None) -> int:
-        for record in self._keys._records.values():
+        for record in self._keys.records.values():
             record.expires_at = min(record.expires_at, record.lease_expires_at)
         return super().prune(before, limit, **options)
 

@@ -1,9 +1,9 @@
-"""Who is making a call right now, on this machine: known even when it dies without a word.
+"""Locked files that tell which process of this machine is making a call right now.
 
-A queue delivers a message again when its worker is lost, and also when only the connection was. In
-the first case nobody makes the call any more, in the second somebody still does. A locked file
-tells them apart, because the system lets go of a lock when its holder dies. Where it cannot tell,
-such as on another machine, the lease of the key has to run out.
+A queue delivers a message again when its worker died, and also when the worker only lost its
+connection. In the first case nobody makes the call any more, in the second the worker still does. A
+locked file tells the two apart, because the system releases the lock of a process that dies. Where
+a file cannot tell, such as on another machine, the lease of the idempotency key has to run out.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import hashlib
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ergon_framework.storage.secure_files import Folder
 
-_LONGEST = 255
-_TRIES = 10
-_OLD = 86_400.0
-"""Seconds after which a file that nobody holds is of no use: its lease has run out long ago."""
-_SWEEPS = 3600.0
-"""Seconds between two looks for such files."""
-
-_swept_at = 0.0
+_MAX_OWNER = 255  # bytes of an owner's name
+_MAX_TRIES = 10
+_MAX_AGE = 86_400.0
+"""Seconds after which an unlocked file is of no use: the lease of its key ended long ago."""
+SWEEP_INTERVAL = 3600.0
+"""Seconds between two sweeps of such files."""
 
 
 class OwnerLock:
-    """A call that is being made here."""
+    """A call that this process is making."""
 
     __slots__ = ("_file", "_path")
 
@@ -38,93 +37,79 @@ class OwnerLock:
         self._file = file
 
     def release(self) -> None:
-        """It has ended."""
+        """Remove the file: the call has ended."""
         with contextlib.suppress(OSError):
-            if _is_same(self._path, self._file):
+            # Somebody may have deleted our file, and another call may have made one of that name.
+            if _has_name(self._path, self._file):
                 self._path.unlink()
         os.close(self._file)
 
 
-def acquire(name: str, owner: str) -> OwnerLock | None:
-    """Say that ``owner`` makes the call ``name`` now; None when somebody else does, or one cannot.
+class OwnerLocks:
+    """The locked files of one user on this machine. Any thread may call any method."""
 
-    Without it nothing is wrong: the lease of the key has to run out then.
-    """
-    try:
-        folder = _folder()
-        _sweep_now_and_then(folder)
-        path = folder / hashlib.sha256(name.encode()).hexdigest()
-        for _ in range(_TRIES):
-            file = _opened(path, os.O_RDWR | os.O_CREAT)
-            held = _locked(path, file, owner)
-            if held is not None:
-                return held
-    except OSError:  # somebody holds it, or there is no place for it
+    def __init__(
+        self,
+        *,
+        sweep_interval: float = SWEEP_INTERVAL,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sweep_interval = sweep_interval
+        self._ticks = ticks
+        self._swept_at = float("-inf")
+
+    def folder(self) -> Path:
+        """Where the files are; made if it is not there, refused if it is somebody else's."""
+        # Asked each time: a program may set its temporary folder late.
+        folder = Path(tempfile.gettempdir()) / f"ergon-held-{os.getuid()}"
+        Folder.ensure_private(folder).close()  # another user may have made the folder before us
+        return folder
+
+    def acquire(self, name: str, owner: str) -> OwnerLock | None:
+        """Lock the call ``name`` for ``owner``; None when it is locked, or cannot be.
+
+        The call may be made without a lock: then the lease of its key has to run out if it dies.
+        """
+        try:
+            folder = self.folder()
+            self._sweep_when_due(folder)
+            path = _path_of(folder, name)
+            for _ in range(_MAX_TRIES):
+                file = _opened(path, os.O_RDWR | os.O_CREAT)
+                lock = _locked(path, file, owner)
+                if lock is not None:
+                    return lock
+        except OSError:  # the call is locked, or no file can be made
+            return None
         return None
-    return None
+
+    def dead_owner(self, name: str) -> str | None:
+        """The owner that made the call on this machine and died; None if none did, or it lives."""
+        try:
+            file = _opened(_path_of(self.folder(), name), os.O_RDWR)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.pread(file, _MAX_OWNER, 0).decode() or None
+        except (OSError, UnicodeDecodeError):
+            return None
+        finally:
+            os.close(file)
+
+    def _sweep_when_due(self, folder: Path) -> None:
+        now = self._ticks()
+        if now >= self._swept_at + self._sweep_interval:
+            self._swept_at = now
+            sweep(folder, time.time() - _MAX_AGE)
 
 
-def _locked(path: Path, file: int, owner: str) -> OwnerLock | None:
-    """The file, locked, with the owner's name; closed when that cannot be."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_same(path, file):
-            os.ftruncate(file, 0)
-            os.pwrite(file, owner.encode(), 0)
-            return OwnerLock(path, file)
-    except OSError:
-        os.close(file)
-        raise
-    os.close(file)  # its name was taken away before it was locked
-    return None
-
-
-def _is_same(path: Path, file: int) -> bool:
-    """Whether a file still has its name."""
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(file))
-    except FileNotFoundError:
-        return False
-
-
-def dead_owner(name: str) -> str | None:
-    """Who made the call here and died; None when nobody did, or still lives."""
-    try:
-        path = _folder() / hashlib.sha256(name.encode()).hexdigest()
-        file = _opened(path, os.O_RDWR)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.pread(file, _LONGEST, 0).decode() or None
-    except (OSError, UnicodeDecodeError):
-        return None
-    finally:
-        os.close(file)
-
-
-def _opened(path: Path, flags: int) -> int:
-    with Folder.ensure_private(path.parent) as folder:
-        return folder.open_file(path.name, flags)
-
-
-def _folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"ergon-held-{os.getuid()}"
-    Folder.ensure_private(folder).close()  # who made it before us may have filled it
-    return folder
-
-
-def _sweep_now_and_then(folder: Path) -> None:
-    global _swept_at  # noqa: PLW0603 - one folder for the process
-    now = time.monotonic()
-    if _swept_at and now < _swept_at + _SWEEPS:
-        return
-    _swept_at = now
-    sweep(folder, time.time() - _OLD)
+OWNER_LOCKS = OwnerLocks()
+"""The locks of this process."""
 
 
 def sweep(folder: Path, before: float) -> None:
-    """Remove what owners left behind who died before then; nobody came back for their calls."""
+    """Remove unlocked files from before that instant: their owners died, nobody asked for them."""
     for path in folder.iterdir():
         try:
             if path.lstat().st_mtime >= before:
@@ -134,9 +119,45 @@ def sweep(folder: Path, before: float) -> None:
             continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same(path, file):
+            if _has_name(path, file):
                 path.unlink()
-        except OSError:  # a call that takes very long
+        except OSError:  # locked: a call that takes very long
             continue
         finally:
             os.close(file)
+
+
+def _path_of(folder: Path, name: str) -> Path:
+    return folder / hashlib.sha256(name.encode()).hexdigest()
+
+
+def _locked(path: Path, file: int, owner: str) -> OwnerLock | None:
+    """Lock an open file and write the owner's name; otherwise close it.
+
+    None when the file was deleted between its opening and the lock, by an owner that ended: a lock
+    on a file without a name would exclude nobody.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _has_name(path, file):
+            os.ftruncate(file, 0)
+            os.pwrite(file, owner.encode(), 0)
+            return OwnerLock(path, file)
+    except OSError:
+        os.close(file)
+        raise
+    os.close(file)
+    return None
+
+
+def _has_name(path: Path, file: int) -> bool:
+    """Whether an open file is still the one at its path."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _opened(path: Path, flags: int) -> int:
+    with Folder.ensure_private(path.parent) as folder:
+        return folder.open_file(path.name, flags)

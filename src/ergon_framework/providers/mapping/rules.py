@@ -29,7 +29,8 @@ from ergon_framework.providers.mapping.retry_after import parse_retry_after
 from ergon_framework.providers.redaction import describe_safely
 from ergon_framework.providers.validation import is_finite
 
-_MOST_TYPES = 1024
+MAX_TYPES = 1024
+"""Types of exceptions that are remembered."""
 
 
 class KnownError(NamedTuple):
@@ -42,20 +43,31 @@ class KnownError(NamedTuple):
     unwrap: Callable[[Exception], object] | None
 
 
-_types: dict[type, KnownError] = {}
+class KnownErrors:
+    """What is known of each type of exception, read once from the names of the type."""
+
+    def __init__(self, max_types: int = MAX_TYPES) -> None:
+        self._max_types = max_types
+        self._known: dict[type, KnownError] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, kind: type[Exception]) -> KnownError:
+        """What is known of a type; after the first time, for the price of one look-up."""
+        try:
+            found = self._known.get(kind)
+        except TypeError:  # a metaclass without a hash
+            return _read_type(kind)
+        if found is None:
+            # A program that makes classes as it goes would fill the memory, and keep them alive.
+            if len(self._known) >= self._max_types:
+                self._known.clear()
+            found = self._known[kind] = _read_type(kind)
+        return found
 
 
-def find_known(kind: type[Exception]) -> KnownError:
-    """What is known of a type; after the first time, for the price of one look-up."""
-    try:
-        found = _types.get(kind)
-    except TypeError:  # a metaclass without a hash
-        return _read_type(kind)
-    if found is None:
-        if len(_types) >= _MOST_TYPES:  # somebody makes classes as they go: keep none for ever
-            _types.clear()
-        found = _types[kind] = _read_type(kind)
-    return found
+find_known = KnownErrors().find
 
 
 def is_time_up(error: Exception) -> bool:
@@ -73,13 +85,13 @@ def _read_type(kind: type[Exception]) -> KnownError:
     )
 
 
-class _Unmapped:
-    """Counts types without a rule. Of those there are few: too many are counted together."""
+class UnmappedTypes:
+    """Counts types of exceptions without a rule; beyond ``max_types`` of them, all together."""
 
-    most = 256
     rest = "(others)"
 
-    def __init__(self) -> None:
+    def __init__(self, max_types: int = 256) -> None:
+        self._max_types = max_types
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -88,17 +100,19 @@ class _Unmapped:
         self._lock = threading.Lock()
 
     def add(self, name: str) -> None:
+        """Count one exception of a type."""
         with self._lock:
-            if name not in self._counts and len(self._counts) >= self.most:
+            if name not in self._counts and len(self._counts) >= self._max_types:
                 name = self.rest
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def counts(self) -> dict[str, int]:
+        """The counts so far, by the name of the type."""
         with self._lock:
             return dict(self._counts)
 
 
-_unmapped = _Unmapped()
+_unmapped = UnmappedTypes()
 os.register_at_fork(after_in_child=_unmapped.renew)
 
 count_unmapped = _unmapped.add

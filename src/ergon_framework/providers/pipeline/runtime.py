@@ -33,7 +33,7 @@ from ergon_framework.providers.pipeline.guarded_call import GuardedCall
 from ergon_framework.providers.pipeline.lanes import Lane, LaneCache
 from ergon_framework.providers.pipeline.options import CallPolicy, ProviderOptions, check_options
 from ergon_framework.providers.quota import QuotaLimiter
-from ergon_framework.providers.recorder import CLOSING, recorder_of
+from ergon_framework.providers.recorder import CLOSE_TIMEOUT, recorder_of
 from ergon_framework.providers.retry import RetryBudgetTracker
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -186,7 +186,7 @@ class ProviderRuntime:
         for lane in self.lanes.all():
             if lane.quota is not None:
                 lane.quota.give_back_block()
-        self.recorder.flush(CLOSING)
+        self.recorder.flush(CLOSE_TIMEOUT)
 
     def _new_lane(self, key: LaneKey) -> Lane:
         policy = self.options.quota

@@ -118,10 +118,10 @@ class MemoryLane:
 class MemoryAttempts:
     """The latest attempts; the oldest makes room for the newest."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._rows: deque[AttemptRow] = deque()
-        self._ids: set[str] = set()
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self.rows: deque[AttemptRow] = deque()
+        self.ids: set[str] = set()
 
     def add(
         self, rows: Iterable[AttemptRow], lanes: MutableMapping[LaneKey, MemoryLane], now: float
@@ -129,31 +129,31 @@ class MemoryAttempts:
         """Keep those that are new, and let their lanes know."""
         fresh = []
         for row in rows:
-            if row.id not in self._ids:
-                self._ids.add(row.id)
+            if row.id not in self.ids:
+                self.ids.add(row.id)
                 fresh.append(row)
-        self._rows.extend(fresh)
-        while len(self._rows) > self._most:
-            self._ids.discard(self._rows.popleft().id)
+        self.rows.extend(fresh)
+        while len(self.rows) > self._max_rows:
+            self.ids.discard(self.rows.popleft().id)
         for key, note in roll_up(fresh).items():
             lanes.setdefault(key, MemoryLane()).note(note, now)
 
     def of(self, correlation_id: str) -> list[AttemptRow]:
         """The attempts under one correlation id, oldest first."""
-        found = [row for row in self._rows if row.correlation_id == correlation_id]
+        found = [row for row in self.rows if row.correlation_id == correlation_id]
         return sorted(found, key=lambda row: (row.created_at, row.attempt_number, row.id))
 
     def prune(self, before: float, limit: int) -> int:
         """Drop so many of those that are older."""
         kept: deque[AttemptRow] = deque()
         count = 0
-        for row in self._rows:
+        for row in self.rows:
             if count < limit and row.created_at < before:
-                self._ids.discard(row.id)
+                self.ids.discard(row.id)
                 count += 1
             else:
                 kept.append(row)
-        self._rows = kept
+        self.rows = kept
         return count
 
 
@@ -172,62 +172,62 @@ SETTLED = frozenset({LetterStatus.PUBLISHED, LetterStatus.REDRIVEN, LetterStatus
 class MemoryKeys:
     """Who holds which key, and what came of the calls under them."""
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
+    def __init__(self, max_keys: int, max_bytes: int) -> None:
+        self._max_keys = max_keys
+        self._max_bytes = max_bytes
         self._bytes = 0
         """Of all results that are kept."""
-        self._records: OrderedDict[tuple[str, str], KeyRecord] = OrderedDict()
+        self.records: OrderedDict[tuple[str, str], KeyRecord] = OrderedDict()
 
     def claim(
         self, name: tuple[str, str], fingerprint: str, owner: str, now: float, ends: KeyExpiries
     ) -> ClaimResult:
         """Take a key, unless it is taken."""
-        restated = lease_after_clock_change(self._records.get(name), now)
+        restated = lease_after_clock_change(self.records.get(name), now)
         if restated is not None:
             self._put(name, restated)
-        no = decide_claim(self._records.get(name), fingerprint, owner, now)
+        no = decide_claim(self.records.get(name), fingerprint, owner, now)
         if no is not None:
             return no
         status, times = KeyStatus.IN_PROGRESS, (ends.lease, ends.memory)
         self._put(name, KeyRecord(fingerprint, status, owner, *times, written_at=now))
-        self._records.move_to_end(name)
-        if len(self._records) > self._most:
-            self._drop(next(iter(self._records)))
+        self.records.move_to_end(name)
+        if len(self.records) > self._max_keys:
+            self._drop(next(iter(self.records)))
         return ClaimResult(ClaimState.MINE, owner, ends.lease)
 
     def finish(self, name: tuple[str, str], owner: str, end: KeyRecord) -> bool:
         """Record the end under a key that is still the owner's."""
-        found = self._records.get(name)
+        found = self.records.get(name)
         if found is None or found.owner != owner or found.status != KeyStatus.IN_PROGRESS:
             return False
         end.fingerprint, end.expires_at = found.fingerprint, found.expires_at
         self._put(name, end)
-        if self._bytes > self._most_bytes:
+        if self._bytes > self._max_bytes:
             self._make_room()
         return True
 
     def prune(self, before: float, limit: int) -> int:
         """Drop so many of those that were to be remembered until then."""
-        old = [name for name, record in self._records.items() if record.expires_at < before]
+        old = [name for name, record in self.records.items() if record.expires_at < before]
         for name in old[:limit]:
             self._drop(name)
         return len(old[:limit])
 
     def _put(self, name: tuple[str, str], record: KeyRecord) -> None:
-        self._bytes += _size(record) - _size(self._records.get(name))
-        self._records[name] = record
+        self._bytes += _size(record) - _size(self.records.get(name))
+        self.records[name] = record
 
     def _drop(self, name: tuple[str, str]) -> None:
-        self._bytes -= _size(self._records.pop(name))
+        self._bytes -= _size(self.records.pop(name))
 
     def _make_room(self) -> None:
         """Drop the oldest results. Their keys stay: no call is to be made again."""
-        for record in self._records.values():
+        for record in self.records.values():
             if record.result is not None:
                 self._bytes -= _size(record)
                 record.result, record.error_message = None, ResultNote.CROWDED.value
-            if self._bytes <= self._most_bytes:
+            if self._bytes <= self._max_bytes:
                 return
 
 
@@ -246,22 +246,22 @@ class KeyExpiries:
 class MemoryDeadLetters:
     """Dead letters in the order of their writing."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._letters: OrderedDict[str, StoredLetter] = OrderedDict()
+    def __init__(self, max_letters: int) -> None:
+        self._max_letters = max_letters
+        self.letters: OrderedDict[str, StoredLetter] = OrderedDict()
 
     def add(self, letters: Iterable[DeadLetter]) -> None:
         """Keep those that are new; none when one of them cannot be kept."""
         fresh: dict[str, StoredLetter] = {}
         for letter in letters:
             name = letter.dead_letter_id
-            if name not in self._letters and name not in fresh:
+            if name not in self.letters and name not in fresh:
                 # A copy, as from any other store: what the caller does with its own is its affair.
                 payload = from_json(to_json(letter.payload, "payload of a dead letter"))
                 fresh[name] = StoredLetter(replace(letter, payload=payload), LetterStatus.PENDING)
-        self._letters.update(fresh)
-        while len(self._letters) > self._most:
-            self._letters.popitem(last=False)
+        self.letters.update(fresh)
+        while len(self.letters) > self._max_letters:
+            self.letters.popitem(last=False)
 
     def find(
         self,
@@ -273,7 +273,7 @@ class MemoryDeadLetters:
         """The newest first."""
         found = [
             stored
-            for stored in self._letters.values()
+            for stored in self.letters.values()
             if (not statuses or stored.status in statuses)
             and (tenant_id is None or stored.letter.tenant_id == tenant_id)
             and (not ids or stored.letter.dead_letter_id in ids)
@@ -286,7 +286,7 @@ class MemoryDeadLetters:
         """The oldest first."""
         found = [
             stored
-            for stored in self._letters.values()
+            for stored in self.letters.values()
             if stored.status is status
             and (task_names is None or stored.letter.task_name in task_names)
         ]
@@ -296,7 +296,7 @@ class MemoryDeadLetters:
         self, dead_letter_id: str, status: LetterStatus, when: Sequence[LetterStatus], now: float
     ) -> bool:
         """Change a letter's status if it is one of ``when``."""
-        found = self._letters.get(dead_letter_id)
+        found = self.letters.get(dead_letter_id)
         if found is None or found.status not in when:
             return False
         moved = replace(found, status=status)
@@ -304,18 +304,18 @@ class MemoryDeadLetters:
             moved = replace(moved, published_at=now)
         elif status is LetterStatus.REDRIVEN:
             moved = replace(moved, redriven_at=now)
-        self._letters[dead_letter_id] = moved
+        self.letters[dead_letter_id] = moved
         return True
 
     def delete(self, ids: Iterable[str]) -> int:
         """How many there were."""
-        return sum(self._letters.pop(each, None) is not None for each in set(ids))
+        return sum(self.letters.pop(each, None) is not None for each in set(ids))
 
     def prune(self, before: float, limit: int) -> int:
         """Drop so many of those that are older and wait for nothing."""
         old = [
             name
-            for name, stored in self._letters.items()
+            for name, stored in self.letters.items()
             if stored.status in SETTLED and stored.letter.occurred_at < before
         ]
         return self.delete(old[:limit])
@@ -331,13 +331,13 @@ def _age(stored: StoredLetter) -> tuple[float, str]:
     return stored.letter.occurred_at, stored.letter.dead_letter_id
 
 
-ROWS = 100_000
+MAX_ROWS = 100_000
 """Attempts, dead letters and keys that are kept: of each the latest."""
 
-RESULT_BYTES = 256 * 1024 * 1024
+MAX_RESULT_BYTES = 256 * 1024 * 1024
 """Of results under keys; beyond them, the oldest are dropped, and their keys say so."""
 
-LANES = 10_000
+MAX_LANES = 10_000
 """Lanes that are kept; beyond them, the oldest of those that hold nobody back are forgotten."""
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
@@ -352,21 +352,32 @@ class MemoryProviderStore:
         self,
         clock: Callable[[], float] = time.time,
         *,
-        rows: int = ROWS,
-        lanes: int = LANES,
-        result_bytes: int = RESULT_BYTES,
+        rows: int = MAX_ROWS,
+        lanes: int = MAX_LANES,
+        result_bytes: int = MAX_RESULT_BYTES,
     ) -> None:
         self._clock = clock
         self.now = clock
         """The store's clock."""
         self._lock = threading.Lock()
         self._lanes: dict[LaneKey, MemoryLane] = {}
-        self._most_lanes = self._crowded_at = lanes
+        self._max_lanes = self._crowded_at = lanes
         self._attempts = MemoryAttempts(rows)
         self._keys = MemoryKeys(rows, result_bytes)
         self._letters = MemoryDeadLetters(rows)
         self.is_closed = False
         renew_after_fork(self)
+
+    @property
+    def lane_count(self) -> int:
+        """Lanes that are remembered."""
+        return len(self._lanes)
+
+    def share_tables_of(self, other: MemoryProviderStore) -> None:
+        """Use the tables of another store, as two processes that open one database do."""
+        self._lock, self._lanes = other._lock, other._lanes
+        self._attempts, self._keys = other._attempts, other._keys
+        self._letters = other._letters
 
     # -- gates ---------------------------------------------------------------------------------
 
@@ -553,12 +564,12 @@ class MemoryProviderStore:
         """Drop the oldest lanes that nothing hangs on, several at once so that it is seldom."""
         if len(self._lanes) < self._crowded_at:
             return
-        spare = len(self._lanes) - self._most_lanes * 9 // 10
+        spare = len(self._lanes) - self._max_lanes * 9 // 10
         idle = (key for key, lane in self._lanes.items() if lane.is_idle(now))
         for key in list(islice(idle, spare)):
             del self._lanes[key]
         # Where most of them hold somebody back, looking again at once would find no more.
-        self._crowded_at = max(self._most_lanes, len(self._lanes) * 11 // 10)
+        self._crowded_at = max(self._max_lanes, len(self._lanes) * 11 // 10)
 
 
 def _closed() -> StoreUnavailableError:

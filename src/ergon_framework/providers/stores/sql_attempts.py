@@ -46,9 +46,10 @@ from ergon_framework.providers.stores.sql_tasks import add_letters
 from ergon_framework.storage.sql_files import load
 
 _SQL = load(PACKAGE, "attempts.sql")
-_TENANTS = 64  # of whom minutes are kept
-_MOST_REMEMBERED_LANES = 10_000  # of which is known when the columns were last written
-SNAPSHOT_EVERY = 15.0
+_MAX_TENANTS = 64  # whose minutes are kept in memory
+MAX_REMEMBERED_LANES = 10_000
+"""Lanes of which a process remembers when their columns were last written."""
+SNAPSHOT_INTERVAL = 15.0
 """Seconds between two writes of the rates into a lane's row, unless they are settled before."""
 
 Lane = tuple[str, str]
@@ -74,8 +75,9 @@ class _TenantHour:
 class HourlyRates:
     """The last hour of every lane. Any thread may ask."""
 
-    def __init__(self, database: ProviderDatabase) -> None:
+    def __init__(self, database: ProviderDatabase, max_lanes: int = MAX_REMEMBERED_LANES) -> None:
         self._database = database
+        self._max_lanes = max_lanes
         self._lock = threading.Lock()
         self._views: OrderedDict[str, _TenantHour] = OrderedDict()
         self._written_at: dict[LaneKey, float] = {}
@@ -100,13 +102,13 @@ class HourlyRates:
     def is_snapshot_due(self, key: LaneKey, now: float) -> bool:
         """Whether a lane's columns are to be written again."""
         written_at = self._written_at.get(key)
-        return written_at is None or not written_at <= now < written_at + SNAPSHOT_EVERY
+        return written_at is None or not written_at <= now < written_at + SNAPSHOT_INTERVAL
 
     def heard(self, notes: Mapping[LaneKey, LaneChanges], now: float) -> None:
         """A batch was committed, and with it the columns of those of its lanes that were due."""
         due = {key for key in notes if self.is_snapshot_due(key, now)}
         with self._lock:
-            if len(self._written_at) + len(due) > _MOST_REMEMBERED_LANES:
+            if len(self._written_at) + len(due) > self._max_lanes:
                 self._written_at.clear()
             self._written_at.update(dict.fromkeys(due, now))
             self._stale |= notes.keys() - due
@@ -115,7 +117,7 @@ class HourlyRates:
     @property
     def are_too_many_stale(self) -> bool:
         """Whether to write them now: memory is for lanes that are in use."""
-        return len(self._stale) > _MOST_REMEMBERED_LANES
+        return len(self._stale) > self._max_lanes
 
     def take_stale(self, most: int) -> list[LaneKey]:
         """Some lanes whose columns lack the latest; whoever takes them writes them."""
@@ -139,7 +141,7 @@ class HourlyRates:
         with self._lock:
             view = self._views.setdefault(tenant_id, _TenantHour())
             self._views.move_to_end(tenant_id)
-            if len(self._views) > _TENANTS:
+            if len(self._views) > _MAX_TENANTS:
                 self._views.popitem(last=False)
             return view
 
@@ -201,7 +203,7 @@ _NOTE, _RATES = _SQL["note"], _SQL["rates"]
 _TURNS = 3  # a minute is looked for, and put in, before somebody else must be told to stop
 _LANE_ROWS, _RUNNING = _SQL["lanes"], load(PACKAGE, "quota.sql")["running"]
 _LANES_PER_TRANSACTION = 500  # whose rates one transaction brings up to date
-_LARGEST = (1 << 31) - 1
+_MAX_INTEGER = (1 << 31) - 1
 _MONTH = 32 * 86_400.0
 """Seconds: a window that begins later than this was opened by a clock that ran ahead."""
 _SHORT = 120  # texts that together are no longer fit each for itself
@@ -233,9 +235,11 @@ _ATTEMPTS = TableSpec(
 class AttemptTables:
     """Attempts, their roll-ups by minute, and the health of lanes."""
 
-    def __init__(self, database: ProviderDatabase) -> None:
+    def __init__(
+        self, database: ProviderDatabase, *, max_remembered_lanes: int = MAX_REMEMBERED_LANES
+    ) -> None:
         self._database = database
-        self._rates = HourlyRates(database)
+        self._rates = HourlyRates(database, max_remembered_lanes)
 
     def record(self, batch: RecordBatch) -> None:
         """Write attempts, their roll-ups, health and dead letters in one transaction."""
@@ -422,14 +426,14 @@ def _truncated_row(row: AttemptRow) -> AttemptRow:
         len(texts) <= _SHORT
         and texts.isascii()
         and "\0" not in texts
-        and 0 <= row.duration_ms <= _LARGEST
+        and 0 <= row.duration_ms <= _MAX_INTEGER
     ):
         return row
     return row._replace(
         operation=truncated(row.operation, 120),
         idempotency_key=None if key is None else truncated(key, 255),
         correlation_id=truncated(row.correlation_id, 255),
-        duration_ms=min(max(row.duration_ms, 0), _LARGEST),
+        duration_ms=min(max(row.duration_ms, 0), _MAX_INTEGER),
         campaign_id=None if campaign_id is None else truncated(campaign_id, 255),
     )
 

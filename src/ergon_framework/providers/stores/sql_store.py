@@ -25,7 +25,7 @@ from ergon_framework.ports.providerstore import (
     StoredLetter,
 )
 from ergon_framework.providers.stores.database import ProviderDatabase
-from ergon_framework.providers.stores.sql_attempts import AttemptTables
+from ergon_framework.providers.stores.sql_attempts import MAX_REMEMBERED_LANES, AttemptTables
 from ergon_framework.providers.stores.sql_lanes import LaneTables
 from ergon_framework.providers.stores.sql_tasks import DeadLetterTable, KeyTable
 
@@ -35,10 +35,12 @@ class SqlProviderStore:
 
     durability = "What was recorded, claimed or finished is on the database's disk."
 
-    def __init__(self, database: ProviderDatabase) -> None:
+    def __init__(
+        self, database: ProviderDatabase, *, max_remembered_lanes: int = MAX_REMEMBERED_LANES
+    ) -> None:
         self.database = database
         self.lane_tables = LaneTables(database)
-        self.attempt_tables = AttemptTables(database)
+        self.attempt_tables = AttemptTables(database, max_remembered_lanes=max_remembered_lanes)
         self.key_table = KeyTable(database)
         self.letter_table = DeadLetterTable(database)
         self.at_close: list[Callable[[], object]] = []
