@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.jobs.settings import DAY, JobsSettings
-from ergon_framework.providers import circuit_breaker, recorder, write_behind
+from ergon_framework.providers import circuit, recorder, write_behind
 from ergon_framework.providers.tasks import TaskOptions
 from ergon_framework.task.mixins.policies import ConsumerPolicy
 from tests.docs.pages import ROOT
@@ -76,7 +76,7 @@ def test_the_numbers_are_the_defaults() -> None:
     rule, of_request = jobs.rule(), TaskOptions(computed_keys="request")
     assert (jobs.executor_wait, recorder.DEFAULT_RETENTION) == (DAY, 90 * DAY)
     assert (task.keep_key_seconds, of_request.computed_key_memory) == (DAY, 3600.0)
-    assert (circuit_breaker.STORE_TIMEOUT, circuit_breaker.FRESH_FOR, write_behind.SPILL_AFTER) == (
+    assert (circuit.STORE_TIMEOUT, circuit.FRESH_FOR, write_behind.SPILL_AFTER) == (
         0.5,
         1.0,
         1.0,
@@ -88,7 +88,7 @@ def test_the_numbers_are_the_defaults() -> None:
         f"at most {jobs.lease:.0f} seconds (`lease`) later",
         "for a day (`executor_wait`)",
         f"{loop.settlement_attempts} calls at most, within {loop.settlement_timeout:.0f} seconds",
-        f"is free after {circuit_breaker.LEASE:.0f} seconds",
+        f"is free after {circuit.LEASE:.0f} seconds",
         "waits half a second for it",
         "rows older than 90 days",
         "for a day (a computed key of the request: for an hour)",

@@ -11,7 +11,8 @@ import pytest
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.providerstore import DeadLetter, RecordBatch
-from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
+from ergon_framework.providers.circuit import Circuit
+from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderDependencyError,
     ProviderRateLimitError,

@@ -13,7 +13,8 @@ import pytest
 
 from ergon_framework.core.circuit_breaker import Permit, Vote
 from ergon_framework.ports.providerstore import LaneKey
-from ergon_framework.providers.circuit_breaker import LEASE, Circuit, CircuitBreaker, ProbeRenewer
+from ergon_framework.providers.circuit import LEASE, Circuit, ProbeRenewer
+from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.pipeline.lanes import Lane
 from ergon_framework.providers.stores import open_store
@@ -90,7 +91,7 @@ def test_a_probe_without_a_budget_keeps_its_place(
 ) -> None:
     """A call that may take as long as it likes is under way for longer than the cooldown."""
     keeper = ProbeRenewer(time)
-    monkeypatch.setattr("ergon_framework.providers.circuit_breaker.PROBE_RENEWER", keeper)
+    monkeypatch.setattr("ergon_framework.providers.circuit.PROBE_RENEWER", keeper)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
     here, there = (CircuitBreaker(1, 1).circuit(store, LANE, None) for _ in range(2))
     here.report(Permit(0), Vote.FAILURE)
@@ -112,7 +113,7 @@ def test_a_place_that_nobody_knows_of_is_not_renewed(
 ) -> None:
     """A time limit strikes just when it was taken: the place is free when its lease is over."""
     keeper = ProbeRenewer(time)
-    monkeypatch.setattr("ergon_framework.providers.circuit_breaker.PROBE_RENEWER", keeper)
+    monkeypatch.setattr("ergon_framework.providers.circuit.PROBE_RENEWER", keeper)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
     breaker = CircuitBreaker(1, 1)
     provider = Scripted(DOWN, retry_policy=ONCE, circuit_breaker=breaker, store=store)

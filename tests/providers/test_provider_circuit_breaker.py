@@ -9,7 +9,8 @@ import pytest
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe, Vote
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import ALL_TENANTS, LaneKey, ProviderStore
-from ergon_framework.providers.circuit_breaker import LEASE, Circuit, CircuitBreaker
+from ergon_framework.providers.circuit import LEASE, Circuit
+from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderAuthError,
     ProviderCircuitOpenError,

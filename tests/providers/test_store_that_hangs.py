@@ -17,7 +17,7 @@ import pytest
 from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState, Permit, Vote
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import LaneKey, LaneState
-from ergon_framework.providers.circuit_breaker import FRESH_FOR, STORE_TIMEOUT, Circuit
+from ergon_framework.providers.circuit import FRESH_FOR, STORE_TIMEOUT, Circuit
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.scripted import Scripted, acall, call

@@ -19,7 +19,8 @@ import pytest
 
 from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import ProviderStore
-from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker
+from ergon_framework.providers.circuit import Circuit
+from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
     ERROR_OF,
     ProviderBadRequestError,

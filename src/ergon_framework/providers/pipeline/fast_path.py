@@ -17,7 +17,7 @@ from ergon_framework.core.circuit_breaker import CircuitState, Vote
 from ergon_framework.core.guard import Stopped
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow
-from ergon_framework.providers.circuit_breaker import CLEAR
+from ergon_framework.providers.circuit import CLEAR
 from ergon_framework.providers.deadlines import hurried
 from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.execution import (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ergon_framework.core.circuit_breaker import CircuitState, Permit, Vote
 from ergon_framework.ports.providerstore import LaneFailure, LaneKey
-from ergon_framework.providers.circuit_breaker import LOOK, Circuit
+from ergon_framework.providers.circuit import LOOK, Circuit
 from ergon_framework.providers.quota import QuotaLimiter
 
 Permits = tuple[Permit, ...]

@@ -19,7 +19,8 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
     RecordBatch,
 )
-from ergon_framework.providers.circuit_breaker import Circuit, CircuitBreaker, steady
+from ergon_framework.providers.circuit import Circuit
+from ergon_framework.providers.circuit_breaker import CircuitBreaker, steady
 from ergon_framework.providers.decisions import decisions
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
 from ergon_framework.providers.execution import (

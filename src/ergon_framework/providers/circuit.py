@@ -1,0 +1,578 @@
+"""One lane's circuit in a store, which every process that opens the store shares.
+
+A ``Circuit`` keeps a view of the state and reads it again after a second. It changes the state by
+compare-and-set. While the store is away the process decides by its own view, and writes what it
+learned when the store is back. When a circuit is half open, a call holds its place as a probe by a
+lease, which ``ProbeRenewer`` renews while the call is under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from inspect import Parameter, signature
+from time import monotonic
+from typing import Protocol, TypeVar
+
+from ergon_framework.core.circuit_breaker import (
+    NEVER,
+    Breaker,
+    BreakerRule,
+    CircuitRefusal,
+    CircuitState,
+    Permit,
+    Vote,
+    Witness,
+)
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.notice import Emit
+from ergon_framework.ports.providerstore import LaneFailure, LaneKey, LaneState, ProviderStore
+from ergon_framework.providers.deadlines import hurried
+from ergon_framework.providers.threads import BoundedThreads
+
+LEASE = 5.0
+"""Seconds that a probe in a shared store holds its place without being renewed."""
+
+LONGEST = 3600.0
+"""Seconds for which the lease of a probe is renewed whose call has no timeout budget."""
+
+_PARTS = 3
+"""A lease is renewed when a third of it is over: one renewal may fail."""
+
+
+class RenewableProbe(Protocol):
+    """A circuit, as the keeper sees it."""
+
+    def renew_probe(self, permit: Permit) -> bool:
+        """Prolong the lease of a probe; whether it still has its place."""
+
+
+@dataclass(slots=True)
+class _KeptProbe:
+    circuit: RenewableProbe
+    permit: Permit
+    lease: float
+    due_at: float
+    until: float
+
+
+class ProbeRenewer:
+    """The probes of one process. Any thread may call any method."""
+
+    def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
+        self._ticks = ticks
+        self.renew()
+
+    def renew(self) -> None:
+        """In a forked child: the probes are the parent's."""
+        self._kept: dict[str, _KeptProbe] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def keep(self, circuit: RenewableProbe, permit: Permit, lease: float, longest: float) -> None:
+        """Renew a probe's lease from now on, for at most ``longest`` seconds."""
+        now = self._ticks()
+        kept = _KeptProbe(circuit, permit, lease, now + lease / _PARTS, now + longest)
+        with self._changed:
+            self._kept[permit.token] = kept
+            if self._thread is None:
+                self._start()
+            self._changed.notify()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="ergon-probes", daemon=True)
+        with contextlib.suppress(RuntimeError):  # there are too many: the next probe tries again
+            thread.start()
+            self._thread = thread
+
+    def forget(self, token: str) -> None:
+        """The call has ended."""
+        if self._kept:
+            with self._changed:
+                self._kept.pop(token, None)
+
+    def renew_due(self) -> float | None:
+        """Renew what is due; the seconds until the next is, None when there are no probes."""
+        now = self._ticks()
+        with self._changed:
+            due = [each for each in self._kept.values() if each.due_at <= now]
+        for each in due:
+            is_held = now < each.until and _renewed(each)
+            each.due_at = self._ticks() + each.lease / _PARTS
+            if not is_held:
+                self.forget(each.permit.token)
+        with self._changed:
+            return min((each.due_at - self._ticks() for each in self._kept.values()), default=None)
+
+    def _run(self) -> None:
+        while True:
+            wait = self.renew_due()
+            with self._changed:
+                if wait is None and not self._kept:
+                    self._thread = None
+                    return
+                self._changed.wait(max(0.01, wait or 0.0))
+
+
+def _renewed(kept: _KeptProbe) -> bool:
+    try:
+        return kept.circuit.renew_probe(kept.permit)
+    except StoreError:
+        return True  # it may answer next time
+
+
+PROBE_RENEWER = ProbeRenewer()
+"""Of this process."""
+os.register_at_fork(after_in_child=PROBE_RENEWER.renew)
+
+
+T = TypeVar("T")
+
+FRESH_FOR = 1.0
+"""Seconds after which the view is read anew."""
+
+STORE_TIMEOUT = 0.5
+"""Seconds that a caller waits for the store to tell of a circuit, or to be told."""
+
+REFRESH_THREADS = BoundedThreads("ergon-gates", 4)
+"""For looks at a store that nobody waits for."""
+
+CLEAR, LOOK = 0.0, -1.0
+"""Of a glance: go right through, or take a closer look."""
+
+_TURNS = 100
+"""Swaps lost in a row before the view alone decides: somebody writes without end."""
+
+Change = Callable[[Breaker, float], tuple[Breaker, Permit | CircuitRefusal | None]]
+
+
+class _Tokens:
+    """Names for probes, different in every process."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self._prefix = os.urandom(6).hex()
+        self._numbers = itertools.count(1)
+
+    def __call__(self) -> str:
+        return f"{self._prefix}-{next(self._numbers):x}"
+
+
+new_token = _Tokens()
+
+
+def _stores_failures(store: ProviderStore) -> bool:
+    """Whether a store writes a failure with the circuit that it changed.
+
+    One of somebody else may have been made before there was a parameter for it, and one that
+    stands in front of another may have its methods from there.
+    """
+    method = getattr(type(store), "compare_and_set", None)
+    return _takes_failed(store.compare_and_set) if method is None else _is_taken_by(method)
+
+
+def _takes_failed(method: Callable[..., object]) -> bool:
+    try:
+        found = signature(method).parameters.values()
+    except (TypeError, ValueError):  # not written in Python
+        return False
+    return any(each.name == "failed" or each.kind is Parameter.VAR_KEYWORD for each in found)
+
+
+_is_taken_by = lru_cache(maxsize=64)(_takes_failed)
+
+
+class Circuit:
+    """One lane's circuit and cooldown, as this process sees them. Any thread may ask."""
+
+    def __init__(
+        self,
+        store: ProviderStore,
+        key: LaneKey,
+        rule: BreakerRule,
+        emit: Emit | None = None,
+        *,
+        fresh_for: float = FRESH_FOR,
+        longest_probe: float | None = None,
+    ) -> None:
+        """Probes are renewed for ``longest_probe`` seconds; None: they hold for their lease."""
+        self._longest_probe = longest_probe
+        self._is_slow = False
+        """Whether the store, when last asked in vain, took its time about it."""
+        self._is_looking = False
+        """Whether a thread looks at the store for us."""
+        self.key = key
+        self.rule = rule
+        self._store = store
+        self._emit = emit
+        self._fresh_for = fresh_for
+        self._lock = threading.Lock()
+        self._view = LaneState()
+        self._stale_at = float("-inf")
+        self._is_store_down = False
+        self._is_ahead = False
+        """Whether the circuit was changed here while the store was away."""
+        self._owed_until = 0.0
+        """The end of a pause that the store has not been told of."""
+        self._pause = (0.0, 0.0)
+        """A pause as the store states it, and its end by the clock that is never set."""
+        self._permit = Permit(0)
+        self._name = new_token()
+        self._tells_failures = _stores_failures(store)
+        self._succeeded_at = NEVER
+        """When a call last succeeded here of which the store was not told, by the store's clock."""
+
+    def renew(self) -> None:
+        """After a fork, in the child: a lock that another thread held would never be free."""
+        self._lock = threading.Lock()
+        self._name = new_token()
+        self._is_looking = False
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @property
+    def breaker(self) -> Breaker:
+        """The circuit as last seen."""
+        return self._view.breaker
+
+    @property
+    def observed(self) -> Breaker:
+        """The same as people are told that it stands."""
+        breaker = self._view.breaker
+        return (
+            breaker
+            if breaker.state is not CircuitState.OPEN
+            else breaker.observed(self._store.now())
+        )
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether :meth:`refresh` would not read the store."""
+        now = self._store.now()
+        # A clock that was set back would otherwise keep the view for that long.
+        return now < self._stale_at <= now + self._fresh_for
+
+    def peek(self) -> float:
+        """What a call would meet: ``CLEAR``, seconds of refusal, or ``LOOK`` when that takes more.
+
+        It is clear by a fresh view of a closed circuit with no failures and nothing to sit out.
+        """
+        view, now = self._view, self._store.now()
+        breaker = view.breaker
+        if not now < self._stale_at <= now + self._fresh_for:
+            return LOOK
+        if breaker.state is CircuitState.CLOSED:
+            return LOOK if breaker.failures or view.cooldown_until > now else CLEAR
+        until = breaker.open_until
+        longest = breaker.held_for or self.rule.open_cooldown
+        if until is None or not now < until <= now + longest:
+            return LOOK
+        return until - now
+
+    def refresh(self) -> None:
+        """Read the store, if the view is old; when it does not answer, the view stays."""
+        if self.is_fresh:
+            return
+        if self._is_store_down and self._is_slow:
+            self._refresh_in_background()  # nobody waits for a server that hangs
+            return
+        self._refresh()
+
+    def _refresh_in_background(self) -> None:
+        with self._lock:
+            if self._is_looking:
+                return
+            self._is_looking = True
+            self._stale_at = self._store.now() + self._fresh_for
+        try:
+            REFRESH_THREADS.do(self._background_refresh)
+        except RuntimeError:  # the interpreter ends
+            self._is_looking = False
+
+    def _background_refresh(self) -> None:
+        try:
+            self._refresh()
+        finally:
+            self._is_looking = False
+
+    def _ask(self, work: Callable[[], T]) -> T:
+        """Ask the store, and wait for it a moment only: a circuit can be told later."""
+        began_at = monotonic()
+        try:
+            answer = hurried(STORE_TIMEOUT, work)
+        except StoreError:
+            self._is_slow = monotonic() - began_at >= STORE_TIMEOUT / 2
+            raise
+        self._is_slow = False
+        return answer
+
+    def _refresh(self) -> None:
+        mine = self._view
+        try:
+            found = self._ask(lambda: self._store.lane_state(self.key))
+        except StoreError:
+            self._mark_store_down()
+            return
+        with self._lock:
+            self._stale_at = self._store.now() + self._fresh_for
+            self._is_store_down = False
+            if self._view is not mine:
+                return  # somebody of this process knows more than what was just read
+            owed_until, self._owed_until = self._owed_until, 0.0
+            self._is_ahead &= mine.version == found.version and _opened_beside(mine, found)
+            if self._is_ahead:  # what was learned here holds while it is being written
+                breaker = self._as_mine(mine.breaker, found.breaker)
+                found = replace(found, breaker=breaker)
+            self._view, is_ahead = found, self._is_ahead
+        if owed_until > max(found.cooldown_until, self._store.now()):
+            self.extend_cooldown(owed_until - self._store.now())
+        if is_ahead:
+            self._write_unwritten(found)
+        elif found.breaker.state is not CircuitState.CLOSED:
+            self._change(lambda breaker, now: (breaker.shortened(self.rule, now), None))
+        elif found.breaker.failures:
+            by = self._witness()
+            self._change(lambda breaker, _: (breaker.witnessed(by), None))
+
+    def _witness(self) -> Witness:
+        return Witness(self._name, self._succeeded_at)
+
+    def _write_unwritten(self, view: LaneState) -> None:
+        """Let the others know what was learned while the store was away; people know it already."""
+        try:
+            is_swapped = self._ask(
+                lambda: self._store.compare_and_set(self.key, view.version, view.breaker)
+            )
+        except StoreError:
+            self._mark_store_down()
+            return
+        if is_swapped:
+            self._keep(view, view.breaker, view.version + 1, is_ahead=False)
+        else:
+            self._reread(view)
+
+    def _as_mine(self, mine: Breaker, theirs: Breaker) -> Breaker:
+        # A generation of its own, or a report from before would count again.
+        restored = mine.restored(self.rule, self._store.now())
+        return replace(restored, generation=theirs.generation + 1)
+
+    def refused_for(self) -> float | None:
+        """Seconds for which a call would be refused now; None when it would be let in."""
+        breaker = self._view.breaker
+        if breaker.state is CircuitState.CLOSED:
+            return None
+        now = self._store.now()
+        refusal = breaker.peek(self.rule, now)
+        return None if refusal is None else max(0.0, refusal.retry_at - now)
+
+    def cooldown(self, longest: float = math.inf) -> float:
+        """Seconds for which nobody should call, because the provider asked for a pause.
+
+        It never takes longer than it was to take when it was first seen, or than ``longest``: a
+        clock that was set back would lengthen it.
+        """
+        stated = self._view.cooldown_until
+        left = stated - self._store.now()
+        if not stated or left <= 0:
+            return 0.0
+        now = current_clock().now()
+        known, until = self._pause
+        if known != stated:
+            until = now + min(left, longest)
+            self._pause = (stated, until)
+        return max(0.0, min(left, until - now))
+
+    # -- passing -------------------------------------------------------------------------------
+
+    def admit_cached(self) -> Permit | None:
+        """A permit, if that takes no write: the circuit is closed."""
+        breaker = self._view.breaker
+        if breaker.state is not CircuitState.CLOSED:
+            return None
+        if self._permit.generation != breaker.generation:
+            self._permit = Permit(breaker.generation)
+        return self._permit
+
+    def admit(self) -> Permit | float:
+        """A permit, or the seconds for which the call is refused."""
+        quick = self.admit_cached()
+        if quick is not None:
+            return quick
+        token = new_token()
+        answer = self._change(lambda breaker, now: breaker.admit(self.rule, token, now))
+        if isinstance(answer, CircuitRefusal):
+            return max(0.0, answer.retry_at - self._store.now())
+        return answer if answer is not None else 0.0
+
+    def keep(self, permit: Permit) -> None:
+        """Renew the lease of a probe while its call is under way: for who will report its end.
+
+        Not before somebody will: a caller that is interrupted on its way out of :meth:`admit` knows
+        of no place to give back, and that place is free again when its lease is over.
+        """
+        if permit.token and self._longest_probe is not None:
+            PROBE_RENEWER.keep(self, permit, self.rule.probe_lease, self._longest_probe)
+
+    def renew_probe(self, permit: Permit) -> bool:
+        """Prolong the lease of a probe; whether it still has its place."""
+        self._change(lambda breaker, now: (breaker.renewed(self.rule, permit, now), None))
+        return any(probe.token == permit.token for probe in self._view.breaker.probes)
+
+    def needs_report(self, permit: Permit, vote: Vote) -> bool:
+        """Whether reporting would change anything, and so has to be written."""
+        breaker = self._view.breaker
+        if vote is Vote.SUCCESS and breaker.state is CircuitState.CLOSED:
+            if breaker.failures:
+                return True
+            self._succeeded_at = self._store.now()
+            return False
+        return bool(permit.token) or vote is Vote.FAILURE
+
+    def report(self, permit: Permit, vote: Vote, failed: LaneFailure | None = None) -> None:
+        """A call that was let in has ended; ``failed`` is what health tells of a failure."""
+        if permit.token:
+            PROBE_RENEWER.forget(permit.token)
+        if self.needs_report(permit, vote):
+            by = self._witness()
+            self._change(
+                lambda breaker, now: (breaker.report(self.rule, permit, vote, now, by), None),
+                failed=failed if vote is Vote.FAILURE else None,
+            )
+
+    def force(self, state: CircuitState, seconds: float = 0.0) -> None:
+        """As an operator wants it: open for so many seconds, whatever the rule says."""
+        self._change(lambda breaker, now: (breaker.forced(self.rule, state, now, seconds), None))
+
+    def extend_cooldown(self, seconds: float) -> None:
+        """Nobody calls for so long; a pause that is longer already stays."""
+        asked = until = self._store.now() + seconds
+        if self._is_down():
+            self._owed_until = max(self._owed_until, asked)
+        else:
+            try:
+                until = self._ask(lambda: self._store.extend_cooldown(self.key, asked))
+            except StoreError:
+                self._mark_store_down()
+                self._owed_until = max(self._owed_until, asked)
+        ends_at = current_clock().now() + seconds
+        with self._lock:
+            known, known_end = self._pause
+            if until == known:  # a longer one, which may have ended by the clock that is never set
+                self._pause = (until, max(ends_at, known_end))
+            elif until <= asked + 0.001:  # ours, as exactly as the store writes it
+                self._pause = (until, ends_at)
+            view = self._view
+            if until > view.cooldown_until:
+                self._view = LaneState(view.breaker, until, view.version)
+        if self._emit is not None:
+            self._emit("cooldown.began", key=self.key, seconds=seconds)
+
+    # -- swapping ------------------------------------------------------------------------------
+
+    def _change(
+        self, change: Change, *, is_told: bool = False, failed: LaneFailure | None = None
+    ) -> Permit | CircuitRefusal | None:
+        """Change the circuit; ``is_told`` says that people know of it already."""
+        try_it = partial(self._try, change=change, failed=failed, is_told=is_told)
+        for _ in range(_TURNS):
+            answer, is_settled = try_it(self._view, is_last=False)
+            if is_settled:
+                return answer
+        return try_it(self._view, is_last=True)[0]
+
+    def _write(self, version: int, after: Breaker, failed: LaneFailure | None) -> bool:
+        if failed is not None and self._tells_failures:
+            return self._store.compare_and_set(self.key, version, after, failed=failed)
+        return self._store.compare_and_set(self.key, version, after)
+
+    def _try(
+        self,
+        view: LaneState,
+        *,
+        change: Change,
+        failed: LaneFailure | None,
+        is_last: bool,
+        is_told: bool,
+    ) -> tuple[Permit | CircuitRefusal | None, bool]:
+        after, answer = change(view.breaker, self._store.now())
+        if after is view.breaker:
+            return answer, True
+        if self._is_down():
+            return answer, self._keep_unwritten(view, after)
+        try:
+            is_swapped = self._ask(lambda: self._write(view.version, after, failed))
+        except StoreError:
+            self._mark_store_down()
+            return answer, self._keep_unwritten(view, after)
+        if not is_swapped and not is_last:
+            self._reread(view)
+            return answer, False
+        if not is_swapped and isinstance(answer, Permit):
+            return None, True  # a place that nobody knows of would be one too many
+        self._keep(view, after, view.version + is_swapped, is_ahead=False)
+        if not is_told and after.generation != view.breaker.generation:
+            self._emit_change(after)
+        return answer, True
+
+    def _keep_unwritten(self, view: LaneState, after: Breaker) -> bool:
+        """Keep a change that the store does not know of yet; people are told of it all the same."""
+        is_kept = self._keep(view, after, view.version, is_ahead=True)
+        if is_kept and after.generation != view.breaker.generation:
+            self._emit_change(after)
+        return is_kept
+
+    def _keep(self, before: LaneState, after: Breaker, version: int, *, is_ahead: bool) -> bool:
+        with self._lock:
+            view = self._view
+            if view.version != before.version or view.breaker is not before.breaker:
+                return False
+            self._view = LaneState(after, view.cooldown_until, version)
+            self._is_ahead = is_ahead
+            return True
+
+    def _reread(self, before: LaneState) -> None:
+        try:
+            found = self._ask(lambda: self._store.lane_state(self.key))
+        except StoreError:
+            self._mark_store_down()
+            return
+        with self._lock:
+            if self._view is before:
+                self._view = found
+                self._is_ahead = False  # somebody else was faster, and knows more
+
+    def _is_down(self) -> bool:
+        """Whether the store did not answer a moment ago: nobody waits for it again so soon."""
+        return self._is_store_down and self.is_fresh
+
+    def _mark_store_down(self) -> None:
+        with self._lock:
+            self._is_store_down = True
+            self._stale_at = self._store.now() + self._fresh_for
+
+    def _emit_change(self, after: Breaker) -> None:
+        if self._emit is not None:
+            self._emit(_NOTICES[after.state], key=self.key, failures=after.failures)
+
+
+def _opened_beside(mine: LaneState, found: LaneState) -> bool:
+    """Whether a circuit opened here of which the others know nothing."""
+    return mine.breaker.state is CircuitState.OPEN and found.breaker.state is CircuitState.CLOSED
+
+
+_NOTICES = {
+    CircuitState.OPEN: "circuit.opened",
+    CircuitState.HALF_OPEN: "circuit.half_opened",
+    CircuitState.CLOSED: "circuit.closed",
+}
