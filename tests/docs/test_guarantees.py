@@ -88,7 +88,7 @@ def test_the_numbers_are_the_defaults() -> None:
         f"at most {jobs.lease:.0f} seconds (`lease`) later",
         "for a day (`executor_wait`)",
         f"{loop.settlement_attempts} calls at most, within {loop.settlement_timeout:.0f} seconds",
-        f"is free after {circuit.LEASE:.0f} seconds",
+        f"is free after {circuit.PROBE_LEASE:.0f} seconds",
         "waits half a second for it",
         "rows older than 90 days",
         "for a day (a computed key of the request: for an hour)",

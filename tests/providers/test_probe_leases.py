@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.core.circuit_breaker import Permit, Vote
 from ergon_framework.ports.providerstore import LaneKey
-from ergon_framework.providers.circuit import LEASE, Circuit, ProbeRenewer
+from ergon_framework.providers.circuit import PROBE_LEASE, Circuit, ProbeRenewer
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.pipeline.lanes import Lane
@@ -62,7 +62,7 @@ def test_a_killed_prober_keeps_nobody_out_for_long(circuits: list[Circuit], time
     dead, alive = circuits
     assert isinstance(dead.admit(), Permit)
     assert not isinstance(alive.admit(), Permit)
-    time.now += LEASE + 0.1
+    time.now += PROBE_LEASE + 0.1
     assert isinstance(alive.admit(), Permit)
 
 
@@ -71,29 +71,28 @@ def test_a_probe_under_way_keeps_its_place(circuits: list[Circuit], time: Time) 
     here, there = circuits
     permit = here.admit()
     assert isinstance(permit, Permit)
-    keeper = ProbeRenewer(time)
-    keeper.keep(here, permit, LEASE, CALL)
+    renewer = ProbeRenewer(time)
+    renewer.keep(here, permit, PROBE_LEASE, CALL)
     for _ in range(11):
-        time.now += LEASE
+        time.now += PROBE_LEASE
         # The thread of this process looks at its own clock; this is what it does.
-        time.now -= LEASE / 2
-        assert keeper.renew_due() is not None
+        time.now -= PROBE_LEASE / 2
+        assert renewer.renew_due() is not None
         assert not isinstance(there.admit(), Permit)
-        time.now += LEASE / 2
-        keeper.renew_due()
-    time.now = 1010.0 + CALL + LEASE + 0.1
-    assert keeper.renew_due() is None
+        time.now += PROBE_LEASE / 2
+        renewer.renew_due()
+    time.now = 1010.0 + CALL + PROBE_LEASE + 0.1
+    assert renewer.renew_due() is None
     assert isinstance(there.admit(), Permit)
 
 
-def test_a_probe_without_a_budget_keeps_its_place(
-    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_without_a_budget_keeps_its_place(tmp_path: Path, time: Time) -> None:
     """A call that may take as long as it likes is under way for longer than the cooldown."""
-    keeper = ProbeRenewer(time)
-    monkeypatch.setattr("ergon_framework.providers.circuit.PROBE_RENEWER", keeper)
+    renewer = ProbeRenewer(time)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
-    here, there = (CircuitBreaker(1, 1).circuit(store, LANE, None) for _ in range(2))
+    here, there = (
+        CircuitBreaker(1, 1, probe_renewer=renewer).circuit(store, LANE, None) for _ in range(2)
+    )
     here.report(Permit(0), Vote.FAILURE)
     time.now += 1.0
     there.refresh()
@@ -101,8 +100,8 @@ def test_a_probe_without_a_budget_keeps_its_place(
     assert isinstance(permit, Permit)
     here.keep(permit)
     for _ in range(20):
-        time.now += LEASE / 2
-        keeper.renew_due()
+        time.now += PROBE_LEASE / 2
+        renewer.renew_due()
         assert not isinstance(there.admit(), Permit)
     here.report(permit, Vote.SUCCESS)
     store.close()
@@ -112,10 +111,9 @@ def test_a_place_that_nobody_knows_of_is_not_renewed(
     tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A time limit strikes just when it was taken: the place is free when its lease is over."""
-    keeper = ProbeRenewer(time)
-    monkeypatch.setattr("ergon_framework.providers.circuit.PROBE_RENEWER", keeper)
+    renewer = ProbeRenewer(time)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
-    breaker = CircuitBreaker(1, 1)
+    breaker = CircuitBreaker(1, 1, probe_renewer=renewer)
     provider = Scripted(DOWN, retry_policy=ONCE, circuit_breaker=breaker, store=store)
     call(provider)
     time.now += 1.0
@@ -124,9 +122,9 @@ def test_a_place_that_nobody_knows_of_is_not_renewed(
         with pytest.raises(KeyboardInterrupt):
             call(provider)
     for _ in range(3):
-        keeper.renew_due()
+        renewer.renew_due()
         assert call(provider).reason_code == "circuit_open"
-        time.now += LEASE / 3 + 0.1
+        time.now += PROBE_LEASE / 3 + 0.1
     assert call(provider).success
     store.close()
 
@@ -156,11 +154,11 @@ def test_a_process_without_threads_to_spare_renews_probes_later(
             self.tokens.put(permit.token)
             return False
 
-    keeper, circuit = ProbeRenewer(), Renewed()
+    renewer, circuit = ProbeRenewer(), Renewed()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        keeper.keep(circuit, Permit(1, "first"), 0.003, CALL)
-    keeper.keep(circuit, Permit(1, "second"), 0.003, CALL)
+        renewer.keep(circuit, Permit(1, "first"), 0.003, CALL)
+    renewer.keep(circuit, Permit(1, "second"), 0.003, CALL)
     assert {circuit.tokens.get(timeout=CALL) for _ in range(2)} == {"first", "second"}
 
 

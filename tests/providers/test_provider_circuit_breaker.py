@@ -9,7 +9,7 @@ import pytest
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState, Probe, Vote
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import ALL_TENANTS, LaneKey, ProviderStore
-from ergon_framework.providers.circuit import LEASE, Circuit
+from ergon_framework.providers.circuit import PROBE_LEASE, Circuit
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderAuthError,
@@ -311,7 +311,7 @@ def test_a_lease_of_another_clock_does_not_keep_a_place(
     )
     provider = build(store)
     assert not call(provider).success
-    clock.advance(59.5 if isinstance(store, MemoryProviderStore) else LEASE - 0.5)
+    clock.advance(59.5 if isinstance(store, MemoryProviderStore) else PROBE_LEASE - 0.5)
     assert call(provider).retry_after_seconds == pytest.approx(0.5)
     clock.advance(0.5)
     assert call(provider).success

@@ -15,7 +15,6 @@ import pytest
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import ClaimResult, QuotaGrant, RecordBatch
 from ergon_framework.providers.base import ProviderBase
-from ergon_framework.providers.deadlines import LEAST, at_most, hurried, unhurried
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionResult
 from ergon_framework.providers.quota import QuotaPolicy
@@ -25,6 +24,7 @@ from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase
 from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskEnding, TaskGate, TaskOptions
+from ergon_framework.storage.deadlines import LEAST, PROVIDER_BUDGET
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import Scripted, WatchedStore, acall, call, rows, used
 
@@ -171,14 +171,14 @@ class Asked(MemoryProviderStore):
         self.waits: list[tuple[str, float]] = []
 
     def claim(self, *given: Any) -> ClaimResult:
-        self.waits.append(("claim", at_most(PATIENT)))
+        self.waits.append(("claim", PROVIDER_BUDGET.at_most(PATIENT)))
         return super().claim(*given)
 
     def reserve(self, *given: Any) -> QuotaGrant:
         raise StoreUnavailableError("no answer")
 
     def finish(self, *given: Any, **options: Any) -> bool:
-        self.waits.append(("finish", at_most(PATIENT)))
+        self.waits.append(("finish", PROVIDER_BUDGET.at_most(PATIENT)))
         return super().finish(*given, **options)
 
 
@@ -259,7 +259,7 @@ def test_a_look_at_the_circuit_leaves_time_for_the_call(colour: Colour) -> None:
 
         def no_answer(name: str) -> None:
             if name == "lane_state":
-                given.append(at_most(PATIENT))
+                given.append(PROVIDER_BUDGET.at_most(PATIENT))
                 raise StoreUnavailableError("no answer")
 
         store.before = no_answer
@@ -273,11 +273,23 @@ def test_a_look_at_the_circuit_leaves_time_for_the_call(colour: Colour) -> None:
 
 def test_patience_is_what_is_left() -> None:
     """Never more than the store's own, never less than it takes to say how it ended."""
-    assert at_most(5.0) == 5.0
-    assert hurried(None, lambda: at_most(5.0)) == 5.0
-    assert hurried(-1.0, lambda: at_most(5.0)) == LEAST
-    assert hurried(1000.0, lambda: at_most(5.0)) == 5.0
-    assert 5.0 < hurried(1000.0, lambda: at_most(5000.0)) <= 1000.0
-    assert hurried(0.0, lambda: hurried(1000.0, lambda: at_most(5.0))) == LEAST
-    assert hurried(0.0, lambda: unhurried(lambda: at_most(5.0))) == 5.0
-    assert at_most(5.0) == 5.0
+    assert PROVIDER_BUDGET.at_most(5.0) == 5.0
+    assert PROVIDER_BUDGET.run_within(None, lambda: PROVIDER_BUDGET.at_most(5.0)) == 5.0
+    assert PROVIDER_BUDGET.run_within(-1.0, lambda: PROVIDER_BUDGET.at_most(5.0)) == LEAST
+    assert PROVIDER_BUDGET.run_within(1000.0, lambda: PROVIDER_BUDGET.at_most(5.0)) == 5.0
+    assert (
+        5.0 < PROVIDER_BUDGET.run_within(1000.0, lambda: PROVIDER_BUDGET.at_most(5000.0)) <= 1000.0
+    )
+    assert (
+        PROVIDER_BUDGET.run_within(
+            0.0, lambda: PROVIDER_BUDGET.run_within(1000.0, lambda: PROVIDER_BUDGET.at_most(5.0))
+        )
+        == LEAST
+    )
+    assert (
+        PROVIDER_BUDGET.run_within(
+            0.0, lambda: PROVIDER_BUDGET.run_unlimited(lambda: PROVIDER_BUDGET.at_most(5.0))
+        )
+        == 5.0
+    )
+    assert PROVIDER_BUDGET.at_most(5.0) == 5.0

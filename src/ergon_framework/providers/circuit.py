@@ -35,17 +35,17 @@ from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import LaneFailure, LaneKey, LaneState, ProviderStore
-from ergon_framework.providers.deadlines import hurried
 from ergon_framework.providers.threads import BoundedThreads
+from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 
-LEASE = 5.0
+PROBE_LEASE = 5.0
 """Seconds that a probe in a shared store holds its place without being renewed."""
 
-LONGEST = 3600.0
+MAX_PROBE = 3600.0
 """Seconds for which the lease of a probe is renewed whose call has no timeout budget."""
 
-_PARTS = 3
-"""A lease is renewed when a third of it is over: one renewal may fail."""
+_RENEWALS_PER_LEASE = 3
+"""A lease is renewed when a third of it is over, so that one renewal may fail."""
 
 
 class RenewableProbe(Protocol):
@@ -80,7 +80,7 @@ class ProbeRenewer:
     def keep(self, circuit: RenewableProbe, permit: Permit, lease: float, longest: float) -> None:
         """Renew a probe's lease from now on, for at most ``longest`` seconds."""
         now = self._ticks()
-        kept = _KeptProbe(circuit, permit, lease, now + lease / _PARTS, now + longest)
+        kept = _KeptProbe(circuit, permit, lease, now + lease / _RENEWALS_PER_LEASE, now + longest)
         with self._changed:
             self._kept[permit.token] = kept
             if self._thread is None:
@@ -106,7 +106,7 @@ class ProbeRenewer:
             due = [each for each in self._kept.values() if each.due_at <= now]
         for each in due:
             is_held = now < each.until and _renewed(each)
-            each.due_at = self._ticks() + each.lease / _PARTS
+            each.due_at = self._ticks() + each.lease / _RENEWALS_PER_LEASE
             if not is_held:
                 self.forget(each.permit.token)
         with self._changed:
@@ -205,8 +205,10 @@ class Circuit:
         *,
         fresh_for: float = FRESH_FOR,
         longest_probe: float | None = None,
+        probe_renewer: ProbeRenewer = PROBE_RENEWER,
     ) -> None:
         """Probes are renewed for ``longest_probe`` seconds; None: they hold for their lease."""
+        self._probe_renewer = probe_renewer
         self._longest_probe = longest_probe
         self._is_slow = False
         """Whether the store, when last asked in vain, took its time about it."""
@@ -310,7 +312,7 @@ class Circuit:
         """Ask the store, and wait for it a moment only: a circuit can be told later."""
         began_at = monotonic()
         try:
-            answer = hurried(STORE_TIMEOUT, work)
+            answer = PROVIDER_BUDGET.run_within(STORE_TIMEOUT, work)
         except StoreError:
             self._is_slow = monotonic() - began_at >= STORE_TIMEOUT / 2
             raise
@@ -422,7 +424,7 @@ class Circuit:
         of no place to give back, and that place is free again when its lease is over.
         """
         if permit.token and self._longest_probe is not None:
-            PROBE_RENEWER.keep(self, permit, self.rule.probe_lease, self._longest_probe)
+            self._probe_renewer.keep(self, permit, self.rule.probe_lease, self._longest_probe)
 
     def renew_probe(self, permit: Permit) -> bool:
         """Prolong the lease of a probe; whether it still has its place."""
@@ -442,7 +444,7 @@ class Circuit:
     def report(self, permit: Permit, vote: Vote, failed: LaneFailure | None = None) -> None:
         """A call that was let in has ended; ``failed`` is what health tells of a failure."""
         if permit.token:
-            PROBE_RENEWER.forget(permit.token)
+            self._probe_renewer.forget(permit.token)
         if self.needs_report(permit, vote):
             by = self._witness()
             self._change(

@@ -22,7 +22,13 @@ from ergon_framework.engine.clocks import current_clock
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
-from ergon_framework.providers.circuit import LEASE, LONGEST, Circuit
+from ergon_framework.providers.circuit import (
+    MAX_PROBE,
+    PROBE_LEASE,
+    PROBE_RENEWER,
+    Circuit,
+    ProbeRenewer,
+)
 from ergon_framework.providers.decisions import DECISIONS
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
 from ergon_framework.providers.mapping.rules import canonical_or_rebuilt
@@ -71,10 +77,13 @@ class CircuitBreaker:
         half_open_max_calls: int = 1,
         half_open_success_threshold: int | None = None,
         probe_lease_seconds: float | None = None,
+        *,
+        probe_renewer: ProbeRenewer = PROBE_RENEWER,
     ) -> None:
         """``half_open_success_threshold`` is as many as there may be probes, unless given;
         ``probe_lease_seconds`` is 5 seconds in a store that processes share, and renewed while the
         probe is under way; in memory it is the cooldown, or a call's time if that is longer.
+        ``probe_renewer`` renews these leases; all breakers of a process share one.
         """
         check_count("failure_threshold", failure_threshold, least=1)
         check_seconds("open_cooldown_seconds", open_cooldown_seconds)
@@ -89,6 +98,7 @@ class CircuitBreaker:
         self.half_open_max_calls = half_open_max_calls
         self.half_open_success_threshold = half_open_success_threshold
         self.probe_lease_seconds = probe_lease_seconds
+        self._probe_renewer = probe_renewer
         self._circuits: dict[LaneKey, Circuit] = {}
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -103,7 +113,9 @@ class CircuitBreaker:
         """The same as the core's document; a probe may take as long as a call."""
         lease = self.probe_lease_seconds
         if lease is None:
-            lease = LEASE if is_shared else max(budget or 0.0, self.open_cooldown_seconds, 1.0)
+            lease = (
+                PROBE_LEASE if is_shared else max(budget or 0.0, self.open_cooldown_seconds, 1.0)
+            )
         return BreakerRule(
             self.failure_threshold,
             float(self.open_cooldown_seconds),
@@ -114,7 +126,7 @@ class CircuitBreaker:
 
     def longest_probe(self, budget: float | None) -> float:
         """Seconds after which a probe that did not report is given up in any case."""
-        longest = LONGEST if budget is None else budget
+        longest = MAX_PROBE if budget is None else budget
         return max(longest, self.open_cooldown_seconds, self.probe_lease_seconds or 1.0)
 
     # -- what it looks like --------------------------------------------------------------------
@@ -151,7 +163,12 @@ class CircuitBreaker:
         is_shared = not isinstance(store, MemoryProviderStore)
         longest = self.longest_probe(budget) if is_shared else None
         circuit = Circuit(
-            store, key, self.rule(budget, is_shared=is_shared), emit, longest_probe=longest
+            store,
+            key,
+            self.rule(budget, is_shared=is_shared),
+            emit,
+            longest_probe=longest,
+            probe_renewer=self._probe_renewer,
         )
         with self._lock:
             self._circuits[key] = circuit

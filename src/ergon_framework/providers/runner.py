@@ -31,7 +31,6 @@ from ergon_framework.ports.providerstore import (
 )
 from ergon_framework.providers import telemetry
 from ergon_framework.providers.base import ProviderBase
-from ergon_framework.providers.deadlines import hurried, unhurried
 from ergon_framework.providers.decisions import Decision, decisions
 from ergon_framework.providers.delivery.dead_letters import LetterIdentity, kept_payload, new_letter
 from ergon_framework.providers.delivery.idempotency import (
@@ -75,6 +74,7 @@ from ergon_framework.providers.tasks import (
 from ergon_framework.providers.telemetry import emit, log_ending
 from ergon_framework.providers.threads import offload
 from ergon_framework.providers.validation import validate_call
+from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 
 DONE = DeliveryDecision(TaskEnd.DONE)
 
@@ -272,7 +272,7 @@ class ProviderTaskRunner:
 
     def run(self, call: TaskCall) -> TaskEnding:
         """Make one delivery's call. What goes wrong with it is in the ending."""
-        return hurried(self._budget(), partial(self._run, call))
+        return PROVIDER_BUDGET.run_within(self._budget(), partial(self._run, call))
 
     def _run(self, call: TaskCall) -> TaskEnding:
         run = self._open(call)
@@ -291,10 +291,12 @@ class ProviderTaskRunner:
         began_at, now, budget = self._clock().now(), self._clock().now, self._budget()
 
         async def in_time(work: Callable[[], T], late: Callable[[], T] | None = None) -> T:
-            def hurriedly() -> T:
-                return hurried(None if budget is None else budget - (now() - began_at), work)
+            def within_budget() -> T:
+                return PROVIDER_BUDGET.run_within(
+                    None if budget is None else budget - (now() - began_at), work
+                )
 
-            return await offload(hurriedly, self._runtime.steps, within=budget, late=late)
+            return await offload(within_budget, self._runtime.steps, within=budget, late=late)
 
         try:
             await in_time(
@@ -545,7 +547,7 @@ class ProviderTaskRunner:
             return self._not_ours(run, run.overtaken_by)
         # Nobody writes it later, and without it a call that was made would be made again.
         work = partial(self._settled, run, result)
-        return unhurried(work) if result.attempts else work()
+        return PROVIDER_BUDGET.run_unlimited(work) if result.attempts else work()
 
     def _settled(self, run: CallDelivery, result: ProviderExecutionResult) -> TaskEnding:
         try:

@@ -71,6 +71,13 @@ Do not limit a write by it unless its outcome does not matter: a write cut off m
 """
 
 
+PROVIDER_BUDGET = TimeBudget("ergon_hurry")
+"""What is left of a provider call's timeout budget; the stores of provider calls obey this one.
+
+It is apart from ``CALL_BUDGET``: the provider's own code may use other stores during the call.
+"""
+
+
 _LOOK = 0.25  # seconds between two looks
 _IDLE_LOOKS = 40  # without anything to watch, before the thread ends
 

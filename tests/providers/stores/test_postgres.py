@@ -15,11 +15,10 @@ import pytest
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import ClaimState, RecordBatch
-from ergon_framework.providers.deadlines import hurried
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sql_tasks import KeyTable
-from ergon_framework.storage.deadlines import SocketWatchdog
+from ergon_framework.storage.deadlines import PROVIDER_BUDGET, SocketWatchdog
 from tests.providers.stores.store_factory import LANE, START, HandClock, attempt
 from tests.servers.postgres import PostgresServer
 
@@ -214,7 +213,7 @@ def test_a_call_in_a_hurry_waits_no_longer_than_it_can(server_store: SqlProvider
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailableError, match=r"did not answer within 0\.5 seconds"):
-            hurried(0.0, lambda: server_store.extend_cooldown(LANE, START + 1))
+            PROVIDER_BUDGET.run_within(0.0, lambda: server_store.extend_cooldown(LANE, START + 1))
         assert server_store.extend_cooldown(LANE, START + 1) == START + 1
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -11,12 +11,12 @@ from ergon_framework.core.guard import Do
 from ergon_framework.engine.clocks import asleep_until, sleep_until
 from ergon_framework.errors import HookError
 from ergon_framework.ports.providerstore import AttemptRow
-from ergon_framework.providers.deadlines import LEAST, hurried
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.pipeline.guarded_call import GuardedCall
 from ergon_framework.providers.pipeline.request import AttemptBody
 from ergon_framework.providers.threads import NotBegunError, Outcome, ThreadAttempt, offload
+from ergon_framework.storage.deadlines import LEAST, PROVIDER_BUDGET
 
 if TYPE_CHECKING:
     from ergon_framework.providers.execution import OnFailure
@@ -39,7 +39,7 @@ def run_call(
 ) -> ProviderExecutionResult:
     """Do what the machine says, in this thread, until it says that it is over."""
     work = partial(_run_steps, runtime, call, body, None, on_failure)
-    return work() if runtime.is_local else hurried(call.seconds_left, work)
+    return work() if runtime.is_local else PROVIDER_BUDGET.run_within(call.seconds_left, work)
 
 
 def run_fast(
@@ -60,13 +60,13 @@ def run_fast(
     if ended is not None:
         result, row = ended
         if runtime.options.durable:
-            hurried(fast.seconds_left, partial(runtime.conclude, result, [row]))
+            PROVIDER_BUDGET.run_within(fast.seconds_left, partial(runtime.conclude, result, [row]))
         else:
             runtime.recorder.add([row])
         return result
     call = fast.to_guarded_call()
     work = partial(_run_steps, runtime, call, body, _judged(call, data, raised), on_failure)
-    return work() if runtime.is_local else hurried(call.seconds_left, work)
+    return work() if runtime.is_local else PROVIDER_BUDGET.run_within(call.seconds_left, work)
 
 
 def _run_steps(
@@ -94,8 +94,10 @@ def _too_late(
     runtime: ProviderRuntime, fast: FastPathCall, on_failure: OnFailure | None
 ) -> ProviderExecutionResult:
     call = fast.to_guarded_call()
-    result, rows = hurried(call.seconds_left, call.too_late)
-    hurried(call.seconds_left, partial(runtime.conclude, result, rows, on_failure))
+    result, rows = PROVIDER_BUDGET.run_within(call.seconds_left, call.too_late)
+    PROVIDER_BUDGET.run_within(
+        call.seconds_left, partial(runtime.conclude, result, rows, on_failure)
+    )
     return result
 
 
@@ -230,14 +232,14 @@ async def _step(
     """One step of a call, which waits for the store no longer than the call's time lasts."""
     if is_quick:
         return work()
-    return await offload(lambda: hurried(call.seconds_left, work), runtime.steps)
+    return await offload(lambda: PROVIDER_BUDGET.run_within(call.seconds_left, work), runtime.steps)
 
 
 async def _look(runtime: ProviderRuntime, call: GuardedCall, look: StoreLook) -> Do:
     """Look at the gates, in half of the time that is left; then go by what is known of them."""
     left = call.seconds_left
     return await offload(
-        lambda: hurried(call.seconds_left, look),
+        lambda: PROVIDER_BUDGET.run_within(call.seconds_left, look),
         runtime.steps,
         within=None if left is None else left / 2,
         late=partial(look, looks=False),
@@ -252,7 +254,7 @@ async def _ask(
         return ask()
     left = call.seconds_left
     return await offload(
-        lambda: hurried(call.seconds_left, ask),
+        lambda: PROVIDER_BUDGET.run_within(call.seconds_left, ask),
         runtime.steps,
         within=None if left is None else max(left, LEAST),
         late=late,

@@ -18,7 +18,6 @@ from ergon_framework.core.guard import Stopped
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow
 from ergon_framework.providers.circuit import CLEAR
-from ergon_framework.providers.deadlines import hurried
 from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.execution import (
     ProviderAttempt,
@@ -35,6 +34,7 @@ from ergon_framework.providers.pipeline.guarded_call import (
 from ergon_framework.providers.pipeline.lanes import Lane, Permits
 from ergon_framework.providers.pipeline.options import CallPolicy
 from ergon_framework.providers.quota import Reservation
+from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 
 if TYPE_CHECKING:
     from ergon_framework.providers.pipeline.runtime import ProviderRuntime
@@ -230,7 +230,9 @@ def try_fast_path(
                 reservation = limiter.reserve(given.units)
             else:
                 left = seconds_of(given, runtime.options.timeout_budget_seconds)
-                reservation = hurried(left, partial(limiter.reserve, given.units))
+                reservation = PROVIDER_BUDGET.run_within(
+                    left, partial(limiter.reserve, given.units)
+                )
         except StoreError:
             call = runtime.new_call(lane, who, given)
             call.unanswered(began_at)

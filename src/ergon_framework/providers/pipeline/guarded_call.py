@@ -18,7 +18,6 @@ from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow, LaneFailure, LaneKey
 from ergon_framework.providers.circuit_breaker import circuit_open
-from ergon_framework.providers.deadlines import hurried
 from ergon_framework.providers.decisions import Decision, Spend
 from ergon_framework.providers.errors import (
     ProviderDependencyError,
@@ -40,6 +39,7 @@ from ergon_framework.providers.pipeline.lanes import Lane, Permits
 from ergon_framework.providers.pipeline.options import CallPolicy
 from ergon_framework.providers.quota import Reservation
 from ergon_framework.providers.validation import check_units
+from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 
 _LONGEST_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
 
@@ -638,7 +638,7 @@ class GuardedCall:
         """Bring the view of the circuits up to date, in half of the time it has left."""
         if not self._lane.is_fresh:
             left = self.seconds_left
-            hurried(None if left is None else left / 2, self._lane.refresh)
+            PROVIDER_BUDGET.run_within(None if left is None else left / 2, self._lane.refresh)
 
     def _gates(self, now: float) -> tuple[float | None, float]:
         wait = self._lane.refused_for()

@@ -24,9 +24,9 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.transfer import read_move_state
-from ergon_framework.providers.deadlines import at_most
 from ergon_framework.providers.redaction import describe_safely
 from ergon_framework.providers.telemetry import emit
+from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 from ergon_framework.storage.failpoints import declare
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class LazyOpen(Generic[T]):
 
     def _open(self, asked_at: float) -> T:
         lock = self._lock
-        if not lock.acquire(timeout=at_most(threading.TIMEOUT_MAX)):
+        if not lock.acquire(timeout=PROVIDER_BUDGET.at_most(threading.TIMEOUT_MAX)):
             raise StoreUnavailableError("the store is still being opened", remedy="try again")
         try:
             if self.value is not None:

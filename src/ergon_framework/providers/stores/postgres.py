@@ -32,7 +32,6 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.providers.deadlines import at_most
 from ergon_framework.providers.migrations import HEAD
 from ergon_framework.providers.migrations.commands import current, upgrade
 from ergon_framework.providers.migrations.database import Database
@@ -51,7 +50,7 @@ from ergon_framework.providers.stores.database import (
     to_datetime,
 )
 from ergon_framework.storage.connection_errors import as_unavailable
-from ergon_framework.storage.deadlines import HasSocket, SocketWatchdog
+from ergon_framework.storage.deadlines import PROVIDER_BUDGET, HasSocket, SocketWatchdog
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.postgres import errors
 from ergon_framework.storage.postgres.errors import turns_for
@@ -282,7 +281,7 @@ class PostgresProviderDatabase:
         try:
             return self._transact(work, timeout)
         except StoreUnavailableError as error:
-            if not error.details.get("is_lost") or at_most(timeout) < timeout:
+            if not error.details.get("is_lost") or PROVIDER_BUDGET.at_most(timeout) < timeout:
                 raise
             # Only reads are tried again: of a write nobody knows whether it was committed.
             return self._transact(work, timeout)
@@ -308,7 +307,7 @@ class PostgresProviderDatabase:
     def _transact(self, work: Callable[[SqlCursor], T], timeout: float) -> T:
         for turn in itertools.count(1):
             connection = self._take()
-            given = at_most(timeout)
+            given = PROVIDER_BUDGET.at_most(timeout)
             wait = self._watchdog.at_most(given, _socket_of(connection))
             try:
                 with wait:
@@ -400,7 +399,7 @@ class PostgresProviderDatabase:
 
     def _connect(self, dialect: Any, _: Any, where: Any, how: dict[str, Any]) -> Any:
         connect = partial(dialect.connect, *where, **{**how, "autocommit": True})
-        seconds = at_most(_CONNECT_TIMEOUT)
+        seconds = PROVIDER_BUDGET.at_most(_CONNECT_TIMEOUT)
         if seconds < _CONNECT_TIMEOUT:
             return connect_within(partial(self._owned, connect), seconds)
         return self._owned(connect)
@@ -418,7 +417,7 @@ class PostgresProviderDatabase:
         return connection
 
     def _set_up_session(self, connection: Any, record: Any) -> None:
-        with self._watchdog.at_most(at_most(_PING_TIMEOUT), connection):
+        with self._watchdog.at_most(PROVIDER_BUDGET.at_most(_PING_TIMEOUT), connection):
             connection.execute(self._session_setup)
             connection.autocommit = False
         record.info["at"] = self._ticks()
@@ -432,7 +431,7 @@ class PostgresProviderDatabase:
         if used_at > self._doubted_at and self._ticks() - used_at < _PING_AFTER:
             return
         try:
-            with self._watchdog.at_most(at_most(_PING_TIMEOUT), connection):
+            with self._watchdog.at_most(PROVIDER_BUDGET.at_most(_PING_TIMEOUT), connection):
                 connection.execute("SELECT 1")
                 connection.rollback()
         except psycopg.Error as error:
@@ -468,7 +467,9 @@ class PostgresProviderDatabase:
         try:
             with (
                 self._engine.begin() as connection,
-                self._watchdog.at_most(at_most(_SETUP_TIMEOUT), _socket_of(connection.connection)),
+                self._watchdog.at_most(
+                    PROVIDER_BUDGET.at_most(_SETUP_TIMEOUT), _socket_of(connection.connection)
+                ),
             ):
                 found = current(connection)
                 if found is None:

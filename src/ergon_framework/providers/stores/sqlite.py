@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
-from ergon_framework.providers.deadlines import at_most
 from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
 from ergon_framework.providers.stores.database import (
     AFTER,
@@ -32,6 +31,7 @@ from ergon_framework.providers.stores.database import (
     refuse_moved_tables,
     to_datetime,
 )
+from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sqlite.connections import connect, open_reader
 from ergon_framework.storage.sqlite.database import Database
@@ -188,7 +188,7 @@ class SqliteProviderDatabase:
             failpoint(BEFORE[call])
             return result
 
-        seconds = at_most(self._patience)
+        seconds = PROVIDER_BUDGET.at_most(self._patience)
         within = seconds if seconds < self._patience else None
         try:
             result = self._lazy.get().write(whole, is_synced=is_synced, within=within)
