@@ -36,6 +36,7 @@ from ergon_framework.errors import StoreError
 from ergon_framework.ports.notice import Emit
 from ergon_framework.ports.providerstore import LaneFailure, LaneKey, LaneState, ProviderStore
 from ergon_framework.providers.threads import BoundedThreads
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 
 PROBE_LEASE = 5.0
@@ -148,8 +149,8 @@ REFRESH_THREADS = BoundedThreads("ergon-gates", 4)
 CLEAR, LOOK = 0.0, -1.0
 """Of a glance: go right through, or take a closer look."""
 
-_TURNS = 100
-"""Swaps lost in a row before the view alone decides: somebody writes without end."""
+_MAX_CONFLICTS = 100
+"""Swaps lost in a row before the view alone decides: another process writes without end."""
 
 Change = Callable[[Breaker, float], tuple[Breaker, Permit | CircuitRefusal | None]]
 
@@ -483,49 +484,58 @@ class Circuit:
     # -- swapping ------------------------------------------------------------------------------
 
     def _change(
-        self, change: Change, *, is_told: bool = False, failed: LaneFailure | None = None
+        self, change: Change, failed: LaneFailure | None = None
     ) -> Permit | CircuitRefusal | None:
-        """Change the circuit; ``is_told`` says that people know of it already."""
-        try_it = partial(self._try, change=change, failed=failed, is_told=is_told)
-        for _ in range(_TURNS):
-            answer, is_settled = try_it(self._view, is_last=False)
-            if is_settled:
-                return answer
-        return try_it(self._view, is_last=True)[0]
+        """Change the circuit here and in the store; what the change answers."""
+        swap = partial(self._swap, change, failed)
+        try:
+            return retry_conflicts(swap, max_attempts=_MAX_CONFLICTS)
+        except ConflictError:
+            return swap(is_last=True)
 
     def _write(self, version: int, after: Breaker, failed: LaneFailure | None) -> bool:
         if failed is not None and self._tells_failures:
             return self._store.compare_and_set(self.key, version, after, failed=failed)
         return self._store.compare_and_set(self.key, version, after)
 
-    def _try(
-        self,
-        view: LaneState,
-        *,
-        change: Change,
-        failed: LaneFailure | None,
-        is_last: bool,
-        is_told: bool,
-    ) -> tuple[Permit | CircuitRefusal | None, bool]:
+    def _swap(
+        self, change: Change, failed: LaneFailure | None, *, is_last: bool = False
+    ) -> Permit | CircuitRefusal | None:
+        """Apply the change to the view and write it; ``ConflictError`` when others were faster.
+
+        The last attempt is not repeated: the process then goes by its own view.
+        """
+        view = self._view
         after, answer = change(view.breaker, self._store.now())
         if after is view.breaker:
-            return answer, True
+            return answer
+        is_swapped = self._is_written(view, after, failed)
+        if is_swapped is None:  # the store is away: the change is kept here, and written later
+            if self._keep_unwritten(view, after) or is_last:
+                return answer
+            raise ConflictError  # another thread has changed the view
+        if not is_swapped:
+            if not is_last:
+                self._reread(view)
+                raise ConflictError
+            if isinstance(answer, Permit):
+                return None  # a probe that the store does not know of would be one too many
+        self._keep(view, after, view.version + is_swapped, is_ahead=False)
+        if after.generation != view.breaker.generation:
+            self._emit_change(after)
+        return answer
+
+    def _is_written(
+        self, view: LaneState, after: Breaker, failed: LaneFailure | None
+    ) -> bool | None:
+        """Whether the store took the change; None when it did not answer."""
         if self._is_down():
-            return answer, self._keep_unwritten(view, after)
+            return None
         try:
-            is_swapped = self._ask(lambda: self._write(view.version, after, failed))
+            return self._ask(lambda: self._write(view.version, after, failed))
         except StoreError:
             self._mark_store_down()
-            return answer, self._keep_unwritten(view, after)
-        if not is_swapped and not is_last:
-            self._reread(view)
-            return answer, False
-        if not is_swapped and isinstance(answer, Permit):
-            return None, True  # a place that nobody knows of would be one too many
-        self._keep(view, after, view.version + is_swapped, is_ahead=False)
-        if not is_told and after.generation != view.breaker.generation:
-            self._emit_change(after)
-        return answer, True
+            return None
 
     def _keep_unwritten(self, view: LaneState, after: Breaker) -> bool:
         """Keep a change that the store does not know of yet; people are told of it all the same."""

@@ -16,7 +16,7 @@ from ergon_framework.ports.providerstore import LaneKey, ProviderStore, RecordBa
 from ergon_framework.providers.recorder import Recorder, recorder_of
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.stores.sql_attempts import _add_minutes
+from ergon_framework.providers.stores.sql_attempts import add_minutes
 from ergon_framework.providers.stores.sql_lanes import breaker_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.providers.stores.conftest import Opener
@@ -150,10 +150,10 @@ class PruningCursor:
 def test_a_minute_that_is_pruned_under_our_hands_is_written_anew() -> None:
     """Not for ever: who prunes what is being written must stop."""
     cursor: Any = PruningCursor(2)
-    _add_minutes(cursor, [({}, Rollup())])
+    add_minutes(cursor, [({}, Rollup())])
     assert cursor.added == 1
     with pytest.raises(StoreUnavailableError, match="comes and goes"):
-        _add_minutes(PruningCursor(99), [({}, Rollup())])  # type: ignore[arg-type]
+        add_minutes(PruningCursor(99), [({}, Rollup())])  # type: ignore[arg-type]
 
 
 def test_a_memory_store_forgets_lanes_that_hold_nobody_back(clock: HandClock) -> None:

@@ -43,6 +43,7 @@ from ergon_framework.providers.stores.planning import (
 )
 from ergon_framework.providers.stores.sql_lanes import breaker_of, new_id
 from ergon_framework.providers.stores.sql_tasks import add_letters
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.sql_files import load
 
 _SQL = load(PACKAGE, "attempts.sql")
@@ -200,7 +201,7 @@ def _rollup_of(succeeded: int, failed: int, dead_lettered: int, histogram: Any) 
 
 _ROLLUP, _ADD_ROLLUP, _SET_ROLLUP = _SQL["rollup"], _SQL["add_rollup"], _SQL["set_rollup"]
 _NOTE, _RATES = _SQL["note"], _SQL["rates"]
-_TURNS = 3  # a minute is looked for, and put in, before somebody else must be told to stop
+_MAX_CONFLICTS = 3  # tries to find a minute or to insert it
 _LANE_ROWS, _RUNNING = _SQL["lanes"], load(PACKAGE, "quota.sql")["running"]
 _LANES_PER_TRANSACTION = 500  # whose rates one transaction brings up to date
 _MAX_INTEGER = (1 << 31) - 1
@@ -322,7 +323,7 @@ class AttemptTables:
         notes = roll_up(row for row in rows if row.id in fresh)
         # In one order for everybody: two who write the same lanes must not wait for each other.
         keys, at = sorted(notes), to_db_time(now)
-        _add_minutes(
+        add_minutes(
             cursor,
             [
                 ({**key._asdict(), "minute": to_db_time(minute), "now": at}, rollup)
@@ -365,8 +366,8 @@ class AttemptTables:
         ]
 
 
-def _add_minutes(cursor: SqlCursor, minutes: list[tuple[dict[str, Any], Rollup]]) -> None:
-    """Add to each minute what a batch says of it; who adds to one keeps others from it."""
+def add_minutes(cursor: SqlCursor, minutes: list[tuple[dict[str, Any], Rollup]]) -> None:
+    """Add a batch to the roll-ups of its minutes, and lock each row until the commit."""
     found = cursor.fetch_each(_ROLLUP, [values for values, _ in minutes])
     fresh = [each for each, rows in zip(minutes, found, strict=True) if not rows]
     known = [(*each, rows[0]) for each, rows in zip(minutes, found, strict=True) if rows]
@@ -382,18 +383,26 @@ def _add_minutes(cursor: SqlCursor, minutes: list[tuple[dict[str, Any], Rollup]]
 
 
 def _minute_of_another(cursor: SqlCursor, values: dict[str, Any], rollup: Rollup) -> Row | None:
-    """The minute as somebody who was faster wrote it; None when ours is in after all.
+    """The minute as another process inserted it first; None when ours is in after all.
 
-    It may be there when it is to be inserted and gone when it is to be read: pruned in between.
+    The minute may be there when it is to be inserted and gone when it is to be read: pruned in
+    between.
     """
-    for _ in range(_TURNS):
+
+    def attempt() -> Row | None:
         if rows := cursor.fetch(_ROLLUP, values):
             return rows[0]
         if cursor.fetch(_ADD_ROLLUP, {**values, **_columns(rollup)}):
             return None
-    raise StoreUnavailableError(
-        "a minute's roll-up comes and goes under our hands",
-        remedy="prune only what is older than the calls that are being recorded",
+        raise ConflictError
+
+    return retry_conflicts(
+        attempt,
+        max_attempts=_MAX_CONFLICTS,
+        give_up=lambda: StoreUnavailableError(
+            "a minute's roll-up comes and goes under our hands",
+            remedy="prune only what is older than the calls that are being recorded",
+        ),
     )
 
 

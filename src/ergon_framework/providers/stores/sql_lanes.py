@@ -6,6 +6,7 @@ Each reservation of units is one statement that takes all of them or none.
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -24,20 +25,21 @@ from ergon_framework.providers.stores.database import (
     same_instant,
 )
 from ergon_framework.providers.telemetry import logger
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.sql_files import load
 
 _CIRCUIT_SQL = load(PACKAGE, "circuits.sql")
-_STANDING, _FIRST_SWAP = _CIRCUIT_SQL["standing"], _CIRCUIT_SQL["first_swap"]
-_SWAP, _COOL = _CIRCUIT_SQL["swap"], _CIRCUIT_SQL["cool"]
-_MOST_FAILURES = (1 << 31) - 1
+_LANE_STATE, _FIRST_SWAP = _CIRCUIT_SQL["standing"], _CIRCUIT_SQL["first_swap"]
+_SWAP, _EXTEND_COOLDOWN = _CIRCUIT_SQL["swap"], _CIRCUIT_SQL["cool"]
+_MAX_FAILURES = (1 << 31) - 1
 
 _QUOTA_SQL = load(PACKAGE, "quota.sql")
 _SPEND, _TAKE, _NEWEST = _QUOTA_SQL["spend"], _QUOTA_SQL["take"], _QUOTA_SQL["newest"]
 _REFUSE, _REFUND = _QUOTA_SQL["refuse"], _QUOTA_SQL["refund"]
-_MOST_UNITS = (1 << 62) - 1
-_MARK_EVERY = 1.0
+_MAX_UNITS = (1 << 62) - 1
+_MARK_INTERVAL = 1.0
 """Seconds between two marks on a window that is used up: many callers may be refused."""
-_TURNS = 3
+_MAX_CONFLICTS = 3
 
 
 class _Detail(msgspec.Struct, omit_defaults=True):
@@ -66,7 +68,7 @@ class LaneTables:
     def lane_state(self, key: LaneKey) -> LaneState:
         """How a lane stands; a fresh one when nobody has written it."""
         values = key._asdict()
-        found = self._database.read(lambda cursor: cursor.fetch(_STANDING, values))
+        found = self._database.read(lambda cursor: cursor.fetch(_LANE_STATE, values))
         if not found:
             return LaneState()
         *circuit, cooldown_until, version = found[0]
@@ -106,7 +108,7 @@ class LaneTables:
         }
 
         def work(cursor: SqlCursor) -> Any:
-            return cursor.fetch(_COOL, values)[0][0]
+            return cursor.fetch(_EXTEND_COOLDOWN, values)[0][0]
 
         held = from_db_time(self._database.write("cool", work, is_synced=False))
         return until if same_instant(held, until) else held
@@ -117,8 +119,8 @@ class LaneTables:
         values = {
             **key._asdict(),
             "start": database.to_db_time(window.start),
-            "limit": min(limit, _MOST_UNITS),
-            "units": min(units, _MOST_UNITS),
+            "limit": min(limit, _MAX_UNITS),
+            "units": min(units, _MAX_UNITS),
             "now": database.to_db_time(now),
             "latest": database.to_db_time(latest_start(window, now)),
         }
@@ -130,7 +132,7 @@ class LaneTables:
             more = {
                 "id": new_id(),
                 "end": database.to_db_time(window.end),
-                "lately": database.to_db_time(now - _MARK_EVERY),
+                "lately": database.to_db_time(now - _MARK_INTERVAL),
             }
             return _open_or_refuse(cursor, {**values, **more}, window)
 
@@ -142,7 +144,7 @@ class LaneTables:
         values = {
             **key._asdict(),
             "start": to_db_time(window.start),
-            "units": min(units, _MOST_UNITS),
+            "units": min(units, _MAX_UNITS),
             "now": to_db_time(self._database.now()),
         }
         self._database.write(
@@ -166,7 +168,7 @@ class LaneTables:
         )
         return {
             "breaker_state": breaker.state.value,
-            "consecutive_failures": min(breaker.failures, _MOST_FAILURES),
+            "consecutive_failures": min(breaker.failures, _MAX_FAILURES),
             "open_until": self._database.to_db_time(breaker.open_until),
             "breaker_detail": _encode(detail).decode(),
         }
@@ -196,12 +198,12 @@ def breaker_of(
             tuple(found.heard),
         )
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
-        _warn(key, type(error).__name__)
+        _warn_unreadable(key, type(error).__name__)
         return CLOSED
 
 
 @lru_cache(maxsize=1000)
-def _warn(key: LaneKey, error: str) -> None:
+def _warn_unreadable(key: LaneKey, error: str) -> None:
     """Once for each lane: the row is read again and again."""
     text = "the circuit of %s cannot be read and counts as closed: %s"
     logger.warning(text, "/".join(key), error)
@@ -213,9 +215,15 @@ def new_id() -> str:
 
 
 def _open_or_refuse(cursor: SqlCursor, values: dict[str, Any], window: Window) -> QuotaGrant:
-    """Why nothing could be spent: a window that is new, not the newest any more, or used up."""
+    """Why nothing could be spent: the window is new, not the newest any more, or used up.
+
+    Units that another process takes at the same moment are a conflict; after a few of them the
+    caller is refused, because the window is nearly used up then.
+    """
     limit, used = values["limit"], 0
-    for _ in range(_TURNS):
+
+    def attempt() -> QuotaGrant | None:
+        nonlocal window, used
         newest = cursor.fetch(_NEWEST, values)
         if newest and newest[0][0] > values["start"]:
             # The caller's clock is behind, or was set back: an old budget is not opened again.
@@ -225,12 +233,18 @@ def _open_or_refuse(cursor: SqlCursor, values: dict[str, Any], window: Window) -
         elif newest and newest[0][0] == values["start"]:
             used = newest[0][2]
             if used + values["units"] > limit:
-                break
-            # Somebody else opened it just now, and there is enough for both.
+                return None
+            # Another process opened it just now, and there is enough for both.
             taken = cursor.fetch(_SPEND, values)
         else:
             taken = cursor.fetch(_TAKE, values)
-        if taken:
-            return QuotaGrant(QuotaUsage(window, limit, taken[0][0]), is_granted=True)
+        if not taken:
+            raise ConflictError
+        return QuotaGrant(QuotaUsage(window, limit, taken[0][0]), is_granted=True)
+
+    with suppress(ConflictError):
+        granted = retry_conflicts(attempt, max_attempts=_MAX_CONFLICTS)
+        if granted is not None:
+            return granted
     cursor.execute(_REFUSE, values)
     return QuotaGrant(QuotaUsage(window, limit, used), is_granted=False)

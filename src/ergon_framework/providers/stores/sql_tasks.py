@@ -37,11 +37,12 @@ from ergon_framework.providers.stores.planning import (
     status_after,
     to_json,
 )
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.sql_files import load
 
 _KEY_SQL = load(PACKAGE, "keys.sql")
-_MESSAGE = 2000
-_TURNS = 5
+_MAX_MESSAGE = 2000  # characters of an error message that are kept
+_MAX_CONFLICTS = 5
 _LARGE = 1 << 20  # characters of a result that the database needs more time for
 
 
@@ -96,7 +97,7 @@ class KeyTable:
             "status": status_after(reason_code, may_run_again=may_run_again).value,
             "result": kept,
             "reason_code": reason_code,
-            "error_message": None if message is None else truncated(message, _MESSAGE),
+            "error_message": None if message is None else truncated(message, _MAX_MESSAGE),
             "now": self._database.to_db_time(self._database.now()),
         }
         is_large = kept is not None and len(kept) > _LARGE
@@ -114,12 +115,13 @@ class KeyTable:
 
     def _take(self, cursor: SqlCursor, values: dict[str, Any], now: float) -> ClaimResult | None:
         """Take the key, or say why not."""
-        for _ in range(_TURNS):
+
+        def attempt() -> ClaimResult | None:
             found = cursor.fetch(_KEY_SQL["find"], values)
             if not found:
                 if cursor.execute(_KEY_SQL["add"], values):
                     return None
-                continue  # somebody else was faster, and has it now
+                raise ConflictError  # another process has inserted the key meanwhile
             record = self._healed(cursor, values, _record_of(*found[0]), now)
             no = decide_claim(record, values["fingerprint"], values["owner"], now)
             if no is not None:
@@ -127,8 +129,14 @@ class KeyTable:
             held = {**values, "holder": record.owner, "status": record.status}
             if cursor.execute(_KEY_SQL["take_over"], held):
                 return None
-        raise StoreUnavailableError(
-            "an idempotency key changes hands all the time", remedy="try again"
+            raise ConflictError  # another process has taken the key over meanwhile
+
+        return retry_conflicts(
+            attempt,
+            max_attempts=_MAX_CONFLICTS,
+            give_up=lambda: StoreUnavailableError(
+                "an idempotency key changes hands all the time", remedy="try again"
+            ),
         )
 
     def _healed(
@@ -137,7 +145,7 @@ class KeyTable:
         """The key with a lease that counts from now on, if its own is from after now."""
         if lease_after_clock_change(record, now) is None:
             return record
-        # Whoever waited for the database may have an old instant in cursor, and no clock was set.
+        # A caller that waited for the database has an old ``now``: then no clock was set.
         restated = lease_after_clock_change(record, self._database.now())
         if restated is None:
             return record
@@ -296,7 +304,7 @@ def _row_of(letter: DeadLetter, database: ProviderDatabase) -> Row:
         truncated(letter.correlation_id, 255),
         letter.reason_code,
         truncated(letter.error_type, 255),
-        truncated(letter.error_message, _MESSAGE),
+        truncated(letter.error_message, _MAX_MESSAGE),
         letter.attempts,
         database.to_db_time(letter.occurred_at),
         letter.http_status,
