@@ -1,4 +1,8 @@
-"""``[providers]`` and ``[providers.NAME]``: the store of provider calls, and who is called how."""
+"""``[providers]`` and ``[providers.NAME]``: the store of provider calls, and who is called how.
+
+Durations are numbers of seconds. A key is called like the parameter in Python without its unit:
+``window`` here is ``window_seconds`` of ``QuotaPolicy``.
+"""
 
 from __future__ import annotations
 
