@@ -21,11 +21,11 @@ def recorded_locks(package: str) -> Iterator[list[threading.Lock]]:
             locks.append(lock)
         return lock
 
-    threading.Lock = recorded  # type: ignore[misc, assignment]
+    threading.Lock = recorded  # type: ignore[assignment]
     try:
         yield locks
     finally:
-        threading.Lock = make  # type: ignore[misc]
+        threading.Lock = make
 
 
 @contextmanager

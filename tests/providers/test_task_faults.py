@@ -195,7 +195,7 @@ def test_only_ones_own_hold_is_removed(place: Path) -> None:
 def test_what_the_dead_left_behind_is_swept(place: Path) -> None:
     """A day later, and only what nobody holds."""
     locks = OwnerLocks(sweep_interval=0.0)
-    files = {}
+    files: dict[str, Path] = {}
     for name in ("dead", "young"):
         os.close(lock_as_another_process(name, "o"))
         (files[name],) = set(place.iterdir()) - set(files.values())

@@ -294,6 +294,9 @@ def test_timeouts_of_a_session_unless_the_url_says_otherwise(
     from ergon_framework.providers.stores.postgres import PostgresProviderDatabase
 
     with closing(PostgresProviderDatabase(database_of(postgres_url + options))) as database:
-        for name, expected in (("lock_timeout", lock), ("statement_timeout", statement)):
-            found = database.read(lambda cursor, name=name: cursor.fetch(f"SHOW {name}", {}))
-            assert found == [(expected,)]
+        found = database.read(
+            lambda cursor: [
+                cursor.fetch(f"SHOW {each}_timeout", {}) for each in ("lock", "statement")
+            ]
+        )
+        assert found == [[(lock,)], [(statement,)]]
