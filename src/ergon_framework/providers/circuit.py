@@ -50,7 +50,7 @@ _RENEWALS_PER_LEASE = 3
 
 
 class RenewableProbe(Protocol):
-    """A circuit, as the keeper sees it."""
+    """A circuit, as far as the renewer needs it."""
 
     def renew_probe(self, permit: Permit) -> bool:
         """Prolong the lease of a probe; whether it still has its place."""
@@ -66,14 +66,14 @@ class _KeptProbe:
 
 
 class ProbeRenewer:
-    """The probes of one process. Any thread may call any method."""
+    """Renews the leases of this process's probes, on one thread. Any thread may call any method."""
 
     def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
         self._ticks = ticks
         self.renew()
 
     def renew(self) -> None:
-        """In a forked child: the probes are the parent's."""
+        """In a forked child: forget the probes, which the parent renews."""
         self._kept: dict[str, _KeptProbe] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -95,7 +95,7 @@ class ProbeRenewer:
             self._thread = thread
 
     def forget(self, token: str) -> None:
-        """The call has ended."""
+        """Renew a probe no longer: its call has ended."""
         if self._kept:
             with self._changed:
                 self._kept.pop(token, None)
@@ -127,27 +127,27 @@ def _renewed(kept: _KeptProbe) -> bool:
     try:
         return kept.circuit.renew_probe(kept.permit)
     except StoreError:
-        return True  # it may answer next time
+        return True  # the store may answer next time; the lease lasts for two more renewals
 
 
 PROBE_RENEWER = ProbeRenewer()
-"""Of this process."""
+"""The renewer of this process."""
 os.register_at_fork(after_in_child=PROBE_RENEWER.renew)
 
 
 T = TypeVar("T")
 
 FRESH_FOR = 1.0
-"""Seconds after which the view is read anew."""
+"""Seconds after which a circuit reads the store again."""
 
 STORE_TIMEOUT = 0.5
-"""Seconds that a caller waits for the store to tell of a circuit, or to be told."""
+"""Seconds that a call waits for the store to read or write a circuit."""
 
 REFRESH_THREADS = BoundedThreads("ergon-gates", 4)
-"""For looks at a store that nobody waits for."""
+"""Read the state of circuits from a store that hangs, so that no call waits for it."""
 
 CLEAR, LOOK = 0.0, -1.0
-"""Of a glance: go right through, or take a closer look."""
+"""Answers of ``Circuit.peek``: the call may pass at once, or the gates have to be asked."""
 
 _MAX_CONFLICTS = 100
 """Swaps lost in a row before the view alone decides: another process writes without end."""
@@ -174,10 +174,10 @@ new_token = _Tokens()
 
 
 def _stores_failures(store: ProviderStore) -> bool:
-    """Whether a store writes a failure with the circuit that it changed.
+    """Whether ``compare_and_set`` of a store takes the failure that changed the circuit.
 
-    One of somebody else may have been made before there was a parameter for it, and one that
-    stands in front of another may have its methods from there.
+    A user's own store may be older than that parameter. A store that wraps another one may have
+    no such method in its class.
     """
     method = getattr(type(store), "compare_and_set", None)
     return _takes_failed(store.compare_and_set) if method is None else _is_taken_by(method)
@@ -208,13 +208,13 @@ class Circuit:
         longest_probe: float | None = None,
         probe_renewer: ProbeRenewer = PROBE_RENEWER,
     ) -> None:
-        """Probes are renewed for ``longest_probe`` seconds; None: they hold for their lease."""
+        """Probes are renewed for ``longest_probe`` seconds; None: they end with their lease."""
         self._probe_renewer = probe_renewer
         self._longest_probe = longest_probe
         self._is_slow = False
-        """Whether the store, when last asked in vain, took its time about it."""
+        """Whether the store hung, rather than refused at once, when it last did not answer."""
         self._is_looking = False
-        """Whether a thread looks at the store for us."""
+        """Whether a background thread reads the store for this circuit."""
         self.key = key
         self.rule = rule
         self._store = store
@@ -227,14 +227,15 @@ class Circuit:
         self._is_ahead = False
         """Whether the circuit was changed here while the store was away."""
         self._owed_until = 0.0
-        """The end of a pause that the store has not been told of."""
+        """The end of a cooldown that could not be written while the store was away."""
         self._pause = (0.0, 0.0)
-        """A pause as the store states it, and its end by the clock that is never set."""
+        """The end of a cooldown by the store's clock, and by the monotonic clock here."""
         self._permit = Permit(0)
         self._name = new_token()
         self._tells_failures = _stores_failures(store)
         self._succeeded_at = NEVER
-        """When a call last succeeded here of which the store was not told, by the store's clock."""
+        """When a call last succeeded here, by the clock of the store. A closed circuit writes no
+        success: the next change tells of it, so that failures before it do not count."""
 
     def renew(self) -> None:
         """After a fork, in the child: a lock that another thread held would never be free."""
@@ -251,7 +252,7 @@ class Circuit:
 
     @property
     def observed(self) -> Breaker:
-        """The same as people are told that it stands."""
+        """The circuit as it is shown to users: an open one whose time is over is half open."""
         breaker = self._view.breaker
         return (
             breaker
@@ -263,13 +264,15 @@ class Circuit:
     def is_fresh(self) -> bool:
         """Whether :meth:`refresh` would not read the store."""
         now = self._store.now()
-        # A clock that was set back would otherwise keep the view for that long.
+        # The upper bound is for a clock that was set back: the view would stay fresh for that long.
         return now < self._stale_at <= now + self._fresh_for
 
     def peek(self) -> float:
-        """What a call would meet: ``CLEAR``, seconds of refusal, or ``LOOK`` when that takes more.
+        """What a call would meet, without reading the store: for the fast path.
 
-        It is clear by a fresh view of a closed circuit with no failures and nothing to sit out.
+        ``CLEAR`` when the view is fresh and the circuit closed, without failures or a cooldown; the
+        seconds of refusal when it is open; ``LOOK`` when only :meth:`refresh` and :meth:`admit` can
+        tell.
         """
         view, now = self._view, self._store.now()
         breaker = view.breaker
@@ -288,7 +291,9 @@ class Circuit:
         if self.is_fresh:
             return
         if self._is_store_down and self._is_slow:
-            self._refresh_in_background()  # nobody waits for a server that hangs
+            # Each call would wait for STORE_TIMEOUT. One thread tries instead, and calls go on
+            # with the view that there is.
+            self._refresh_in_background()
             return
         self._refresh()
 
@@ -310,7 +315,7 @@ class Circuit:
             self._is_looking = False
 
     def _ask(self, work: Callable[[], T]) -> T:
-        """Ask the store, and wait for it a moment only: a circuit can be told later."""
+        """Ask the store, for ``STORE_TIMEOUT`` at most: a change can be written later."""
         began_at = monotonic()
         try:
             answer = PROVIDER_BUDGET.run_within(STORE_TIMEOUT, work)
@@ -331,10 +336,12 @@ class Circuit:
             self._stale_at = self._store.now() + self._fresh_for
             self._is_store_down = False
             if self._view is not mine:
-                return  # somebody of this process knows more than what was just read
+                return  # another thread has changed the view, and knows more than was just read
             owed_until, self._owed_until = self._owed_until, 0.0
             self._is_ahead &= mine.version == found.version and _opened_beside(mine, found)
-            if self._is_ahead:  # what was learned here holds while it is being written
+            # A circuit that opened here while the store was away stays open until it is written,
+            # unless another process has changed it meanwhile.
+            if self._is_ahead:
                 breaker = self._as_mine(mine.breaker, found.breaker)
                 found = replace(found, breaker=breaker)
             self._view, is_ahead = found, self._is_ahead
@@ -352,7 +359,7 @@ class Circuit:
         return Witness(self._name, self._succeeded_at)
 
     def _write_unwritten(self, view: LaneState) -> None:
-        """Let the others know what was learned while the store was away; people know it already."""
+        """Write a change that was made while the store was away; it was emitted at the time."""
         try:
             is_swapped = self._ask(
                 lambda: self._store.compare_and_set(self.key, view.version, view.breaker)
@@ -366,7 +373,7 @@ class Circuit:
             self._reread(view)
 
     def _as_mine(self, mine: Breaker, theirs: Breaker) -> Breaker:
-        # A generation of its own, or a report from before would count again.
+        # A new generation: reports under permits of the old one must not count.
         restored = mine.restored(self.rule, self._store.now())
         return replace(restored, generation=theirs.generation + 1)
 
@@ -458,7 +465,7 @@ class Circuit:
         self._change(lambda breaker, now: (breaker.forced(self.rule, state, now, seconds), None))
 
     def extend_cooldown(self, seconds: float) -> None:
-        """Nobody calls for so long; a pause that is longer already stays."""
+        """Let no call pass for so long; a cooldown that ends later stays."""
         asked = until = self._store.now() + seconds
         if self._is_down():
             self._owed_until = max(self._owed_until, asked)
@@ -471,9 +478,9 @@ class Circuit:
         ends_at = current_clock().now() + seconds
         with self._lock:
             known, known_end = self._pause
-            if until == known:  # a longer one, which may have ended by the clock that is never set
+            if until == known:  # a longer cooldown, whose end by the monotonic clock is known
                 self._pause = (until, max(ends_at, known_end))
-            elif until <= asked + 0.001:  # ours, as exactly as the store writes it
+            elif until <= asked + 0.001:  # ours; a store may round instants to milliseconds
                 self._pause = (until, ends_at)
             view = self._view
             if until > view.cooldown_until:
@@ -538,7 +545,7 @@ class Circuit:
             return None
 
     def _keep_unwritten(self, view: LaneState, after: Breaker) -> bool:
-        """Keep a change that the store does not know of yet; people are told of it all the same."""
+        """Keep a change that could not be written, and emit it; False when the view has changed."""
         is_kept = self._keep(view, after, view.version, is_ahead=True)
         if is_kept and after.generation != view.breaker.generation:
             self._emit_change(after)
@@ -562,10 +569,10 @@ class Circuit:
         with self._lock:
             if self._view is before:
                 self._view = found
-                self._is_ahead = False  # somebody else was faster, and knows more
+                self._is_ahead = False  # another process has written meanwhile: its state holds
 
     def _is_down(self) -> bool:
-        """Whether the store did not answer a moment ago: nobody waits for it again so soon."""
+        """Whether the store did not answer a moment ago, so that it is not asked again so soon."""
         return self._is_store_down and self.is_fresh
 
     def _mark_store_down(self) -> None:

@@ -1,8 +1,10 @@
-"""One guarded call: the effects behind ``core/guard.py``, and what is written about it.
+"""One guarded call: the effects behind ``core/guard.py``, the rows about it, and its result.
 
-The machine in ``core`` decides; here the quota is reserved, circuits are asked, attempts are made
-and settled, rows are written for the store and the result is put together. A call that a gate
-refused gets its error here too: the provider was not called.
+``core.guard.Guard`` decides what comes next. ``GuardedCall`` carries it out: it reserves quota,
+asks the circuits, notes how each attempt ended, gives back what was not used, and builds the
+result. It also makes the error of a call that a gate refused, for which the provider was not
+called. The order of a call is begin, reserve, admit, attempt, and again after a wait; the drivers
+in ``drivers`` run these steps on a thread or on an event loop.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def context_of(
     deadline: float | None,
     now: float,
 ) -> ProviderExecutionContext:
-    """What an attempt that begins now is told: its number, and how much time it has."""
+    """The context of an attempt that begins now: its number, and how much time it has."""
     if deadline is not None:
         left = max(0.0, deadline - now)
         limit = left if limit is None else min(limit, left)
@@ -94,14 +96,14 @@ def context_of(
 
 
 def budget_ms(began_at: float, deadline: float | None) -> int | None:
-    """A budget as a row has it: neither below nothing nor longer than its column holds."""
+    """A time budget in milliseconds, cut to what the column of a row can hold."""
     return None if deadline is None else _milliseconds(deadline - began_at)
 
 
 def whole_budget_ms(
     context: ProviderExecutionContext, began_at: float, deadline: float | None
 ) -> int | None:
-    """The same of a call that may have begun before: a task's budget holds for its whole run."""
+    """The time budget of a call, which may have begun before: a task has one for its whole run."""
     if context.timeout_budget_seconds is not None and deadline == context.deadline:
         return _milliseconds(context.timeout_budget_seconds)
     return budget_ms(began_at, deadline)
@@ -213,7 +215,7 @@ class AttemptLog:
         outcome: AttemptOutcome,
         delay: float | None,
     ) -> None:
-        """An attempt has ended; ``times`` are its first and its last instant."""
+        """Note an attempt that has ended; ``times`` are its first and its last instant."""
         started_at, ended_at = times
         duration = (ended_at - started_at) * 1000
         number = self._context.attempt_offset + len(self.attempts) + 1
@@ -235,20 +237,22 @@ class AttemptLog:
         return LaneFailure(row.reason_code, row.created_at)
 
     def failed(self, correlation_id: str, error: ProviderError) -> None:
-        """The call is over: nothing follows its last attempt, even if that was the plan."""
+        """Note the end of a failed call; a retry that was planned does not follow."""
         if not self.rows:
             self._refused(correlation_id, error)
         self.given_up()
 
     def given_up(self) -> list[AttemptRow]:
-        """The rows of a call that goes no further, whatever the plan was."""
+        """The rows of a call that makes no further attempt, although one may have been planned."""
+        # An attempt is written as "retry" when a wait follows it. If a gate or the deadline ends
+        # the call after that wait, its last row has to say "failed", or no row would.
         if self.rows and self.rows[-1].outcome == AttemptOutcome.RETRY:
             self.rows[-1] = self.rows[-1]._replace(outcome=AttemptOutcome.FAILED.value)
             self.attempts[-1].delay_seconds = None
         return self.rows
 
     def _refused(self, correlation_id: str, error: ProviderError) -> None:
-        """A gate refused the call: that is no attempt, and its number is 0."""
+        """Note that a gate refused the call, which is no attempt: its number is 0."""
         retryable = self._policy.table[error.reason_code].retries
         line = ProviderAttempt(0, 0.0, 0.0, error.reason_code, retryable)
         self._add(correlation_id, line, AttemptOutcome.FAILED)
@@ -334,7 +338,9 @@ class GuardedCall:
         self._permits: Permits | None = None
         self._kept_vote = Vote.NEUTRAL
         self._reservations: list[Reservation] = []
-        self._paid_from = self._reserved_for = 0  # of the reservations: the last attempt's
+        # The reservations that pay for the last attempt are those from the first index up to the
+        # second. Reservations behind that pay for an attempt that was not begun.
+        self._paid_from = self._reserved_for = 0
         self._begun = 0  # attempts, the one under way included
         self._never_sent = True
         self._started_at = now
@@ -354,7 +360,7 @@ class GuardedCall:
         permits: Permits,
         reservation: Reservation | None,
     ) -> None:
-        """Stand where a call on the short way stands: its first attempt is under way."""
+        """Continue a call of the fast path, whose first attempt is under way."""
         self._begin_at(began_at)
         self._started_at = started_at
         guard = self._guard
@@ -369,7 +375,7 @@ class GuardedCall:
         self._begun = 1
 
     def unanswered(self, began_at: float) -> None:
-        """Begin when a call on the short way did, whose store did not say if there is quota."""
+        """Begin when a call of the fast path did, whose store did not answer about the quota."""
         self._begin_at(began_at)
         self._is_unanswered = True
 
@@ -380,7 +386,7 @@ class GuardedCall:
         self._guard = Guard(self._rule, began_at, deadline, self.context.attempt_offset)
 
     def too_late(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
-        """The end of a call on the short way whose time was over before its attempt."""
+        """End a call of the fast path whose time was over before its attempt."""
         self._begun = self._reserved_for = 0
         self._guard.admitted(None, self.clock.now())
         return self.finish()
@@ -413,7 +419,7 @@ class GuardedCall:
         return bool(self._reservations) or self._permits is not None
 
     def begin(self, *, looks: bool = True) -> Do:
-        """Look at the gates: in the store too, if what is known is old and ``looks`` says so."""
+        """Ask the gates; with ``looks`` an old view of the circuits is read again before."""
         if self._lane.quota is not None:
             check_units(self.context.units, self._lane.quota.policy.limit)
         if self._is_unanswered:
@@ -431,7 +437,7 @@ class GuardedCall:
         if limiter is None:  # the rule would not have asked
             return self._guard.reserved(None)
         if self._deadline is not None and self.clock.now() >= self._deadline:
-            return self.without_quota()  # the store took all the time to tell of the circuit
+            return self.without_quota()  # reading the circuit took all the time there was
         try:
             taken = limiter.reserve(self.context.units)
         except StoreError:
@@ -442,17 +448,17 @@ class GuardedCall:
         return self._guard.reserved(None, self.clock.now())
 
     def without_quota(self) -> Do:
-        """Nobody can say whether there is quota."""
+        """Go on, or refuse, although the store did not say whether there is quota."""
         if not self._policy.fails_open:
             return self._guard.unreserved()
         return self._guard.reserved(None, self.clock.now())
 
     def admit_cached(self) -> Do | None:
-        """Pass the circuit, if that needs no store."""
+        """Pass the circuits, if that takes no write to the store; None when it does."""
         self._permits = self._lane.admit_cached()
         if self._permits is None:
             return None
-        self._kept_vote = Vote.NEUTRAL  # the last attempt has voted under its own
+        self._kept_vote = Vote.NEUTRAL  # the attempt before voted under a permit of its own
         return self._guard.admitted(None, self.clock.now())
 
     def admit(self) -> Do:
@@ -461,12 +467,12 @@ class GuardedCall:
         if isinstance(answer, tuple):
             self._permits = answer
             self._lane.keep(answer)
-            self._kept_vote = Vote.NEUTRAL  # the last attempt has voted under its own
+            self._kept_vote = Vote.NEUTRAL  # the attempt before voted under a permit of its own
             return self._guard.admitted(None, self.clock.now())
         return self._guard.admitted(self.clock.now() + answer)
 
     def late(self) -> Do:
-        """The time of the call was over before it could be asked for a place."""
+        """End the call: its time was over before the circuits could be asked."""
         return self._guard.out_of_time()
 
     def attempt_context(self) -> ProviderExecutionContext:
@@ -479,7 +485,7 @@ class GuardedCall:
         return context_of(self.context, self.correlation_id, number, limit, self._deadline, now)
 
     def not_begun(self) -> Do:
-        """No thread was free for the attempt in its time: it was not made."""
+        """Take back an attempt for which no thread was free in time."""
         self._begun -= 1
         self._reserved_for = self._paid_from
         return self._guard.out_of_time()
@@ -504,7 +510,9 @@ class GuardedCall:
         ended_at = self.clock.now()
         error = self._policy.canonical(raw)
         asked = error.retry_after_seconds
-        if asked is not None:  # whoever reads it shall not wait for years; the policy has its own
+        # Callers read the error too, and must not wait for years because a provider says so. The
+        # guard is given what was asked: the retry policy has a limit of its own.
+        if asked is not None:
             error.retry_after_seconds = min(asked, self._policy.longest_cooldown)
         decision = self._policy.table[error.reason_code]
         self._error = error
@@ -541,9 +549,10 @@ class GuardedCall:
     # -- ends ------------------------------------------------------------------------------------
 
     def abandon(self) -> list[AttemptRow]:
-        """The call will not be finished: what it holds is given back. The rows of its attempts.
+        """Give back what a call holds that will not be finished; returns the rows of its attempts.
 
-        An attempt that is cut short counts as not made; what paid for one that was sent is spent.
+        An attempt that was cut short counts as not made. Units that paid for a request which was
+        sent stay spent.
         """
         self._report(Vote.NEUTRAL)
         self._refund(self._reservations[self._first_unspent() :])
@@ -564,7 +573,9 @@ class GuardedCall:
     def finish(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
         """The result, and the rows that tell of it."""
         self._end()
-        self._report(self._kept_vote)  # of a permit for all attempts, when a gate ended it
+        # With one permit for all attempts the vote of the last attempt is kept back until here,
+        # because another attempt could have followed. Otherwise there is no permit left by now.
+        self._report(self._kept_vote)
         error = self._final_error()
         if error is not None:
             self._settle_quota(error)
@@ -603,13 +614,13 @@ class GuardedCall:
         if stop is Stopped.SUCCEEDED:
             return None
         if self._error is not None:
-            return self._error  # a gate that refused later does not hide what happened
+            return self._error  # what the provider said matters more than a later refusal
         account = None if self._lane.quota is None else self._lane.quota.account
         wait = max(0.0, self._guard.until - self.clock.now())
         return refusal_error(stop, wait, account, self._lane.key)
 
     def _settle_quota(self, error: ProviderError) -> None:
-        # Taken, and then a gate refused: that much was not used, whatever came before.
+        # Reserved before a gate refused the attempt: these units were not used in any case.
         self._refund(self._reservations[self._reserved_for :])
         decision = self._policy.table[error.reason_code]
         is_one_unit = self._policy.guard.quota_unit is Scope.EXECUTION
@@ -630,12 +641,14 @@ class GuardedCall:
         permits = self._permits
         if permits is not None and self._lane.needs_report(permits, vote):
             self._lane.report(permits, vote, self._log.last_failure)
-        self._permits = None  # not before: who is interrupted gives them back again
+        # Only now: if the report is interrupted, abandon() reports the permits as neutral, which
+        # gives the place of a probe back.
+        self._permits = None
 
     # -- gates -----------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Bring the view of the circuits up to date, in half of the time it has left."""
+        """Refresh the view of the circuits, within half of the time left for the whole call."""
         if not self._lane.is_fresh:
             left = self.seconds_left
             PROVIDER_BUDGET.run_within(None if left is None else left / 2, self._lane.refresh)
