@@ -45,7 +45,7 @@ class LaneState:
     breaker: Breaker = CLOSED
     cooldown_until: float = 0.0
     version: int = 0
-    """Grows with every swap; 0 when nobody has written it yet."""
+    """Grows with every swap; 0 when the lane was never written."""
 
 
 class QuotaGrant(NamedTuple):
@@ -146,8 +146,8 @@ class RecordBatch:
 class ClaimState(StrEnum):
     """What the holder of an idempotency key finds."""
 
-    MINE = "mine"  # nobody else has it: call, then finish
-    RUNNING = "running"  # somebody's lease is live
+    MINE = "mine"  # the key is free: make the call, then finish
+    RUNNING = "running"  # another process holds the key, and its lease is live
     REPLAY = "replay"  # it has succeeded: here is the result
     FAILED = "failed"  # it failed for good: here is the reason
     CONFLICT = "conflict"  # the key was used for another request
@@ -220,7 +220,7 @@ class ProviderStore(Protocol):
     # -- gates ---------------------------------------------------------------------------------
 
     def lane_state(self, key: LaneKey) -> LaneState:
-        """How a lane stands; a fresh one when nobody has written it."""
+        """The state of a lane; a fresh one when the lane was never written."""
 
     def compare_and_set(
         self, key: LaneKey, version: int, breaker: Breaker, *, failed: LaneFailure | None = None
@@ -232,7 +232,7 @@ class ProviderStore(Protocol):
         """
 
     def extend_cooldown(self, key: LaneKey, until: float) -> float:
-        """Nobody calls before ``until``; never shortened. The instant that holds now."""
+        """Let no call pass before ``until``; returns the end that holds, which may be later."""
 
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:
         """Take ``units`` of a window's budget, atomically, or none.
@@ -250,7 +250,7 @@ class ProviderStore(Protocol):
         """Write attempts, their roll-ups, health and dead letters in one transaction.
 
         A row or letter whose id is there already is left out, roll-ups included, so that a batch
-        may be written again when nobody knows whether it was.
+        may be written again when it is not known whether it was.
         """
 
     def health(self, tenant_id: str) -> list[LaneHealth]:
@@ -409,7 +409,7 @@ class CallTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProviderStats:
-    """How all lanes are, at one instant; nobody is named."""
+    """The state of all lanes at one instant, without the names of tenants."""
 
     circuits: list[LaneCount]
     """Lanes by the state of their circuit."""
@@ -427,7 +427,7 @@ class ProviderInspector(Protocol):
     """Any thread may call any method. ``StoreError`` when it cannot answer."""
 
     def tenants(self, limit: int) -> list[str]:
-        """Whoever has called a provider or has a quota, in order."""
+        """The tenants that have called a provider or have a quota, in order."""
 
     def attempts_named(self, units: Sequence[str], limit: int) -> list[AttemptRow]:
         """The latest attempts under these ids or keys, or keys below them; the oldest first."""

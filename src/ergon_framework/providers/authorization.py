@@ -1,4 +1,4 @@
-"""Who may read: whom the host's authorizer lets, or else those on this machine."""
+"""Who may read provider health: callers that the host's authorizer admits, or local ones."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class ProviderBase(ABC):
 
     @property
     def runtime(self) -> ProviderRuntime:
-        """What its calls are made with, for those who run them."""
+        """The parts that its calls are made with, for the runner of its tasks."""
         return self._ready()
 
     @property

@@ -76,7 +76,7 @@ class CeleryQueueSession:
         self._queue = kombu.Queue(queue, kombu.Exchange(""), routing_key=queue, durable=True)
 
     def publish(self, message: dict[str, Any]) -> None:
-        """Put a dead letter on the queue, which is made if need be; nobody has to consume it."""
+        """Put a dead letter on the queue, which is declared if need be, even without a consumer."""
         with _broker_errors():
             self._producer.publish(
                 message,
@@ -163,7 +163,7 @@ def know(task: RelayedTask) -> None:
 
 
 def carry(task: RelayedTask, *, is_now: bool = False) -> None:
-    """There is a letter to carry: soon, or ``is_now`` where nobody would be there later."""
+    """Have a letter carried soon; with ``is_now`` at once, where no thread would do it later."""
     if not is_now:
         _started().wake()
         return
@@ -210,7 +210,7 @@ def _relays(
 
     ``known`` are those of an earlier look, which know what they cannot carry. With ``has_all``
     there are more behind them, for the letters of all other tasks. A provider that cannot be built
-    keeps nobody else's letters back: its error comes last.
+    does not hold up the letters of other tasks: its error is raised at the end.
     """
     known = {} if known is None else known
     seen, rest = set(), list[DeadLetterRelay]()

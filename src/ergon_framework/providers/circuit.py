@@ -387,7 +387,7 @@ class Circuit:
         return None if refusal is None else max(0.0, refusal.retry_at - now)
 
     def cooldown(self, longest: float = math.inf) -> float:
-        """Seconds for which nobody should call, because the provider asked for a pause.
+        """Seconds for which no call should be made, because the provider asked for a pause.
 
         It never takes longer than it was to take when it was first seen, or than ``longest``: a
         clock that was set back would lengthen it.
@@ -426,10 +426,11 @@ class Circuit:
         return answer if answer is not None else 0.0
 
     def keep(self, permit: Permit) -> None:
-        """Renew the lease of a probe while its call is under way: for who will report its end.
+        """Renew the lease of a probe while its call is under way.
 
-        Not before somebody will: a caller that is interrupted on its way out of :meth:`admit` knows
-        of no place to give back, and that place is free again when its lease is over.
+        To be called by the code that will report the end of the call. :meth:`admit` does not do it:
+        a caller that is interrupted on its way out of ``admit`` cannot report, and its place has to
+        be free again when the lease is over.
         """
         if permit.token and self._longest_probe is not None:
             self._probe_renewer.keep(self, permit, self.rule.probe_lease, self._longest_probe)

@@ -41,7 +41,7 @@ def steady(
 ) -> Callable[[], float]:
     """Seconds since 1970 by the clock on the wall as it is now, going on evenly from here.
 
-    For state that nobody shares: it need not follow a clock that is set back or forth.
+    For state of this process alone, which need not follow a clock that is set back or forth.
     """
     now = (clock or current_clock()).now
     ahead = wall() - now()
@@ -53,7 +53,7 @@ _WORST = {CircuitState.OPEN: 2, CircuitState.HALF_OPEN: 1, CircuitState.CLOSED: 
 
 
 class _LentPermit(Permit):
-    """A permit of somebody else's code: whatever that does, its call counts once."""
+    """A permit in the hands of user code, which may report it twice: its call counts once."""
 
     __slots__ = ("is_reported",)
     is_reported: bool

@@ -1,6 +1,6 @@
 """What follows from each reason: the one table.
 
-Drivers, the task and the pages read it; nobody else decides by reason.
+Drivers, tasks and pages read the table; nothing else decides by reason.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class ProviderDependencyError(ProviderError):
 
 
 class ProviderInternalError(ProviderError):
-    """An error nobody knows: a bug, theirs or ours."""
+    """An error without a rule: a bug of the provider, or ours."""
 
     reason_code = Reason.INTERNAL_ERROR.value
 

@@ -67,7 +67,7 @@ class ProviderExecutionContext:
     deadline: float | None = None
     timeout_budget_seconds: float | None = None
     attempt_offset: int = 0
-    """Attempts that were made before, for the same call, by somebody who put it back."""
+    """Attempts that an earlier delivery made for the same call before it was requeued."""
     units: int = 1
     """What the call costs of the quota."""
     traceparent: str | None = None

@@ -57,7 +57,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return dialect.type_descriptor(String(32))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        """What the driver gets; a datetime without a zone is refused, for nobody knows its zone."""
+        """What the driver gets; a datetime without a time zone is refused."""
         if value is None:
             return None
         if value.tzinfo is None:

@@ -16,7 +16,7 @@ from ergon_framework.providers.telemetry import emit
 from ergon_framework.providers.validation import check_count, is_finite
 
 ASK_AGAIN = 1.0
-"""Seconds for which a refusal is believed: somebody may give units back."""
+"""Seconds for which a refusal is cached: another process may give units back."""
 
 
 SHORTEST_WINDOW = 0.001

@@ -123,7 +123,7 @@ class RefusalSampler:
 
 
 DEFAULT_RETENTION = 90 * 86_400.0
-"""Seconds for which attempts and settled dead letters are kept, unless somebody says otherwise."""
+"""Seconds for which attempts and settled dead letters are kept by default."""
 
 PRUNE_INTERVAL = 3600.0
 """Seconds between two looks for what is old; also the lease of the process that looks."""
@@ -147,7 +147,7 @@ class Retention:
         self.keep: float | None = DEFAULT_RETENTION
         """Seconds; None: for ever."""
         self.is_said = False
-        """Whether somebody asked for that."""
+        """Whether a provider has set it; the default gives way to the first that does."""
         self._store = store
         self._clock = clock
         self.renew()
@@ -275,7 +275,7 @@ class Recorder:
             return True  # counted, which is all that is kept of it
         is_safe = self._writer.write_now(batch)
         if refused and is_safe:
-            self._refusals.admits(refused)  # otherwise whoever adds it will count it
+            self._refusals.admits(refused)  # otherwise the caller adds the row, which counts it
         if self._writer.has_spilled:
             self._wake()
         return is_safe
@@ -379,8 +379,8 @@ class Recorder:
             if self._writer.can_make_room:
                 self._wakeup.set()
         else:
-            # Nobody has read for a long time. Whoever finds it full writes a batch, so that the
-            # numbers stay right and the memory bounded.
+            # A store in memory has no thread that writes, and was not read for a long time. The
+            # caller that finds the queue full writes a batch, so that the memory stays bounded.
             self._queue.extend(attempts)
             self._writer.step()
 
@@ -391,7 +391,7 @@ class Recorder:
             self._start()
 
     def _start(self) -> None:
-        if _is_ending:  # nobody would wait for a thread
+        if _is_ending:  # the interpreter would not wait for a daemon thread
             self._is_asleep = True
             self.close()
             return
@@ -401,7 +401,7 @@ class Recorder:
             self._thread = threading.Thread(target=self._run, name="ergon-recorder", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # there are too many: the rows wait for the next who adds
+            except RuntimeError:  # too many threads: the rows wait until the next call adds some
                 self._thread = None
                 self._is_asleep = True
                 return
@@ -425,8 +425,8 @@ class Recorder:
             self._is_asleep = True
 
     def _sleep(self) -> None:
-        # Who adds puts the row first and looks at the flag then; this does it the other way round.
-        # So one of the two sees what the other did.
+        # add() puts the row into the queue and then reads the flag; this sets the flag and then
+        # looks into the queue. In whatever order they run, one of the two sees what the other did.
         self._is_asleep = True
         if not self._queue and not self._is_closing and not self._wakeup.wait(LOOK):
             self._settle()
@@ -441,7 +441,7 @@ _is_ending = False
 
 
 def recorder_of(store: ProviderStore, *, spill: str | Path | None = None) -> Recorder:
-    """The one recorder of a store in this process; who asks first says where it spills.
+    """The one recorder of a store in this process; the first caller says where it spills.
 
     By default beside an SQLite file, or under the user's state folder.
     """
@@ -461,7 +461,7 @@ def known_recorder(store: ProviderStore) -> Recorder | None:
 
 
 def close_recorders(timeout: float = CLOSE_TIMEOUT) -> None:
-    """Close every recorder of this process: for whoever ends one that runs no exit hooks."""
+    """Close every recorder of this process: for processes that end without exit hooks."""
     until = time.monotonic() + timeout
     with _lock:
         recorders = list(_live)

@@ -71,7 +71,7 @@ def strip_secrets(
 
     Under a name that says so everything is left out; in other texts only what looks like a secret.
     ``more`` are further names, as :func:`squeezed_names` gives them. With ``is_for_key`` only what
-    lets somebody in is left out. ``RecursionError`` when it is nested too deeply.
+    grants access is left out. ``RecursionError`` when it is nested too deeply.
     """
     found: list[str] = []
     kept: dict[str, Any] = _stripped(payload, more, found, is_for_key, 0)
@@ -111,5 +111,5 @@ def _is_count(name: str, value: Any) -> bool:
 
 def safe_message(error: ProviderError) -> str:
     """What an error says, short and without what looks like a secret."""
-    # A class of somebody else's may have an __init__ that never called ours.
+    # A user's subclass may have an __init__ that never called ours.
     return redact_text(str(getattr(error, "message", "") or type(error).__name__))

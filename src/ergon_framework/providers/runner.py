@@ -180,7 +180,7 @@ def settle(
     except StoreError as fault:
         emit("key.left_open", key=run.lane, error=type(fault).__name__)
         return
-    if not is_ours:  # the lease was over, and somebody else has it
+    if not is_ours:  # the lease had ended, and another delivery holds the key
         emit("key.lost", key=run.lane)
 
 
@@ -212,7 +212,7 @@ def release_delivery(run: CallDelivery) -> None:
 
 
 def abandon_delivery(run: CallDelivery) -> None:
-    """The call was broken off: whoever comes next need not wait for the lease to end.
+    """Free the key of a call that was broken off, so that the next delivery need not wait.
 
     It still counts as a lost worker: a call that breaks off every time must come to an end.
     """
@@ -233,10 +233,10 @@ _MARKED = 30 * 86_400.0
 """Seconds for which a lost worker is remembered: some queues take hours to deliver again."""
 
 _CLOSE = 1.0
-"""Seconds before the end of a lease from which on somebody else may have it soon."""
+"""Seconds before the end of a lease within which another delivery may take the key."""
 
 _UNWRITTEN = 60.0
-"""Seconds until a dead letter that nobody could keep is written again."""
+"""Seconds until a dead letter that could not be written is tried again."""
 
 
 class ProviderTaskRunner:
@@ -474,7 +474,7 @@ class ProviderTaskRunner:
         return self._ended(run, DeliveryDecision(TaskEnd.FAILED), result)
 
     def _put_off(self, run: CallDelivery, gate: TaskGate, error: ProviderError) -> TaskEnding:
-        """Nobody knows when it will be over: look again soon, and then less and less often."""
+        """The end is not known: ask again soon, and then less and less often."""
         may_wait = gate in self.options.defer_on and self.options.max_deferrals > 0
         if may_wait:
             attempts, moment = run.call.carried.attempts, self._moment(run.call)
@@ -495,7 +495,7 @@ class ProviderTaskRunner:
     ) -> TaskEnding:
         """Give a call up that was not made by this delivery.
 
-        Each worker that was ``lost`` had begun an attempt; how many it had ended nobody knows.
+        Each worker that was ``lost`` had begun an attempt; how many it ended is not known.
         """
         result = run.not_called(error)
         result.attempts = lost
@@ -545,7 +545,8 @@ class ProviderTaskRunner:
     def _close(self, run: CallDelivery, result: ProviderExecutionResult) -> TaskEnding:
         if run.overtaken_by is not None:
             return self._not_ours(run, run.overtaken_by)
-        # Nobody writes it later, and without it a call that was made would be made again.
+        # Without a time limit: no other process writes it later, and without it a call that was
+        # made would be made again.
         work = partial(self._settled, run, result)
         return PROVIDER_BUDGET.run_unlimited(work) if result.attempts else work()
 

@@ -85,7 +85,7 @@ def _known(document: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any
 
 SUFFIX = ".jsonl"
 CORRUPT = ".bad"
-"""Added to the name of a file that holds something nobody could write to the store."""
+"""Added to the name of a file with lines that could not be written to the store."""
 
 _PIECE = 1 << 18
 _warned: set[str] = set()
@@ -93,7 +93,7 @@ _TRIES = 10
 
 
 class OwnFile:
-    """The file that this process appends to. Whoever calls sees to it that only one does."""
+    """The file that this process appends to. The caller holds a lock: one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.fd = _create(folder)
@@ -118,7 +118,7 @@ class OwnFile:
         self.is_dirty = True
 
     def take_back(self, size: int) -> None:
-        """Undo the last append, whose end nobody can be sure of."""
+        """Undo the last append, which may have been written in part."""
         if self._cut(size):
             self.size = size
 
@@ -172,7 +172,7 @@ class ReplayFile:
         self._next = []
 
     def finish(self) -> None:
-        """It was read to its end: remove it, or put it aside if it holds what nobody could use."""
+        """Remove a file that was read to its end, or put it aside if it has unusable lines."""
         with contextlib.suppress(OSError):
             if self.spoilt:
                 self.path.rename(self.path.with_name(self.path.name + CORRUPT))
@@ -200,7 +200,7 @@ class ReplayFile:
     def _read(self, line: bytes) -> None:
         if not line:
             return
-        # The last line may be one whose writer died over it: nobody was told that it is safe.
+        # The last line may be torn: its writer died before it reported the line as safe.
         # Only if something follows has a line been spoilt.
         self.spoilt += self._is_doubtful
         try:
@@ -212,17 +212,17 @@ class ReplayFile:
 
 
 def find_replayable(folder: Path) -> list[Path]:
-    """Every file of the folder, the oldest first, whoever it belongs to."""
+    """Every file of the folder, of all processes, the oldest first."""
     found: list[tuple[float, Path]] = []
     with contextlib.suppress(OSError):
         for path in folder.glob(f"*{SUFFIX}"):
-            with contextlib.suppress(OSError):  # read back by somebody else a moment ago
+            with contextlib.suppress(OSError):  # another process has replayed and removed it
                 found.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(found)]
 
 
 def open_replay(path: Path) -> ReplayFile | None:
-    """The file, if nobody has it: its process is gone. Never waits."""
+    """The file, locked, if its process is gone; None when it is locked. Never waits."""
     try:
         with Folder.trusted(path.parent) as folder:
             fd = folder.open_file(path.name, os.O_RDWR)
@@ -267,7 +267,7 @@ def _create(folder: Path) -> tuple[Path, int]:
             fd = opened.open_file(path.name, flags)
             if _lock(fd):
                 return path, fd
-            os.close(fd)  # somebody found it between these two lines, and removes it: it is empty
+            os.close(fd)  # another process locked the empty file before us, and removes it
     raise BlockingIOError(f"no file could be kept in {folder}")
 
 
@@ -382,7 +382,7 @@ class Spill:
             self._let_go(fd)
 
     def set_aside(self, batches: Sequence[RecordBatch]) -> None:
-        """Leave for people what no store takes: nobody reads it back. ``StoreError`` if in vain."""
+        """Write lines that no store takes to a file for people, which is not replayed."""
         lines = b"".join(map(line_of, batches))
         try:
             with self._lock:
@@ -468,7 +468,7 @@ class Spill:
         return own, start
 
     def _sync(self, own: OwnFile, fd: int, start: int, end: int) -> None:
-        # Outside the lock: who keeps something without waiting must not wait for this one's disk.
+        # Outside the lock: a caller that does not wait for the disk must not wait for this sync.
         try:
             failpoint("providers.spill.written")
             own.sync(fd)
@@ -498,7 +498,7 @@ def spill_beside(path: Path) -> Path:
 
 
 def default_spill(url: str) -> Path | None:
-    """Where the records of a store wait unless somebody says otherwise; None for memory.
+    """Where the records of a store wait by default; None for memory.
 
     Beside an SQLite file. For a server under the user's state folder, in a folder of its own for
     each database, named after the address without its credentials; None if it names no server.
@@ -512,7 +512,7 @@ def default_spill(url: str) -> Path | None:
     named = {name for name, _ in where}
     if not (parts.hostname or named & _SERVER):
         return None
-    # Who names no database gets the one that is called like the user.
+    # A URL without a database names the one that is called like the user.
     user = "" if parts.path.strip("/") or named & {"dbname", "service"} else parts.username
     place = parts.netloc.rpartition("@")[2]  # not taken apart: it may list several hosts
     address = repr((place, parts.path, user, sorted(where)))
@@ -527,7 +527,7 @@ def _size_of(paths: Sequence[Path]) -> int:
         try:
             size += path.stat().st_size
         except OSError:
-            continue  # read back by somebody else a moment ago
+            continue  # another process has replayed and removed it
     return size
 
 

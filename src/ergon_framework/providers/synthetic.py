@@ -1,4 +1,4 @@
-"""A provider that calls nobody: for trying things out, for tests, and for rehearsing trouble."""
+"""A provider that makes no calls: for trying things out, for tests and for rehearsals."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class TaskGate(StrEnum):
 
 
 class ComputedKeys(StrEnum):
-    """What a key that nobody gave stands for."""
+    """What a computed idempotency key stands for."""
 
     MESSAGE = "message"  # one message: what is delivered again is not called again
     REQUEST = "request"  # the request: two messages that ask for the same are one call

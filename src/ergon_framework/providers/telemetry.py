@@ -41,7 +41,7 @@ logger = logging.getLogger("ergon_framework.providers")
 
 
 _GOOD = frozenset({"circuit.half_opened", "circuit.closed", "records.replayed", "store.back"})
-"""What nobody has to act upon."""
+"""Notices that call for no action."""
 _OVER = frozenset({AttemptOutcome.FAILED.value, AttemptOutcome.DEAD_LETTER.value})
 
 
@@ -188,7 +188,7 @@ _LONGEST = 255
 
 
 def log_ending(task_name: str, call: TaskCall, lane: LaneKey, ending: TaskEnding) -> None:
-    """Tell how a call ended: as JSON for people who search text, as fields for programs.
+    """Log how a call ended: as JSON in the text, and as fields for programs.
 
     Neither the payload nor the result is in it.
     """

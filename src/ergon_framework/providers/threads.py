@@ -55,7 +55,7 @@ _of_stores: weakref.WeakValueDictionary[int, BoundedThreads] = weakref.WeakValue
 
 
 def offload_threads(store: object) -> BoundedThreads:
-    """The threads for steps that wait for a store, for all who use it."""
+    """The threads for steps that wait for a store; all providers on the store share them."""
     known = _of_stores.get(id(store))  # they keep their store, so the number stays its own
     if known is None:
         known = _of_stores[id(store)] = BoundedThreads("ergon-store", STEPS, store)
@@ -77,7 +77,7 @@ class _Turn(Generic[T]):
     def __call__(self) -> T:
         with self._lock:
             if self._is_left:
-                raise NotBegunError  # to nobody
+                raise NotBegunError  # the caller has left, and does not see it
             self._is_begun = True
         return self._work()
 
@@ -97,9 +97,9 @@ async def offload(
 ) -> T:
     """Run one step on a thread, and to its end even when the task is cancelled.
 
-    A step that took a place or a unit must be heard out, or nobody could give it back. One that has
-    not begun ``within`` so many seconds, because all threads are busy, is not done: ``late`` says
-    what follows. Nor is such a step when its task is cancelled.
+    A step that takes a place or a unit must be waited for, or it could not be given back. A step
+    that has not begun ``within`` so many seconds, because all threads are busy, is not run: ``late``
+    says what follows. Neither is one that has not begun when its task is cancelled.
     """
     turn = _Turn(work)
     running = threads.promise(turn)
@@ -129,7 +129,7 @@ async def _drained(running: asyncio.Future[Any]) -> None:
 
 
 class ThreadAttempt:
-    """One call on a thread, which goes on when nobody waits for it any more.
+    """One call on a thread, which goes on when its caller has stopped waiting.
 
     ``settle`` takes its outcome then, on that thread: a request that was sent is to be paid for.
     """

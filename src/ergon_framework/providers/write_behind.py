@@ -120,7 +120,7 @@ class RowCounter:
                 self.emit(f"records.{name}", rows=grown)
 
     def emit(self, name: str, **fields: object) -> None:
-        """Tell of something; nobody's failure to listen reaches the rows."""
+        """Emit a notice; an error of a listener does not reach the rows."""
         try:
             self._emit(name, **fields)
         except Exception as error:
@@ -135,7 +135,7 @@ LOOK = 30.0
 
 
 class FlushMarker(threading.Event):
-    """Goes through the queue behind the rows that somebody waits for."""
+    """Follows in the queue the rows that a caller of ``flush`` waits for."""
 
     is_abandoned = False
 
@@ -264,8 +264,9 @@ class WriteBehindQueue:
             return wait
 
     def spill_rest(self, timeout: float) -> None:
-        """Keep on disk what is still in memory: nobody will come back for it."""
-        # A driver that hangs in a call to the store has its rows full. Kept twice is harmless.
+        """Write what is still in memory to disk, because the process ends or the store closes."""
+        # A thread that hangs in a call to the store holds the lock, and its rows are taken without
+        # it. Rows that are written twice are harmless: the store knows their ids.
         is_mine = self._turn.acquire(timeout=max(0.0, timeout))
         try:
             rows = [*self._in_progress, *self._take(len(self.queue))]
@@ -303,7 +304,7 @@ class WriteBehindQueue:
         while self.queue and len(rows) < most:
             try:
                 item = self.queue.popleft()
-            except IndexError:  # put down by somebody who no longer waits for this driver
+            except IndexError:  # ``spill_rest`` of another thread has taken the rows
                 break
             if isinstance(item, FlushMarker):
                 self._reached.append(item)
@@ -397,7 +398,7 @@ class WriteBehindQueue:
                 others.append(item)
             else:
                 finals.append(item)
-        self._in_progress = finals  # where who puts down finds them, should the disk take its time
+        self._in_progress = finals  # ``spill_rest`` finds them here if the disk hangs
         self.queue.extendleft(reversed(others))
         while self._in_progress:
             some = self._in_progress[: self._batch]
@@ -411,7 +412,7 @@ class WriteBehindQueue:
         for _ in range(len(self.queue)):
             try:
                 yield self.queue.popleft()
-            except IndexError:  # put down by somebody who no longer waits for this driver
+            except IndexError:  # ``spill_rest`` of another thread has taken the rows
                 return
 
     def _set_aside(self, refused: list[RecordBatch]) -> None:
@@ -440,7 +441,7 @@ class WriteBehindQueue:
             spill.sync()
 
     def _answer(self) -> None:
-        """Tell those who wait that everything before them is written."""
+        """Wake the callers of ``flush`` whose rows are all written."""
         if self._reached and not self.has_spilled:
             for marker in self._reached:
                 marker.set()

@@ -47,7 +47,7 @@ _LONGEST_TRACE = 255
 
 
 def dead_letter_id(call_id: str, redrive_count: int) -> str:
-    """The same for every try to bury one call, so that nobody counts it twice."""
+    """The same id for every attempt to bury one call, so that the call is counted once."""
     return str(uuid.uuid5(_NAMES, f"{call_id}\n{redrive_count}"))
 
 
@@ -160,7 +160,7 @@ _NAME = "relay of dead letters"
 """The key under which the lease is held. It belongs to no tenant."""
 
 _LOOK_AGAIN = 0.25
-"""Seconds after which somebody who wants everything carried asks for the lease again."""
+"""Seconds after which ``drain`` asks again for a lease that another relay holds."""
 
 PAUSES = Backoff(base=1.0, factor=2.0, cap=60.0, low=0.8, high=1.2)
 """After a look that failed."""

@@ -66,7 +66,7 @@ class KeyClaim:
     message: str
 
     def claim(self, lease: float, keep: float) -> ClaimResult:
-        """Ask for the key. The lease outlasts the longest call, so nobody has to renew it."""
+        """Ask for the key. The lease outlasts the longest call, so that it needs no renewal."""
         answer = self.store.claim(
             self.tenant_id, self.key, self.fingerprint, self.owner, lease, keep
         )
@@ -88,7 +88,7 @@ class KeyClaim:
         return is_ours
 
     def fail(self, reason_code: str, message: str) -> bool:
-        """Whoever comes with this key is told the same from now on."""
+        """Record the end: every later delivery with this key is answered with it."""
         return self.store.finish(self.tenant_id, self.key, self.owner, None, reason_code, message)
 
     def free(self, reason_code: str | None = None) -> bool:

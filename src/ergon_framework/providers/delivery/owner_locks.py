@@ -39,7 +39,7 @@ class OwnerLock:
     def release(self) -> None:
         """Remove the file: the call has ended."""
         with contextlib.suppress(OSError):
-            # Somebody may have deleted our file, and another call may have made one of that name.
+            # The file may have been deleted, and another call may have made one of that name.
             if _has_name(self._path, self._file):
                 self._path.unlink()
         os.close(self._file)

@@ -53,14 +53,14 @@ def attribute(holder: object, name: str) -> object:
 
 
 STATUS_REASONS: dict[int, Reason] = {
-    # Whoever asks again under the same credentials is refused again.
+    # The same credentials would be refused again.
     401: Reason.AUTH_FAILED,
     403: Reason.AUTH_FAILED,  # but see _is_throttle
     407: Reason.AUTH_FAILED,
     511: Reason.AUTH_FAILED,
     # Our credit with the provider is used up: not a mistake, and no retry pays the bill.
     402: Reason.QUOTA_EXHAUSTED,
-    # Somebody waited for somebody else, and the request may have been served.
+    # The service, or a proxy, gave up waiting; the request may have been served.
     408: Reason.TIMEOUT,
     504: Reason.TIMEOUT,
     524: Reason.TIMEOUT,  # a proxy's word for 504
@@ -111,7 +111,7 @@ def by_answer(error: Exception, now: Callable[[], float]) -> ErrorFinding | None
 
 
 def by_error_answer(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
-    """The same for an exception nobody knows: only a status that is an error counts."""
+    """The same for an unknown exception: only a status that is an error counts."""
     answer = _answer(error)
     return None if answer is None or answer[0] < 400 else by_status(*answer, now)
 
@@ -169,14 +169,14 @@ SQLSTATES: dict[str, ErrorFinding] = {
     "28": DENIED,
     "3D": REFUSED,
     "3F": REFUSED,
-    "40": DOWN,  # rolled back for somebody else's sake: may be tried again
-    "40003": BROKEN,  # nobody knows whether it was done
+    "40": DOWN,  # rolled back because of another transaction: may be tried again
+    "40003": BROKEN,  # it is not known whether it was done
     "42": REFUSED,  # a wrong statement
     "42501": DENIED,
     "44": REFUSED,
     "53": DOWN,  # out of memory, disk or connections
     "54": REFUSED,  # larger than it can be
-    "55P03": DOWN,  # somebody holds the lock
+    "55P03": DOWN,  # another session holds the lock
     "57": DOWN,  # shutting down or starting up
     "57014": TIMEOUT,  # cancelled, which is what a statement timeout does
     "58": DOWN,  # its disk
@@ -358,7 +358,7 @@ _REDIS: dict[str, ErrorFinding | Look] = {
     "ReadOnlyError": DOWN,  # a replica that is about to take over
     "SlotNotCoveredError": DOWN,
     "TryAgainError": DOWN,
-    "WatchError": DOWN,  # somebody else was faster
+    "WatchError": DOWN,  # another client changed the key
     "ConnectionError": BROKEN,  # the client tries again by itself, so it may have been sent
     "TimeoutError": TIMEOUT,
     "InvalidResponse": INVALID,

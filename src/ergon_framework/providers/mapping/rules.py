@@ -2,7 +2,7 @@
 
 The provider's own rules come first, then one table of names (``clients.py``), then whatever
 an unknown exception tells by itself: an HTTP status it carries, or the exception it was raised
-``from``. What nobody knows is an ``internal_error`` and is counted, so that a rule gets written.
+``from``. An unknown exception is an ``internal_error`` and is counted, so that a rule gets written.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ find_known = KnownErrors().find
 
 
 def is_time_up(error: Exception) -> bool:
-    """Whether whoever runs the call wants it to end now: there is no time for another attempt."""
+    """Whether the queue ends the call by its time limit: there is no time for another attempt."""
     return not TIME_UP.isdisjoint(find_known(type(error)).names)
 
 
@@ -96,7 +96,7 @@ class UnmappedTypes:
         self._lock = threading.Lock()
 
     def renew(self) -> None:
-        """In a forked child, where nobody is left to release the lock."""
+        """In a forked child: the thread that held the lock does not exist there."""
         self._lock = threading.Lock()
 
     def add(self, name: str) -> None:
@@ -249,7 +249,7 @@ def _find(error: Exception, now: Callable[[], float], depth: int) -> ErrorFindin
 
 
 def _of_cause(cause: Exception, now: Callable[[], float], depth: int) -> ErrorFinding | None:
-    """What the cause says, but for one thing: who wrapped it may have tried before, and sent."""
+    """What the cause says; but the wrapping client may have sent an earlier attempt itself."""
     if isinstance(cause, ProviderError) and cause.reason_code in ERROR_OF:
         wait = cause.retry_after_seconds
         return ErrorFinding(

@@ -31,7 +31,7 @@ def current(connection: Connection) -> str | None:
 
 
 def upgrade(connection: Connection) -> str | None:
-    """Bring the tables up to date, whoever comes first; the revision that was there before.
+    """Bring the tables up to date, in one process at a time; the revision that was there before.
 
     In the transaction of the connection, or in one of its own when none is open.
     """
@@ -87,7 +87,7 @@ def _run(what: str, revision: str, **given: Any) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nobody who merely opens a store wants to read how Alembic goes about it."""
+    """Keep Alembic's messages out of the log of programs that merely open a store."""
     log = logging.getLogger("alembic")
     before = log.level
     if before == logging.NOTSET:

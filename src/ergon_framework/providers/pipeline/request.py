@@ -82,7 +82,7 @@ def _canonical(value: Any, volatile: frozenset[str]) -> Any:
 _FIXED = frozenset(
     {str, int, float, bool, type(None), bytes, date, datetime, time, timedelta, Decimal, UUID}
 )
-"""What nobody can change."""
+"""Fields that a caller cannot change."""
 
 
 class AttemptBody(partial[Any]):
@@ -193,7 +193,7 @@ def inherit_context(
 
 
 def _attempts(context: ProviderExecutionContext, around: UnitOfWork) -> int | None:
-    """Whoever runs the unit is the one who tries again; a call inside it has one attempt."""
+    """A call inside a unit makes one attempt: the runner of the unit retries the whole unit."""
     if context.max_attempts is not None or not around.is_retried:
         return context.max_attempts
     return 1

@@ -35,7 +35,7 @@ T = TypeVar("T")
 class LazyOpen(Generic[T]):
     """Something that is opened once, as early as it can be. Any thread may ask.
 
-    Whoever waits while another one tries in vain does not try again.
+    A caller that waited while another one failed gets that failure, and does not try again.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LazyOpen(Generic[T]):
         renew_after_fork(self)
 
     def open_early(self) -> None:
-        """Open it; if it is only away, the first who needs it tries again.
+        """Open it; if the database is only away, the first call that needs it tries again.
 
         A database of the wrong version, or a file that is none, does not mend itself: that is
         raised.
@@ -69,7 +69,7 @@ class LazyOpen(Generic[T]):
         return found if found is not None else self._open(self._ticks())
 
     def wait_opened(self) -> T | None:
-        """What was opened, also by somebody who is just about it."""
+        """What was opened; waits for another thread that is opening it."""
         with self._lock:
             return self.value
 

@@ -41,7 +41,7 @@ class SqlProviderInspector:
         self._database = database
 
     def tenants(self, limit: int) -> list[str]:
-        """Whoever has called a provider or has a quota, in order."""
+        """The tenants that have called a provider or have a quota, in order."""
         known = union(select(_health.tenant_id), select(_quota.tenant_id))
         names = known.order_by("tenant_id").limit(limit)
         with self._database.connect() as connection:

@@ -56,7 +56,7 @@ class MemoryLane:
     account: QuotaUsage | None = None
     counted_at: float = 0.0
     updated_at: float | None = None
-    """None until somebody wrote more than its quota."""
+    """None while only its quota was written."""
     hour: SlidingHour = field(default_factory=SlidingHour)
     last_success_at: float | None = None
     last_error_at: float | None = None
@@ -170,7 +170,7 @@ SETTLED = frozenset({LetterStatus.PUBLISHED, LetterStatus.REDRIVEN, LetterStatus
 
 
 class MemoryKeys:
-    """Who holds which key, and what came of the calls under them."""
+    """Idempotency keys: which claim holds each, and how its call ended."""
 
     def __init__(self, max_keys: int, max_bytes: int) -> None:
         self._max_keys = max_keys
@@ -338,7 +338,7 @@ MAX_RESULT_BYTES = 256 * 1024 * 1024
 """Of results under keys; beyond them, the oldest are dropped, and their keys say so."""
 
 MAX_LANES = 10_000
-"""Lanes that are kept; beyond them, the oldest of those that hold nobody back are forgotten."""
+"""Lanes that are kept; beyond them, the oldest of those that hold no call back are forgotten."""
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 
@@ -382,7 +382,7 @@ class MemoryProviderStore:
     # -- gates ---------------------------------------------------------------------------------
 
     def lane_state(self, key: LaneKey) -> LaneState:
-        """How a lane stands; a fresh one when nobody has written it."""
+        """The state of a lane; a fresh one when the lane was never written."""
         lane = self._lanes.get(key)  # one look at one object: no lock is needed
         if self.is_closed:
             raise _closed()
@@ -405,7 +405,7 @@ class MemoryProviderStore:
             return True
 
     def extend_cooldown(self, key: LaneKey, until: float) -> float:
-        """Nobody calls before ``until``; never shortened. The instant that holds now."""
+        """Let no call pass before ``until``; returns the end that holds, which may be later."""
         with self._step():
             lane = self._lane(key)
             if until > lane.state.cooldown_until:
@@ -543,7 +543,7 @@ class MemoryProviderStore:
             self.is_closed = True
 
     def renew(self) -> None:
-        """In a process that was just forked: whoever held the lock is not there any more."""
+        """In a forked child: the thread that held the lock does not exist there."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -568,7 +568,7 @@ class MemoryProviderStore:
         idle = (key for key, lane in self._lanes.items() if lane.is_idle(now))
         for key in list(islice(idle, spare)):
             del self._lanes[key]
-        # Where most of them hold somebody back, looking again at once would find no more.
+        # When most lanes hold calls back, the next search would find as little: it comes later.
         self._crowded_at = max(self._max_lanes, len(self._lanes) * 11 // 10)
 
 

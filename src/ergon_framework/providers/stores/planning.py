@@ -52,7 +52,7 @@ class KeyRecord:
 
 
 _SKEW = 1.0
-"""Seconds by which the clocks of two processes may differ, though nobody has set one."""
+"""Seconds by which the clocks of two processes may differ, although none was set."""
 
 _MARKERS = frozenset(
     f'{{"_ergon_result":"{reason}"}}'

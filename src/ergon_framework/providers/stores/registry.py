@@ -1,4 +1,4 @@
-"""Which store a URL names. A process has one store object per URL, whoever asks."""
+"""Which store a URL names. A process has one store object per URL."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _open(
 ) -> MemoryProviderStore | SqlProviderStore:
     if kind == "memory":
         return _open_memory(rest, clock or time.time)
-    # Imported late: whoever has no database needs none of it.
+    # Imported late: a program without a database needs no SQLAlchemy.
     from ergon_framework.providers.stores.sql_store import SqlProviderStore
 
     if kind == "sqlite":
@@ -110,7 +110,7 @@ def _open_memory(rest: str, clock: Callable[[], float]) -> MemoryProviderStore:
 
 
 def _after_fork() -> None:
-    """Whoever held the lock is not there any more to let it go."""
+    """The thread that held the lock does not exist in the child."""
     global _lock  # noqa: PLW0603 - a lock cannot be renewed in place
     _lock = threading.RLock()
 

@@ -1,10 +1,10 @@
 """Attempts, their roll-ups by minute and the health of lanes: written together, read in parts.
 
 Success rates and durations of the last hour come from roll-ups, whatever the number of attempts.
-For each tenant that is asked about, the minutes of its lanes are kept as they were last read. A
-reader reads the minutes since the one before its last look, which others are still adding to, and
-of the older ones only how much there is in them. If that is not what is kept, somebody wrote late,
-after having been cut off, and everything is read again.
+For each tenant that is asked about, the minutes of its lanes are kept in memory as last read. The
+next read fetches the minutes since the one before, to which other processes are still adding, and
+of the older minutes only their sums. If those differ from what is kept, a process that was cut off
+wrote late, and everything is read again.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class HourlyRates:
         return len(self._stale) > self._max_lanes
 
     def take_stale(self, most: int) -> list[LaneKey]:
-        """Some lanes whose columns lack the latest; whoever takes them writes them."""
+        """Take some lanes whose columns are out of date; the caller has to write them."""
         with self._lock:
             taken = sorted(self._stale)[:most]
             self._stale.difference_update(taken)
@@ -133,7 +133,7 @@ class HourlyRates:
             self._stale.update(keys)
 
     def renew(self) -> None:
-        """In a process that was just forked: whoever held a lock is not there any more."""
+        """In a forked child: the threads that held locks do not exist there."""
         self._lock = threading.Lock()
         self._views = OrderedDict()
         self._stale = set()  # the parent writes them
@@ -321,7 +321,7 @@ class AttemptTables:
             _ATTEMPTS, [_row_of(row, to_db_time(row.created_at)) for row in rows]
         )
         notes = roll_up(row for row in rows if row.id in fresh)
-        # In one order for everybody: two who write the same lanes must not wait for each other.
+        # Every process locks lanes in the same order, or two of them could deadlock.
         keys, at = sorted(notes), to_db_time(now)
         add_minutes(
             cursor,

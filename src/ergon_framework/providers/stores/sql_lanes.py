@@ -66,7 +66,7 @@ class LaneTables:
         self._database = database
 
     def lane_state(self, key: LaneKey) -> LaneState:
-        """How a lane stands; a fresh one when nobody has written it."""
+        """The state of a lane; a fresh one when the lane was never written."""
         values = key._asdict()
         found = self._database.read(lambda cursor: cursor.fetch(_LANE_STATE, values))
         if not found:
@@ -99,7 +99,7 @@ class LaneTables:
         )
 
     def extend_cooldown(self, key: LaneKey, until: float) -> float:
-        """Nobody calls before ``until``; never shortened. The instant that holds now."""
+        """Let no call pass before ``until``; returns the end that holds, which may be later."""
         values = {
             **key._asdict(),
             "id": new_id(),

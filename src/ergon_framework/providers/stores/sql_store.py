@@ -71,7 +71,7 @@ class SqlProviderStore:
     # -- lanes ---------------------------------------------------------------------------------
 
     def lane_state(self, key: LaneKey) -> LaneState:
-        """How a lane stands; a fresh one when nobody has written it."""
+        """The state of a lane; a fresh one when the lane was never written."""
         return self.lane_tables.lane_state(key)
 
     def compare_and_set(
@@ -81,7 +81,7 @@ class SqlProviderStore:
         return self.lane_tables.compare_and_set(key, version, breaker, failed=failed)
 
     def extend_cooldown(self, key: LaneKey, until: float) -> float:
-        """Nobody calls before ``until``; never shortened. The instant that holds now."""
+        """Let no call pass before ``until``; returns the end that holds, which may be later."""
         return self.lane_tables.extend_cooldown(key, until)
 
     def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> QuotaGrant:

@@ -113,7 +113,7 @@ class _SqliteCursor:
         self._cursor.executemany(_sqlite_sql(sql), values)
 
     def insert_missing(self, into: TableSpec, rows: Sequence[Row]) -> set[str]:
-        """Insert rows unless they are there; nobody else writes between looking and inserting."""
+        """Insert rows unless they are there; the transaction keeps other writers out."""
         sql = _insertion(into)
         ids = msgspec.json.encode([row[0] for row in rows]).decode()
         known = {found for (found,) in self._cursor.execute(sql.looking, (ids,))}

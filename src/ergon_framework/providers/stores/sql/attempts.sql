@@ -8,7 +8,7 @@ WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability =
     AND minute = :minute
 FOR UPDATE;
 
--- add_rollup: a minute's first, unless somebody was faster
+-- add_rollup: a minute's first, unless another process inserted it first
 INSERT INTO provider_metric_rollups (
     tenant_id, provider_name, capability, minute, succeeded, failed, dead_lettered, attempts,
     histogram, updated_at
@@ -55,7 +55,7 @@ ON CONFLICT (tenant_id, provider_name, capability) DO UPDATE SET
     END,
     updated_at = excluded.updated_at;
 
--- rates: the last hour, for those who read the table and not the summary
+-- rates: the last hour, for readers of the table, not of the summary
 UPDATE provider_health_states SET success_rate_1h = :success_rate, p95_latency_ms_1h = :p95
 WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability;
 
@@ -98,7 +98,7 @@ DELETE FROM provider_execution_metrics WHERE id IN (
     LIMIT :limit
 );
 
--- prune_rollups: minutes that nobody asks for any more
+-- prune_rollups: minutes that are too old for any summary
 DELETE FROM provider_metric_rollups WHERE (tenant_id, provider_name, capability, minute) IN (
     SELECT old.tenant_id, old.provider_name, old.capability, old.minute
     FROM provider_health_states AS lane

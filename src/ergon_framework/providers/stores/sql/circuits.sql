@@ -4,7 +4,7 @@ SELECT breaker_state, consecutive_failures, open_until, breaker_detail, cooldown
 FROM provider_health_states
 WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability;
 
--- first_swap: write a circuit that nobody has written yet, whether the lane has a row or not; with
+-- first_swap: write a circuit for the first time, whether the lane has a row or not; with
 -- the failure that changed it, if one did (else both are NULL), unless a later one is known
 INSERT INTO provider_health_states (
     id, tenant_id, provider_name, capability, breaker_state, consecutive_failures, open_until,
@@ -49,7 +49,7 @@ UPDATE provider_health_states SET
 WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability
     AND state_version = :version;
 
--- cool: let nobody call before an instant; a later one stays
+-- cool: let no call pass before an instant; a later one stays
 INSERT INTO provider_health_states (
     id, tenant_id, provider_name, capability, cooldown_until, updated_at
 ) VALUES (:id, :tenant_id, :provider_name, :capability, :until, :now)

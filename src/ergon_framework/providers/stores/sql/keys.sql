@@ -5,7 +5,7 @@ FROM provider_idempotency_records
 WHERE tenant_id = :tenant_id AND idempotency_key = :key
 FOR UPDATE;
 
--- add: take a key that nobody has
+-- add: take a key that is free
 INSERT INTO provider_idempotency_records (
     tenant_id, idempotency_key, fingerprint, status, owner, lease_expires_at, created_at,
     updated_at, expires_at

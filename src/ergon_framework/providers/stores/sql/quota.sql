@@ -13,7 +13,7 @@ WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability =
     )
 RETURNING used_count;
 
--- take: the first units of a window, or some more if somebody was faster
+-- take: the first units of a window, or more units if another process opened it first
 INSERT INTO provider_quota_states (
     id, tenant_id, provider_name, capability, window_start, window_end, limit_count, used_count,
     remaining_count, updated_at
