@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +17,9 @@ def recorded_locks(package: str) -> Iterator[list[threading.Lock]]:
 
     def recorded() -> threading.Lock:
         lock: threading.Lock = make()
-        if str(sys._getframe(1).f_globals.get("__name__")).startswith(package):
+        here = inspect.currentframe()
+        caller = None if here is None else here.f_back
+        if caller is not None and str(caller.f_globals.get("__name__")).startswith(package):
             locks.append(lock)
         return lock
 

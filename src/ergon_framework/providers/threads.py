@@ -98,8 +98,8 @@ async def offload(
     """Run one step on a thread, and to its end even when the task is cancelled.
 
     A step that takes a place or a unit must be waited for, or it could not be given back. A step
-    that has not begun ``within`` so many seconds, because all threads are busy, is not run: ``late``
-    says what follows. Neither is one that has not begun when its task is cancelled.
+    that has not begun ``within`` so many seconds, as all threads are busy, is not run: ``late``
+    says what follows. A step that has not begun when its task is cancelled is not run either.
     """
     turn = _Turn(work)
     running = threads.promise(turn)
