@@ -32,7 +32,7 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.providers.mapping import Rule, canonical, unmapped_types
 from ergon_framework.providers.mapping.rules import KnownErrors, UnmappedTypes
-from ergon_framework.providers.redaction import LONGEST_MESSAGE
+from ergon_framework.providers.redaction import MAX_MESSAGE
 from tests.providers.locks import recorded_locks
 
 EVERY_CLASS = [
@@ -408,7 +408,7 @@ def test_every_exception_becomes_exactly_one_canonical_error(raw: Exception) -> 
     error = canonical(raw)
     assert type(error) is ERROR_OF[error.reason_code]
     assert error.__cause__ is raw
-    assert len(error.message) <= LONGEST_MESSAGE
+    assert len(error.message) <= MAX_MESSAGE
     assert error.message.isprintable()
     error.message.encode()
     json.dumps(error.to_dict())

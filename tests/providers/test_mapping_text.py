@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.providers.mapping import canonical
-from ergon_framework.providers.redaction import LONGEST_MESSAGE, describe_safely, redact_text
+from ergon_framework.providers.redaction import MAX_MESSAGE, describe_safely, redact_text
 
 
 @pytest.mark.req("PEF:T-8")
@@ -105,7 +105,7 @@ def test_only_the_first_line_is_told() -> None:
 def test_a_message_is_bounded() -> None:
     """However much an exception has to say."""
     error = canonical(RuntimeError("x" * 1_000_000))
-    assert len(error.message) == LONGEST_MESSAGE
+    assert len(error.message) == MAX_MESSAGE
     assert error.message.endswith("…")
 
 
@@ -120,7 +120,7 @@ def test_a_message_can_be_stored_and_shown() -> None:
 def test_any_text_can_be_veiled(text: str) -> None:
     """Bounded, printable, and the same when it is veiled again."""
     veil = redact_text(text)
-    assert len(veil) <= LONGEST_MESSAGE
+    assert len(veil) <= MAX_MESSAGE
     assert veil.isprintable()
 
 

@@ -15,7 +15,7 @@ from ergon_framework.core.rfc3339 import parse_rfc3339
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, RecordBatch
 from ergon_framework.providers.delivery.dead_letters import (
-    LEASE,
+    RELAY_LEASE,
     DeadLetterRelay,
     RelayCounts,
     RelayThread,
@@ -335,7 +335,7 @@ def test_a_relay_that_died_is_followed_by_another(counter: FakeCounter) -> None:
     ):
         DeadLetterRelay(store, Dying().open).pump()
     assert not DeadLetterRelay(store, counter.open).pump()
-    now[0] += LEASE + 1.0
+    now[0] += RELAY_LEASE + 1.0
     assert DeadLetterRelay(store, counter.open).pump() == RelayCounts(published=1)
 
 
@@ -349,7 +349,7 @@ def test_a_relay_that_was_stopped_for_long_publishes_no_more(counter: FakeCounte
     class Stopped(FakeCounter):
         def publish(self, message: dict[str, Any]) -> None:
             super().publish(message)
-            now[0] += LEASE + 1.0
+            now[0] += RELAY_LEASE + 1.0
             other.pump()
 
     slow = Stopped()
@@ -367,7 +367,7 @@ def test_a_long_batch_keeps_its_lease(counter: FakeCounter) -> None:
 
     class Slow(FakeCounter):
         def publish(self, message: dict[str, Any]) -> None:
-            now[0] += LEASE * 0.6
+            now[0] += RELAY_LEASE * 0.6
             assert not other.pump()
             super().publish(message)
 

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.web.backend_pool import Bulkhead
-from ergon_framework.web.middleware import BODY, HEAD, RequestLimiter, RequestLimits
+from ergon_framework.web.middleware import MAX_BODY, MAX_HEAD, RequestLimiter, RequestLimits
 
 pytestmark = pytest.mark.req("ONE:serve")
 
@@ -66,7 +66,7 @@ def test_the_head_alone() -> None:
     assert head.headers["content-length"] == get.headers["content-length"]
 
 
-@pytest.mark.parametrize("size", [BODY + 1, 10**30])
+@pytest.mark.parametrize("size", [MAX_BODY + 1, 10**30])
 def test_a_body_that_is_too_large(size: int) -> None:
     """It is refused by its announced length, unread, and the connection ends."""
     headers = {"Content-Length": str(size)}
@@ -77,7 +77,7 @@ def test_a_body_that_is_too_large(size: int) -> None:
 
 @pytest.mark.parametrize(
     ("path", "headers"),
-    [("/", {"X-Long": "x" * HEAD}), ("/?" + "x" * HEAD, {}), ("/" + "x" * HEAD, {})],
+    [("/", {"X-Long": "x" * MAX_HEAD}), ("/?" + "x" * MAX_HEAD, {}), ("/" + "x" * MAX_HEAD, {})],
 )
 def test_a_head_that_is_too_large(path: str, headers: dict[str, str]) -> None:
     """Headers, query and path have a bound together."""

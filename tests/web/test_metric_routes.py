@@ -24,7 +24,7 @@ from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.inspector import SqlProviderInspector
 from ergon_framework.telemetry.prometheus_text import Family
 from ergon_framework.web.application import create_app
-from ergon_framework.web.metrics import LONGEST, MOST, exposed
+from ergon_framework.web.metrics import MAX_LABEL, MAX_SERIES, exposed
 from tests.providers.asgi_client import ask
 from tests.web.content import TENANT, fill_calls, fill_jobs, fill_zone, settings_in
 
@@ -186,16 +186,16 @@ def test_labels_are_escaped_and_cut() -> None:
     text = exposed([Family("ergon_jobs", "gauge", "One\\two\nthree.", odd)])
     assert "# HELP ergon_jobs One\\\\two\\nthree.\n" in text
     assert 'ergon_jobs{queue="a\\"b\\\\c\\nd"} 1\n' in text
-    assert f'ergon_jobs{{queue="{"x" * LONGEST}"}} 2.5\n' in text
+    assert f'ergon_jobs{{queue="{"x" * MAX_LABEL}"}} 2.5\n' in text
     assert all(_SAMPLE.fullmatch(line) for line in text.splitlines() if line[0] != "#")
 
 
 def test_a_family_has_so_many_series_and_no_more() -> None:
     """What is left out is counted; families of the same name are one."""
-    many = [({"queue": str(n)}, n) for n in range(MOST)]
+    many = [({"queue": str(n)}, n) for n in range(MAX_SERIES)]
     text = exposed([Family("a", "gauge", "A.", many), Family("a", "gauge", "A.", [({}, 1)])])
     assert text.count("# TYPE a gauge") == 1
-    assert sum(line.startswith("a{") for line in text.splitlines()) == MOST
+    assert sum(line.startswith("a{") for line in text.splitlines()) == MAX_SERIES
     assert "\nergon_series_left_out 1\n" in text
 
 

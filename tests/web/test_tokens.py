@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.app.settings.tokens import MAX_TOKEN, MAX_TOKENS, parsed
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.web.tokens import SETTLED, VARIABLE, FileTokens, FixedTokens, tokens_from
+from ergon_framework.web.tokens import SETTLE_TIME, VARIABLE, FileTokens, FixedTokens, tokens_from
 
 X = "0123456789abcdef"
 
@@ -146,7 +146,7 @@ def test_the_last_token_can_be_taken_back(
     tokens = FileTokens(file)
     file.write_text(text)
     assert tokens.caller(b"first-0123456789") == "alice"  # somebody may be writing it just now
-    long_ago = file.stat().st_mtime - SETTLED
+    long_ago = file.stat().st_mtime - SETTLE_TIME
     os.utime(file, (long_ago, long_ago))
     assert (tokens.caller(b"first-0123456789"), tokens.caller(b"")) == (None, None)
     assert "nobody is let in" in caplog.text

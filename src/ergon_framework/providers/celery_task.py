@@ -37,7 +37,7 @@ from ergon_framework.providers.redaction import describe_safely as text_of
 from ergon_framework.providers.redaction import safe_message
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.tasks import (
-    LARGEST_RESULT,
+    MAX_RESULT_BYTES,
     CallProgress,
     ComputedKeys,
     KeepResults,
@@ -66,13 +66,13 @@ SOFT_MARGIN = 10.0
 HARD_MARGIN = 20.0
 """Seconds beyond the budget after which Celery ends a call that does not keep to it."""
 
-VISIBILITY = 3600.0
+VISIBILITY_TIMEOUT = 3600.0
 """Seconds after which brokers without acknowledgements of their own deliver a message again."""
 
 CARRIED = "_ergon"
 """The keyword under which a message carries what was counted before."""
 
-_SLACK = 30.0
+_VISIBILITY_MARGIN = 30.0
 
 _RETRIES = ("autoretry_for", "retry_backoff", "retry_kwargs")
 """What would have Celery try again as well; a subclass sets none of them."""
@@ -107,7 +107,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     bury_on: Collection[str] = frozenset()
     max_redeliveries: int = 5
     keep_results: str = KeepResults.WHOLE
-    max_result_bytes: int = LARGEST_RESULT
+    max_result_bytes: int = MAX_RESULT_BYTES
     result_cipher: ResultCipher | None = None
     max_payload_bytes: int = 262_144
     secret_names: Collection[str] = frozenset()
@@ -256,7 +256,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         options = _within(TaskOptions(**values), self.soft_time_limit or self.time_limit)
         if self.time_limit is None or options.timeout_budget_seconds is None:
             return options
-        beyond = self.time_limit - options.timeout_budget_seconds + _SLACK
+        beyond = self.time_limit - options.timeout_budget_seconds + _VISIBILITY_MARGIN
         return replace(options, lease_grace_seconds=max(options.lease_grace_seconds, beyond))
 
     def _delivery(self) -> dict[str, Any]:
@@ -273,8 +273,8 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     def longest_wait(self) -> float:
         """Seconds for which a message may be held back; the broker delivers it again after more."""
         options = self.app.conf.broker_transport_options or {}
-        visible = float(options.get("visibility_timeout") or VISIBILITY)
-        return max(visible - (self.time_limit or 0.0) - _SLACK, visible / 2)
+        visible = float(options.get("visibility_timeout") or VISIBILITY_TIMEOUT)
+        return max(visible - (self.time_limit or 0.0) - _VISIBILITY_MARGIN, visible / 2)
 
     def _tell_unbuilt(self, error: Exception) -> None:
         """Once for each mistake: every message meets the same one."""

@@ -35,8 +35,13 @@ from ergon_framework.providers.stores.registry import preload
 from ergon_framework.providers.tasks import CallProgress
 from ergon_framework.providers.telemetry import emit
 
-_PATIENCE = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.4, "interval_max": 1.0}
-_CLOSING = 5.0
+_PUBLISH_RETRIES = {
+    "max_retries": 3,
+    "interval_start": 0.1,
+    "interval_step": 0.4,
+    "interval_max": 1.0,
+}
+_CLOSE_TIMEOUT = 5.0
 _PREFORK = "celery.concurrency.prefork"
 
 _Relays = dict[tuple[int, int, str], DeadLetterRelay]
@@ -87,7 +92,7 @@ class CeleryQueueSession:
                 delivery_mode="persistent",
                 message_id=message["dead_letter_id"],
                 retry=True,
-                retry_policy=_PATIENCE,
+                retry_policy=_PUBLISH_RETRIES,
             )
 
     def knows(self, letter: DeadLetter) -> bool:
@@ -265,11 +270,11 @@ def _end(**_: Any) -> None:
     """Celery's children end without exit hooks: what is on its way is written here."""
     for task in list(_tasks):
         task.close()
-    close_recorders(_CLOSING)
+    close_recorders(_CLOSE_TIMEOUT)
     with _lock:
         thread = _thread
     if thread is not None:
-        thread.stop(_CLOSING)
+        thread.stop(_CLOSE_TIMEOUT)
 
 
 def _after_fork_in_child() -> None:

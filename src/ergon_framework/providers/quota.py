@@ -15,14 +15,14 @@ from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.telemetry import emit
 from ergon_framework.providers.validation import check_count, is_finite
 
-ASK_AGAIN = 1.0
+REFUSAL_TTL = 1.0
 """Seconds for which a refusal is cached: another process may give units back."""
 
 
-SHORTEST_WINDOW = 0.001
+MIN_WINDOW = 0.001
 """Seconds: much less than this, and an instant of today has no window of its own."""
 
-MOST_UNITS = 2**62 - 1
+MAX_UNITS = 2**62 - 1
 """Of a window: what every database can count, and twice of it without an overflow."""
 
 
@@ -49,11 +49,11 @@ class QuotaPolicy:
     def __post_init__(self) -> None:
         for name in ("limit", "block"):
             check_count(name, getattr(self, name), least=1)
-        if self.limit > MOST_UNITS:
-            raise ConfigurationError(f"limit must be at most {MOST_UNITS}, not {self.limit!r}")
-        if not is_finite(self.window_seconds) or self.window_seconds < SHORTEST_WINDOW:
+        if self.limit > MAX_UNITS:
+            raise ConfigurationError(f"limit must be at most {MAX_UNITS}, not {self.limit!r}")
+        if not is_finite(self.window_seconds) or self.window_seconds < MIN_WINDOW:
             raise ConfigurationError(
-                f"window_seconds must be {SHORTEST_WINDOW} or more, not {self.window_seconds!r}"
+                f"window_seconds must be {MIN_WINDOW} or more, not {self.window_seconds!r}"
             )
         if not is_finite(self.anchor) or abs(self.anchor) > FARTHEST_ANCHOR:
             raise ConfigurationError(
@@ -213,7 +213,7 @@ class QuotaLimiter:
         self._seen = account = found.account
         if found.is_granted:
             return Reservation(account.window, units, account)
-        known, self._refused, self._believed_until = self._refused, account, now + ASK_AGAIN
+        known, self._refused, self._believed_until = self._refused, account, now + REFUSAL_TTL
         if not account.remaining and (known is None or known.window != account.window):
             left = max(0.0, account.window.end - now)
             emit("quota.exhausted", key=self.key, limit=account.limit, seconds=left)
@@ -231,7 +231,7 @@ class QuotaLimiter:
         refused = self._refused
         return units > self.policy.limit or (
             refused is not None
-            and now < self._believed_until <= now + ASK_AGAIN
+            and now < self._believed_until <= now + REFUSAL_TTL
             and refused.window.start >= window.start
             and refused.limit == self.policy.limit
             and units > refused.remaining

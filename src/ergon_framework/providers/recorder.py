@@ -40,7 +40,7 @@ from ergon_framework.ports.providerstore import (
 from ergon_framework.providers.spill import MAX_BYTES, Spill, default_spill, spill_beside
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telemetry import emit
-from ergon_framework.providers.write_behind import LOOK, FlushMarker, WriteBehindQueue
+from ergon_framework.providers.write_behind import SCAN_INTERVAL, FlushMarker, WriteBehindQueue
 
 _MAX_LANES = 10_000
 
@@ -428,7 +428,7 @@ class Recorder:
         # add() puts the row into the queue and then reads the flag; this sets the flag and then
         # looks into the queue. In whatever order they run, one of the two sees what the other did.
         self._is_asleep = True
-        if not self._queue and not self._is_closing and not self._wakeup.wait(LOOK):
+        if not self._queue and not self._is_closing and not self._wakeup.wait(SCAN_INTERVAL):
             self._settle()
         self._is_asleep = False
 

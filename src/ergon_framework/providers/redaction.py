@@ -16,10 +16,10 @@ from ergon_framework.errors import describe
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
 from ergon_framework.redaction import is_credential, is_secret, squeezed
 
-LONGEST_MESSAGE = 500
+MAX_MESSAGE = 500
 """Characters of a message; the raw exception, which is kept as the cause, has the rest."""
 
-_LONGEST_READ = 4000
+_MAX_READ = 4000
 
 
 def describe_safely(error: BaseException) -> str:
@@ -34,13 +34,13 @@ def describe_safely(error: BaseException) -> str:
 
 def redact_text(text: str, title: str = "") -> str:
     """A text without what looks like a secret, and not longer than a message may be."""
-    text = title + redaction.message(text[:_LONGEST_READ])
+    text = title + redaction.message(text[:_MAX_READ])
     if not text.isprintable():  # databases refuse some of these, and terminals obey others
         text = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"
+    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
 
 
-DEEPEST = 100
+MAX_DEPTH = 100
 """Levels of a payload: what is nested deeper, JSON can say, but few can read."""
 
 
@@ -88,8 +88,8 @@ def _stripped(
         return plain
     if not isinstance(value, dict | list | tuple):
         return value
-    if depth >= DEEPEST:
-        raise RecursionError(f"nested in more than {DEEPEST} levels")
+    if depth >= MAX_DEPTH:
+        raise RecursionError(f"nested in more than {MAX_DEPTH} levels")
     if not isinstance(value, dict):
         return [_stripped(each, more, found, is_for_key, depth + 1) for each in value]
     is_left_out = is_credential if is_for_key else is_secret

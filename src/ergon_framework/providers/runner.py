@@ -226,16 +226,16 @@ def abandon_delivery(run: CallDelivery) -> None:
 
 T = TypeVar("T")
 
-_LONG = 3600.0
+_UNLIMITED_BUDGET = 3600.0
 """Seconds that a call without any budget is given before another one may take it over."""
 
-_MARKED = 30 * 86_400.0
+_REDELIVERY_MARK_TTL = 30 * 86_400.0
 """Seconds for which a lost worker is remembered: some queues take hours to deliver again."""
 
-_CLOSE = 1.0
+_LEASE_MARGIN = 1.0
 """Seconds before the end of a lease within which another delivery may take the key."""
 
-_UNWRITTEN = 60.0
+_LETTER_RETRY_DELAY = 60.0
 """Seconds until a dead letter that could not be written is tried again."""
 
 
@@ -410,7 +410,7 @@ class ProviderTaskRunner:
             run.is_ours = claim.state is ClaimState.MINE
             run.lease_ends_at = claim.lease_expires_at
         if run.call.is_redelivered and claim.state in {ClaimState.MINE, ClaimState.RUNNING}:
-            mark = guard.count_redelivery(options.max_redeliveries, max(keep, _MARKED))
+            mark = guard.count_redelivery(options.max_redeliveries, max(keep, _REDELIVERY_MARK_TTL))
             if mark is None:
                 return self._lost_too_often(run)
             # Found running, its worker may be lost elsewhere: that stays counted.
@@ -446,7 +446,7 @@ class ProviderTaskRunner:
     @property
     def lease_seconds(self) -> float:
         """How long a call holds its key: longer than any call, which the queue ends before."""
-        return (self._budget() or _LONG) + self.options.lease_grace_seconds
+        return (self._budget() or _UNLIMITED_BUDGET) + self.options.lease_grace_seconds
 
     def _budget(self) -> float | None:
         """Seconds for one delivery, what its store takes included."""
@@ -530,7 +530,7 @@ class ProviderTaskRunner:
         That takes a process which was stopped, or a machine which slept, for longer than the lease.
         """
         guard = run.guard
-        if not run.is_ours or guard.store.now() + _CLOSE < run.lease_ends_at:
+        if not run.is_ours or guard.store.now() + _LEASE_MARGIN < run.lease_ends_at:
             return False
         try:
             claim = guard.claim(self.lease_seconds, self._keep(run))
@@ -568,7 +568,7 @@ class ProviderTaskRunner:
         carried, seconds = verdict.carried, verdict.seconds
         if is_undelivered:
             carried = msgspec.structs.replace(run.call.carried, given_up=run.end)
-            seconds = min(_UNWRITTEN, self._longest())
+            seconds = min(_LETTER_RETRY_DELAY, self._longest())
         carried = msgspec.structs.replace(carried, correlation_id=run.names.correlation_id)
         ending = TaskEnding(
             verdict.end,

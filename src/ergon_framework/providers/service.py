@@ -14,7 +14,7 @@ from ergon_framework.providers.recorder import known_recorder
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.telemetry import logger
 
-PATIENCE = 1.0
+FLUSH_TIMEOUT = 1.0
 """Seconds a summary waits for rows of this process that are on their way to the store."""
 
 _FIRST, _LAST = 0.0, 253_402_300_799.0  # no instant of ours is older; later ones have no text
@@ -23,7 +23,7 @@ _FIRST, _LAST = 0.0, 253_402_300_799.0  # no instant of ours is older; later one
 class ProviderHealthService:
     """Reads summaries from one store. Any thread may ask."""
 
-    def __init__(self, store: str | ProviderStore, *, patience: float = PATIENCE) -> None:
+    def __init__(self, store: str | ProviderStore, *, patience: float = FLUSH_TIMEOUT) -> None:
         """A ``patience`` of 0 is for a process that makes no calls: it waits for nothing."""
         self._store = store
         self._patience = patience

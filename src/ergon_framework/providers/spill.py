@@ -87,9 +87,9 @@ SUFFIX = ".jsonl"
 CORRUPT = ".bad"
 """Added to the name of a file with lines that could not be written to the store."""
 
-_PIECE = 1 << 18
+_READ_SIZE = 1 << 18
 _warned: set[str] = set()
-_TRIES = 10
+_MAX_TRIES = 10
 
 
 class OwnFile:
@@ -186,7 +186,7 @@ class ReplayFile:
 
     def _fill(self) -> bool:
         try:
-            piece = os.pread(self._fd, _PIECE, self._at)
+            piece = os.pread(self._fd, _READ_SIZE, self._at)
         except OSError:  # the disk cannot read it: what is left stays for people to look at
             self.spoilt += 1
             return False
@@ -262,7 +262,7 @@ def abandon(folder: Path, lines: bytes, most: int) -> None:
 def _create(folder: Path) -> tuple[Path, int]:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
     with Folder.ensure(folder, parents=True) as opened:
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
             fd = opened.open_file(path.name, flags)
             if _lock(fd):
@@ -291,13 +291,13 @@ declare(
 MAX_BYTES = 256 << 20
 """What the files of one folder may hold together, as far as this process sees them."""
 
-TARGET = frozenset({"host", "hostaddr", "port", "dbname", "options", "service"})
+DATABASE_KEYS = frozenset({"host", "hostaddr", "port", "dbname", "options", "service"})
 """What in the query of a server's URL says which database it is, and holds no secret."""
 
-_SERVER = frozenset({"host", "hostaddr", "service"})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-_PAUSE = 1.0  # seconds before a folder that refused is tried again for what can still wait
+_SERVER_KEYS = frozenset({"host", "hostaddr", "service"})
+_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_READ_ONLY_ERRNOS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_RETRY_DELAY = 1.0  # seconds before a folder that refused is tried again for what can still wait
 
 
 class Spill:
@@ -333,7 +333,7 @@ class Spill:
     @property
     def is_usable(self) -> bool:
         """Whether it has not refused a moment ago."""
-        return self._clock() - self._refused_at >= _PAUSE
+        return self._clock() - self._refused_at >= _RETRY_DELAY
 
     @property
     def has_own(self) -> bool:
@@ -508,9 +508,9 @@ def default_spill(url: str) -> Path | None:
         name = rest.removeprefix("/").partition("?")[0]
         return spill_beside(Path(name)) if name and name != ":memory:" else None
     parts = urlsplit(url)
-    where = [pair for pair in parse_qsl(parts.query) if pair[0] in TARGET]
+    where = [pair for pair in parse_qsl(parts.query) if pair[0] in DATABASE_KEYS]
     named = {name for name, _ in where}
-    if not (parts.hostname or named & _SERVER):
+    if not (parts.hostname or named & _SERVER_KEYS):
         return None
     # A URL without a database names the one that is called like the user.
     user = "" if parts.path.strip("/") or named & {"dbname", "service"} else parts.username
@@ -533,9 +533,9 @@ def _size_of(paths: Sequence[Path]) -> int:
 
 def _told(error: OSError, folder: Path) -> StoreError:
     text = f"nothing can be kept in {folder}: {error.strerror or error}"
-    if error.errno in _FULL:
+    if error.errno in _FULL_ERRNOS:
         return StoreFullError(text, remedy="free some disk space")
-    if error.errno in _READ_ONLY:
+    if error.errno in _READ_ONLY_ERRNOS:
         return StoreReadOnlyError(text, remedy="make the folder writable, or name another one")
     if error.errno == errno.EIO:
         return StoreBrokenError(text, remedy="look at the disk")

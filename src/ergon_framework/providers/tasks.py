@@ -38,10 +38,10 @@ from ergon_framework.providers.validation import (
     check_words,
 )
 
-LARGEST_RESULT = 64 * 1024 * 1024
+MAX_RESULT_BYTES = 64 * 1024 * 1024
 """Bytes of a result that is kept, unless the options say otherwise."""
 
-_REQUEST_KEY = 3_600.0
+_REQUEST_KEY_TTL = 3_600.0
 """Seconds for which a key that stands for a request is remembered."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -218,7 +218,7 @@ class TaskOptions:
     keep_results: str = KeepResults.WHOLE
     """Which results are kept for later deliveries: ``whole``, ``without_secrets`` or ``never``. One
     that is not kept becomes an error at the next delivery."""
-    max_result_bytes: int = LARGEST_RESULT
+    max_result_bytes: int = MAX_RESULT_BYTES
     """Of a result that is kept."""
     result_cipher: Any = field(default=None, repr=False)
     """Encrypts the results that are kept, and decrypts them: a ``cryptography.fernet.Fernet``, or
@@ -258,7 +258,7 @@ class TaskOptions:
         if self.keep_computed_key_seconds is not None:
             return self.keep_computed_key_seconds
         is_of_message = self.computed_keys == ComputedKeys.MESSAGE
-        return self.keep_key_seconds if is_of_message else _REQUEST_KEY
+        return self.keep_key_seconds if is_of_message else _REQUEST_KEY_TTL
 
 
 TaskOptions.__init__ = refusing_renamed(TaskOptions.__init__)  # type: ignore[method-assign]

@@ -183,8 +183,8 @@ OUTCOMES = {
     TaskEnd.DEAD: "dead_letter",
 }
 _LEVELS = {TaskEnd.FAILED: logging.WARNING, TaskEnd.DEAD: logging.WARNING}
-_FRAMES = 5
-_LONGEST = 255
+_MAX_FRAMES = 5
+_MAX_TEXT = 255
 
 
 def log_ending(task_name: str, call: TaskCall, lane: LaneKey, ending: TaskEnding) -> None:
@@ -233,7 +233,7 @@ def _envelope(task_name: str, call: TaskCall, lane: LaneKey, ending: TaskEnding)
 
 def _name(value: Any) -> str | None:
     """A name as it came, unless it is none: what a wrong call has in its place may be anything."""
-    if value is None or (isinstance(value, str) and len(value) <= _LONGEST):
+    if value is None or (isinstance(value, str) and len(value) <= _MAX_TEXT):
         return value
     return f"({type(value).__name__})"
 
@@ -241,5 +241,5 @@ def _name(value: Any) -> str | None:
 def _where(error: BaseException) -> list[str]:
     """Files and lines, without what was in their variables: enough to find a defect."""
     raw = error.__cause__ or error
-    frames = traceback.extract_tb(raw.__traceback__)[-_FRAMES:]
+    frames = traceback.extract_tb(raw.__traceback__)[-_MAX_FRAMES:]
     return [f"{each.filename}:{each.lineno} in {each.name}" for each in frames]

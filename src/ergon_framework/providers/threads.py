@@ -18,10 +18,10 @@ T = TypeVar("T")
 Outcome = tuple[Any, BaseException | None]
 """What a call returned, or what it raised."""
 
-STEPS = 16
+MAX_STORE_THREADS = 16
 """Threads for steps of calls that wait for one store."""
 
-CALLS = 64
+MAX_CALL_THREADS = 64
 """Threads for attempts of one provider that is not async, in calls that are."""
 
 
@@ -58,7 +58,7 @@ def offload_threads(store: object) -> BoundedThreads:
     """The threads for steps that wait for a store; all providers on the store share them."""
     known = _of_stores.get(id(store))  # they keep their store, so the number stays its own
     if known is None:
-        known = _of_stores[id(store)] = BoundedThreads("ergon-store", STEPS, store)
+        known = _of_stores[id(store)] = BoundedThreads("ergon-store", MAX_STORE_THREADS, store)
     return known
 
 

@@ -81,9 +81,9 @@ def check_names(name: str, value: Any) -> None:
 
 # -- calls: what is wrong is a ProviderBadRequestError ---------------------------------------------
 
-MOST = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 """What a column of whole numbers holds."""
-_LONGEST = {"tenant_id": 36, "campaign_id": 36, "operation": 120}
+_MAX_LENGTHS = {"tenant_id": 36, "campaign_id": 36, "operation": 120}
 """Characters: what the columns hold."""
 
 
@@ -175,7 +175,7 @@ def _check_context(context: Any) -> None:
     if type(context.units) is not int or context.units < 1:
         raise _refused("context.units", f"must be an integer of 1 or more, not {context.units!r}")
     offset = context.attempt_offset
-    if type(offset) is not int or not 0 <= offset <= MOST:
+    if type(offset) is not int or not 0 <= offset <= MAX_INTEGER:
         raise _refused("context.attempt_offset", f"must be an integer of 0 or more, not {offset!r}")
     most = context.max_attempts
     if most is not None and (type(most) is not int or most < 1):
@@ -201,14 +201,14 @@ def _check_name(name: str, value: Any, longest: int = 255) -> None:
 
 
 def _check_text(name: str, value: Any) -> None:
-    if type(value) is str and value and len(value) <= _LONGEST[name] and _is_clean(value):
+    if type(value) is str and value and len(value) <= _MAX_LENGTHS[name] and _is_clean(value):
         return
     if not isinstance(value, str) or not value:
         raise _refused(name, f"must be a text that is not empty, not {type(value).__name__}")
     if not _is_clean(value):
         raise _refused(name, "must not have a NUL character or half a surrogate pair")
-    if len(value) > _LONGEST[name]:
-        raise _refused(name, f"must have at most {_LONGEST[name]} characters, not {len(value)}")
+    if len(value) > _MAX_LENGTHS[name]:
+        raise _refused(name, f"must have at most {_MAX_LENGTHS[name]} characters, not {len(value)}")
 
 
 def _is_clean(text: str) -> bool:

@@ -50,7 +50,7 @@ def row_count(batches: Sequence[RecordBatch]) -> int:
     return sum(len(batch.attempts) + len(batch.letters) for batch in batches)
 
 
-_PAUSE = 1.0  # seconds between two tellings
+_REPORT_INTERVAL = 1.0  # seconds between two tellings
 COUNTED_AS = ("dropped", "lost", "spilled", "replayed")
 
 
@@ -110,7 +110,7 @@ class RowCounter:
 
     def report(self, now: float, *, is_last: bool = False) -> None:
         """Tell which counts have grown, at most once a second unless there is no later."""
-        if not is_last and now - self._told_at < _PAUSE:
+        if not is_last and now - self._told_at < _REPORT_INTERVAL:
             return
         counts, told = self.counts(), self._told
         self._told, self._told_at = counts, now
@@ -127,10 +127,10 @@ class RowCounter:
             self.note(error)
 
 
-_BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+_RETRY_BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
 SPILL_AFTER = 1.0
 """Seconds that a store may be away before final rows go to disk, and between two looks then."""
-LOOK = 30.0
+SCAN_INTERVAL = 30.0
 """Seconds between looks for files that dead processes left."""
 
 
@@ -259,7 +259,7 @@ class WriteBehindQueue:
                 wait = self._step()
             except Exception as error:  # a bug of ours must end neither the thread nor the rows
                 self._pause(error)
-                wait = _BACKOFF.cap
+                wait = _RETRY_BACKOFF.cap
             self.counter.report(self._clock(), is_last=wait is None)
             return wait
 
@@ -329,7 +329,7 @@ class WriteBehindQueue:
         spill = self.spill
         if spill is None:
             return False
-        if now - self._look_at >= LOOK:
+        if now - self._look_at >= SCAN_INTERVAL:
             self._look_at = now
             spill.look()
         spoilt = spill.spoilt_count
@@ -479,7 +479,7 @@ class WriteBehindQueue:
             self._away_since = self._since(error)
             self._failures += 1
             dice = random.random()  # noqa: S311 - jitter
-            self._retry_at = self._clock() + _BACKOFF.delay(self._failures - 1, dice)
+            self._retry_at = self._clock() + _RETRY_BACKOFF.delay(self._failures - 1, dice)
         self.counter.note(error)
         if is_news:
             self.counter.emit("store.lost", error=self.counter.last_error)

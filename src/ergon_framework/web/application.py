@@ -57,7 +57,7 @@ def create_app(
     return build_app(server_plan(known.server, backends, tokens))
 
 
-GRACE = 10
+SHUTDOWN_GRACE = 10
 """Seconds that running requests have to end when a stop is asked for."""
 
 
@@ -124,7 +124,7 @@ def _rereading(tokens: Tokens | None) -> Iterator[None]:
 def _server(app: FastAPI, ready: Callable[[], None]) -> Server:
     import uvicorn
 
-    from ergon_framework.web.middleware import HEAD
+    from ergon_framework.web.middleware import MAX_HEAD
     from ergon_framework.web.protocol import LimitedProtocol
 
     class Ours(uvicorn.Server):
@@ -141,13 +141,13 @@ def _server(app: FastAPI, ready: Callable[[], None]) -> Server:
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
-        h11_max_incomplete_event_size=HEAD,  # of one that comes slowly; Bounds sees the others
+        h11_max_incomplete_event_size=MAX_HEAD,  # of one that comes slowly; Bounds sees the others
         log_config=None,  # its records go where ours go
         access_log=False,  # a URL names a tenant
         proxy_headers=False,  # nobody's word is taken for where a request comes from
         server_header=False,
         lifespan="off",
         ws="none",
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE,
     )
     return Ours(config)

@@ -30,14 +30,14 @@ logger = logging.getLogger("ergon.web")
 
 T = TypeVar("T")
 
-THREADS = 4
+THREADS_PER_BACKEND = 4
 """Questions that one part answers at the same time; others wait for their turn."""
 
 
 class Bulkhead:
     """One store or one zone. While it hangs, its own threads hang, and no other part's."""
 
-    def __init__(self, name: str, seconds: float, threads: int = THREADS) -> None:
+    def __init__(self, name: str, seconds: float, threads: int = THREADS_PER_BACKEND) -> None:
         self.name = name
         self.seconds = seconds
         self._threads = threads
@@ -78,7 +78,7 @@ class Bulkhead:
                     answer.set_exception(error)
 
 
-_SHARE = 0.8
+_BACKEND_SHARE = 0.8
 """Of a request's time that a part may take; the rest is for saying that it took too long."""
 _KINDS = {"zone": "zone", PROVIDERS: "store of the provider"}
 _NAMES = {"jobs": "the job store", PROVIDERS: "the store of provider calls"}
@@ -91,7 +91,9 @@ class BackendPool:
         self.backends = backends
         self.shows_payloads = shows_payloads
         self._away: set[str] = set()
-        self.bulkheads = {name: Bulkhead(name, seconds * _SHARE) for name, _ in backends.parts()}
+        self.bulkheads = {
+            name: Bulkhead(name, seconds * _BACKEND_SHARE) for name, _ in backends.parts()
+        }
 
     def jobs(self) -> JobBackend:
         """The job store; an error when there is none."""

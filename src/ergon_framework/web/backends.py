@@ -275,7 +275,7 @@ class ZoneBackend:
 
 PROVIDERS = "providers"
 """The name of the part that the store of provider calls is."""
-_NODE_PATIENCE = 0.6
+_NODE_SHARE = 0.6
 """The share of a request's time that a node has to answer; the rest is for its folder."""
 
 
@@ -362,7 +362,7 @@ def _zones(settings: Settings) -> dict[str, ZoneBackend]:
     for name in settings.extensions.get("zones") or {}:
         setup = known_zone(settings.file, name)
         if setup is not None:
-            timeout = settings.server.timeout * _NODE_PATIENCE
+            timeout = settings.server.timeout * _NODE_SHARE
             address = _address(settings.file, name)
             found[name] = ZoneBackend(name, address, setup.settings, timeout)
     return found

@@ -37,9 +37,9 @@ from ergon_framework.web.responses import NO_STORE, BackendUnavailableError
 logger = logging.getLogger("ergon.web")
 
 
-MOST = 1000
+MAX_SERIES = 1000
 """Series of one family. Names of queues, consumers and providers are nobody's to bound but ours."""
-LONGEST = 200
+MAX_LABEL = 200
 """Characters of a label's value."""
 
 
@@ -48,9 +48,9 @@ def exposed(families: Iterable[Family]) -> str:
     found, left_out = [], 0
     for family in merged(families):
         series = list(family.series)
-        left_out += max(0, len(series) - MOST)
-        found.append(Family(family.name, family.kind, family.text, series[:MOST]))
-    text = f"Series left out of this answer: a metric has at most {MOST}."
+        left_out += max(0, len(series) - MAX_SERIES)
+        found.append(Family(family.name, family.kind, family.text, series[:MAX_SERIES]))
+    text = f"Series left out of this answer: a metric has at most {MAX_SERIES}."
     return text_of([*found, _gauge("ergon_series_left_out", text, [({}, left_out)])])
 
 
@@ -70,7 +70,7 @@ def merged(families: Iterable[Family]) -> list[Family]:
 def _added_up(series: Iterable[Series]) -> list[Series]:
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for labels, value in series:
-        key = tuple((name, text[:LONGEST]) for name, text in labels.items())
+        key = tuple((name, text[:MAX_LABEL]) for name, text in labels.items())
         sums[key] = sums.get(key, 0) + value
     return [(dict(key), value) for key, value in sums.items()]
 

@@ -144,9 +144,9 @@ class AccessLog:
             logger.info("%s %s %d %.0f ms for %s", scope["method"], path, status, spent, who)
 
 
-HEAD = 16 * 1024
+MAX_HEAD = 16 * 1024
 """Bytes of a request before its body."""
-BODY = 64 * 1024
+MAX_BODY = 64 * 1024
 """Bytes of a request's body, which nobody reads."""
 _METHODS = "GET, HEAD"
 
@@ -185,11 +185,11 @@ class RequestLimiter:
             remedy = {"remedy": "this server only tells: ask with GET or HEAD"}
             text = "method not allowed"
             return error_response(405, "method_not_allowed", text, remedy, {"Allow": _METHODS})
-        if _head_bytes(scope) > HEAD:
-            remedy = {"remedy": f"send at most {HEAD} bytes of path, query and headers"}
+        if _head_bytes(scope) > MAX_HEAD:
+            remedy = {"remedy": f"send at most {MAX_HEAD} bytes of path, query and headers"}
             return error_response(431, "too_large", "the head of the request is too large", remedy)
         length = Headers(scope=scope).get("content-length", "0")
-        if not length.isdecimal() or int(length[:20]) > BODY:
+        if not length.isdecimal() or int(length[:20]) > MAX_BODY:
             remedy = {"remedy": "send no body"}
             closing = {"Connection": "close"}
             return error_response(413, "too_large", "the body is too large", remedy, closing)

@@ -17,7 +17,7 @@ from ergon_framework.web.responses import (
     unavailable,
 )
 
-PATIENCE = 2.0
+PROBE_TIMEOUT = 2.0
 """Seconds that each store and zone has to answer a probe."""
 
 _UNREADY: dict[int | str, dict[str, Any]] = {503: REFUSALS[503]}
@@ -76,7 +76,7 @@ class _Looking:
         async def problem(name: str, check: Any) -> tuple[str, str | None]:
             try:
                 await self._pool.call(
-                    name, check, min(PATIENCE, self._pool.bulkheads[name].seconds)
+                    name, check, min(PROBE_TIMEOUT, self._pool.bulkheads[name].seconds)
                 )
             except BackendUnavailableError as error:
                 return name, error.code

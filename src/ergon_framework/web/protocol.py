@@ -17,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from ergon_framework.web.middleware import HEAD
+from ergon_framework.web.middleware import MAX_HEAD
 from ergon_framework.web.responses import error_response
 
 REQUEST_TIMEOUT = 10.0
@@ -95,8 +95,8 @@ class LimitedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that is not HTTP, or whose head is too long, and close."""
         waiting, _ = self.conn.trailing_data
-        if len(waiting) > HEAD and self.conn.their_state is h11.ERROR:
-            told, remedy = "the head of the request is too large", f"send at most {HEAD} bytes"
+        if len(waiting) > MAX_HEAD and self.conn.their_state is h11.ERROR:
+            told, remedy = "the head of the request is too large", f"send at most {MAX_HEAD} bytes"
             self._refuse(431, "Request Header Fields Too Large", "too_large", told, remedy)
             return
         remedy = "send HTTP/1.1, with a short head"

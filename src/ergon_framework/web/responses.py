@@ -162,12 +162,12 @@ async def _failed(_request: Request, _error: Exception) -> Response:
 
 T = TypeVar("T")
 
-MOST = 1000
+MAX_PAGE = 1000
 """Items in one page."""
 _LISTS = {"status"}
 """Parameters that may be repeated."""
 
-Limit = Annotated[int, Field(ge=1, le=MOST, description="At most so many items.")]
+Limit = Annotated[int, Field(ge=1, le=MAX_PAGE, description="At most so many items.")]
 Cursor = Annotated[
     str | None,
     Field(

@@ -25,9 +25,9 @@ from ergon_framework.errors import ConfigurationError
 logger = logging.getLogger("ergon.web")
 
 VARIABLE = "ERGON_SERVER_TOKEN"
-SETTLED = 5.0
+SETTLE_TIME = 5.0
 """Seconds after which a file that is empty is not being written any more."""
-_FOR_OTHERS = 0o027
+_OTHERS_MODE = 0o027
 """Write for the group, anything for everybody else."""
 
 # No error here shows what was given: it may be a token.
@@ -112,7 +112,7 @@ class FileTokens:
             age = time.time() - self._file.stat().st_mtime
         except OSError:
             age = 0.0
-        if 0 <= age < SETTLED:
+        if 0 <= age < SETTLE_TIME:
             self._mark = None
             return False
         return True
@@ -151,7 +151,7 @@ def _read(file: Path) -> str:
 def _warn_of_access(file: Path) -> None:
     with contextlib.suppress(OSError):
         mode = stat.S_IMODE(file.stat().st_mode)
-        if mode & _FOR_OTHERS:
+        if mode & _OTHERS_MODE:
             logger.warning(
                 "the token file %s is open to other users (mode %04o): chmod 600 %s",
                 file,

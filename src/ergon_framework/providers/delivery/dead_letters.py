@@ -42,18 +42,18 @@ from ergon_framework.storage.failpoints import declare, failpoint
 SCHEMA_VERSION = 1
 """Of the message on the dead-letter queue."""
 
-_NAMES = uuid.UUID("5f0c1f8e-9c0b-5f3e-8a51-1d6f3b1f7c52")
-_LONGEST_TRACE = 255
+_ID_NAMESPACE = uuid.UUID("5f0c1f8e-9c0b-5f3e-8a51-1d6f3b1f7c52")
+_MAX_TRACEPARENT = 255
 
 
 def dead_letter_id(call_id: str, redrive_count: int) -> str:
     """The same id for every attempt to bury one call, so that the call is counted once."""
-    return str(uuid.uuid5(_NAMES, f"{call_id}\n{redrive_count}"))
+    return str(uuid.uuid5(_ID_NAMESPACE, f"{call_id}\n{redrive_count}"))
 
 
 def sent_id(letter_id: str, redrive_count: int) -> str:
     """Under which a call is sent again, by however many relays."""
-    return str(uuid.uuid5(_NAMES, f"sent again\n{letter_id}\n{redrive_count}"))
+    return str(uuid.uuid5(_ID_NAMESPACE, f"sent again\n{letter_id}\n{redrive_count}"))
 
 
 def kept_payload(
@@ -93,7 +93,7 @@ def new_letter(
         occurred_at=end.occurred_at,
         http_status=end.http_status,
         retryable=end.retryable,
-        traceparent=trace if trace is not None and len(trace) <= _LONGEST_TRACE else None,
+        traceparent=trace if trace is not None and len(trace) <= _MAX_TRACEPARENT else None,
         redrive_count=call.carried.redrive_count,
         payload=kept[0],
         has_secrets=kept[1],
@@ -143,26 +143,26 @@ def redrive_refusal(letter: DeadLetter) -> str | None:
     return None
 
 
-BATCH = 100
-FOREIGN = 10_000
+RELAY_BATCH = 100
+MAX_FOREIGN = 10_000
 """Letters of other apps beyond which a relay does not look."""
 
-IDLE = 2.0
+POLL_INTERVAL = 2.0
 """Seconds between two looks at a store in which nothing was waiting."""
 
-SENDING = 60.0
+SEND_LEASE = 60.0
 """Seconds for which no other relay sends what one is sending."""
 
-LEASE = 10.0
+RELAY_LEASE = 10.0
 """Seconds for which one relay alone carries the letters of a store; renewed while it does."""
 
-_NAME = "relay of dead letters"
+_LEASE_NAME = "relay of dead letters"
 """The key under which the lease is held. It belongs to no tenant."""
 
-_LOOK_AGAIN = 0.25
+_LEASE_RETRY_DELAY = 0.25
 """Seconds after which ``drain`` asks again for a lease that another relay holds."""
 
-PAUSES = Backoff(base=1.0, factor=2.0, cap=60.0, low=0.8, high=1.2)
+RETRY_BACKOFF = Backoff(base=1.0, factor=2.0, cap=60.0, low=0.8, high=1.2)
 """After a look that failed."""
 
 declare(
@@ -219,22 +219,28 @@ class _Lease:
     def take(self) -> bool:
         """Ask for it, or for more time; whether it is ours."""
         asked_at = self._ticks()
-        claim = self._store.claim(ALL_TENANTS, _NAME, _NAME, self._owner, LEASE, LEASE)
-        self._renew_at, self._ends_at = asked_at + LEASE / 2, claim.lease_expires_at
+        claim = self._store.claim(
+            ALL_TENANTS, _LEASE_NAME, _LEASE_NAME, self._owner, RELAY_LEASE, RELAY_LEASE
+        )
+        self._renew_at, self._ends_at = asked_at + RELAY_LEASE / 2, claim.lease_expires_at
         return claim.state is ClaimState.MINE
 
     def holds(self) -> bool:
         """Whether it was ours all the time; it is renewed when half of the time is over."""
         if self._ticks() < self._renew_at:
             return True
-        is_over = self._ticks() >= self._renew_at + LEASE / 2 or self._store.now() >= self._ends_at
+        is_over = (
+            self._ticks() >= self._renew_at + RELAY_LEASE / 2 or self._store.now() >= self._ends_at
+        )
         return not is_over and self.take()  # another one may have had it in between
 
     def release(self) -> None:
         """Let the next one in at once. A store that does not answer lets it in a little later."""
         try:
             failpoint("providers.relay.release")
-            self._store.finish(ALL_TENANTS, _NAME, self._owner, None, None, may_run_again=True)
+            self._store.finish(
+                ALL_TENANTS, _LEASE_NAME, self._owner, None, None, may_run_again=True
+            )
         except (OSError, StoreError):
             pass
 
@@ -248,7 +254,7 @@ class DeadLetterRelay:
         post: Post,
         *,
         tasks: Callable[[], Collection[str]] | None = None,
-        batch: int = BATCH,
+        batch: int = RELAY_BATCH,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         """``tasks`` says whose letters it carries, each time it looks; None: those of all tasks."""
@@ -284,7 +290,7 @@ class DeadLetterRelay:
             first = first or refusal
             if done.is_busy:
                 clock = current_clock()
-                sleep_until(clock, clock.now() + _LOOK_AGAIN)
+                sleep_until(clock, clock.now() + _LEASE_RETRY_DELAY)
             elif not done:
                 break
         if first is not None:
@@ -304,7 +310,7 @@ class DeadLetterRelay:
 
     def _waiting(self) -> tuple[list[StoredLetter], list[StoredLetter], int]:
         names = None if self._tasks is None else sorted(self._tasks())
-        limit = self._batch + min(self._foreign, FOREIGN)
+        limit = self._batch + min(self._foreign, MAX_FOREIGN)
         due = self._store.due_letters
         pending = due(LetterStatus.PENDING, self._batch + self._refused, task_names=names)
         return pending, due(LetterStatus.REDRIVE, limit, task_names=names), limit
@@ -316,11 +322,11 @@ class DeadLetterRelay:
         refusals: list[Exception] = []
         with self._post() as counter:
             published = [self._try(self._publish, counter, each, refusals) for each in pending]
-            self._refused = min(len(refusals), FOREIGN)
+            self._refused = min(len(refusals), MAX_FOREIGN)
             sendable = self._sendable(redrive)
             sent = [self._try(self._redrive, counter, each, refusals) for each in sendable]
         known, self._foreign = self._foreign, len(sent) - sum(sent)
-        has_more = len(redrive) == limit and known < self._foreign < FOREIGN
+        has_more = len(redrive) == limit and known < self._foreign < MAX_FOREIGN
         done = RelayCounts(sum(published), sum(sent), has_more)
         return done, refusals[0] if refusals else None
 
@@ -360,7 +366,7 @@ class DeadLetterRelay:
     def _is_mine(self, letter: DeadLetter) -> bool:
         """Whether no other relay is sending it, or was until a moment ago."""
         name = f"redrive {letter.redrive_count} of {letter.dead_letter_id}"
-        claim = self._store.claim(letter.tenant_id, name, name, self._owner, SENDING, SENDING)
+        claim = self._store.claim(letter.tenant_id, name, name, self._owner, SEND_LEASE, SEND_LEASE)
         return claim.state is ClaimState.MINE
 
     def _sendable(self, letters: list[StoredLetter]) -> Iterator[StoredLetter]:
@@ -381,7 +387,7 @@ class RelayThread:
         self,
         relays: Callable[[], Iterable[DeadLetterRelay]],
         *,
-        idle: float = IDLE,
+        idle: float = POLL_INTERVAL,
         dice: Callable[[], float] = random.random,
     ) -> None:
         """``relays`` is asked at every look, on the thread: it may take its time, and fail."""
@@ -432,4 +438,4 @@ class RelayThread:
             return 0.0 if moved else self._idle
         self._failures += 1
         emit("relay.failed", error=describe_safely(failure), failures=self._failures)
-        return PAUSES.delay(self._failures - 1, self._dice())
+        return RETRY_BACKOFF.delay(self._failures - 1, self._dice())

@@ -22,16 +22,16 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.storage.failpoints import declare, failpoint
 
-LONGEST_KEY = 255
+MAX_KEY = 255
 
 declare("providers.claim.after", "providers.finish.before", "providers.finish.after")
 
 
 def check_key(key: Any) -> str:
     """A key that a caller gave, or a bad request that says what is wrong with it."""
-    if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY or not key.isprintable():
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY or not key.isprintable():
         raise ProviderBadRequestError(
-            f"idempotency_key must be a text of 1 to {LONGEST_KEY} printable characters",
+            f"idempotency_key must be a text of 1 to {MAX_KEY} printable characters",
             never_sent=True,
             details={"path": "idempotency_key"},
             remedy="leave it out to have one made of the request",

@@ -17,7 +17,7 @@ from ergon_framework.ports.providerstore import ClaimResult, ResultNote
 from ergon_framework.providers.delivery.idempotency import KeyClaim
 from ergon_framework.providers.errors import ProviderInternalError
 from ergon_framework.providers.redaction import strip_secrets
-from ergon_framework.providers.tasks import LARGEST_RESULT, KeepResults, ResultCipher
+from ergon_framework.providers.tasks import MAX_RESULT_BYTES, KeepResults, ResultCipher
 
 _SEALED = "sealed"
 
@@ -27,7 +27,7 @@ class ResultKeeping:
     """How the results of one task are kept."""
 
     keep: KeepResults = KeepResults.WHOLE
-    largest: int = LARGEST_RESULT
+    largest: int = MAX_RESULT_BYTES
     cipher: ResultCipher | None = None
     secret_names: frozenset[str] = frozenset()
 
@@ -92,38 +92,40 @@ class ResultKeeping:
         except Exception:  # its text may hold anything
             return _error("cannot be decrypted with this task's result_cipher", _SAME_CIPHER)
         if (tenant_id, key) != (guard.tenant_id, guard.key):
-            return _error("belongs to another key, so the store was changed by hand", _LOOK)
+            return _error("belongs to another key, so the store was changed by hand", _ASK_PROVIDER)
         return data
 
     def _missing(self, note: ResultNote) -> ProviderInternalError:
         if note is ResultNote.TOO_LARGE:
             why = f"is larger than max_result_bytes ({self.largest:,} bytes)"
-            return _error(f"{why} and was not kept", f"raise max_result_bytes, or {_LOOK}")
-        return _error(*_WHY[note])
+            return _error(f"{why} and was not kept", f"raise max_result_bytes, or {_ASK_PROVIDER}")
+        return _error(*_EXPLANATIONS[note])
 
 
-_LOOK = "ask the provider what became of the call; a new idempotency key would make it once more"
+_ASK_PROVIDER = (
+    "ask the provider what became of the call; a new idempotency key would make it once more"
+)
 _SAME_CIPHER = (
     "give all workers of the task the same result_cipher, and keep old keys readable when you"
     " rotate them (MultiFernet)"
 )
-_WHY = {
-    ResultNote.NOT_WANTED: ("was not kept, because keep_results is 'never'", _LOOK),
+_EXPLANATIONS = {
+    ResultNote.NOT_WANTED: ("was not kept, because keep_results is 'never'", _ASK_PROVIDER),
     ResultNote.HAS_SECRETS: (
         "has fields that look secret and was not kept, because keep_results is 'without_secrets'",
-        f"set a result_cipher and keep_results='whole', or {_LOOK}",
+        f"set a result_cipher and keep_results='whole', or {_ASK_PROVIDER}",
     ),
     ResultNote.NOT_JSON: (
         "cannot be written as JSON and was not kept",
         "let the provider return dicts, lists, texts, numbers, true, false and null",
     ),
-    ResultNote.REFUSED: ("was refused by the store and not kept", _LOOK),
+    ResultNote.REFUSED: ("was refused by the store and not kept", _ASK_PROVIDER),
     ResultNote.CROWDED: (
         "is no longer kept: the store in memory needed the room",
         "use a store in a file or on a server, or give MemoryProviderStore more result_bytes",
     ),
-    ResultNote.EARLIER: ("was not kept by an earlier version of ergon-framework", _LOOK),
-    ResultNote.UNREADABLE: ("is in the store and cannot be read", _LOOK),
+    ResultNote.EARLIER: ("was not kept by an earlier version of ergon-framework", _ASK_PROVIDER),
+    ResultNote.UNREADABLE: ("is in the store and cannot be read", _ASK_PROVIDER),
 }
 
 

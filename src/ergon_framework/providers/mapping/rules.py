@@ -126,7 +126,7 @@ def unmapped_types() -> dict[str, int]:
 Match: TypeAlias = type[Exception] | str | Callable[[Exception], bool]
 Answer: TypeAlias = str | type[ProviderError] | Callable[[Exception], ProviderError | None]
 
-_DEEPEST = 8
+_MAX_DEPTH = 8
 """Wrappings and causes that are looked into; also the end of a circle of causes."""
 
 
@@ -223,7 +223,7 @@ def _built_in(error: Exception, rules: Sequence[Rule], now: Callable[[], float])
     try:
         if isinstance(error, ExceptionGroup):
             return _of_group(error, rules, now)
-        found = _find(error, now, _DEEPEST)
+        found = _find(error, now, _MAX_DEPTH)
     except Exception:  # an exception that cannot even be looked at
         found = None
     if found is None:

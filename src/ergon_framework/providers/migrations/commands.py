@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BASE = "base"
 """What is there before the first revision: nothing."""
-_LOCK = 0x4572676F  # of one migration at a time, among all users of a PostgreSQL database
+_LOCK_ID = 0x4572676F  # of one migration at a time, among all users of a PostgreSQL database
 
 
 def current(connection: Connection) -> str | None:
@@ -109,7 +109,7 @@ def _config(told: io.StringIO) -> Config:
 def _take_turn(connection: Connection) -> None:
     """Let one process migrate at a time, and let it do all or nothing."""
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_ID})
     elif connection.dialect.name == "sqlite":
         driver: Any = connection.connection.dbapi_connection
         if not driver.in_transaction:  # by itself the driver begins none for statements like these

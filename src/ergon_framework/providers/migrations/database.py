@@ -20,14 +20,14 @@ from ergon_framework.errors import (
     StoreUnavailableError,
     describe,
 )
-from ergon_framework.providers.spill import TARGET
+from ergon_framework.providers.spill import DATABASE_KEYS
 from ergon_framework.storage.postgres.address import address_of, encryption, unreadable
 from ergon_framework.storage.sqlite import errors
 from ergon_framework.storage.sqlite.connections import prepare_file, tighten_file
 from ergon_framework.storage.urls import is_cut_short, path_in, taken_apart
 
 _FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or postgresql://user@host/name"
-_PATIENCE = 10  # seconds for a server to answer, and for another writer of a file to end
+_CONNECT_TIMEOUT = 10  # seconds for a server to answer, and for another writer of a file to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Database:
         """What to call it in front of people: enough to tell it from any other database."""
         if self.file is not None:
             return str(self.file)
-        named = {key: value for key, value in self.url.query.items() if key in TARGET}
+        named = {key: value for key, value in self.url.query.items() if key in DATABASE_KEYS}
         shown = self.url.set(drivername="postgresql", query=named)
         return shown.render_as_string(hide_password=True)
 
@@ -73,7 +73,10 @@ class Database:
             prepare_file(self.file.absolute(), may_create=creates)
         timeout = "timeout" if self.file is not None else "connect_timeout"
         engine = create_engine(
-            self.url, poolclass=NullPool, connect_args={timeout: _PATIENCE}, hide_parameters=True
+            self.url,
+            poolclass=NullPool,
+            connect_args={timeout: _CONNECT_TIMEOUT},
+            hide_parameters=True,
         )
         if self.file is None:
             event.listen(engine, "connect", _greet)

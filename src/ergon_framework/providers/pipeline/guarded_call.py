@@ -43,7 +43,7 @@ from ergon_framework.providers.quota import Reservation
 from ergon_framework.providers.validation import check_units
 from ergon_framework.storage.deadlines import PROVIDER_BUDGET
 
-_LONGEST_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
+_MAX_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
 
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
@@ -110,7 +110,7 @@ def whole_budget_ms(
 
 
 def _milliseconds(seconds: float) -> int:
-    return round(min(max(0.0, seconds), _LONGEST_BUDGET) * 1000)
+    return round(min(max(0.0, seconds), _MAX_BUDGET) * 1000)
 
 
 def retry_after(error: ProviderError | None, until: float, now: float) -> float | None:

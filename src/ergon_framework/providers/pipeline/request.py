@@ -32,7 +32,7 @@ VOLATILE_NAMES = frozenset(
 )
 """Fields that differ between two sendings of one request, and say nothing about it."""
 
-_LARGEST_INTEGER = 2**53 - 1  # what RFC 8785 has a spelling for
+_MAX_SAFE_INTEGER = 2**53 - 1  # what RFC 8785 has a spelling for
 
 
 def fingerprint(
@@ -74,7 +74,7 @@ def _canonical(value: Any, volatile: frozenset[str]) -> Any:
         }
     if isinstance(value, list):
         return [_canonical(each, volatile) for each in value]
-    if type(value) is int and abs(value) > _LARGEST_INTEGER:
+    if type(value) is int and abs(value) > _MAX_SAFE_INTEGER:
         return {"": str(value)}  # not the text alone: that is another value
     return value
 
@@ -156,9 +156,11 @@ def _as_given(payload: dict[str, Any], text: bytes) -> dict[str, Any]:
     return read
 
 
-LONGEST_NAME = 255
-LONGEST_EXECUTION_ID = 36
-_MARK = 16  # hexadecimal digits of a request's fingerprint: few requests share one job
+MAX_NAME = 255
+MAX_EXECUTION_ID = 36
+_FINGERPRINT_DIGITS = (
+    16  # hexadecimal digits of a request's fingerprint: few requests share one job
+)
 
 
 def inherit_context(
@@ -184,7 +186,7 @@ def inherit_context(
         context,
         correlation_id=context.correlation_id or _name(around.correlation_id or around.id),
         idempotency_key=key,
-        task_execution_id=context.task_execution_id or _name(around.id, LONGEST_EXECUTION_ID),
+        task_execution_id=context.task_execution_id or _name(around.id, MAX_EXECUTION_ID),
         task_name=context.task_name or _name(around.name),
         deadline=deadline,
         traceparent=context.traceparent or around.trace.get("traceparent"),
@@ -200,11 +202,11 @@ def _attempts(context: ProviderExecutionContext, around: UnitOfWork) -> int | No
 
 
 def _key(around: UnitOfWork, request: str) -> str:
-    key = f"{around.id}/{request[:_MARK]}"
-    return key if len(key) <= LONGEST_NAME and key.isprintable() else request
+    key = f"{around.id}/{request[:_FINGERPRINT_DIGITS]}"
+    return key if len(key) <= MAX_NAME and key.isprintable() else request
 
 
-def _name(text: str | None, longest: int = LONGEST_NAME) -> str | None:
+def _name(text: str | None, longest: int = MAX_NAME) -> str | None:
     """A name that the provider's tables take, or none: a foreign one must not fail the call."""
     is_fine = text and len(text) <= longest and text.isprintable()
     return text if is_fine else None

@@ -40,14 +40,14 @@ from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telemetry import emit
 from ergon_framework.providers.threads import (
-    CALLS,
+    MAX_CALL_THREADS,
     BoundedThreads,
     IsolatedThreads,
     offload_threads,
 )
-from ergon_framework.providers.validation import MOST
+from ergon_framework.providers.validation import MAX_INTEGER
 
-NEVER = 2**31
+NEVER_OPENS = 2**31
 """Failures in a row that open no circuit."""
 
 
@@ -104,10 +104,10 @@ class ProviderRuntime:
         self.isolation = IsolatedThreads()
         self.steps = offload_threads(self.store)
         """Threads for what an event loop must not wait for: the store."""
-        self.calls = BoundedThreads("ergon-call", CALLS)
+        self.calls = BoundedThreads("ergon-call", MAX_CALL_THREADS)
         """And for attempts that are not async."""
         self.retries = RetryBudgetTracker(options.retry_budget)
-        self._breaker = options.circuit_breaker or CircuitBreaker(failure_threshold=NEVER)
+        self._breaker = options.circuit_breaker or CircuitBreaker(failure_threshold=NEVER_OPENS)
         self._parent = self._parent_circuit()
         self.lanes = LaneCache(self._new_lane, self._breaker.forget, options.max_lanes)
         self.policy = _call_policy(options, rules, self.retries, _wall_of(options, self.store))
@@ -261,7 +261,7 @@ def _call_policy(
         canonical=mapped,
         clock=current_clock if clock is None else lambda: clock,
         wall=wall,
-        max_attempts=min(policy.max_attempts, MOST),
+        max_attempts=min(policy.max_attempts, MAX_INTEGER),
         attempt_timeout=options.attempt_timeout_seconds,
         default_cooldown=options.default_cooldown_seconds,
         longest_cooldown=options.max_cooldown_seconds,

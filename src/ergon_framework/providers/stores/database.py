@@ -253,14 +253,14 @@ def placeholders(prefix: str, items: Iterable[Any]) -> tuple[str, dict[str, Any]
     return ", ".join(f":{name}" for name in values), values
 
 
-_DELETED_AT_ONCE = 1000  # rows of one transaction, so that nobody waits long for it
+_PRUNE_BATCH = 1000  # rows of one transaction, so that nobody waits long for it
 
 
 def prune_rows(database: ProviderDatabase, sql: str, before: float, limit: int) -> int:
     """Delete up to ``limit`` rows older than ``before``, some in each transaction; how many."""
     count, end = 0, database.to_db_time(before)
     while count < limit:
-        values = {"before": end, "limit": min(_DELETED_AT_ONCE, limit - count)}
+        values = {"before": end, "limit": min(_PRUNE_BATCH, limit - count)}
         deleted = database.write("prune", partial(_run, sql=sql, values=values), is_synced=False)
         count += deleted
         if deleted < values["limit"]:

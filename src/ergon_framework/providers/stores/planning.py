@@ -51,7 +51,7 @@ class KeyRecord:
     """When its holder last asked for it, or freed it."""
 
 
-_SKEW = 1.0
+_MAX_CLOCK_SKEW = 1.0
 """Seconds by which the clocks of two processes may differ, although none was set."""
 
 _MARKERS = frozenset(
@@ -85,7 +85,7 @@ def lease_after_clock_change(found: KeyRecord | None, now: float) -> KeyRecord |
     on: for as long as was asked. None when there is nothing to heal.
     """
     is_held = found is not None and found.status == KeyStatus.IN_PROGRESS and found.owner
-    if found is None or not is_held or found.written_at <= now + _SKEW:
+    if found is None or not is_held or found.written_at <= now + _MAX_CLOCK_SKEW:
         return None
     lease = max(0.0, found.lease_expires_at - found.written_at)
     return replace(found, lease_expires_at=now + lease, written_at=now)

@@ -205,9 +205,9 @@ _MAX_CONFLICTS = 3  # tries to find a minute or to insert it
 _LANE_ROWS, _RUNNING = _SQL["lanes"], load(PACKAGE, "quota.sql")["running"]
 _LANES_PER_TRANSACTION = 500  # whose rates one transaction brings up to date
 _MAX_INTEGER = (1 << 31) - 1
-_MONTH = 32 * 86_400.0
+_LONGEST_WINDOW = 32 * 86_400.0
 """Seconds: a window that begins later than this was opened by a clock that ran ahead."""
-_SHORT = 120  # texts that together are no longer fit each for itself
+_MAX_SHORT_TEXTS = 120  # texts that together are no longer fit each for itself
 _ATTEMPTS = TableSpec(
     "provider_execution_metrics",
     (
@@ -289,7 +289,7 @@ class AttemptTables:
         values = {
             "tenant_id": tenant_id,
             "now": to_db_time(now),
-            "latest": to_db_time(now + _MONTH),
+            "latest": to_db_time(now + _LONGEST_WINDOW),
         }
 
         def work(cursor: SqlCursor) -> list[LaneHealth]:
@@ -432,7 +432,7 @@ def _truncated_row(row: AttemptRow) -> AttemptRow:
     key, campaign_id = row.idempotency_key, row.campaign_id
     texts = f"{row.operation}{row.correlation_id}{key}{campaign_id}"
     if (
-        len(texts) <= _SHORT
+        len(texts) <= _MAX_SHORT_TEXTS
         and texts.isascii()
         and "\0" not in texts
         and 0 <= row.duration_ms <= _MAX_INTEGER

@@ -43,7 +43,7 @@ from ergon_framework.storage.sql_files import load
 _KEY_SQL = load(PACKAGE, "keys.sql")
 _MAX_MESSAGE = 2000  # characters of an error message that are kept
 _MAX_CONFLICTS = 5
-_LARGE = 1 << 20  # characters of a result that the database needs more time for
+_LARGE_RESULT = 1 << 20  # characters of a result that the database needs more time for
 
 
 class KeyTable:
@@ -100,7 +100,7 @@ class KeyTable:
             "error_message": None if message is None else truncated(message, _MAX_MESSAGE),
             "now": self._database.to_db_time(self._database.now()),
         }
-        is_large = kept is not None and len(kept) > _LARGE
+        is_large = kept is not None and len(kept) > _LARGE_RESULT
         return bool(
             self._database.write(
                 "finish",
