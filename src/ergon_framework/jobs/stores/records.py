@@ -39,7 +39,7 @@ def dump_settings(
         found = [copy for copy in records if copy is not None]
     else:
         found = [ScheduleRecord(schedule) for schedule in store.schedules()]
-    ordered = sorted(found, key=lambda copy: copy.place)
+    ordered = sorted(found, key=lambda copy: copy.sort_key)
     return cast("list[C]", [copy for copy in ordered if copy.sort_key > (after or "")][:limit])
 
 

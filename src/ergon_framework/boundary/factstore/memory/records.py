@@ -48,7 +48,7 @@ class MemoryFactRecords:
         if read is None:
             return dump_books(self._parts, kind, after, limit)
         with self._database.step() as state:
-            records = (copy for copy in read(state) if after is None or copy.place > after)
+            records = (copy for copy in read(state) if after is None or copy.sort_key > after)
             return list(bounded(records, limit))
 
     def load(self, records: Sequence[TransferRecord]) -> None:

@@ -332,9 +332,9 @@ def _drop_gap(session: Session, copy: GapRecord) -> None:
 
 _DISCARDS: dict[type[TransferRecord], Callable[[Session, Any], Any]] = {
     GapRecord: _drop_gap,
-    ConsumerCursorRecord: lambda session, copy: session.run("consumers.delete", copy.place),
-    QuarantineRecord: lambda session, copy: session.run("records.drop_item", copy.place),
-    ObjectNameRecord: lambda session, copy: session.run("objects.unbind", *copy.place),
-    AwaitedObjectRecord: lambda session, copy: session.run("objects.arrived", *copy.place),
-    LinkRecord: lambda session, copy: session.run("records.drop_link", copy.place),
+    ConsumerCursorRecord: lambda session, copy: session.run("consumers.delete", copy.sort_key),
+    QuarantineRecord: lambda session, copy: session.run("records.drop_item", copy.sort_key),
+    ObjectNameRecord: lambda session, copy: session.run("objects.unbind", *copy.sort_key),
+    AwaitedObjectRecord: lambda session, copy: session.run("objects.arrived", *copy.sort_key),
+    LinkRecord: lambda session, copy: session.run("records.drop_link", copy.sort_key),
 }
