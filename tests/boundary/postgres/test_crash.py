@@ -9,13 +9,14 @@ import psycopg
 import pytest
 
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore
-from ergon_framework.boundary.factstore.postgres import store as logs
 from ergon_framework.boundary.factstore.postgres.append import PipelineExecutor
+from ergon_framework.boundary.factstore.postgres.database import PostgresTuning
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
 from ergon_framework.storage.failpoints import NAMES
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.factstore.subject import new
+from tests.boundary.postgres.conftest import Open
 from tests.boundary.sqlite.test_crash import CALLS, killed
 from tests.campaign.parameter_sample import sampled
 from tests.servers.postgres import PostgresServer
@@ -68,11 +69,9 @@ def test_a_lost_answer_is_asked_for_again(
     assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
 
 
-def test_an_answer_that_stays_lost(
-    store: PostgresFactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_stays_lost(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says that nobody knows, and that the same again is safe."""
-    monkeypatch.setattr(logs, "PATIENCE", 0.0)
+    store = open_store(tuning=PostgresTuning(lost_answer_timeout=0.0))
     store.append(OUTBOUND, [new("a")])
     cut_once(monkeypatch, before=False)
     with pytest.raises(StoreUnavailableError, match="not known") as refusal:

@@ -9,7 +9,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from ergon_framework.boundary.factstore.postgres import database
+from ergon_framework.boundary.factstore.postgres.database import PostgresTuning
 from ergon_framework.boundary.factstore.sql.session import logger
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.postgres import pool
@@ -46,13 +46,16 @@ def test_a_certificate_that_is_wrong_for_a_while(
 ) -> None:
     """The thread that looks for new facts outlives it, and wakes who waits once it is mended."""
     monkeypatch.setattr(pool, "REST", 0.0)
-    monkeypatch.setattr(database, "LOOK", 0.1)
+
     caplog.set_level(logging.INFO, logger=logger.name)
     heard, rung = _Heard("another name"), threading.Event()
     behind = str(postgres_server.folder / ".s.PGSQL.5432")
     with closing(Door(behind, signed, asks_first=True)) as door:
         place = f"postgresql://ergon@127.0.0.1:{door.port}/{name_of(url)}"
-        far = open_store(url=f"{place}?sslmode=verify-full&sslrootcert={signed.ca}")
+        far = open_store(
+            url=f"{place}?sslmode=verify-full&sslrootcert={signed.ca}",
+            tuning=PostgresTuning(poll_interval=0.1),
+        )
         near = open_store()
         far.subscribe(rung.set)
         near.append(OUTBOUND, [new("a")])

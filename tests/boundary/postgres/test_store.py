@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import tracemalloc
 from contextlib import closing
 from typing import Any
@@ -11,9 +12,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ergon_framework.boundary.factstore.postgres import PostgresFactStore, append, database
-from ergon_framework.boundary.factstore.postgres import store as logs
-from ergon_framework.boundary.factstore.postgres.database import SCHEMA, namespace_of, zones_in
+from ergon_framework.boundary.factstore.postgres import PostgresFactStore, append
+from ergon_framework.boundary.factstore.postgres.database import (
+    SCHEMA,
+    PostgresTuning,
+    namespace_of,
+    zones_in,
+)
 from ergon_framework.boundary.factstore.sql import consumers
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.errors import (
@@ -29,6 +34,7 @@ from ergon_framework.errors import (
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, Link, Outcome
 from ergon_framework.ports.transfer import FactRecord
 from ergon_framework.storage.failpoints import armed
+from ergon_framework.storage.server import ServerClock
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
 from tests.boundary.postgres.conftest import Open, change
 from tests.servers.postgres import PostgresServer
@@ -213,12 +219,11 @@ def test_a_page_costs_no_more_than_it_has(store: PostgresFactStore, to_zone: str
 
 def test_who_slept_ends_nobodys_lease(open_store: Open) -> None:
     """A process whose idea of the time fell behind asks the server before it shortens a lease."""
-    holder, sleeper, other = open_store(), open_store(), open_store()
+    behind = iter([-300.0])
+    clock = ServerClock(lambda: time.time() + next(behind, 0.0), time.monotonic)
+    holder, sleeper, other = open_store(), open_store(clock=clock), open_store()
     put(holder, "a")
     holder.create_consumer("c", OUTBOUND)
-    clock = sleeper.database.server._clock
-    at, then = clock._known  # type: ignore[attr-defined]
-    clock._known = at, then - 300.0  # type: ignore[attr-defined]
     holder.serve("c", 1, 1 << 20, holder="h", lease=30.0)
     for store in (sleeper, other):
         with pytest.raises(ConsumerHeldError):
@@ -352,8 +357,7 @@ def test_an_id_under_another_key_is_found(open_store: Open, url: str) -> None:
 
 def test_hope_is_enough_until_it_is_not(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """New facts need one statement; what is known or was touched by others is done with care."""
-    monkeypatch.setattr(logs, "LOCKED_GROUPS", 1)
-    store, rival = open_store(), open_store()
+    store, rival = open_store(tuning=PostgresTuning(locked_groups=1)), open_store()
     careful: list[int] = []
     before = store.appender.run_locked
 
@@ -547,8 +551,7 @@ def test_who_waits_is_woken_without_a_bell(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pooler may keep announcements to itself: new facts are looked for as well."""
-    monkeypatch.setattr(database, "LOOK", 0.01)
-    store, rival = open_store(), open_store()
+    store, rival = open_store(tuning=PostgresTuning(poll_interval=0.01)), open_store()
     monkeypatch.setattr(store.database, "channel", "elsewhere")
     woken = threading.Event()
     store.subscribe(woken.set)

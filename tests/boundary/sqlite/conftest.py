@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.factstore.sqlite import SqliteFactStore, ledger
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 
 ZONE = "plant-a"
 Open = Callable[..., SqliteFactStore]
@@ -38,13 +38,3 @@ def open_store(path: Path) -> Iterator[Open]:
 def store(open_store: Open) -> SqliteFactStore:
     """A fresh store."""
     return open_store()
-
-
-@pytest.fixture
-def small_generations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the ledger write down and merge a few ids at a time."""
-    monkeypatch.setattr(ledger, "MEMTABLE_LIMIT", 16)
-    monkeypatch.setattr(ledger, "FAN", 4)
-    monkeypatch.setattr(ledger, "PACE", 1)
-    monkeypatch.setattr(ledger, "SWEPT", 50)
-    monkeypatch.setattr(ledger, "PART", 4)

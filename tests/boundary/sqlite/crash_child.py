@@ -11,7 +11,8 @@ import hashlib
 import os
 import sys
 
-from ergon_framework.boundary.factstore.sqlite import ledger
+from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
+from ergon_framework.boundary.factstore.sqlite.ledger import LedgerTuning
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.ports.factstore import (
     OUTBOUND,
@@ -26,6 +27,9 @@ from ergon_framework.ports.factstore import (
 ROUNDS = 12
 PEER = "plant-b"
 INBOX = f"inbound:{PEER}"
+FILE = "sqlite:///"
+LEDGER = LedgerTuning(memtable_limit=8, fanout=3, appends_per_slice=2)
+"""Writes segments and merges them often enough to die in the middle of it."""
 
 
 def say(*words: object) -> None:
@@ -90,10 +94,16 @@ def read(store: FactStore) -> None:
         say("truncated", last - 8)
 
 
+def open_store(url: str) -> FactStore:
+    """The store that is used; one in a file has a small ledger."""
+    if url.startswith(FILE):
+        return SqliteFactStore(url.removeprefix(FILE), zone="plant-a", ledger_tuning=LEDGER)
+    return open_fact_store(url, zone="plant-a")
+
+
 def main(url: str) -> None:
     """Everything, several times."""
-    ledger.MEMTABLE_LIMIT, ledger.FAN, ledger.PACE = 8, 3, 2
-    store = open_fact_store(url, zone="plant-a")
+    store = open_store(url)
     store.create_consumer("reader", OUTBOUND)
     for number in range(ROUNDS):
         append(store, number, objects(store, number))

@@ -6,25 +6,32 @@ import hashlib
 import random
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore, ledger
-from ergon_framework.boundary.factstore.sqlite.ledger import Ledger
+from ergon_framework.boundary.factstore.sqlite.ledger import Ledger, LedgerTuning
+from ergon_framework.boundary.factstore.sqlite.session import SCHEMA
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import INBOUND, OUTBOUND, Appended, Conflict, Link, NewFact
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.testing.suites.factstore.subject import new, other
 from tests.boundary.sqlite.conftest import Open
 
-pytestmark = [pytest.mark.req("BOUNDARY:store", "P6", "P7"), pytest.mark.usefixtures("quick")]
+pytestmark = pytest.mark.req("BOUNDARY:store", "P6", "P7")
 PEER = "b"
+SMALL = LedgerTuning(
+    memtable_limit=16, fanout=4, appends_per_slice=1, parts_swept_per_slice=50, ids_per_part=4
+)
+"""Writes down and merges a few ids at a time."""
 
 
 @pytest.fixture
-def quick(small_generations: None) -> None:
-    """All tests of this file use a small ledger."""
+def open_store(open_store: Open) -> Open:
+    """Opens stores with a small ledger."""
+    return partial(open_store, ledger_tuning=SMALL)
 
 
 def keys(count: int, seed: int = 0) -> list[bytes]:
@@ -65,7 +72,7 @@ def put(store: SqliteFactStore, first: int, last: int, log: str = OUTBOUND) -> N
 def test_a_part_knows_what_it_has(count: int) -> None:
     """Every key is found in its part with what it stands for, and few others seem to be there."""
     there, others = keys(count), keys(2000, seed=1)
-    bits = ledger.bits_for(count)
+    bits = ledger.bits_for(count, SMALL.ids_per_part)
     ids = [
         b"".join(
             key + ledger.packed(key[::-1] + b"more", n)
@@ -121,11 +128,11 @@ def test_a_new_process_knows_every_id(open_store: Open) -> None:
 def test_two_processes_see_each_others_ids(open_store: Open, path: Path) -> None:
     """Each notices what the other wrote, sealed and merged since."""
     one = open_store()
-    two = SqliteFactStore(path, zone="plant-a", busy_timeout=5.5)
+    two = SqliteFactStore(path, zone="plant-a", busy_timeout=5.5, ledger_tuning=SMALL)
     two.database.file.close()
     two.database.file = type(two.database.file)(
         path,
-        schema=two.database.file._schema,
+        schema=SCHEMA,
         connect=lambda uri, timeout: sqlite3.connect(
             uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
         ),
@@ -316,4 +323,3 @@ def test_forgetting_everything_changes_nothing(store: SqliteFactStore) -> None:
     store.appender.ledger.forget()
     assert store.appender.ledger == Ledger(loaded=store.appender.ledger.loaded, log_changes=0)
     put(store, 31, 60)
-    assert ledger.MEMTABLE_LIMIT == 16

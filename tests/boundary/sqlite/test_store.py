@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.factstore.sql import consumers, log
+from ergon_framework.boundary.factstore.sql.session import BatchLimits
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.factstore.sqlite.session import SQL
 from ergon_framework.errors import (
@@ -381,12 +381,9 @@ def test_verification_finds_what_the_books_do_not_know(open_store: Open, path: P
     assert sum("ledger" in each.what for each in flaws) == 2
 
 
-def test_many_corrupted_facts_take_several_calls(
-    open_store: Open, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_corrupted_facts_take_several_calls(open_store: Open, path: Path) -> None:
     """One call passes a bounded number of them."""
-    monkeypatch.setattr(consumers, "ROUNDS", 2)
-    store = open_store()
+    store = open_store(limits=BatchLimits(serve_attempts=2))
     put(store, *"abcdef")
     store.create_consumer("c", OUTBOUND)
     change(path, "UPDATE ergon_boundary_facts SET fact = x'00' WHERE id & 15 < 6")
@@ -400,11 +397,9 @@ def test_many_corrupted_facts_take_several_calls(
 # ---- truncation in slices -----------------------------------------------------------------------
 
 
-def test_a_long_truncation_is_done_in_slices(
-    store: SqliteFactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_truncation_is_done_in_slices(open_store: Open) -> None:
     """Its gap is one, and everything behind it is as before."""
-    monkeypatch.setattr(log, "SLICE", 7)
+    store = open_store(limits=BatchLimits(dropped_facts=7))
     put(store, *(f"id-{n}" for n in range(50)))
     assert store.truncate(OUTBOUND, 40, loss_reason="no room") == 40
     [gap] = store.gaps()
@@ -415,11 +410,10 @@ def test_a_long_truncation_is_done_in_slices(
     assert store.consumer("c").lag == 10
 
 
-def test_ageing_looks_at_each_fact_once(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over stretches, and with a clock that went back."""
-    monkeypatch.setattr(log, "STRETCH", 3)
+def test_ageing_looks_at_each_fact_once(open_store: Open) -> None:
+    """Over several reads, and with a clock that went back."""
     now = [100.0]
-    store = open_store(clock=lambda: now[0])
+    store = open_store(clock=lambda: now[0], limits=BatchLimits(aged_facts=3))
     for number, at in enumerate([100, 101, 102, 103, 90, 91, 200, 104, 105]):
         now[0] = float(at)
         put(store, f"id-{number}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -20,7 +21,14 @@ from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
 from ergon_framework.storage.postgres.pool import Connection
 
-__all__ = ["SCHEMA", "FactNotifier", "PostgresZoneDatabase", "namespace_of", "zones_in"]
+__all__ = [
+    "SCHEMA",
+    "FactNotifier",
+    "PostgresTuning",
+    "PostgresZoneDatabase",
+    "namespace_of",
+    "zones_in",
+]
 
 
 PREFIX = "ergon_zone_"
@@ -52,8 +60,6 @@ T = TypeVar("T")
 
 
 SCHEMA = PostgresSchema("boundary", f"{SQL}.schema")
-LOOK = 5.0
-"""Seconds after which new facts are looked for without a notification, while somebody waits."""
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _ALONE = frozenset({"receive", "truncate", "bind", "quarantine", "desk", "move"})
 """Calls that take turns: each looks at several tables before it decides."""
@@ -66,6 +72,18 @@ _NAMESPACES = (
     " AND to_regclass(format('%%I.store', nspname)) IS NOT NULL"
 )
 _SERVER = "SELECT system_identifier FROM pg_control_system()"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresTuning:
+    """How a store behaves when the server does not do what is expected of it."""
+
+    poll_interval: float = 5.0
+    """Seconds after which new facts are looked for without a notification, while somebody waits."""
+    locked_groups: int = 16
+    """Groups for which the logs are locked, after one that could not be appended otherwise."""
+    lost_answer_timeout: float = 5.0
+    """Seconds for which an append whose answer was lost is repeated."""
 
 
 class PostgresZoneDatabase:
@@ -179,9 +197,12 @@ class FactNotifier:
     It listens for notifications of the server from the first subscriber on.
     """
 
-    def __init__(self, database: PostgresZoneDatabase, subscribers: Subscribers) -> None:
+    def __init__(
+        self, database: PostgresZoneDatabase, subscribers: Subscribers, poll_interval: float
+    ) -> None:
         self._database = database
         self._subscribers = subscribers
+        self._poll_interval = poll_interval
         self._beginning = threading.Lock()
         self._counting = threading.Lock()
         self._heads: dict[str, int] = {}
@@ -225,7 +246,7 @@ class FactNotifier:
         A notification may come for nothing, and none may come at all, say behind a pooler.
         """
         while True:
-            subscription.wait(LOOK)
+            subscription.wait(self._poll_interval)
             if self._database.is_closed:
                 return
             try:

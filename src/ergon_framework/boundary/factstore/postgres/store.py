@@ -15,7 +15,11 @@ from ergon_framework.boundary.factstore.postgres.append import (
     OptimisticAppend,
     PipelineExecutor,
 )
-from ergon_framework.boundary.factstore.postgres.database import FactNotifier, PostgresZoneDatabase
+from ergon_framework.boundary.factstore.postgres.database import (
+    FactNotifier,
+    PostgresTuning,
+    PostgresZoneDatabase,
+)
 from ergon_framework.boundary.factstore.postgres.session import PostgresSession
 from ergon_framework.boundary.factstore.records import BARRED
 from ergon_framework.boundary.factstore.sql.append import Arrival, take_in
@@ -36,6 +40,7 @@ from ergon_framework.boundary.factstore.sql.rows import LAST, LogRow, log_named
 from ergon_framework.boundary.factstore.sql.session import (
     AFTER,
     BEFORE,
+    BatchLimits,
     StoreIdentity,
     Subscribers,
 )
@@ -54,11 +59,7 @@ T = TypeVar("T")
 Written: TypeAlias = tuple[T, int, dict[str, int]]
 """What came of a transaction, how many facts it added, and where their logs end."""
 
-LOCKED_GROUPS = 16
-"""Groups for which the logs are locked, after one that could not be appended otherwise."""
-PATIENCE = 5.0
-"""Seconds for which an append whose answer was lost is repeated."""
-_AGAIN = 0.2  # seconds between two attempts
+_RETRY_DELAY = 0.2  # seconds between two attempts at an append whose answer was lost
 
 
 class PostgresAppender:
@@ -68,9 +69,12 @@ class PostgresAppender:
     enough, the logs are locked and everything is looked up first.
     """
 
-    def __init__(self, database: PostgresZoneDatabase, notifier: FactNotifier) -> None:
+    def __init__(
+        self, database: PostgresZoneDatabase, notifier: FactNotifier, tuning: PostgresTuning
+    ) -> None:
         self._database = database
         self._notifier = notifier
+        self._tuning = tuning
         self.cache = LogCache()
         """Used by whose turn it is to append, and nobody else."""
         self.locked_groups = 0
@@ -99,7 +103,7 @@ class PostgresAppender:
 
             return self.run_locked(connection, work, self.cache, "append")
 
-        return _repeat_if_lost(lambda: self._write(whole, "append", before_wait))
+        return self._repeat_if_lost(lambda: self._write(whole, "append", before_wait))
 
     def append_in(
         self,
@@ -168,15 +172,15 @@ class PostgresAppender:
 
         return self._database.read(work)
 
-    def drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> Cut:
-        """Drop some of the payloads up to where ``last_of`` says, in one commit."""
+    def drop(self, log: str, last_of: LastOf, loss_reason: str | None, max_facts: int) -> Cut:
+        """Drop up to ``max_facts`` payloads, up to where ``last_of`` says, in one commit."""
 
         def work(session: PostgresSession) -> Cut:
             found = log_named(session, log)
             if found is None:
                 return Cut(0, True)
             last = last_of(session, found)
-            return cut(session, found, last, loss_reason, self._database.clock())
+            return cut(session, found, last, loss_reason, self._database.clock(), max_facts)
 
         return self._database.write(work, "truncate")
 
@@ -204,12 +208,33 @@ class PostgresAppender:
             )
         except OptimisticAppend.REFUSALS:
             self.cache.forget()
-            self.locked_groups = LOCKED_GROUPS
+            self.locked_groups = self._tuning.locked_groups
             return None
         except BaseException:
             self.cache.forget()  # it may have names of what is now undone
             raise
         return outcomes, entry.placed.added, entry.placed.heads
+
+    def _repeat_if_lost(self, attempt: Callable[[], T]) -> T:
+        """Repeat an append when the connection was lost before the server had answered.
+
+        Nobody knows then whether it was committed. Repeating is safe: ids that are there already
+        are answered as duplicates.
+        """
+        try:
+            return attempt()
+        except StoreUnavailableError as error:
+            if not error.details.get("is_lost"):
+                raise
+            unknown = error
+        until = monotonic() + self._tuning.lost_answer_timeout
+        while monotonic() < until:
+            sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + _RETRY_DELAY)
+            try:
+                return attempt()
+            except StoreUnavailableError:
+                continue
+        raise unknown
 
     def _write(
         self, whole: Callable[[Connection], Written[T]], call: str, before_wait: BeforeWait
@@ -249,24 +274,6 @@ class PostgresAppender:
             cache.forget()  # it may have names of what is now undone
             raise
         return result, entry.placed.added, entry.placed.heads
-
-
-def _repeat_if_lost(attempt: Callable[[], T]) -> T:
-    """Repeat what can be repeated when nobody knows whether it was done."""
-    try:
-        return attempt()
-    except StoreUnavailableError as error:
-        if not error.details.get("is_lost"):
-            raise
-        unknown = error
-    until = monotonic() + PATIENCE
-    while monotonic() < until:
-        sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + _AGAIN)
-        try:
-            return attempt()
-        except StoreUnavailableError:
-            continue
-    raise unknown
 
 
 def _knows(session: PostgresSession) -> Knows:
@@ -349,6 +356,8 @@ class PostgresFactStore(FactStoreOfParts):
         zone: str,
         clock: Callable[[], float] | None = None,
         read_only: bool = False,
+        limits: BatchLimits | None = None,
+        tuning: PostgresTuning | None = None,
     ) -> None:
         self.database = PostgresZoneDatabase(url, zone=zone, clock=clock, read_only=read_only)
         self._identity = StoreIdentity(self.database)
@@ -357,13 +366,14 @@ class PostgresFactStore(FactStoreOfParts):
         except BaseException:
             self.database.close()
             raise
+        limits, tuning = limits or BatchLimits(), tuning or PostgresTuning()
         subscribers = Subscribers()
-        self._notifier = FactNotifier(self.database, subscribers)
-        self.appender = PostgresAppender(self.database, self._notifier)
-        log = SqlLog(self.database, self.appender, subscribers)
+        self._notifier = FactNotifier(self.database, subscribers, tuning.poll_interval)
+        self.appender = PostgresAppender(self.database, self._notifier, tuning)
+        log = SqlLog(self.database, self.appender, subscribers, limits)
         parts = StoreParts(
             log,
-            SqlConsumers(self.database),
+            SqlConsumers(self.database, limits),
             SqlObjects(self.database),
             SqlLinks(self.database, self._identity),
         )

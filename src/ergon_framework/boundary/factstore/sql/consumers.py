@@ -38,11 +38,14 @@ from ergon_framework.boundary.factstore.sql.rows import (
     run_at,
     with_lag,
 )
-from ergon_framework.boundary.factstore.sql.session import Row, Session, SqlDatabase, note
+from ergon_framework.boundary.factstore.sql.session import (
+    BatchLimits,
+    Row,
+    Session,
+    SqlDatabase,
+    note,
+)
 from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, Page, Quarantined
-
-ROUNDS = 100
-"""Corrupted facts that one call passes at most."""
 
 
 @dataclass(slots=True)
@@ -70,8 +73,9 @@ class _Offer:
 class SqlConsumers:
     """The part of the store that knows who reads and how far, and gives facts out."""
 
-    def __init__(self, database: SqlDatabase) -> None:
+    def __init__(self, database: SqlDatabase, limits: BatchLimits) -> None:
         self._database = database
+        self._limits = limits
 
     def create_consumer(
         self,
@@ -222,7 +226,7 @@ class SqlConsumers:
         """The page after the cursor; the same one until it is confirmed."""
         offer = self._offer(name, limit, max_bytes, holder)
         passed: list[int] = []
-        for _ in range(ROUNDS):
+        for _ in range(self._limits.serve_attempts):
             if offer.is_stuck:
                 self._pass(offer, holder)
                 passed += [offer.corrupted] if offer.corrupted and not offer.spoilt else []

@@ -39,6 +39,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     seal_in,
 )
 from ergon_framework.boundary.factstore.sql.session import (
+    BatchLimits,
     Row,
     Session,
     SqlDatabase,
@@ -58,11 +59,6 @@ from ergon_framework.ports.factstore import (
     Quarantined,
 )
 
-SLICE = 2000
-"""Facts dropped by one commit."""
-STRETCH = 10_000
-"""Facts looked at by one read."""
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -78,9 +74,11 @@ def last_to_drop(session: Session, log: LogRow, through: int, loss_reason: str |
     return last if loss_reason is not None else min(last, _settled_by_all(session, log))
 
 
-def cut(session: Session, log: LogRow, last: int, loss_reason: str | None, now: float) -> Cut:
-    """Drop the oldest payloads, up to an offset and no more than a slice."""
-    end = min(last, log.first - 1 + SLICE)
+def cut(
+    session: Session, log: LogRow, last: int, loss_reason: str | None, now: float, max_facts: int
+) -> Cut:
+    """Drop the oldest payloads, up to an offset and no more than ``max_facts``."""
+    end = min(last, log.first - 1 + max_facts)
     if end < log.first:
         return Cut(0, True)
     chain, total, at, view = session.one("logs.chain", log.base + end) or (
@@ -95,13 +93,15 @@ def cut(session: Session, log: LogRow, last: int, loss_reason: str | None, now: 
     return Cut(dropped, end == last)
 
 
-def aged(session: Session, log: LogRow, start: int, before: float) -> tuple[int, bool]:
+def aged(
+    session: Session, log: LogRow, start: int, before: float, max_facts: int
+) -> tuple[int, bool]:
     """Up to where all after ``start`` were recorded before an instant, and whether that is all.
 
     Clocks go back: an older fact may bear a later instant, so each one is looked at.
     """
     start = max(start, log.first - 1)
-    end = min(log.head, start + STRETCH)
+    end = min(log.head, start + max_facts)
     bounds = (log.base + start, log.base + end, before)
     row = session.one("logs.younger", *bounds)
     return (end, end == log.head) if row is None else ((row[0] & LAST) - 1, True)
@@ -126,8 +126,8 @@ def _write_down(session: Session, log: LogRow, end: int, reason: str, now: float
     note(session, now, "truncate", f"{log.name} lost {first} to {end}: {reason}")
 
 
-STRIDE = 200
-"""Facts looked at between two words about how far it is."""
+VERIFIED_PER_READ = 200
+"""Facts that one read verifies; then the offset reached is reported."""
 
 
 Known: TypeAlias = tuple[bytes, int]
@@ -171,14 +171,14 @@ def _stride(session: Session, knows: Knows, name: str, start: int, chain: bytes)
         start = max(start, log.first - 1)
         chain = chain_at(session, log, start)
     leg = Leg(start, chain)
-    bounds = (log.base + start, log.base + log.head, STRIDE)
+    bounds = (log.base + start, log.base + log.head, VERIFIED_PER_READ)
     rows = session.all("logs.facts", *bounds)
     zones = Zones(session)
     for row in rows:
         _check(log, row, zones[row[1]], leg)
     _check_ledger(knows, log, rows, leg.flaws)
     _check_views(session, log, rows, leg.flaws)
-    if len(rows) < STRIDE:
+    if len(rows) < VERIFIED_PER_READ:
         _check_end(log, leg)
         leg.is_end = True
     return leg
@@ -272,8 +272,8 @@ class Appender(Protocol):
     def find(self, from_zone: str, message_id: str, log: str | None) -> LedgerEntry | None:
         """Look an id up in one log, or in all: ``outbound`` first."""
 
-    def drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> Cut:
-        """Drop some of the payloads up to where ``last_of`` says, in one commit."""
+    def drop(self, log: str, last_of: LastOf, loss_reason: str | None, max_facts: int) -> Cut:
+        """Drop up to ``max_facts`` payloads, up to where ``last_of`` says, in one commit."""
 
     def look(self, work: Callable[[Session, Knows], Leg]) -> Leg:
         """Run something on what was committed last, and on the ledger."""
@@ -282,10 +282,17 @@ class Appender(Protocol):
 class SqlLog:
     """The part of the store that keeps facts."""
 
-    def __init__(self, database: SqlDatabase, appender: Appender, subscribers: Subscribers) -> None:
+    def __init__(
+        self,
+        database: SqlDatabase,
+        appender: Appender,
+        subscribers: Subscribers,
+        limits: BatchLimits,
+    ) -> None:
         self._database = database
         self._appender = appender
         self._subscribers = subscribers
+        self._limits = limits
         self._watch: Callable[[int, float], None] | None = None
         self._heads_seen: Callable[[str, int], None] | None = None
         self._before_waiting: BeforeWait = nothing
@@ -364,9 +371,9 @@ class SqlLog:
         self._drop(log, lambda _, found: min(through, found.head), None)
 
     def _drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> int:
-        dropped = 0
+        dropped, limits = 0, self._limits
         while True:
-            done = self._appender.drop(log, last_of, loss_reason)
+            done = self._appender.drop(log, last_of, loss_reason, limits.dropped_facts)
             dropped += done.dropped
             if done.is_last:
                 return dropped
@@ -379,7 +386,9 @@ class SqlLog:
 
             def work(session: Session, start: int = reached) -> tuple[int, bool]:
                 found = log_named(session, log)
-                return (0, True) if found is None else aged(session, found, start, before)
+                if found is None:
+                    return 0, True
+                return aged(session, found, start, before, self._limits.aged_facts)
 
             reached, is_all = self._database.read(work)
         self._aged[log] = before, reached  # what is old stays old: no fact is looked at twice

@@ -6,6 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ergon_framework.errors import ConfigurationError, StoreSchemaError
@@ -21,6 +22,19 @@ _CALLS = ("append", "receive", "confirm", "truncate", "bind", "quarantine", "des
 BEFORE = {call: f"boundary.{call}.before" for call in _CALLS}
 AFTER = {call: f"boundary.{call}.after" for call in _CALLS}
 declare(*BEFORE.values(), *AFTER.values())
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How much one transaction or one call does; the rest is left to the next one."""
+
+    dropped_facts: int = 2000
+    """Facts whose payloads one commit drops. Appends pass between two commits."""
+    aged_facts: int = 10_000
+    """Facts whose age one read looks at."""
+    serve_attempts: int = 100
+    """How often one call to serve a consumer reads the page anew, after each corrupted fact that
+    was set aside and after each move of the consumer by somebody else."""
 
 
 class Session(Protocol):

@@ -36,7 +36,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
     view_of,
 )
 from ergon_framework.boundary.factstore.sql.session import Row
-from ergon_framework.boundary.factstore.sqlite.ledger import Compactor, Known, Ledger
+from ergon_framework.boundary.factstore.sqlite.ledger import Compactor, Known, Ledger, LedgerTuning
 from ergon_framework.boundary.factstore.sqlite.session import SQL, SqliteDatabase, SqliteSession
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import BeforeWait, LedgerEntry, Outcome, Reference
@@ -166,11 +166,11 @@ T = TypeVar("T")
 class SqliteAppender:
     """Writes facts into the file, and keeps the ledger of their ids beside them."""
 
-    def __init__(self, database: SqliteDatabase) -> None:
+    def __init__(self, database: SqliteDatabase, ledger_tuning: LedgerTuning | None = None) -> None:
         self._database = database
         self.ledger = Ledger()
         """Used by who has the writing connection, and nobody else."""
-        self.compactor = Compactor(self.ledger)
+        self.compactor = Compactor(self.ledger, ledger_tuning)
         self._spare = Ledger()
         """Used to look things up when nothing can be written."""
         self._looking = threading.Lock()
@@ -219,8 +219,8 @@ class SqliteAppender:
 
         return self.look_up(work)
 
-    def drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> Cut:
-        """Drop some of the payloads up to where ``last_of`` says, in one commit."""
+    def drop(self, log: str, last_of: LastOf, loss_reason: str | None, max_facts: int) -> Cut:
+        """Drop up to ``max_facts`` payloads, up to where ``last_of`` says, in one commit."""
 
         def work(session: SqliteSession) -> Cut:
             self.ledger.refresh(session)
@@ -233,7 +233,7 @@ class SqliteAppender:
                 self.ledger.follow(session, found)
                 self.compactor.flush(session)
                 return Cut(0, False)
-            done = cut(session, found, last, loss_reason, self._database.clock())
+            done = cut(session, found, last, loss_reason, self._database.clock(), max_facts)
             session.run("logs.was_shortened")
             return done
 

@@ -30,7 +30,7 @@ from ergon_framework.storage.sql_files import load
 Known: TypeAlias = tuple[bytes, int]
 """The first 16 bytes of the identity digest, and the offset."""
 
-PART = 512
+IDS_PER_PART = 512
 """Ids of a part at most, on average."""
 KEY, DIGEST, OFFSET = 16, 16, 5
 ID = KEY + DIGEST + OFFSET
@@ -54,9 +54,9 @@ def unpacked(known: bytes) -> Known:
     return known[:DIGEST], int.from_bytes(known[DIGEST:])
 
 
-def bits_for(count: int) -> int:
+def bits_for(count: int, ids_per_part: int = IDS_PER_PART) -> int:
     """Into how many parts so many ids are cut: the power of two."""
-    return max(0, (count - 1) // PART).bit_length()
+    return max(0, (count - 1) // ids_per_part).bit_length()
 
 
 def part_of(key: bytes, bits: int) -> int:
@@ -295,16 +295,25 @@ def _filter(cursor: SqliteSession, segment: Segment) -> Filter:
     return Filter(segment.bits, ((number - base, bloom) for number, bloom in rows))
 
 
-MEMTABLE_LIMIT = 1 << 15
-"""Ids in memory that are enough for a segment."""
-FAN = 16
-"""Segments of a level that are merged into one of the next."""
-PACE = 64
-"""Appends per slice of upkeep. A slice is a part of a segment, about five hundred ids; an id is
-written down once, and merged once per level: few times even among many millions."""
-SWEPT = 4
-"""Parts removed by one slice."""
 _BUCKET_BITS = 8  # of a key's first byte
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTuning:
+    """When ids are written from memory to segments, and how much of that one append does."""
+
+    memtable_limit: int = 1 << 15
+    """Ids in memory that are enough for a segment."""
+    fanout: int = 16
+    """Segments of a level that are merged into one of the next."""
+    appends_per_slice: int = 64
+    """Appends that pay for one slice of compaction. A slice is a part of a segment, about five
+    hundred ids; an id is written once, and merged once per level: few times even among many
+    millions."""
+    parts_swept_per_slice: int = 4
+    """Parts of a dead segment that one slice deletes."""
+    ids_per_part: int = IDS_PER_PART
+    """Ids of a part at most, on average."""
 
 
 @dataclass(slots=True)
@@ -322,8 +331,9 @@ class _Growth:
 class Compactor:
     """Writes ids in memory down as segments, and merges segments, a slice at a time."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, tuning: LedgerTuning | None = None) -> None:
         self._ledger = ledger
+        self._tuning = tuning or LedgerTuning()
         self._loaded = -1
         self._credit = 0
         self._growth: _Growth | None = None
@@ -331,11 +341,12 @@ class Compactor:
     def step(self, cursor: SqliteSession, appended: int) -> None:
         """Do as much as so many appends call for."""
         self._look(cursor)
-        if self._ledger.memtable_count >= MEMTABLE_LIMIT and self._ledger.frozen is None:
+        tuning = self._tuning
+        if self._ledger.memtable_count >= tuning.memtable_limit and self._ledger.frozen is None:
             self._ledger.freeze()
         self._credit += appended
-        while self._credit >= PACE:
-            self._credit -= PACE
+        while self._credit >= tuning.appends_per_slice:
+            self._credit -= tuning.appends_per_slice
             if not self._slice(cursor):
                 self._credit = 0
 
@@ -349,7 +360,7 @@ class Compactor:
     def ingest(self, cursor: SqliteSession, ids: Mapping[bytes, bytes]) -> None:
         """Write ids down that no row has, as a segment of their own."""
         self._look(cursor)
-        growth = self._new(cursor, Segment(0, 0, bits_for(len(ids)), len(ids)), [])
+        growth = self._new(cursor, Segment(0, 0, self._bits_for(len(ids)), len(ids)), [])
         entries = [key + ids[key] for key in sorted(ids)]
         bits = growth.target.bits
         edges = [bisect_left(entries, lowest(part, bits)) for part in range((1 << bits) + 1)]
@@ -358,6 +369,9 @@ class Compactor:
         }
         for _ in growth.ahead:
             self._grow(cursor, growth)
+
+    def _bits_for(self, count: int) -> int:
+        return bits_for(count, self._tuning.ids_per_part)
 
     def _look(self, cursor: SqliteSession) -> None:
         """When the ledger was read anew, what somebody had begun is not continued."""
@@ -375,7 +389,7 @@ class Compactor:
         """
         ledger = self._ledger
         if self._growth is None and ledger.frozen is not None:
-            bits = min(bits_for(ledger.frozen.count), _BUCKET_BITS)
+            bits = min(self._bits_for(ledger.frozen.count), _BUCKET_BITS)
             target = Segment(0, 0, bits, ledger.frozen.count)
             self._growth = self._new(cursor, target, ledger.frozen)
         if self._growth is None:
@@ -392,10 +406,10 @@ class Compactor:
     def _next_merge(self, cursor: SqliteSession) -> _Growth | None:
         live = [each for each in self._ledger.segments.values() if each.state == "live"]
         for level in sorted({each.level for each in live}):
-            alike = [each for each in live if each.level == level][:FAN]
-            if len(alike) == FAN:
+            alike = [each for each in live if each.level == level][: self._tuning.fanout]
+            if len(alike) == self._tuning.fanout:
                 count = sum(each.count for each in alike)
-                bits = max(bits_for(count), *(each.bits for each in alike))
+                bits = max(self._bits_for(count), *(each.bits for each in alike))
                 return self._new(cursor, Segment(0, level + 1, bits, count), alike)
         return None
 
@@ -448,8 +462,9 @@ class Compactor:
     def _sweep(self, cursor: SqliteSession, dying: Segment) -> None:
         """Remove some parts of a segment; after the last ones, its name."""
         first = dying.id << PART_BITS
-        bounds = (first, first + (1 << dying.bits) - 1, SWEPT)
-        if cursor.execute(_SQL["drop"], bounds).rowcount < SWEPT:
+        limit = self._tuning.parts_swept_per_slice
+        bounds = (first, first + (1 << dying.bits) - 1, limit)
+        if cursor.execute(_SQL["drop"], bounds).rowcount < limit:
             cursor.execute(_SQL["gone"], (dying.id,))
             del self._ledger.segments[dying.id]
 

@@ -18,11 +18,12 @@ from ergon_framework.boundary.factstore.sql.log import SqlLog
 from ergon_framework.boundary.factstore.sql.records import SqlFactRecords
 from ergon_framework.boundary.factstore.sql.registry import SqlLinks, SqlObjects
 from ergon_framework.boundary.factstore.sql.rows import all_logs
-from ergon_framework.boundary.factstore.sql.session import StoreIdentity, Subscribers
+from ergon_framework.boundary.factstore.sql.session import BatchLimits, StoreIdentity, Subscribers
 from ergon_framework.boundary.factstore.sqlite.append import SqliteAppender
 from ergon_framework.boundary.factstore.sqlite.ledger import (
     KEY,
     Ledger,
+    LedgerTuning,
     ids_in,
     packed,
     split,
@@ -169,6 +170,8 @@ class SqliteFactStore(FactStoreOfParts):
         clock: Callable[[], float] = time.time,
         read_only: bool = False,
         busy_timeout: float = 5.0,
+        limits: BatchLimits | None = None,
+        ledger_tuning: LedgerTuning | None = None,
     ) -> None:
         self.database = SqliteDatabase(
             path, clock=clock, read_only=read_only, busy_timeout=busy_timeout
@@ -179,12 +182,12 @@ class SqliteFactStore(FactStoreOfParts):
         except BaseException:
             self.database.close()
             raise
-        subscribers = Subscribers()
-        self.appender = SqliteAppender(self.database)
-        log = SqlLog(self.database, self.appender, subscribers)
+        subscribers, limits = Subscribers(), limits or BatchLimits()
+        self.appender = SqliteAppender(self.database, ledger_tuning)
+        log = SqlLog(self.database, self.appender, subscribers, limits)
         parts = StoreParts(
             log,
-            SqlConsumers(self.database),
+            SqlConsumers(self.database, limits),
             SqlObjects(self.database),
             SqlLinks(self.database, identity),
         )
