@@ -77,8 +77,7 @@ def in_line(grouping: GroupCommit[int, int], count: int) -> None:
     """Wait until so many callers stand in line."""
     deadline = threading.Event()
     for _ in range(2000):
-        # The thread has taken one of them off the line, and waits for its turn.
-        if grouping._line.qsize() + len(grouping._turns._waiting) >= count:
+        if grouping.pending >= count:
             return
         deadline.wait(0.01)
     raise AssertionError("they did not come")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.factstore import group_commit as module
-from ergon_framework.boundary.factstore.group_commit import IN_VAIN, GroupCommit, Waiter
+from ergon_framework.boundary.factstore.group_commit import MAX_EMPTY_POLLS, GroupCommit
 from ergon_framework.errors import StoreUnavailableError
 from tests.boundary.test_group_commit import WAIT, Caller
 
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.req("BOUNDARY:store", "SCALE:boundary-postgres")
 class Desk:
     """Looks at requests, and serves groups; the third one is what the others wait behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.looked: list[int] = []
         self.groups: list[list[int]] = []
         self.callers: list[Caller] = []
@@ -26,7 +29,9 @@ class Desk:
         """What happens during the groups, in order."""
         self.odd: BaseException | None = None
         """What looking at a negative number raises."""
-        self.grouping: GroupCommit[int, int] = GroupCommit(self.serve, look=self.look, lets_go=True)
+        self.grouping: GroupCommit[int, int] = GroupCommit(
+            self.serve, look=self.look, lets_go=True, **limits
+        )
 
     def look(self, number: int) -> None:
         """Note it."""
@@ -44,16 +49,16 @@ class Desk:
     def come(self, *numbers: int) -> None:
         """Callers come, one behind the other, and stand in line."""
         for number in numbers:
-            before = self.grouping._line.qsize()
+            before = self.grouping.pending
             self.callers.append(Caller(self.grouping, number))
-            self.until(lambda size=before: self.grouping._line.qsize() > size)  # type: ignore[misc]
+            self.until(lambda size=before: self.grouping.pending > size)  # type: ignore[misc]
 
     def begin(self) -> None:
         """Somebody is served, and behind it somebody for whom the thread is needed."""
 
         def first() -> None:
             self.callers.append(Caller(self.grouping, 1))
-            self.until(lambda: self.grouping._thread is not None)
+            self.until(lambda: self.grouping.has_thread)
 
         self.acts.insert(0, first)
         self.grouping.call(0)
@@ -75,12 +80,21 @@ class Desk:
         raise AssertionError("it never came to that")
 
 
+@contextmanager
+def opened(**limits: Any) -> Iterator[Desk]:
+    """A fresh one, with limits of its own."""
+    desk = Desk(**limits)
+    try:
+        yield desk
+    finally:
+        desk.grouping.close()
+
+
 @pytest.fixture
 def desk() -> Iterator[Desk]:
     """A fresh one."""
-    desk = Desk()
-    yield desk
-    desk.grouping.close()
+    with opened() as desk:
+        yield desk
 
 
 def test_who_comes_during_a_wait_is_looked_at_before_its_end(desk: Desk) -> None:
@@ -130,22 +144,20 @@ def test_nobody_is_looked_for_without_end(desk: Desk) -> None:
     desk.acts = [wait]
     desk.begin()
     assert desk.answers() == [2]
-    assert len(asked) == IN_VAIN
+    assert len(asked) == MAX_EMPTY_POLLS
 
 
-def test_no_more_are_looked_at_than_fit_into_a_group(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_are_looked_at_than_fit_into_a_group() -> None:
     """What is prepared is kept in memory until it is written."""
-    monkeypatch.setattr(module, "MOST", 2)
+    with opened(max_group=2) as desk:
 
-    def wait() -> None:
-        desk.come(2, 3, 4)
-        desk.grouping.meanwhile(lambda: False)
+        def wait() -> None:
+            desk.come(2, 3, 4)
+            desk.grouping.meanwhile(lambda: False)
 
-    desk.acts = [wait]
-    desk.begin()
-    assert desk.answers() == [2, 4, 6, 8]
+        desk.acts = [wait]
+        desk.begin()
+        assert desk.answers() == [2, 4, 6, 8]
     assert desk.looked == [2, 3]
     assert desk.groups == [[0], [1], [2, 3], [4]]
 
@@ -178,45 +190,49 @@ def test_those_looked_at_are_served_although_the_group_before_failed(desk: Desk)
     assert isinstance(desk.callers[0].error, StoreUnavailableError)
 
 
-def test_those_looked_at_are_served_although_the_line_is_closed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_those_looked_at_are_served_although_the_line_is_closed() -> None:
     """Whoever stood in line before the end is answered; the end is not lost behind them."""
-    monkeypatch.setattr(module, "IDLE", 2 * WAIT)  # after which the thread would end by itself
+    with opened(idle_timeout=2 * WAIT) as desk:  # after which the thread would end by itself
 
-    def close() -> None:
-        desk.come(2)
-        desk.grouping.close()
-        desk.grouping.meanwhile(lambda: False)
+        def close() -> None:
+            desk.come(2)
+            desk.grouping.close()
+            desk.grouping.meanwhile(lambda: False)
 
-    desk.acts = [close]
-    desk.begin()
-    assert desk.answers() == [2, 4]
-    assert desk.looked == [2]
-    thread = desk.grouping._thread
-    assert thread is not None
-    thread.join(WAIT)
-    assert not thread.is_alive()
+        desk.acts = [close]
+        desk.begin()
+        assert desk.answers() == [2, 4]
+        assert desk.looked == [2]
+        desk.until(lambda: not desk.grouping.has_thread)
+
+
+class Unhashable:
+    """A callback that the thread cannot gather with others: it stumbles behind the group."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self) -> None:
+        """Never comes to that."""
 
 
 def test_those_looked_at_are_served_although_the_thread_stumbled(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error of our own, anywhere between two groups."""
-    following = desk.grouping._next
+    """An error of our own, between two groups."""
 
-    def stumble(*, is_crowded: bool) -> object:
-        monkeypatch.setattr(desk.grouping, "_next", following)
-        raise RuntimeError("stumbled")
+    def leave() -> None:
+        desk.grouping.call_soon(1, lambda _: None, Unhashable())
+        desk.until(lambda: desk.grouping.has_thread)
 
     def wait() -> None:
         desk.come(2)
         desk.grouping.meanwhile(lambda: bool(desk.looked))
-        monkeypatch.setattr(desk.grouping, "_next", stumble)
 
-    desk.acts = [wait]
-    desk.begin()
-    assert desk.answers() == [2, 4]
+    desk.acts = [leave, wait]
+    desk.grouping.call(0)
+    desk.until(lambda: bool(desk.callers))
+    assert desk.answers() == [4]
+    assert desk.groups == [[0], [1], [2]]
     assert "stumbled" in caplog.text
 
 
@@ -225,7 +241,7 @@ def test_whoever_serves_itself_looks_at_nobody(desk: Desk) -> None:
 
     def wait() -> None:
         desk.callers.append(Caller(desk.grouping, 1))
-        desk.until(lambda: len(desk.grouping._turns._waiting) == 1)  # the thread, with its first
+        desk.until(lambda: desk.grouping.pending == 1)
         desk.come(2)
         desk.grouping.meanwhile(lambda: False)
 
@@ -237,24 +253,31 @@ def test_whoever_serves_itself_looks_at_nobody(desk: Desk) -> None:
 
 def test_a_caller_that_leaves_after_it_was_looked_at_is_not_served(desk: Desk) -> None:
     """It heard of no outcome."""
-    gone: list[Waiter[int, int]] = []
+    may_come, is_gone = threading.Event(), threading.Event()
+    me = threading.get_ident()
+
+    def begin() -> None:
+        desk.callers.append(Caller(desk.grouping, 1))
+        desk.until(lambda: desk.grouping.has_thread)
 
     def wait() -> None:
-        desk.come(2, 3)
+        may_come.set()
+        desk.until(lambda: desk.grouping.pending == 1)  # the caller that will leave
+        desk.come(3)
         desk.grouping.meanwhile(lambda: len(desk.looked) == 2)
-        first = desk.grouping._seen[0]
-        assert isinstance(first, Waiter)
-        first.is_gone = True
-        gone.append(first)
+        signal.pthread_kill(me, signal.SIGINT)
+        assert is_gone.wait(WAIT)
 
-    desk.acts = [wait]
-    desk.begin()
-    desk.until(lambda: len(desk.groups) == 3)
-    desk.callers[2].join(WAIT)
+    desk.acts = [begin, wait]
+    first = Caller(desk.grouping, 0)
+    assert may_come.wait(WAIT)
+    with pytest.raises(KeyboardInterrupt):
+        desk.grouping.call(2)
+    is_gone.set()
+    first.join(WAIT)
+    assert desk.answers() == [2, 6]
+    assert desk.looked == [2, 3]
     assert desk.groups == [[0], [1], [3]]
-    assert desk.callers[2].answer == 6
-    gone[0].wake.release()  # as an interrupt would
-    desk.callers[1].join(WAIT)
 
 
 def test_who_was_served_is_woken_before_anybody_is_looked_at(desk: Desk) -> None:
@@ -275,24 +298,33 @@ def test_who_was_served_is_woken_before_anybody_is_looked_at(desk: Desk) -> None
     assert seen == [2]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_has_looked_at_nobody(desk: Desk) -> None:
     """Those are the parent's, and so is the thread that serves."""
+    ends: list[int] = []
+
+    def work_in_child() -> bool:
+        grouping, before = desk.grouping, len(desk.groups)
+        is_fresh = grouping.pending == 0 and not grouping.has_thread
+        grouping.meanwhile(lambda: False)  # nobody serves here, so nobody is looked for
+        done = threading.Event()
+        answer = grouping.call(5)
+        grouping.call_soon(6, lambda _: None, done.set)
+        is_done = done.wait(WAIT)
+        return is_fresh and is_done and answer == 10 and desk.groups[before:] == [[5], [6]]
 
     def wait() -> None:
         desk.come(2)
         desk.grouping.meanwhile(lambda: bool(desk.looked))
-        seen, server = desk.grouping._seen, desk.grouping._server
-        line, turns, thread = desk.grouping._line, desk.grouping._turns, desk.grouping._thread
-        desk.grouping.renew()  # what happens in the child
-        assert not desk.grouping._seen
-        assert desk.grouping._server is None
-        desk.grouping._seen, desk.grouping._server = seen, server
-        desk.grouping._line, desk.grouping._turns = line, turns
-        desk.grouping._thread = thread
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if work_in_child() else 1)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
     desk.acts = [wait]
     desk.begin()
     assert desk.answers() == [2, 4]
+    assert ends == [0]
 
 
 def test_a_start_that_is_interrupted_makes_no_second_thread(
@@ -313,24 +345,39 @@ def test_a_start_that_is_interrupted_makes_no_second_thread(
         desk.callers.append(Caller(desk.grouping, 1))
         desk.callers[0].join(WAIT)
         assert isinstance(desk.callers[0].error, KeyboardInterrupt)
-        desk.until(lambda: desk.grouping._thread is not None)
+        desk.until(lambda: desk.grouping.has_thread)
         desk.callers.append(Caller(desk.grouping, 2))
-        desk.until(lambda: len(desk.grouping._turns._waiting) == 1)
+        desk.until(lambda: desk.grouping.pending == 1)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     desk.acts = [wait]
     assert desk.grouping.call(0) == 0
     assert desk.answers() == [None, 4]
-    assert begun == [desk.grouping._thread]
+    assert len(begun) == 1
+    assert desk.grouping.has_thread
 
 
-def test_a_second_thread_goes_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two would take from one line."""
-    monkeypatch.setattr(module, "IDLE", 2 * WAIT)
-    desk.begin()
-    assert desk.answers() == [2]
-    second = threading.Thread(target=desk.grouping._run)
-    second.start()
-    second.join(WAIT)
-    assert not second.is_alive()
-    assert desk.grouping._thread is not second
+def test_a_second_thread_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would take from one line. One may begin late, when its start was interrupted."""
+    start, begun = threading.Thread.start, list[threading.Thread]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name == "ergon-grouping":
+            begun.append(thread)
+            if len(begun) == 1:
+                raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with opened(idle_timeout=2 * WAIT) as desk:
+        with pytest.raises(KeyboardInterrupt):
+            desk.grouping.call_soon(0, lambda _: None)
+        done = threading.Event()
+        desk.grouping.call_soon(1, lambda _: None, done.set)
+        assert done.wait(WAIT)
+        late, running = begun
+        start(late)
+        late.join(WAIT)
+        assert not late.is_alive()
+        assert running.is_alive()
+        assert desk.groups == [[1]]

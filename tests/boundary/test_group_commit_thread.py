@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 import weakref
@@ -10,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from ergon_framework.boundary.factstore import group_commit as module
-from ergon_framework.boundary.factstore.group_commit import GroupCommit, Waiter
+from ergon_framework.boundary.factstore.group_commit import AnsweredCallers, GroupCommit, Waiter
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from tests.boundary.test_group_commit import WAIT, Caller, Kitchen, crowd, in_line
 
@@ -68,14 +68,19 @@ def grouping(stage: Stage) -> Iterator[GroupCommit[int, int]]:
     grouping.close()
 
 
-def at_rest(grouping: GroupCommit[int, int]) -> None:
-    """Wait until callers may serve themselves."""
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for another thread."""
     pause = threading.Event()
     for _ in range(2000):
-        if grouping._turns.leader is None:
+        if is_so():
             return
         pause.wait(0.01)
-    raise AssertionError("the thread did not rest")
+    raise AssertionError("it never came to that")
+
+
+def at_rest(grouping: GroupCommit[int, int]) -> None:
+    """Wait until callers may serve themselves."""
+    until(lambda: not grouping.is_serving)
 
 
 @pytest.mark.parametrize("is_called", [True, False], ids=["let go", "not let go"])
@@ -225,9 +230,7 @@ def test_closing_ends_a_thread_in_the_middle_of_a_crowd(kitchen: Kitchen) -> Non
     callers = crowd(kitchen, grouping, 5)
     grouping.close()
     assert [each.answer for each in callers] == [0, 2, 4, 6, 8]
-    assert grouping._thread is not None
-    grouping._thread.join(WAIT)
-    assert not grouping._thread.is_alive()
+    until(lambda: not grouping.has_thread)
 
 
 def test_who_has_to_stand_in_line_does_something_else_first(
@@ -250,22 +253,27 @@ def test_who_has_to_stand_in_line_does_something_else_first(
     assert told == [2]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_has_a_line_of_its_own(kitchen: Kitchen) -> None:
     """Neither the thread nor whoever stood in line is there."""
     grouping: GroupCommit[int, int] = GroupCommit(kitchen.serve)
     first = Caller(grouping, 1)
     assert kitchen.began.wait(WAIT)
-    grouping.call_soon(2, lambda _: None)
+    told: list[object] = []
+    grouping.call_soon(2, told.append)
     in_line(grouping, 1)
-    turns, thread = grouping._turns, grouping._thread
-    grouping.renew()  # what happens in the child, where there is no other thread
+    pid = os.fork()
+    if not pid:
+        is_fresh = grouping.pending == 0 and not grouping.is_serving and not grouping.has_thread
+        kitchen.may_end.set()
+        is_alone = grouping.call(3) == 6 and kitchen.groups == [[1], [3]]
+        grouping.close()
+        os._exit(0 if is_fresh and is_alone and not told else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     kitchen.may_end.set()
-    assert grouping.call(3) == 6
     first.join(WAIT)
     grouping.close()
-    assert thread is not None
-    thread.join(WAIT)
-    assert turns is not grouping._turns
+    assert told == [4]
 
 
 # ---- closing, and what may go wrong ----
@@ -310,11 +318,9 @@ def test_closing_within_a_call_does_not_wait_for_itself(
     assert answered(callers) == [2]
 
 
-def test_closing_does_not_wait_for_callers(
-    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: GroupCommit[int, int]
-) -> None:
+def test_closing_does_not_wait_for_callers(stage: Stage) -> None:
     """A store that hangs keeps them, and nobody else."""
-    monkeypatch.setattr(module, "ENDING", 0.0)
+    grouping: GroupCommit[int, int] = GroupCommit(stage.serve, lets_go=True, close_timeout=0.0)
     began, may_end = stage.wait_once()
     callers = [Caller(grouping, 1)]
     assert began.wait(WAIT)
@@ -416,9 +422,7 @@ def test_callbacks_may_call_again_and_may_end_as_they_like(
     assert told == [10, 6]
 
 
-def test_a_thread_that_stumbles_goes_on(
-    monkeypatch: pytest.MonkeyPatch, stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_thread_that_stumbles_goes_on(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever went wrong there, the next ones are served, and closing comes to an end."""
     grouping: GroupCommit[int, int] = GroupCommit(stage.serve)
     ended = threading.Event()
@@ -436,56 +440,53 @@ def test_a_thread_that_stumbles_goes_on(
     assert "stumbled" in caplog.text
 
 
-def test_a_wake_up_that_is_interrupted_is_done_again(grouping: GroupCommit[int, int]) -> None:
+class InterruptedOnce:
+    """A lock of a sleeping caller whose first release is interrupted."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock = lock
+        self._count = 0
+
+    def release(self) -> None:
+        """Release it, the second time."""
+        self._count += 1
+        if self._count == 1:
+            raise KeyboardInterrupt
+        self.lock.release()
+
+
+def test_a_wake_up_that_is_interrupted_is_done_again() -> None:
     """Nobody is forgotten before it is woken."""
-
-    class Interrupted:
-        def __init__(self, lock: threading.Lock) -> None:
-            self._lock = lock
-            self.count = 0
-
-        def release(self) -> None:
-            self.count += 1
-            if self.count == 1:
-                raise KeyboardInterrupt
-            self._lock.release()
-
     first, second = Waiter[int, int](1), Waiter[int, int](2)
-    first.wake = Interrupted(first.wake)  # type: ignore[assignment]
-    grouping._served.extend([first, second])
+    interrupted = InterruptedOnce(first.wake)
+    first.wake = interrupted  # type: ignore[assignment]
+    answered = AnsweredCallers()
+    answered.add([first, second])
     with pytest.raises(KeyboardInterrupt):
-        grouping.let_go()
-    grouping.let_go()
+        answered.wake()
+    answered.wake()
     assert not second.wake.locked()
-    assert not first.wake._lock.locked()  # type: ignore[attr-defined]
-    grouping.let_go()
-    assert not grouping._served
+    assert not interrupted.lock.locked()
+    answered.wake()
+    assert len(answered) == 0
 
 
 class Request:
     """Something that can be waited for to go."""
 
 
-def test_a_thread_that_nobody_needs_ends_and_keeps_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_thread_that_nobody_needs_ends_and_keeps_nothing() -> None:
     """A zone that was forgotten without being closed is collected."""
-    monkeypatch.setattr(module, "IDLE", 0.05)
-    grouping: GroupCommit[Request, Request] = GroupCommit(list)
+    grouping: GroupCommit[Request, Request] = GroupCommit(list, idle_timeout=0.05)
     ended = threading.Event()
     request = Request()
     gone = weakref.ref(request)
     grouping.call_soon(request, lambda _: None, ended.set)
     del request
     assert ended.wait(WAIT)
-    pause = threading.Event()
-    for _ in range(2000):
-        if grouping._thread is None:
-            break
-        pause.wait(0.01)
+    until(lambda: not grouping.has_thread)
     gc.collect()
     assert gone() is None
-    assert grouping._thread is None
     ended.clear()
     grouping.call_soon(Request(), lambda _: None, ended.set)
     assert ended.wait(WAIT)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary import append as module
+from ergon_framework.boundary.append import AppendBatcher
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
@@ -77,22 +77,20 @@ def test_each_producer_hears_of_its_own_facts(tmp_path: Path) -> None:
 def test_nobody_sleeps_on_while_artifacts_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects may lie on a server that takes its time."""
     zone = Zone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
-    told: list[str] = []
-    monkeypatch.setattr(zone._crowd.grouping, "let_go", lambda: told.append("let go"))
+    batcher, told = AppendBatcher(zone), list[str]()
+    monkeypatch.setattr(batcher.grouping, "let_go", lambda: told.append("let go"))
     monkeypatch.setattr(zone, "check_bytes", lambda _: told.append("asked"))
     artifact = {"bucket": "b", "key": "k", "digest": "sha256:" + "0" * 64, "size": 5}
-    with pytest.raises(ArtifactError):
-        zone.append(*message("1", artifact))
+    assert isinstance(batcher.append(*message("1", artifact)), ArtifactError)
     assert told == ["let go", "asked"]
 
 
 def test_nobody_sleeps_on_while_large_facts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was served is let go in any case after some milliseconds."""
     zone = Zone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
-    told: list[str] = []
-    monkeypatch.setattr(zone._crowd.grouping, "let_go", lambda: told.append("let go"))
-    monkeypatch.setattr(module, "GOOD_TIME", -1.0)
-    zone.append(*message("1"))
+    batcher, told = AppendBatcher(zone, max_check_time=-1.0), list[str]()
+    monkeypatch.setattr(batcher.grouping, "let_go", lambda: told.append("let go"))
+    batcher.append(*message("1"))
     assert told == ["let go"]
 
 
@@ -136,4 +134,4 @@ def test_a_store_that_tells_nothing_of_its_waits() -> None:
     """Whoever was served is woken at once then."""
     zone = Zone("plant-a", OtherStore("plant-a"), MemoryObjectStore())  # type: ignore[arg-type]
     assert zone.append(*message("1")).offset == 1
-    assert zone._crowd.grouping._lets_go is False
+    assert AppendBatcher(zone).grouping.lets_go is False

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.facts.admission import Admission
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
@@ -66,41 +67,52 @@ class Slow(MemoryFactStore):
         return outcomes
 
 
+class WatchedZone(Zone):
+    """A zone that notes which facts are checked while its store waits."""
+
+    is_waiting = False
+
+    def __init__(self, store: Slow) -> None:
+        super().__init__("plant-a", store, MemoryObjectStore())
+        self.checked: list[bool] = []
+        """Of each fact that was checked during the wait, whether it was found to be good."""
+
+    def admit(self, envelope: Any, fact: Any) -> Admission:
+        """Check one fact, and note it."""
+        if not self.is_waiting:
+            return super().admit(envelope, fact)
+        self.checked.append(False)
+        admission = super().admit(envelope, fact)
+        self.checked[-1] = True
+        return admission
+
+
 class Scene:
-    """A zone where some producers come while the store waits, and are looked at meanwhile."""
+    """A zone where some producers come while the store waits, and are checked meanwhile."""
 
     def __init__(self) -> None:
         self.store = Slow()
-        self.zone = Zone("plant-a", self.store, MemoryObjectStore())
-        self.looked: list[bool] = []
-        """Of each that was looked at, whether it was found to be good."""
+        self.zone = WatchedZone(self.store)
         self.counted: dict[tuple[str, str], int] = {}
         """What had been told by the end of the wait."""
-        grouping = self.zone._crowd.grouping
-        look = grouping._look
-        assert look is not None
-
-        def noted(asked: Any) -> None:
-            look(asked)
-            self.looked.append(asked.admission is not None)
-
-        grouping._look = noted
 
     def play(self, *messages: tuple[Any, Any]) -> list[Receipt | BoundaryError | None]:
         """The answers to those who come meanwhile."""
-        grouping, producers = self.zone._crowd.grouping, []
+        zone, producers = self.zone, list[Producer]()
 
         def first() -> None:
-            producers.append(Producer(self.zone, *message("behind")))
-            _until(lambda: len(grouping._turns._waiting) == 1)  # the thread is there, with it
+            producers.append(Producer(zone, *message("behind")))
+            _until(lambda: zone.pending_appends == 1)
 
         def second() -> None:
             for each in messages:
-                size = grouping._line.qsize()
-                producers.append(Producer(self.zone, *each))
-                _until(lambda before=size: grouping._line.qsize() > before)  # type: ignore[misc]
-            self.store.seen(lambda: len(self.looked) == len(messages))
-            self.counted = dict(self.zone.telling.counts)
+                size = zone.pending_appends
+                producers.append(Producer(zone, *each))
+                _until(lambda before=size: zone.pending_appends > before)  # type: ignore[misc]
+            zone.is_waiting = True
+            self.store.seen(lambda: len(zone.checked) == len(messages))
+            zone.is_waiting = False
+            self.counted = dict(zone.telling.counts)
 
         self.store.acts = [first, second]
         self.zone.append(*message("alone"))
@@ -129,7 +141,7 @@ def scene() -> Scene:
 def test_what_was_checked_meanwhile_is_appended_with_the_next_group(scene: Scene) -> None:
     """In the order of coming."""
     told = scene.play(message("1"), message("2"))
-    assert scene.looked == [True, True]
+    assert scene.zone.checked == [True, True]
     assert [each.offset for each in told if isinstance(each, Receipt)] == [3, 4]
     assert scene.store.sizes == [1, 1, 2]
 
@@ -137,7 +149,7 @@ def test_what_was_checked_meanwhile_is_appended_with_the_next_group(scene: Scene
 def test_a_bad_fact_is_refused_in_its_group(scene: Scene) -> None:
     """Alone, and told once: whoever listens is not called in the middle of a commit."""
     bad, good = scene.play(message("1", float("nan")), message("2"))
-    assert scene.looked == [False, True]
+    assert scene.zone.checked == [False, True]
     assert scene.counted == {}
     assert isinstance(bad, FactInvalidError)
     assert isinstance(good, Receipt)
@@ -148,7 +160,7 @@ def test_a_mapping_of_ones_own_kind_is_not_read_meanwhile(scene: Scene) -> None:
     """It may take its time, and the store would stand still."""
     envelope, fact = message("1")
     [told] = scene.play((UserDict(envelope), fact))
-    assert scene.looked == [False]
+    assert scene.zone.checked == []
     assert isinstance(told, Receipt)
 
 
@@ -163,7 +175,7 @@ def test_the_bytes_of_what_was_checked_meanwhile_are_looked_for(scene: Scene) ->
     referred = artifact(scene.zone)
     scene.zone.objects.delete(bytes.fromhex(referred["digest"].removeprefix("sha256:")))
     bad, good = scene.play(message("1", referred), message("2"))
-    assert scene.looked == [True, True]
+    assert scene.zone.checked == [True, True]
     assert isinstance(bad, ArtifactError)
     assert isinstance(good, Receipt)
     assert scene.zone.telling.counts["append_failures", bad.reason or bad.code] == 1

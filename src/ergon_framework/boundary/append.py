@@ -209,10 +209,10 @@ class Receipts:
 
 Answer: TypeAlias = Receipt | BoundaryError
 
-ODD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What somebody's own kinds of text and mappings raise when they are read."""
-GOOD_TIME = 0.003
-"""Seconds for checking facts, after which those who were served before are let go in any case."""
+READ_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a caller's own subclass of ``str`` or ``Mapping`` may raise when it is read."""
+MAX_CHECK_TIME = 0.003
+"""Seconds of checking facts after which those who were served before are woken in any case."""
 
 
 _PLAIN = frozenset({Envelope, Fact, dict})
@@ -259,8 +259,9 @@ class AppendTarget(Protocol):
 class AppendBatcher:
     """Appends for a zone. Any thread may call it."""
 
-    def __init__(self, zone: AppendTarget) -> None:
+    def __init__(self, zone: AppendTarget, *, max_check_time: float = MAX_CHECK_TIME) -> None:
         self._zone = zone
+        self._max_check_time = max_check_time
         watch_waits = getattr(zone.store, "watch_waits", None)  # one made elsewhere may not know it
         self.grouping: GroupCommit[PendingFact, Answer] = GroupCommit(
             self._append,
@@ -280,7 +281,7 @@ class AppendBatcher:
         self.grouping.close()
 
     def _append(self, group: Sequence[PendingFact]) -> list[Answer]:
-        until = time.perf_counter() + GOOD_TIME
+        until = time.perf_counter() + self._max_check_time
         admissions = []
         for asked in group:
             found = asked.admission or self._checked(asked)
@@ -309,7 +310,7 @@ class AppendBatcher:
             return self._zone.failed(error)
         except BoundaryError as error:
             return self._refused(error)
-        except ODD as error:  # of its own making, and no reason to refuse those of others
+        except READ_ERRORS as error:  # only this fact is refused, not the others of its group
             return self._refused(unreadable(error))
 
     def _with_bytes(self, admission: Admission) -> Admission | BoundaryError:

@@ -153,7 +153,7 @@ class Zone:
         self.answering = Receipts(name, self.settings, self.telling)
         store.watch_commits(self._committed)
         self.blobs = BlobGuard()
-        self._crowd = AppendBatcher(self)
+        self._batcher = AppendBatcher(self)
         self.gates: dict[str, dict[str, Any]] = {}
         """How the link to each peer stands, kept by whoever pulls from it."""
         self.certificate_expiry: float | None = None
@@ -218,10 +218,15 @@ class Zone:
             refuse_larger(found.new_fact, largest)
         return found
 
+    @property
+    def pending_appends(self) -> int:
+        """Calls of ``append`` that wait for their turn."""
+        return self._batcher.grouping.pending
+
     def append(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; the answer means that it is on disk."""
         began = time.perf_counter()
-        told = self._crowd.append(envelope, fact)
+        told = self._batcher.append(envelope, fact)
         self.telling.append_seconds.add(time.perf_counter() - began)
         if isinstance(told, BoundaryError):
             raise told
@@ -511,7 +516,7 @@ class Zone:
 
     def close(self) -> None:
         """Let go of the stores and of the folders."""
-        self._crowd.close()
+        self._batcher.close()
         self.objects.close()
         self.store.close()
         self._held.close()

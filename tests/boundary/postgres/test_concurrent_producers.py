@@ -32,4 +32,4 @@ def test_each_producer_hears_of_its_own_facts(
     produce_in_a_crowd(zone)
     assert len(checked) == 2 * PRODUCERS * EACH
     assert zone.telling.counts["append_failures", "range"] == PRODUCERS * EACH
-    zone._crowd.close()
+    zone.close()

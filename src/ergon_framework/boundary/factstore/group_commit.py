@@ -110,19 +110,56 @@ class Callback(Generic[Request, Answer]):
 Pending: TypeAlias = Waiter[Request, Answer] | Callback[Request, Answer]
 
 
-MOST = 512
+MAX_GROUP = 512
 """Callers served at once."""
-HEAVY = 4096
+MAX_WEIGHT = 4096
 """The weight at which no more requests are taken into a group."""
-LINGER = 0.005
-"""Seconds for which the thread waits for the next ones of a crowd before it lets callers serve
-themselves again."""
-IDLE = 10.0
+LINGER_TIME = 0.005
+"""Seconds for which the thread waits for more requests before callers serve themselves again."""
+IDLE_TIMEOUT = 10.0
 """Seconds after which a thread ends that nobody needed; it would keep all that it serves alive."""
-ENDING = 1.0
-"""Seconds for which closing waits to see the thread end."""
-IN_VAIN = 8
-"""Looks for the next one in line during a wait, after which nobody is expected before its end."""
+CLOSE_TIMEOUT = 1.0
+"""Seconds for which closing waits for the thread to end."""
+MAX_EMPTY_POLLS = 8
+"""How often the queue may be found empty during one wait of the store. After that nobody is
+expected before the end of the wait, and polling would only keep a processor busy."""
+
+
+class AnsweredCallers:
+    """Callers that have their answer, and sleep until they are woken."""
+
+    __slots__ = ("_callers",)
+
+    def __init__(self) -> None:
+        self._callers: deque[Waiter[Any, Any]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def add(self, callers: Sequence[Waiter[Any, Any]]) -> None:
+        """Add callers that have their answer."""
+        self._callers.extend(callers)
+
+    def wake(self) -> None:
+        """Wake all of them. Any thread may call this, several at once.
+
+        Each is woken before it is removed: after an interrupt between the two it is woken again,
+        which does no harm. The other way round it would sleep for ever.
+        """
+        callers = self._callers
+        while callers:
+            try:
+                first = callers[0]
+            except IndexError:  # another thread was faster
+                return
+            try:  # noqa: SIM105 - suppress() would take longer than all the rest
+                first.wake.release()
+            except RuntimeError:  # woken before, and not up yet
+                pass
+            try:  # noqa: SIM105
+                callers.remove(first)
+            except ValueError:
+                pass
 
 
 class GroupCommit(Generic[Request, Answer]):
@@ -142,12 +179,19 @@ class GroupCommit(Generic[Request, Answer]):
         look: Callable[[Request], None] | None = None,
         name: str = "ergon-grouping",
         lets_go: bool = False,
+        max_group: int = MAX_GROUP,
+        idle_timeout: float = IDLE_TIMEOUT,
+        close_timeout: float = CLOSE_TIMEOUT,
     ) -> None:
         self._serve = serve
         self._weigh = weigh
         self._look = look
         self._name = name
-        self._lets_go = lets_go
+        self.lets_go = lets_go
+        """Whether callers that were served sleep on until the next group waits for its store."""
+        self._max_group = max_group
+        self._idle_timeout = idle_timeout
+        self._close_timeout = close_timeout
         self._is_closed = False
         self.renew()
         renew_after_fork(self)
@@ -161,12 +205,27 @@ class GroupCommit(Generic[Request, Answer]):
         self._thread: threading.Thread | None = None
         self._left = 0
         """How many have yet to be called back."""
-        self._served: deque[Waiter[Request, Answer]] = deque()
-        """Those who have their answer and sleep."""
+        self._served = AnsweredCallers()
         self._seen: deque[Pending[Request, Answer]] = deque()
         """Those at the head of the line who were looked at."""
         self._server: int | None = None
         """The thread, while it serves."""
+
+    @property
+    def pending(self) -> int:
+        """Requests that nobody serves yet: in the queue, and one that the thread has taken."""
+        return self._line.qsize() + len(self._seen) + self._turns.waiting
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether some thread serves a group, or has the turn to do so."""
+        return self._turns.leader is not None
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether the thread that serves groups is running."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
 
     def call(self, request: Request, before_waiting: Callable[[], None] | None = None) -> Answer:
         """Answer one request, together with those of others when there are any.
@@ -222,25 +281,8 @@ class GroupCommit(Generic[Request, Answer]):
             )
 
     def let_go(self) -> None:
-        """Wake those who were served; to be called by ``serve``, or by any thread on its behalf.
-
-        Each is woken before it is forgotten: after an interrupt it is woken again, and none sleeps
-        on.
-        """
-        served = self._served
-        while served:
-            try:
-                first = served[0]
-            except IndexError:  # another thread was faster
-                return
-            try:  # noqa: SIM105 - suppress() would take longer than all the rest
-                first.wake.release()
-            except RuntimeError:  # woken before, and not up yet
-                pass
-            try:  # noqa: SIM105
-                served.remove(first)
-            except ValueError:
-                pass
+        """Wake those who were served; to be called by ``serve``, or by any thread on its behalf."""
+        self._served.wake()
 
     def meanwhile(self, is_over: Callable[[], bool] | None = None) -> None:
         """Wake those who were served; to be called by ``serve`` before it waits.
@@ -253,7 +295,7 @@ class GroupCommit(Generic[Request, Answer]):
         if is_over is None or look is None or self._server != get_ident():
             return
         in_vain = 0
-        while in_vain < IN_VAIN and len(self._seen) < MOST and not is_over():
+        while in_vain < MAX_EMPTY_POLLS and len(self._seen) < self._max_group and not is_over():
             try:
                 asked = self._kept(self._line.get_nowait())
             except Empty:
@@ -280,7 +322,7 @@ class GroupCommit(Generic[Request, Answer]):
                 return  # within a call, which would wait for itself
             self._changed.wait_for(lambda: self._left <= 0)
         if thread is not None:
-            thread.join(ENDING)
+            thread.join(self._close_timeout)
 
     def _stands_in_line(self, asked: Pending[Request, Answer]) -> bool:
         is_left = isinstance(asked, Callback)
@@ -338,7 +380,9 @@ class GroupCommit(Generic[Request, Answer]):
         """The first of a crowd; nobody at the end, or when nobody has come for a while."""
         while True:
             with suppress(Empty):
-                return self._taken() if self._seen else self._kept(self._line.get(timeout=IDLE))
+                if self._seen:
+                    return self._taken()
+                return self._kept(self._line.get(timeout=self._idle_timeout))
             with self._lock:
                 if self._line.empty() and not self._seen:
                     if self._thread is threading.current_thread():
@@ -366,10 +410,10 @@ class GroupCommit(Generic[Request, Answer]):
 
     def _gathered(self, first: Pending[Request, Answer]) -> list[Pending[Request, Answer]]:
         """The first and all behind it who can be served together."""
-        group, weigh = [first], self._weigh
+        group, weigh, max_group = [first], self._weigh, self._max_group
         weight = weigh(first.request)
         with suppress(Empty):
-            while len(group) < MOST and weight < HEAVY:
+            while len(group) < max_group and weight < MAX_WEIGHT:
                 asked = self._taken()
                 if asked is None:
                     break
@@ -384,7 +428,7 @@ class GroupCommit(Generic[Request, Answer]):
         self.let_go()
         with suppress(Empty):
             if is_crowded:
-                return self._kept(self._line.get(timeout=LINGER))
+                return self._kept(self._line.get(timeout=LINGER_TIME))
         return None
 
     def _taken(self) -> Pending[Request, Answer] | None:
@@ -412,8 +456,8 @@ class GroupCommit(Generic[Request, Answer]):
             for each, answer in pairs:
                 each.tell(answer)
         self.let_go()  # where nothing had to be waited for
-        self._served.extend(waiting)
-        if not self._lets_go:
+        self._served.add(waiting)
+        if not self.lets_go:
             self.let_go()
 
     def _call_back(self, left: Sequence[Callback[Request, Answer]]) -> None:

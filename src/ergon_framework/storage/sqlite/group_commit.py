@@ -107,6 +107,11 @@ class CommitQueue:
         self._lock = Lock()
         self._waiting: deque[PendingWrite] = deque()
 
+    @property
+    def waiting(self) -> int:
+        """How many callers wait to lead, or to be served by who leads."""
+        return len(self._waiting)
+
     def try_lead(self, thread: int) -> bool:
         """Lead if nobody does and nobody waits."""
         with self._lock:
