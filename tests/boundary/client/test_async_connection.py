@@ -109,17 +109,32 @@ def test_two_answers_to_one_request() -> None:
     assert not reader.keeps_alive
 
 
+class Timers:
+    """The timers that are set on the running loop from now on."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._call_at = self._loop.call_at
+        self.handles: list[asyncio.TimerHandle] = []
+        self.callbacks: list[Any] = []
+        self._loop.call_at = self  # type: ignore[assignment, method-assign]
+
+    def __call__(self, when: float, callback: Any, *args: Any, **more: Any) -> asyncio.TimerHandle:
+        self.handles.append(self._call_at(when, callback, *args, **more))
+        self.callbacks.append(callback)
+        return self.handles[-1]
+
+
 def test_who_waits_at_the_deadline_is_told() -> None:
     """The timer of an earlier call may go off first: it looks again, and no call ends early."""
 
     async def main() -> None:
         connection, _ = connected()
-        loop = asyncio.get_running_loop()
+        timers, loop = Timers(), asyncio.get_running_loop()
         connection.begin(ResponseReader(), loop.time() + 3600)
-        patient = connection._timer
         connection.end()
         connection.begin(ResponseReader(), loop.time())  # a shorter one moves the timer
-        assert connection._timer is not patient
+        assert [each.cancelled() for each in timers.handles] == [True, False]
         with pytest.raises(TimeoutError):
             await connection.wait_done()
 
@@ -131,21 +146,18 @@ def test_one_timer_serves_many_calls() -> None:
 
     async def main() -> None:
         connection, _ = connected()
-        loop = asyncio.get_running_loop()
+        timers, loop = Timers(), asyncio.get_running_loop()
         connection.begin(ResponseReader(), loop.time() + 3600)
-        first = connection._timer
-        assert first is not None
         for _call in range(3):
             connection.end()
             connection.begin(ResponseReader(), loop.time() + 7200)
-            assert connection._timer is first
-        connection._look()  # as if its time had come
-        again = connection._timer
-        assert again is not None
+        assert len(timers.handles) == 1
+        timers.callbacks[0]()  # as if its time had come
+        first, again = timers.handles
         assert again.when() > first.when()
         connection.end()
-        connection._look()
-        assert connection._timer is None
+        timers.callbacks[1]()
+        assert len(timers.handles) == 2
         first.cancel()
         again.cancel()
 
@@ -157,9 +169,9 @@ def test_a_lost_connection_has_no_timer() -> None:
 
     async def main() -> None:
         connection, _ = connected()
+        timers = Timers()
         connection.begin(ResponseReader(), asyncio.get_running_loop().time() + 3600)
-        timer = connection._timer
-        assert timer is not None
+        [timer] = timers.handles
         connection.connection_lost(None)
         assert timer.cancelled()
 

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from ergon_framework.boundary.http.connection import ServerConnection
 from ergon_framework.boundary.http.exchange import Caller, Exchange, Request
 from ergon_framework.boundary.http.parser import RequestParser
-from ergon_framework.boundary.http.server_state import LONGEST, MOST, Head, HeadCache, ServerState
+from ergon_framework.boundary.http.server_state import (
+    MAX_HEAD_BYTES,
+    MAX_HEADS,
+    Head,
+    HeadCache,
+    ServerState,
+)
 from ergon_framework.boundary.settings import LimitSettings
 
 pytestmark = pytest.mark.req("BOUNDARY:http")
@@ -65,14 +71,26 @@ def _shape(request: Request) -> tuple[Any, ...]:
         tuple(request.header(name) for name in known),
         (request.is_kept, request.is_complete, request.is_chunked, request.expects_continue),
         str(request.refusal),
-        upload is not None and (upload._is_ended, str(upload._error)),
+        upload is not None and (upload.is_ended, str(upload.error)),
     )
 
 
-def service(most: int = MOST) -> ServerState:
+class CountedHeads(HeadCache):
+    """A cache that counts the requests that it recognises."""
+
+    recognised = 0
+
+    def recognise(self, data: bytes) -> tuple[Head, bytes] | None:
+        """The head and the body, if the head is known."""
+        found = super().recognise(data)
+        self.recognised += found is not None
+        return found
+
+
+def service(heads: HeadCache | None = None) -> ServerState:
     """What connections share."""
     made = ServerState(Deposit(), LIMITS, time.monotonic, time.time, None, None)
-    made.heads = HeadCache(most)
+    made.heads = HeadCache(MAX_HEADS) if heads is None else heads
     return made
 
 
@@ -141,21 +159,23 @@ def test_the_short_ways_agree_with_the_parser(pieces: list[bytes]) -> None:
             pieces
         )  # another connection may have taught it the heads
         short = Reading(RequestParser, shared).feed(pieces)
-        assert short == Reading(ParserOnly, service(0)).feed(pieces)
+        assert short == Reading(ParserOnly, service(HeadCache(0))).feed(pieces)
 
     asyncio.run(main())
 
 
-def test_a_known_head_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_head_is_not_parsed_again() -> None:
     """The second request with the same head goes past the parser, on any connection."""
 
     async def main() -> None:
-        shared = service()
+        heads = CountedHeads()
+        shared = service(heads)
         Reading(RequestParser, shared).feed([PLAIN])
+        assert heads.recognised == 0
         reading = Reading(RequestParser, shared)
-        monkeypatch.setattr(reading.intake, "_parser", None)
         reading.feed([PLAIN, PLAIN[:-2] + b"ho"])
         assert [request.body for request in reading.requests] == [b"hi", b"ho"]
+        assert heads.recognised == 2
 
     asyncio.run(main())
 
@@ -177,11 +197,11 @@ def test_a_blob_is_not_copied() -> None:
 
 def test_heads_are_remembered_within_bounds() -> None:
     """Neither many heads nor long ones fill the memory."""
-    heads = HeadCache(most=10)
+    heads = HeadCache(max_heads=10)
     head = Head("POST", "/a", {}, 0)
     for number in range(100):
         heads.remember(b"POST /%d HTTP/1.1\r\n\r\n" % number, head)
-        assert len(heads._known) <= 10
-    long = b"POST /" + b"a" * LONGEST + b" HTTP/1.1\r\n\r\n"
+        assert len(heads) <= 10
+    long = b"POST /" + b"a" * MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n"
     heads.remember(long, head)
     assert heads.recognise(long) is None

@@ -9,7 +9,7 @@ import pytest
 from ergon_framework.boundary.http.exchange import Exchange
 from ergon_framework.boundary.http.server import Server
 from ergon_framework.errors import BoundaryError, FactInvalidError
-from tests.boundary.http.workbench import Sample, run, serving
+from tests.boundary.http.workbench import Sample, Wire, run, serving
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:badinput")
 HOST = "host: here\r\n"
@@ -214,12 +214,16 @@ def test_hooks_that_fail_do_no_harm() -> None:
         raise OSError("no log today")
 
     async def main() -> None:
-        async with serving() as bench:
-            bench.server._service._on_error = broken
-            wire = await bench.wire()
-            assert (await wire.call("POST", "/boom")).status == 500
-            bench.server._service._on_error = None
-            assert (await wire.call("POST", "/boom")).status == 500
+        for hook in (broken, None):
+            server = Server(Sample(), host="127.0.0.1", port=0, on_error=hook)
+            await server.start()
+            wire = Wire(*await asyncio.open_connection(*server.address))
+            try:
+                for _ in range(2):
+                    assert (await wire.call("POST", "/boom")).status == 500
+            finally:
+                await server.stop(0)
+                await wire.close()
 
     run(main())
 

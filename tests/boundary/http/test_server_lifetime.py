@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from ergon_framework.boundary.http import addresses
 from ergon_framework.boundary.http.addresses import check_plaintext, split_address
 from ergon_framework.boundary.http.server import Server
 from ergon_framework.errors import ConfigurationError
@@ -29,7 +28,7 @@ def test_a_stop_lets_what_runs_end() -> None:
             exchange = await bench.app.held.get()
             address = bench.server.address
             stop = asyncio.create_task(bench.server.stop(20))
-            await bench.until(lambda: bench.server._service.is_stopping)
+            await bench.until(lambda: bench.server.state.is_stopping)
             answer = await kept.call("POST", "/echo", b"new")
             assert (answer.status, answer.reason) == (503, "stopping")
             assert answer.headers["connection"] == "close"
@@ -111,12 +110,7 @@ def test_other_addresses_work_too(host: str) -> None:
             async with serving(host=host) as bench:
                 wire = await bench.wire()
                 assert (await wire.call("POST", "/echo", b"x")).body == b"x"
-                ports = {
-                    each.getsockname()[1]
-                    for listener in bench.server._listeners
-                    for each in listener.sockets
-                }
-                assert len(ports) == 1
+                assert len({port for _, port in bench.server.addresses}) == 1
         except ConfigurationError as error:  # pragma: no cover - a machine without IPv6
             pytest.skip(str(error))
 
@@ -150,10 +144,10 @@ def test_a_foreign_address_is_a_clear_error(host: str) -> None:
 def test_a_privileged_port_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operating system's refusal is put in words."""
 
-    def refuse(*args: object) -> socket.socket:
+    def refuse(*args: object) -> None:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(addresses, "_bound", refuse)
+    monkeypatch.setattr(socket.socket, "bind", refuse)
     with pytest.raises(ConfigurationError, match="may not use that port"):
         run(Server(Sample(), host="::1", port=443).start())
 

@@ -184,7 +184,7 @@ def test_a_request_that_stops_halfway_is_given_up(text: str) -> None:
             wire = await bench.wire()
             await wire.call("POST", "/echo")
             wire.send(text)
-            await bench.until(lambda: bool(bench.connection._intake.is_receiving))
+            await bench.until(lambda: bool(bench.connection.is_receiving))
             bench.later(29)
             bench.later(2)
             answer = await wire.answer()
@@ -205,12 +205,12 @@ def test_a_request_that_trickles_is_given_up(text: str) -> None:
             wire = await bench.wire()
             await wire.call("POST", "/echo")
             wire.send(text)
-            intake = bench.connection._intake
-            await bench.until(lambda: bool(intake.is_receiving))
+            connection = bench.connection
+            await bench.until(lambda: bool(connection.is_receiving))
             for _ in range(3):
                 bench.later(20)
                 wire.send("x")
-                await bench.until(lambda: bool(intake.heard_at == bench.clock.now))
+                await bench.until(lambda: bool(connection.heard_at == bench.clock.now))
             bench.later(20)
             assert (await wire.answer()).reason == "request_timeout"
 
@@ -244,7 +244,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
             for _ in range(40):
                 wire.ask("POST", "/echo", b"x" * 1_000_000)
             await bench.until(lambda: bench.server.connections == 1)
-            await bench.until(lambda: bool(bench.connection._outflow.is_paused))
+            await bench.until(lambda: bool(bench.connection.is_writing_paused))
             bench.later(0)
             bench.later(31)
             await bench.until(lambda: bench.server.connections == 0)

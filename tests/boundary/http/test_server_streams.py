@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.boundary.http.exchange import HIGH
+from ergon_framework.boundary.http.exchange import HIGH_WATER, Request
 from tests.boundary.http.workbench import run, serving
 
 pytestmark = pytest.mark.req("BOUNDARY:http")
@@ -48,10 +48,12 @@ def test_an_upload_waits_for_a_slow_application() -> None:
         async with serving() as bench:
             wire = await bench.wire()
             wire.ask("PUT", "/slow-upload", b"x" * 30_000_000)
-            await bench.app.held.get()
+            exchange = await bench.app.held.get()
             connection = bench.connection
-            await bench.until(lambda: not connection._is_reading)
-            assert connection._current.upload._size < HIGH + (1 << 19)
+            await bench.until(lambda: not connection.is_reading)
+            assert isinstance(exchange, Request)
+            assert exchange.upload is not None
+            assert exchange.upload.size < HIGH_WATER + (1 << 19)
             bench.later(1000)  # the client is not to blame
             bench.app.gate.set()
             assert (await wire.answer()).body == b"30000000"
@@ -154,7 +156,7 @@ def test_a_download_waits_for_a_slow_client() -> None:
             wire = await bench.wire()
             wire.ask("GET", "/endless")
             await wire.reader.readexactly(1000)
-            await bench.until(lambda: bool(bench.connection._outflow.is_paused))
+            await bench.until(lambda: bool(bench.connection.is_writing_paused))
             wire.reset()
             await bench.app.gate.wait()
             assert isinstance(bench.app.errors[0], ConnectionError)
@@ -173,7 +175,7 @@ def test_a_client_that_stops_reading_its_download_is_cut_off() -> None:
             wire = await bench.wire()
             wire.ask("GET", "/endless")
             await bench.until(lambda: bench.server.connections == 1)
-            await bench.until(lambda: bool(bench.connection._outflow.is_paused))
+            await bench.until(lambda: bool(bench.connection.is_writing_paused))
             wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
             for _ in range(50):
                 bench.later(0)

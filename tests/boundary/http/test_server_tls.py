@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.boundary.certs import issue, make_ca
-from ergon_framework.boundary.http import tls
-from ergon_framework.boundary.http.connection import LINGER
-from ergon_framework.boundary.http.tls import Certificates, client_context
+from ergon_framework.boundary.http.connection import LINGER_TIME
+from ergon_framework.boundary.http.tls import Certificates, client_context, observed_handshake
 from tests.boundary.http.workbench import run, serving
 
 pytestmark = pytest.mark.req("BOUNDARY:security", "BOUNDARY:badinput")
@@ -58,7 +57,7 @@ def test_a_refused_client_that_stays_is_sent_away(folder: Path) -> None:
         async with serving(_server(folder), connections=1) as bench:
             with await asyncio.to_thread(_refused, folder, bench.server.address) as stays:
                 assert await asyncio.to_thread(stays.recv, 1) == b""
-                bench.later(LINGER - 1)
+                bench.later(LINGER_TIME - 1)
                 assert bench.server.connections == 1
                 bench.later(2)
                 await bench.until(lambda: bench.server.connections == 0)
@@ -147,11 +146,8 @@ def _to_and_fro(folder: Path) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryB
 def test_a_refused_handshake_keeps_nothing_and_never_succeeds(folder: Path) -> None:
     """It waits for ever, without memory of what comes in; the alert is there to be sent."""
     told: list[ssl.SSLError] = []
-    token = tls._door.set(tls._Door(told.append))
-    try:
+    with observed_handshake(told.append):
         server, incoming, outgoing = _to_and_fro(folder)
-    finally:
-        tls._door.reset(token)
     for _ in range(3):
         with pytest.raises(ssl.SSLWantReadError):
             server.do_handshake()

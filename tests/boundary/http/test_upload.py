@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ergon_framework.boundary.http.exchange import HIGH, RequestBody
+from ergon_framework.boundary.http.exchange import HIGH_WATER, RequestBody
 from tests.boundary.http.workbench import run
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:objects")
@@ -40,8 +40,8 @@ def test_who_wants_too_much_gets_what_there_is_room_for() -> None:
 
     async def main() -> None:
         upload = RequestBody(lambda: None)
-        upload.feed(bytes(HIGH))
-        assert await upload.has_more(HIGH * 2)
+        upload.feed(bytes(HIGH_WATER))
+        assert await upload.has_more(HIGH_WATER * 2)
 
     run(main())
 
@@ -86,7 +86,7 @@ def test_thread_takes_while_the_loop_feeds() -> None:
                 taken.extend(upload.take())
             taken.extend(upload.take())
 
-        sent = [number.to_bytes(4, "big") * (HIGH // 16) for number in range(200)]
+        sent = [number.to_bytes(4, "big") * (HIGH_WATER // 16) for number in range(200)]
         thread = asyncio.create_task(asyncio.to_thread(take))
         for piece in sent:
             room.clear()

@@ -218,19 +218,19 @@ class Bench:
     denied: list[str] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
     was_denied: asyncio.Event = field(default_factory=asyncio.Event)
-    _wires: list[Wire] = field(default_factory=list)
+    wires: list[Wire] = field(default_factory=list)
 
     async def wire(self, tls: ssl.SSLContext | None = None) -> Wire:
         host, port = self.server.address
         name = {"server_hostname": "localhost"} if tls is not None else {}
         wire = Wire(*await asyncio.open_connection(host, port, ssl=tls, **name))  # type: ignore[arg-type]
-        self._wires.append(wire)
+        self.wires.append(wire)
         return wire
 
     @property
     def connection(self) -> Any:
         """The server's side of the only connection."""
-        (connection,) = self.server._service.connections
+        (connection,) = self.server.state.connections
         return connection
 
     def later(self, seconds: float) -> None:
@@ -272,5 +272,5 @@ async def serving(tls: Any = None, host: str = "127.0.0.1", **limits: Any) -> As
         yield bench
     finally:
         await bench.server.stop(0)
-        for wire in bench._wires:
+        for wire in bench.wires:
             await wire.close()

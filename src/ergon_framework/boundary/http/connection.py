@@ -126,7 +126,7 @@ def _gone() -> ConnectionResetError:
     return ConnectionResetError("the client has gone")
 
 
-LINGER = 5.0
+LINGER_TIME = 5.0
 """Seconds for which bytes are thrown away after a refusal, so that the client gets to read it."""
 
 
@@ -210,6 +210,26 @@ class ServerConnection(asyncio.Protocol):
     def is_gone(self) -> bool:
         """Whether the client has hung up, or has said that it sends nothing more."""
         return self._transport is None or self._is_at_end
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether bytes are taken from the socket; not while there is no room for them."""
+        return self._is_reading
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a request has begun to arrive and is not complete."""
+        return self._intake is not None and self._intake.is_receiving
+
+    @property
+    def heard_at(self) -> float | None:
+        """When bytes of a request came last, by the server's clock."""
+        return None if self._intake is None else self._intake.heard_at
+
+    @property
+    def is_writing_paused(self) -> bool:
+        """Whether answers wait because the client reads more slowly than we write."""
+        return self._outflow is not None and self._outflow.is_paused
 
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""
@@ -446,7 +466,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Closing with unread bytes could take the answer from the client again."""
-        self._lingers_until = self._service.clock() + LINGER
+        self._lingers_until = self._service.clock() + LINGER_TIME
         self._pending.clear()
         if self._transport is not None:
             if self._transport.can_write_eof():

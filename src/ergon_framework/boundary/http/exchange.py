@@ -95,18 +95,19 @@ class Application(Protocol):
         """
 
 
-HIGH = 1 << 20
+HIGH_WATER = 1 << 20
+"""Bytes of a streamed body that wait for the application; beyond that the socket is not read."""
 
 
 class RequestBody:
-    """Holds about ``HIGH`` bytes at most: beyond that the socket is not read.
+    """The body of a request as it arrives. About ``HIGH_WATER`` bytes are held at most.
 
     It lives on the event loop; only ``take`` may be called from another thread.
     """
 
     __slots__ = (
-        *("_error", "_is_ended", "_least", "_lock", "_loop", "_parts", "_repace", "_size"),
-        *("_waiter", "is_full"),
+        *("_least", "_lock", "_loop", "_parts", "_repace", "_waiter"),
+        *("error", "is_ended", "is_full", "size"),
     )
 
     def __init__(self, repace: Callable[[], None]) -> None:
@@ -115,30 +116,32 @@ class RequestBody:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._parts: list[bytes] = []
-        self._size = 0
+        self.size = 0
+        """Bytes that have arrived and were not taken yet."""
         self._least = 1
-        self._is_ended = False
-        self._error: Exception | None = None
+        self.is_ended = False
+        self.error: Exception | None = None
+        """Why no more bytes will arrive, although they should."""
         self._waiter: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:
         """More bytes have arrived."""
         with self._lock:
             self._parts.append(data)
-            self._size += len(data)
-            self.is_full = self.is_full or self._size >= HIGH
-        if self._size >= self._least:
+            self.size += len(data)
+            self.is_full = self.is_full or self.size >= HIGH_WATER
+        if self.size >= self._least:
             self._wake()
 
     def end(self) -> None:
         """All bytes have arrived."""
-        self._is_ended = True
+        self.is_ended = True
         self._wake()
 
     def fail(self, error: Exception) -> None:
         """No more bytes will arrive, although they should."""
-        if not self._is_ended:
-            self._error = error
+        if not self.is_ended:
+            self.error = error
             self._wake()
 
     async def has_more(self, least: int) -> bool:
@@ -146,18 +149,18 @@ class RequestBody:
 
         Raises what ``fail`` was given, and that at once.
         """
-        self._least = min(least, HIGH)  # beyond that nothing comes
-        while self._error is None:
-            if self._size >= self._least or self._is_ended:
-                return self._size > 0
+        self._least = min(least, HIGH_WATER)  # beyond that nothing comes
+        while self.error is None:
+            if self.size >= self._least or self.is_ended:
+                return self.size > 0
             self._waiter = self._loop.create_future()
             await self._waiter
-        raise self._error
+        raise self.error
 
     def take(self) -> list[bytes]:
         """All that has arrived and was not taken yet, piece by piece."""
         with self._lock:
-            parts, self._parts, self._size = self._parts, [], 0
+            parts, self._parts, self.size = self._parts, [], 0
             was_full, self.is_full = self.is_full, False
         if was_full:
             self._loop.call_soon_threadsafe(self._repace)

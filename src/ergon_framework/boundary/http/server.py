@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 from ergon_framework.boundary.http import responses
 from ergon_framework.boundary.http.addresses import BACKLOG, bound_sockets
-from ergon_framework.boundary.http.connection import LINGER, Peer, ServerConnection
+from ergon_framework.boundary.http.connection import LINGER_TIME, Peer, ServerConnection
 from ergon_framework.boundary.http.exchange import Application, Caller
 from ergon_framework.boundary.http.server_state import Denied, Failed, ServerState
 from ergon_framework.boundary.http.tls import ProbeDisconnected, peer_identity, secured
@@ -116,7 +116,7 @@ class Acceptor(asyncio.Protocol):
             self._service.forget(self)
 
     def _refused(self, error: ssl.SSLError) -> None:
-        self._lingers_until = self._service.clock() + LINGER
+        self._lingers_until = self._service.clock() + LINGER_TIME
         self._service.denied(self._address, _why(error))
         # Not yet: the alert is sent right after this.
         asyncio.get_running_loop().call_soon(self._end_speaking)
@@ -173,7 +173,7 @@ def _address(transport: asyncio.BaseTransport) -> tuple[str, str]:
     return (f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"), ip
 
 
-EVERY = 1.0
+SWEEP_INTERVAL = 1.0
 """Seconds between two rounds of housekeeping, which all time limits share."""
 
 
@@ -211,10 +211,11 @@ class Server:
         self._port = port
         self._context = _source(tls)
         limits = limits or LimitSettings()
-        self._service = ServerState(application, limits, clock, wall, on_error, on_denied)
+        self.state = ServerState(application, limits, clock, wall, on_error, on_denied)
+        """What the connections share: who is connected, and whether the server stops."""
         if names is not None:
-            self._service.names = frozenset(name.lower().rstrip(".") for name in names)
-        self._service.crowds_out = crowds_out
+            self.state.names = frozenset(name.lower().rstrip(".") for name in names)
+        self.state.crowds_out = crowds_out
         self._listeners: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -223,40 +224,46 @@ class Server:
         """The host and port it really listens on."""
         if not self._listeners:
             raise ConfigurationError("the server does not listen", remedy="start it first")
-        host, port = self._listeners[0].sockets[0].getsockname()[:2]
-        return str(host), int(port)
+        return self.addresses[0]
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Every host and port it listens on: a name may have several addresses."""
+        sockets = [sock for listener in self._listeners for sock in listener.sockets]
+        names = [sock.getsockname() for sock in sockets]
+        return [(str(name[0]), int(name[1])) for name in names]
 
     @property
     def connections(self) -> int:
         """How many are open now, unfinished handshakes included."""
-        return len(self._service.connections)
+        return len(self.state.connections)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of request bodies in memory, blobs aside."""
-        return self._service.held_bytes
+        return self.state.held_bytes
 
     async def start(self) -> None:
         """Listen. An address that cannot be had is a ``ConfigurationError``."""
         loop = asyncio.get_running_loop()
-        self._service.is_stopping = False
+        self.state.is_stopping = False
         if self._context is not None:
-            self._service.context = self._context()
+            self.state.context = self._context()
         for sock in bound_sockets(self._host, self._port):
             listener = await loop.create_server(self._greet, sock=sock, backlog=BACKLOG)
             self._listeners.append(listener)
-        self._timer = loop.call_later(EVERY, self._tick)
+        self._timer = loop.call_later(SWEEP_INTERVAL, self._tick)
 
     async def stop(self, grace: float = 10.0) -> None:
         """Accept nobody new, let what runs end within ``grace`` seconds, then close everything."""
-        self._service.is_stopping = True
+        self.state.is_stopping = True
         for listener in self._listeners:
             listener.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
-                await self._service.until_quiet()
-                await self._service.until_empty()
-        await self._service.cut()
+                await self.state.until_quiet()
+                await self.state.until_empty()
+        await self.state.cut()
         self._listeners.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -264,14 +271,14 @@ class Server:
     def sweep(self) -> None:
         """One round of housekeeping; it comes by itself every second."""
         if self._context is not None:
-            self._service.context = self._context()
-        self._service.sweep()
+            self.state.context = self._context()
+        self.state.sweep()
 
     def _greet(self) -> Acceptor:
-        return Acceptor(self._service, self._context)
+        return Acceptor(self.state, self._context)
 
     def _tick(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(EVERY, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(SWEEP_INTERVAL, self._tick)
         self.sweep()
 
 

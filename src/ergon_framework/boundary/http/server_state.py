@@ -22,9 +22,9 @@ from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import describe
 
 END = b"\r\n\r\n"
-MOST = 512
+MAX_HEADS = 512
 """Heads that are remembered; after that it begins anew."""
-LONGEST = 1024
+MAX_HEAD_BYTES = 1024
 """Bytes of a head that is worth remembering."""
 
 
@@ -42,9 +42,12 @@ class Head:
 class HeadCache:
     """Those of one server. Only heads that nothing is wrong with, whoever sends them."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self, max_heads: int = MAX_HEADS) -> None:
+        self._max_heads = max_heads
         self._known: dict[bytes, Head] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def recognise(self, data: bytes) -> tuple[Head, bytes] | None:
         """The head and the body, when ``data`` is one whole request whose head is known."""
@@ -57,9 +60,9 @@ class HeadCache:
     def remember(self, data: bytes, head: Head) -> None:
         """``data`` was one whole request, and this is what was made of its head."""
         end = data.find(END) + len(END)
-        if len(data) != end + head.length or end > LONGEST or not self._most:
+        if len(data) != end + head.length or end > MAX_HEAD_BYTES or not self._max_heads:
             return  # it did not begin and end there
-        if len(self._known) >= self._most:
+        if len(self._known) >= self._max_heads:
             self._known.clear()
         self._known[data[:end]] = head
 

@@ -14,6 +14,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def _unauthenticated(problem: str) -> NotPermittedError:
     )
 
 
-SHUTDOWN = 2.0
+SHUTDOWN_TIMEOUT = 2.0
 """Seconds for a client to say goodbye in TLS."""
 
 Refused = Callable[[ssl.SSLError], None]
@@ -96,15 +97,27 @@ class ProbeDisconnected(ConnectionResetError):
 
 
 @dataclass(slots=True)
-class _Door:
+class HandshakeObserver:
     """One handshake, as seen from outside."""
 
     on_refused: Refused
     has_heard: bool = False
+    """Whether the client has said anything."""
 
 
 # asyncio makes the object that does the handshake, so this is how it learns whose handshake it is.
-_door: ContextVar[_Door | None] = ContextVar("door", default=None)
+_observer: ContextVar[HandshakeObserver | None] = ContextVar("handshake_observer", default=None)
+
+
+@contextmanager
+def observed_handshake(on_refused: Refused) -> Iterator[HandshakeObserver]:
+    """Observe the handshake that a ``ServerContext`` begins meanwhile, in this thread or task."""
+    observer = HandshakeObserver(on_refused)
+    token = _observer.set(observer)
+    try:
+        yield observer
+    finally:
+        _observer.reset(token)
 
 
 async def secured(
@@ -119,29 +132,23 @@ async def secured(
     When the client is refused with an alert, ``on_refused`` is told right before it is sent. The
     connection stays open for the client to read it, until ``raw`` or the client ends it.
     """
-    door = _Door(on_refused)
-    token = _door.set(door)
-    try:
-        transport = await asyncio.get_running_loop().start_tls(
-            raw,
-            protocol,
-            context,
-            server_side=True,
-            ssl_handshake_timeout=seconds,
-            ssl_shutdown_timeout=SHUTDOWN,
-        )
-    except ConnectionResetError:
-        if not door.has_heard:
-            raise ProbeDisconnected("it hung up without a word") from None
-        raise
-    finally:
-        _door.reset(token)
+    with observed_handshake(on_refused) as observer:
+        try:
+            transport = await asyncio.get_running_loop().start_tls(
+                raw,
+                protocol,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT,
+            )
+        except ConnectionResetError:
+            if not observer.has_heard:
+                raise ProbeDisconnected("it hung up without a word") from None
+            raise
     if transport is None:
-        raise (
-            ConnectionResetError("it hung up")
-            if door.has_heard
-            else ProbeDisconnected("it hung up")
-        )
+        is_probe = not observer.has_heard
+        raise (ProbeDisconnected if is_probe else ConnectionResetError)("it hung up")
     return transport
 
 
@@ -150,25 +157,25 @@ class _Handshake(ssl.SSLObject):
 
     incoming: ssl.MemoryBIO
     outgoing: ssl.MemoryBIO
-    door: _Door | None = None
+    observer: HandshakeObserver | None = None
     _is_refused = False
 
     def do_handshake(self) -> None:
         """One step; after a refusal it only waits for the client to hang up."""
-        if self.door is not None and self.incoming.pending:
-            self.door.has_heard = True
+        if self.observer is not None and self.incoming.pending:
+            self.observer.has_heard = True
         if not self._is_refused:
             try:
                 super().do_handshake()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 raise
             except ssl.SSLError as error:
-                if self.door is None or not self.outgoing.pending:  # there is no alert
+                if self.observer is None or not self.outgoing.pending:  # there is no alert
                     raise
                 self._is_refused = True
-                self.door.on_refused(error)
+                self.observer.on_refused(error)
             else:
-                self.door = None  # a connection lives long, and nobody is told any more
+                self.observer = None  # a connection lives long, and nobody is told any more
                 return
         self.incoming.read()
         raise ssl.SSLWantReadError
@@ -191,7 +198,7 @@ class ServerContext(ssl.SSLContext):
         made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         if isinstance(made, _Handshake):
             made.incoming, made.outgoing = incoming, outgoing
-            made.door = _door.get()
+            made.observer = _observer.get()
         return made
 
 
