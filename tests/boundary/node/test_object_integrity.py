@@ -130,13 +130,13 @@ def test_a_spoilt_object_is_data_loss() -> None:
     async def whole() -> None:
         site = Site()
         digest = parsed(site.put().digest, "digest")
-        site.objects._blobs[digest] = DATA[:500] + b"?" + DATA[501:]
+        site.objects.blobs[digest] = DATA[:500] + b"?" + DATA[501:]
         with pytest.raises(DataLossError):
             await site.ask(f"{ADMIN}GetObject", {"bucket": "files", "key": "k"})
         for _ in range(2):
             with pytest.raises(DataLossError):
                 await site.transport.get_object("files", "k")
-        del site.objects._blobs[digest]
+        del site.objects.blobs[digest]
         await site.transport.put_object("files", "k", [DATA], size=len(DATA))
         stream = await site.transport.get_object("files", "k")
         assert await stream.read(1 << 20) == DATA

@@ -33,19 +33,18 @@ class Honest(MemoryObjectStore):
         return self.Up(self)
 
     def partial(self, digest: bytes) -> MemoryUpload:
-        upload = super().partial(digest)
-        data, upload._data = upload._data, None
-        return self.Up(self, digest, data)
+        self.check()
+        return self.Up(self, digest, self.take_part(digest))
 
     def open(self, digest: bytes) -> MemoryDownload | None:
         self.check()
-        data = self._blobs.get(checked(digest))
+        data = self.blobs.get(checked(digest))
         return None if data is None else self.Down(data)
 
 
 def damage(store: Any, digest: bytes, data: bytes) -> None:
     """Let other bytes lie where a blob lies."""
-    store._blobs[digest] = data
+    store.blobs[digest] = data
 
 
 # ---- uploads ------------------------------------------------------------------------------------
@@ -112,7 +111,7 @@ class RefusesTheSecond(Honest):
     """Takes bytes once, and a retry for a conflict."""
 
     def keep(self, digest: bytes, data: bytes) -> None:
-        if digest in self._blobs:
+        if digest in self.blobs:
             raise ObjectConflictError("it is there")
         super().keep(digest, data)
 
@@ -137,7 +136,7 @@ class AbortDeletes(Honest):
 
         def abort(self) -> None:
             super().abort()
-            self._store._blobs.pop(getattr(self, "_made", b""), None)
+            self._store.blobs.pop(getattr(self, "_made", b""), None)
 
 
 class AbortsOnce(Honest):
@@ -240,7 +239,7 @@ class FindsByPrefix(Honest):
 
     def stat(self, digest: bytes) -> Blob | None:
         self.check()
-        return next((Blob(k, len(v)) for k, v in self._blobs.items() if k.startswith(digest)), None)
+        return next((Blob(k, len(v)) for k, v in self.blobs.items() if k.startswith(digest)), None)
 
 
 # ---- verifying ----------------------------------------------------------------------------------
@@ -274,7 +273,7 @@ class TrustsWhatIsThere(Honest):
     """Does not look at a blob that has the right name."""
 
     def keep(self, digest: bytes, data: bytes) -> None:
-        self._blobs.setdefault(digest, data)
+        self.blobs.setdefault(digest, data)
 
 
 class RemembersTheSize(Honest):
@@ -376,7 +375,7 @@ class DeletesNeighbours(Honest):
 
     def delete(self, digest: bytes) -> bool:
         was_there = super().delete(digest)
-        self._blobs.clear()
+        self.blobs.clear()
         return was_there
 
 
@@ -420,7 +419,7 @@ class SweepsBlobs(Honest):
     """Takes old blobs for remnants."""
 
     def sweep(self, older_than: float) -> int:
-        self._blobs.clear()
+        self.blobs.clear()
         return super().sweep(older_than)
 
 
@@ -435,7 +434,7 @@ class CopiesWhatItFinds(Honest):
     """Says nothing of blobs that are missing."""
 
     def copy_to(self, folder: str, digests: Iterable[bytes]) -> int:
-        return super().copy_to(folder, [each for each in digests if each in self._blobs])
+        return super().copy_to(folder, [each for each in digests if each in self.blobs])
 
 
 class CopiesDamage(Honest):
@@ -443,7 +442,7 @@ class CopiesDamage(Honest):
 
     def copy_to(self, folder: str, digests: Iterable[bytes]) -> int:
         for digest in digests:
-            Path(folder, digest.hex()).write_bytes(self._blobs[digest])
+            Path(folder, digest.hex()).write_bytes(self.blobs[digest])
         return 0
 
 

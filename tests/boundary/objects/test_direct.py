@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.objectstore import blob_io
-from ergon_framework.boundary.objectstore.blob_io import PAGE, DirectWriter
+from ergon_framework.boundary.objectstore.blob_io import O_DIRECT, PAGE, DirectWriter
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 
 pytestmark = pytest.mark.req("BOUNDARY:objects")
@@ -43,7 +42,7 @@ def test_whole_pages_are_written(fd: int) -> None:
     done = writer.write(fd, [memoryview(DATA)])
     assert done in {0, 3 * MIB}
     assert content(fd) == DATA[:done]
-    assert fcntl.fcntl(fd, fcntl.F_GETFL) & (blob_io._DIRECT or 0) == 0
+    assert fcntl.fcntl(fd, fcntl.F_GETFL) & (O_DIRECT or 0) == 0
     writer.close()
 
 
@@ -52,10 +51,9 @@ def test_little_is_left_to_the_cache(fd: int) -> None:
     assert DirectWriter().write(fd, [memoryview(DATA[: 10 * PAGE])]) == 0
 
 
-def test_a_system_without_it_is_fine(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_it_is_fine(fd: int) -> None:
     """Nothing is written, and nothing is said."""
-    monkeypatch.setattr(blob_io, "_DIRECT", None)
-    assert DirectWriter().write(fd, [memoryview(DATA)]) == 0
+    assert DirectWriter(flag=None).write(fd, [memoryview(DATA)]) == 0
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -84,11 +82,10 @@ def test_other_trouble_is_told(fd: int, monkeypatch: pytest.MonkeyPatch) -> None
     def refuse(fd: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(blob_io, "_DIRECT", blob_io._DIRECT or 0)
     monkeypatch.setattr(os, "write", refuse)
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     with pytest.raises(OSError, match="No space"):
-        DirectWriter().write(fd, [memoryview(DATA)])
+        DirectWriter(flag=O_DIRECT or 0).write(fd, [memoryview(DATA)])
     assert fcntl.fcntl(fd, fcntl.F_GETFL) == flags
 
 

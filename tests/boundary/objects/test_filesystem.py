@@ -104,7 +104,7 @@ def test_foreign_files_are_not_listed(store: FilesystemObjectStore, folder: Path
 
 def test_a_folder_in_the_place_of_a_blob_is_none(store: FilesystemObjectStore) -> None:
     """It is not taken for bytes, and an upload of them says what is in the way."""
-    store._path(DIGEST).mkdir(parents=True)
+    store.path_of(DIGEST).mkdir(parents=True)
     assert store.stat(DIGEST) is None
     with pytest.raises(StoreUnavailableError):
         put(store)
@@ -234,7 +234,7 @@ def test_a_damaged_blob_is_named(
     store: FilesystemObjectStore, wrong: bytes | None, what: str
 ) -> None:
     """Verifying says which blob has which flaw; putting it again repairs it."""
-    path = store._path(put(store))
+    path = store.path_of(put(store))
     if wrong is None:
         path.unlink()
     else:
@@ -279,7 +279,7 @@ def test_a_backup_refuses_damage(store: FilesystemObjectStore, tmp_path: Path) -
     put(store)
     copy = str(tmp_path / "copy")
     assert store.copy_to(copy, iter([DIGEST])) == len(DATA)
-    store._path(DIGEST).write_bytes(DATA[:100])
+    store.path_of(DIGEST).write_bytes(DATA[:100])
     with pytest.raises(DataLossError, match=NAME):
         store.copy_to(copy, iter([DIGEST]))
     backup = FilesystemObjectStore(copy)

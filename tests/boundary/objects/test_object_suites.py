@@ -47,7 +47,7 @@ def exercise_filesystem(folder: Path, check: str) -> SuiteReport:
 
     def damage(store: ObjectStore, digest: bytes, data: bytes) -> None:
         assert isinstance(store, FilesystemObjectStore)
-        store._path(digest).write_bytes(data)
+        store.path_of(digest).write_bytes(data)
 
     return exercise_object_store(make, reopen=reopen, damage=damage, only={check})
 

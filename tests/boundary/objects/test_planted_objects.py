@@ -104,7 +104,7 @@ def test_a_store_whose_deletions_do_not_last_is_rejected() -> None:
     def reopen(store: ObjectStore) -> ObjectStore:
         store.close()
         again = planted.Honest(lambda: 0.0)
-        again._blobs.update(made)
+        again.blobs.update(made)
         return again
 
     with pytest.raises(ObjectStoreSuiteError) as caught:

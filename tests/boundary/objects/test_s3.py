@@ -17,9 +17,12 @@ import pytest
 from ergon_framework.boundary.objectstore import s3_client
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore, key_of
 from ergon_framework.boundary.objectstore.s3_client import (
+    BucketClient,
     bucket_of,
     conditions,
+    connect,
     observe,
+    part_size,
     room,
     translated,
 )
@@ -88,7 +91,7 @@ def test_a_large_blob_goes_in_parts(store: S3ObjectStore, s3_server: S3Server) -
 
 
 def test_a_large_blob_that_is_there_is_read_and_not_sent(
-    store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch
+    store: S3ObjectStore, s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Putting the same bytes again sends nothing; a damaged blob is sent again."""
     data = noise(LARGE)
@@ -96,7 +99,7 @@ def test_a_large_blob_that_is_there_is_read_and_not_sent(
     sent = counted(monkeypatch, "replace")
     put(store, data)
     assert sent == []
-    store._client._client.put(key_of(digest), b"\0" * LARGE)
+    connect(bucket_of(s3_url)).put(key_of(digest), b"\0" * LARGE)
     put(store, data)
     assert sent == [key_of(digest)]
     assert store.verify(digest, LARGE) is None
@@ -119,8 +122,8 @@ def test_memory_does_not_grow_with_the_blob(store: S3ObjectStore) -> None:
 
 def test_an_upload_has_no_more_parts_than_servers_take() -> None:
     """The largest object that a zone takes fits into ten thousand parts."""
-    assert s3_client._chunk(LARGE) == s3_client.CHUNK
-    assert (1 << 40) / s3_client._chunk(1 << 40) <= 10_000
+    assert part_size(LARGE) == s3_client.CHUNK
+    assert (1 << 40) / part_size(1 << 40) <= 10_000
 
 
 def test_a_server_that_keeps_less_is_not_believed(
@@ -183,11 +186,17 @@ def test_bytes_that_were_put_again_are_not_replaced_by_removed_ones(store: S3Obj
     assert list(store.removed()) == []
 
 
-def test_what_no_server_copies_at_once_is_carried(
-    store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def carrying_store(s3_url: str) -> Iterator[S3ObjectStore]:
+    """A store whose server copies no more than a mebibyte by itself."""
+    client = BucketClient(s3_url, max_server_copy=MIB)
+    with closing(S3ObjectStore(s3_url, client=client)) as opened:
+        yield opened
+
+
+def test_what_no_server_copies_at_once_is_carried(carrying_store: S3ObjectStore) -> None:
     """Larger blobs are removed and brought back piece by piece."""
-    monkeypatch.setattr(s3_client, "MOST_COPIED", MIB)
+    store = carrying_store
     digest = put(store, noise(LARGE))
     store.delete(digest)
     assert store.restore(digest)
@@ -195,10 +204,10 @@ def test_what_no_server_copies_at_once_is_carried(
 
 
 def test_a_copy_that_breaks_off_shows_nothing(
-    store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch
+    carrying_store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is removed before all of it lies aside, and nothing comes back cut off."""
-    monkeypatch.setattr(s3_client, "MOST_COPIED", MIB)
+    store = carrying_store
     digest = put(store, noise(LARGE))
     read = s3_client.BucketClient.read
 
@@ -223,12 +232,12 @@ def test_a_copy_that_breaks_off_shows_nothing(
     assert store.verify(digest, LARGE) is None
 
 
-def test_the_young_are_told_from_the_old(store: S3ObjectStore) -> None:
+def test_the_young_are_told_from_the_old(store: S3ObjectStore, s3_url: str) -> None:
     """Blobs are listed by when they came to the bucket."""
     digest = put(store, noise(10))
-    [found] = store._listed("sha256")
-    assert list(store.put_before(found.at)) == []
-    assert list(store.put_before(found.at + 1)) == [digest]
+    put_at = BucketClient(s3_url).put_at(key_of(digest)).timestamp()
+    assert list(store.put_before(put_at)) == []
+    assert list(store.put_before(put_at + 1)) == [digest]
 
 
 # ---- trouble ------------------------------------------------------------------------------------
@@ -436,8 +445,7 @@ def test_a_sound_bucket_is_told_as_such(s3_url: str) -> None:
     assert list(seen) == ["access", "conditional put", "temporary files", "latency", "clock"]
     assert [each.what for each in seen.values() if each.is_grave] == []
     assert seen["conditional put"].remedy == seen["clock"].remedy == ""
-    with closing(S3ObjectStore(s3_url)) as store:
-        assert list(store._client._client.list()) == []
+    assert list(connect(bucket_of(s3_url)).list()) == []
 
 
 @pytest.mark.req("SCALE:doctor")

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
+from ergon_framework.boundary.objectstore.s3_client import BucketClient
 from ergon_framework.storage.failpoints import NAMES
 from tests.boundary.objects.processes import flaws, raced, run
 from tests.boundary.objects.programs import objects
@@ -87,5 +88,5 @@ def test_only_one_of_many_puts_what_is_not_there(s3_server: S3Server) -> None:
     with closing(S3ObjectStore(url)) as store:
         path = store.staging.folder / "sample"
         path.write_bytes(b"abc")
-        answers = [store._client.create("sample", path, 3) for _ in range(3)]
+        answers = [BucketClient(url).create("sample", path, 3) for _ in range(3)]
     assert answers == [True, False, False]

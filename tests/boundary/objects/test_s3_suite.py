@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.boundary.objectstore.s3 import S3ObjectStore, key_of
+from ergon_framework.boundary.objectstore.s3_client import bucket_of, connect
 from ergon_framework.ports.objectstore import ObjectStore
 from ergon_framework.testing.suites.objectstore import OBJECT_STORE_CHECKS, exercise_object_store
 from tests.servers.s3 import S3Server
@@ -38,8 +39,7 @@ def test_the_bucket_keeps_its_promises(s3_server: S3Server, tmp_path: Path, chec
         return opening(*opened[id(store)])
 
     def damage(store: ObjectStore, digest: bytes, data: bytes) -> None:
-        assert isinstance(store, S3ObjectStore)
-        store._client._client.put(key_of(digest), data)
+        connect(bucket_of(opened[id(store)][0])).put(key_of(digest), data)
 
     report = exercise_object_store(make, reopen=reopen, damage=damage, only={check})
     report.raise_for_failures(recommended=True)

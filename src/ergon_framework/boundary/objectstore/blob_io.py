@@ -159,15 +159,20 @@ def fill(buffer: memoryview, views: Sequence[memoryview], start: int) -> None:
 
 
 PAGE = 4096
-_ROOM = 1 << 20
-_LEAST = 1 << 18  # below it, the cache is as fast
-_DIRECT: int | None = getattr(os, "O_DIRECT", None)
+_BUFFER_SIZE = 1 << 20
+_MIN_DIRECT = 1 << 18  # bytes; below it, the cache is as fast
+O_DIRECT: int | None = getattr(os, "O_DIRECT", None)
+"""The flag with which a file is written past the cache; None where the system has none."""
 
 
 class DirectWriter:
-    """Writes large pieces from buffers that it keeps, as many as there are threads writing."""
+    """Writes large pieces past the cache of the system, from buffers that it keeps.
 
-    def __init__(self) -> None:
+    There are as many buffers as there are threads writing.
+    """
+
+    def __init__(self, flag: int | None = O_DIRECT) -> None:
+        self._flag = flag
         self._spare: list[mmap.mmap] = []
 
     def write(self, fd: int, views: Sequence[memoryview]) -> int:
@@ -176,15 +181,15 @@ class DirectWriter:
         The position of the file must be at a page. Whatever is left is for an ordinary write.
         """
         whole = sum(map(len, views)) // PAGE * PAGE
-        if _DIRECT is None or whole < _LEAST:
+        if self._flag is None or whole < _MIN_DIRECT:
             return 0
         buffer = self._take()
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         done = 0
         try:
-            fcntl.fcntl(fd, fcntl.F_SETFL, flags | _DIRECT)
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | self._flag)
             while done < whole and done % PAGE == 0:
-                size = min(_ROOM, whole - done)
+                size = min(_BUFFER_SIZE, whole - done)
                 with memoryview(buffer)[:size] as piece:
                     fill(piece, views, done)
                     done += os.write(fd, piece)
@@ -205,7 +210,7 @@ class DirectWriter:
             return self._spare.pop()
         except IndexError:
             # Private: a forked process must not write into this one's buffers.
-            return mmap.mmap(-1, _ROOM, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            return mmap.mmap(-1, _BUFFER_SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 BLOCK = 1 << 20

@@ -400,7 +400,7 @@ class FilesystemObjectStore:
 
     def _place(self, path: Path, digest: bytes) -> None:
         """Give a synced file the name of its digest, for good."""
-        target = self._path(digest)
+        target = self.path_of(digest)
         try:
             path.rename(target)
         except FileNotFoundError:
@@ -418,7 +418,7 @@ class FilesystemObjectStore:
         self._uploads.check_open()
         with disk.told(self.folder):
             try:
-                fd = open_file(self._path(digest), os.O_RDONLY, may_be_linked=True)
+                fd = open_file(self.path_of(digest), os.O_RDONLY, may_be_linked=True)
             except FileNotFoundError:
                 self._check_folder()
                 return None
@@ -432,7 +432,7 @@ class FilesystemObjectStore:
         self._uploads.check()
         with disk.told(self.folder):
             try:
-                found = self._path(digest).stat()
+                found = self.path_of(digest).stat()
             except FileNotFoundError:
                 self._check_folder()
                 return None
@@ -480,7 +480,7 @@ class FilesystemObjectStore:
         self._uploads.check_open()
         with disk.told(self.folder):
             failpoint("boundary.object.delete.before")
-            was_there = disk.remove(self._path(digest))
+            was_there = disk.remove(self.path_of(digest))
             failpoint("boundary.object.delete.after")
             if not was_there:
                 self._check_folder()
@@ -505,13 +505,14 @@ class FilesystemObjectStore:
                         if _NAME.fullmatch(blob.name):
                             yield blob
 
-    def _path(self, digest: bytes) -> Path:
+    def path_of(self, digest: bytes) -> Path:
+        """Where the file of a blob is, or would be."""
         name = checked(digest).hex()
         return self._root / name[:2] / name[2:4] / name
 
     def _settle(self, digest: bytes) -> None:
         """Sync the folders above a blob: that of the blob always, the others once."""
-        folder = self._path(digest).parent
+        folder = self.path_of(digest).parent
         try:
             disk.sync_folder(folder)
             if digest[:2] not in self._settled:

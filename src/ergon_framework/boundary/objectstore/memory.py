@@ -31,7 +31,8 @@ class MemoryObjectStore:
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._blobs: dict[bytes, bytes] = {}
+        self.blobs: dict[bytes, bytes] = {}
+        """What is kept, by digest."""
         self._parts: dict[bytes, _Part] = {}
         self._is_closed = False
 
@@ -46,20 +47,18 @@ class MemoryObjectStore:
         While somebody else is at it, a second upload of the same bytes begins at nothing.
         """
         self.check()
-        with self._lock:
-            part = self._parts.pop(checked(digest), None)  # it is this upload's now
-        return MemoryUpload(self, digest, part.data if part else bytearray())
+        return MemoryUpload(self, digest, self.take_part(digest))
 
     def open(self, digest: bytes) -> MemoryDownload | None:
         """Begin to give bytes out; None when they are not there."""
         self.check()
-        data = self._blobs.get(checked(digest))
+        data = self.blobs.get(checked(digest))
         return None if data is None else MemoryDownload(data)
 
     def stat(self, digest: bytes) -> Blob | None:
         """Whether they are there, and how many."""
         self.check()
-        data = self._blobs.get(checked(digest))
+        data = self.blobs.get(checked(digest))
         return None if data is None else Blob(digest, len(data))
 
     def verify(self, digest: bytes, size: int) -> str | None:
@@ -69,12 +68,12 @@ class MemoryObjectStore:
     def delete(self, digest: bytes) -> bool:
         """Remove them; whether they were there."""
         self.check()
-        return self._blobs.pop(checked(digest), None) is not None
+        return self.blobs.pop(checked(digest), None) is not None
 
     def digests(self) -> Iterator[bytes]:
         """Everything that is there, in no order."""
         self.check()
-        return iter(list(self._blobs))
+        return iter(list(self.blobs))
 
     def sweep(self, older_than: float) -> int:
         """Remove what uploads left behind and nobody has touched for so long; how many."""
@@ -101,9 +100,15 @@ class MemoryObjectStore:
         if self._is_closed:
             raise StoreUnavailableError("the memory store is closed", remedy="make another one")
 
+    def take_part(self, digest: bytes) -> bytearray:
+        """The beginning of a blob that was put aside; it belongs to the caller from now on."""
+        with self._lock:
+            part = self._parts.pop(checked(digest), None)
+        return part.data if part else bytearray()
+
     def keep(self, digest: bytes, data: bytes) -> None:
-        """Put a whole blob on the shelf."""
-        self._blobs[digest] = data
+        """Keep a whole blob."""
+        self.blobs[digest] = data
 
     def keep_part(self, digest: bytes, data: bytearray) -> None:
         """Put the beginning of a blob aside, unless more of it lies there."""

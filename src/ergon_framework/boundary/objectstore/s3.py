@@ -152,14 +152,15 @@ class S3ObjectStore:
         folder: str | os.PathLike[str] | None = None,
         zone: str | None = None,
         read_only: bool = False,
+        client: BucketClient | None = None,
     ) -> None:
         """Open the place in a bucket that a URL names.
 
         ``folder`` is for uploads under way, otherwise one among the temporary files. With ``zone``
         the place belongs to that zone alone, and that of another is refused; with ``read_only``
-        one that is nobody's stays so.
+        one that is nobody's stays so. ``client`` is one for that URL with other limits.
         """
-        self._client = BucketClient(url)
+        self._client = client or BucketClient(url)
         self._clock = clock
         self._is_closed = False
         self.place = self._client.bucket.place

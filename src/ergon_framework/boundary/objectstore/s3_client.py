@@ -316,21 +316,22 @@ class S3Download:
 
 CHUNK = 8 << 20
 """Bytes sent in one request: more of them go as an upload of several parts."""
-AT_ONCE = 4
+MAX_CONCURRENT_PARTS = 4
 """Such requests of one upload under way together."""
-MOST_COPIED = 5 << 30
-"""Bytes of one object that a server copies at once."""
+MAX_SERVER_COPY = 5 << 30
+"""Bytes of one object that a server copies by itself, in one request."""
 OWNER = "zone"
 """Where the name of the zone stands that has the place."""
 
-_PARTS = 10_000  # an upload has no more
+_MAX_PARTS = 10_000  # an upload has no more
 
 
 class BucketClient:
     """One place in one bucket. Any thread may use it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, max_server_copy: int = MAX_SERVER_COPY) -> None:
         self.bucket = bucket_of(url)
+        self._max_server_copy = max_server_copy
         self._client = connect(self.bucket)
         self._told = partial(told, self.bucket.place)
 
@@ -407,8 +408,9 @@ class BucketClient:
 
     def replace(self, key: str, path: Path, size: int) -> None:
         """Put a file, whatever is there."""
-        chunk = _chunk(size)
-        together = max(1, AT_ONCE * CHUNK // chunk)  # the memory it takes stays the same
+        chunk = part_size(size)
+        # Larger parts, fewer at once: the memory it takes stays the same.
+        together = max(1, MAX_CONCURRENT_PARTS * CHUNK // chunk)
         with self._told():
             self._client.put(
                 key,
@@ -422,7 +424,7 @@ class BucketClient:
     def copy(self, source: str, target: str, size: int) -> None:
         """Copy an object; what the server does not copy at once goes through here."""
         with self._told():
-            if size <= MOST_COPIED:
+            if size <= self._max_server_copy:
                 self._client.copy(source, target)
             else:
                 self._carry(source, target, size)
@@ -431,7 +433,7 @@ class BucketClient:
     def _carry(self, source: str, target: str, size: int) -> None:
         from obstore import open_writer
 
-        chunk = _chunk(size)
+        chunk = part_size(size)
         pieces = S3Download(size, partial(self.read, source), ahead=chunk)
         writer = open_writer(self._client, target, buffer_size=chunk, max_concurrency=1)
         while piece := pieces.read(chunk):
@@ -452,12 +454,12 @@ class BucketClient:
             self._client.delete(key)
 
 
-def _chunk(size: int) -> int:
+def part_size(size: int) -> int:
     """The bytes of one part of an upload: more for what would have too many parts."""
-    return max(CHUNK, -(-size // _PARTS))
+    return max(CHUNK, -(-size // _MAX_PARTS))
 
 
-_SCARCE = 1 << 30
+_MIN_TEMPORARY_ROOM = 1 << 30  # bytes
 
 
 def observe(url: str) -> Iterator[Observation]:
@@ -493,5 +495,7 @@ def conditions(*, is_kept: bool) -> Observation:
 def room(free: int) -> Observation:
     """Whether uploads under way have room on this machine."""
     found = f"{free >> 20} MiB for uploads under way in {tempfile.gettempdir()}"
-    remedy = "" if free >= _SCARCE else "let TMPDIR name a folder that holds the largest objects"
+    if free >= _MIN_TEMPORARY_ROOM:
+        return Observation("temporary files", found)
+    remedy = "let TMPDIR name a folder that holds the largest objects"
     return Observation("temporary files", found, remedy)
