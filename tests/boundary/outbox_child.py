@@ -25,7 +25,7 @@ def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-def add(outbox: Outbox, folder: Path) -> None:
+def add(outbox: Outbox, node: DurableNode) -> None:
     """A few facts, every second one with a file."""
     for n in range(FACTS):
         files = [f"content {n}".encode()] if n % 2 else []
@@ -33,16 +33,14 @@ def add(outbox: Outbox, folder: Path) -> None:
         say(f"added e:{n}")
 
 
-def drain(outbox: Outbox, folder: Path) -> None:
+def drain(outbox: Outbox, node: DurableNode) -> None:
     """Everything that is there."""
     say(f"drained {outbox.drain(until_empty=True, when_held='raise').sent}")
 
 
-def hold(outbox: Outbox, folder: Path) -> None:
+def hold(outbox: Outbox, node: DurableNode) -> None:
     """Drain for ever and say so once it does; the parent ends it."""
     outbox.add(envelope("e:held"), fact())
-    node = outbox._producer
-    assert isinstance(node, DurableNode)
     node.faults = [lambda: say("holding")]
     outbox.drain()
 
@@ -51,7 +49,7 @@ def main(what: str, folder: Path, recover: str) -> None:
     """One of them."""
     node = DurableNode(folder / "node.db")
     with Outbox(folder / "outbox.db", node, recover=recover, batch_items=2) as outbox:  # type: ignore[arg-type]
-        {"add": add, "drain": drain, "hold": hold}[what](outbox, folder)
+        {"add": add, "drain": drain, "hold": hold}[what](outbox, node)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Node:
         return self
 
     def append_fact(self, envelope: Envelope, fact: Fact) -> Receipt:
-        self._called("append_fact")
+        self.note_call("append_fact")
         answer = self._append(envelope, fact)
         self._lose()
         if isinstance(answer, BoundaryError):
@@ -74,7 +74,7 @@ class Node:
     def append_facts(
         self, items: Sequence[tuple[Envelope, Fact]]
     ) -> Sequence[Receipt | BoundaryError]:
-        self._called("append_facts")
+        self.note_call("append_facts")
         self.sizes.append(len(items))
         answers = [self._append(envelope, fact) for envelope, fact in items]
         self._lose()
@@ -83,7 +83,7 @@ class Node:
     def put_object(
         self, bucket: str, key: str, blob: Path, *, digest: str | None = None
     ) -> ObjectReceipt:
-        self._called("put_object")
+        self.note_call("put_object")
         data = blob.read_bytes()
         assert digest is not None
         compare(sha256(data).digest(), bytes.fromhex(digest[7:]), size=len(data))
@@ -94,7 +94,7 @@ class Node:
         return ObjectReceipt(bucket=bucket, key=key, digest=digest, size=len(data))
 
     def lookup_fact(self, from_zone: str, message_id: str) -> Receipt | None:
-        self._called("lookup_fact")
+        self.note_call("lookup_fact")
         found = self.facts.get((from_zone, message_id))
         return None if found is None else Receipt(offset=found[0], digest=found[1])
 
@@ -128,7 +128,7 @@ class Node:
             return ConflictingDuplicateError("other content")
         return Receipt(offset=offset, duplicate=is_known, digest=digest)
 
-    def _called(self, name: str) -> None:
+    def note_call(self, name: str) -> None:
         with self.asked:
             self.calls.append(name)
             self.asked.notify_all()

@@ -411,7 +411,7 @@ def test_an_unknown_zone_may_not_be_addressed() -> None:
 
 def test_long_words_are_not_remembered() -> None:
     """What is kept for speed stays small, whatever is sent."""
-    remembered = (admission._are_names, admission._is_word)
+    remembered = (admission.are_valid_names, admission.is_valid_word)
     by_wire(ENVELOPE, FACT)
     sizes = [each.cache_info().currsize for each in remembered]
     for path in ("envelope.from_zone", "envelope.to_zone", "fact.predicate", "envelope.labels"):

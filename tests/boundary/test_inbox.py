@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ergon_framework.boundary.client.inbox import Inbox, _spell
+from ergon_framework.boundary.client.inbox import Inbox, spell_parameters
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError, WiringError
 from tests.boundary import inbox_child
@@ -251,9 +251,9 @@ def test_another_driver_only_spells_differently(path: Path, db: sqlite3.Connecti
 
 def test_placeholders() -> None:
     """Those of PEP 249, as far as they go by position."""
-    assert _spell("a = ? AND b = ?", "qmark") == "a = ? AND b = ?"
-    assert _spell("a = ? AND b = ?", "numeric") == "a = :1 AND b = :2"
-    assert _spell("a = ? AND b = ?", "format") == "a = %s AND b = %s"
+    assert spell_parameters("a = ? AND b = ?", "qmark") == "a = ? AND b = ?"
+    assert spell_parameters("a = ? AND b = ?", "numeric") == "a = :1 AND b = :2"
+    assert spell_parameters("a = ? AND b = ?", "format") == "a = %s AND b = %s"
     with pytest.raises(ConfigurationError, match="no paramstyle"):
         Inbox("c", paramstyle="named")  # type: ignore[arg-type]
 

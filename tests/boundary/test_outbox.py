@@ -85,8 +85,8 @@ def play(
         rests.append(effect)
         return None
 
-    make = outbox._script(**{"until_empty": True} | options)
-    return outbox_drain._drive(make(lambda: len(rests) >= most), perform), rests
+    make = outbox.script(**{"until_empty": True} | options)
+    return outbox_drain.drive(make(lambda: len(rests) >= most), perform), rests
 
 
 # ---- putting facts in ----
@@ -198,7 +198,7 @@ def test_an_outbox_without_a_producer_only_collects(tmp_path: Path, node: Node) 
 @pytest.mark.req("BOUNDARY:producer")
 def test_a_fact_comes_and_goes_with_the_callers_transaction(outbox: Outbox, node: Node) -> None:
     """Both rows are there or neither is."""
-    with closing(sqlite3.connect(outbox._spool.path)) as mine:
+    with closing(sqlite3.connect(outbox.path)) as mine:
         mine.execute("CREATE TABLE orders (name TEXT)")
         mine.execute("INSERT INTO orders VALUES ('pie')")
         outbox.add_in(mine, envelope("e:1"), fact(1))
@@ -217,7 +217,7 @@ def test_a_fact_comes_and_goes_with_the_callers_transaction(outbox: Outbox, node
 def test_a_refused_fact_leaves_the_callers_transaction_alone(outbox: Outbox) -> None:
     """The caller's own rows are still in it, also under odd row and text factories."""
     fill(outbox, "e:1")
-    with closing(sqlite3.connect(outbox._spool.path)) as mine:
+    with closing(sqlite3.connect(outbox.path)) as mine:
         mine.row_factory = sqlite3.Row
         mine.text_factory = bytes
         mine.execute("CREATE TABLE orders (name TEXT)")
@@ -238,15 +238,15 @@ def test_a_connection_that_cannot_be_joined_is_refused(outbox: Outbox, tmp_path:
         pytest.raises(StoreError, match="main database"),
     ):
         outbox.add_in(other, envelope("e:1"), fact())
-    with closing(sqlite3.connect(outbox._spool.path, isolation_level=None)) as bare:
+    with closing(sqlite3.connect(outbox.path, isolation_level=None)) as bare:
         with pytest.raises(StoreError, match="BEGIN IMMEDIATE"):
             outbox.add_in(bare, envelope("e:1"), fact())
         bare.execute("BEGIN IMMEDIATE")
         outbox.add_in(bare, envelope("e:1"), fact())
         bare.execute("COMMIT")
     with (
-        closing(sqlite3.connect(outbox._spool.path, isolation_level=None)) as holder,
-        closing(sqlite3.connect(outbox._spool.path, timeout=0.0)) as late,
+        closing(sqlite3.connect(outbox.path, isolation_level=None)) as holder,
+        closing(sqlite3.connect(outbox.path, timeout=0.0)) as late,
     ):
         holder.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailableError, match="locked"):
@@ -520,7 +520,7 @@ def test_a_node_that_answers_no_look_up_is_told_instead(
 def test_a_damaged_row_is_set_aside_and_never_sent(outbox: Outbox, node: Node, damage: str) -> None:
     """What the node is told is what was added, or nothing."""
     fill(outbox, "e:1", "e:2", "e:3")
-    with closing(sqlite3.connect(outbox._spool.path)) as db, db:
+    with closing(sqlite3.connect(outbox.path)) as db, db:
         db.execute(damage)
     play(outbox, node)
     assert node.log == ["e:1", "e:3"]

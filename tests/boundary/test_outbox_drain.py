@@ -18,6 +18,7 @@ import pytest
 
 from ergon_framework.boundary.client.artifacts import Artifact
 from ergon_framework.boundary.client.outbox import DrainEnd, DrainReport, Outbox
+from ergon_framework.boundary.client.outbox_store import DrainLock
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import (
     BufferFullError,
@@ -51,7 +52,7 @@ def outbox(tmp_path: Path, node: Node) -> Iterator[Outbox]:
 
 def copies(outbox: Outbox) -> list[Path]:
     """The files that the spool keeps."""
-    folder = outbox._spool.folder.folder
+    folder = outbox.files_folder
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -211,7 +212,7 @@ def test_an_error_lets_go_of_the_lock(outbox: Outbox, node: Node) -> None:
 @pytest.mark.slow
 def test_a_forked_child_does_not_keep_the_lock(outbox: Outbox) -> None:
     """It would hold up everybody after its parent is gone."""
-    lock = outbox._spool.lock()
+    lock = DrainLock(outbox.path.with_name(f"{outbox.path.name}-drain"))
     assert lock.try_gain()
     ready, say_ready = os.pipe()
     end, say_end = os.pipe()
@@ -432,7 +433,7 @@ def test_files_that_can_no_longer_be_read_do_not_block_the_line(outbox: Outbox, 
     """The node misses them and says so; the fact is set aside, and no file is swept away."""
     outbox.add(envelope("e:1"), BARE, [b"a"])
     outbox.add(envelope("e:2"), fact(2))
-    with closing(sqlite3.connect(outbox._spool.path)) as db, db:
+    with closing(sqlite3.connect(outbox.path)) as db, db:
         db.execute("UPDATE ergon_outbox SET files = '[{' WHERE files IS NOT NULL")
     assert outbox.drain(until_empty=True).refused == 1
     assert node.log == ["e:2"]

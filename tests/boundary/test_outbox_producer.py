@@ -51,7 +51,7 @@ class Wire:
         digest: str | None = None,
     ) -> bytes:
         self.sent.append(("PutObject", b"".join(chunks)))
-        self.node._called("put_object")
+        self.node.note_call("put_object")
         self.node.objects[bucket, key] = (digest or "", size)
         return msgspec.json.encode(
             ObjectReceipt(bucket=bucket, key=key, digest=digest or "", size=size)

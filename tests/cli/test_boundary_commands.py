@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.cli import boundary_facts, invoke
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.cli import invoke
+from ergon_framework.cli.boundary_facts import append_lines
+from ergon_framework.cli.boundary_node import Node
 from tests.cli.boundary_node import Desk, message, running
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")
@@ -95,7 +97,9 @@ def test_append_says_what_is_wrong(desk: Desk, arguments: list[str], code: int, 
     assert desk.ask("status", "--json").json["logs"][0]["head_offset"] == 0
 
 
-def test_append_asks_for_a_fact_on_a_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_asks_for_a_fact_on_a_terminal(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nobody is left waiting for input that was not meant to come."""
 
     class Terminal:
@@ -103,8 +107,8 @@ def test_append_asks_for_a_fact_on_a_terminal(desk: Desk, monkeypatch: pytest.Mo
             return True
 
     monkeypatch.setattr(sys, "stdin", Terminal())
-    with pytest.raises(ConfigurationError, match="there is no fact"):
-        list(boundary_facts._lines(None))
+    assert invoke(["boundary", "append", "--batch", "--url", desk.url]) == 2
+    assert "there is no fact" in capsys.readouterr().err
 
 
 def test_append_many(desk: Desk) -> None:
@@ -153,19 +157,28 @@ def test_a_line_that_is_too_much_keeps_no_other_out(desk: Desk) -> None:
 
 @pytest.mark.req("BOUNDARY:badinput")
 def test_a_request_that_is_too_large_is_sent_in_halves(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A node may take less at once than the command sends."""
-    monkeypatch.setattr("ergon_framework.cli.boundary_facts.BYTES", 1 << 30)
-    lines = b"\n".join(message(f"m-{n}-x", value="x" * 200_000) for n in range(60))
-    answer = desk.ask("append", "--batch", "--json", typed=lines)
-    assert (answer.code, [row["offset"] for row in answer.json]) == (0, [*range(1, 61)])
+    lines = [message(f"m-{n}-x", value="x" * 200_000) for n in range(60)]
+    with closing(Node(url=desk.url)) as node:
+        assert append_lines(node, lines, as_json=True, max_bytes=1 << 30) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["offset"] for row in rows] == [*range(1, 61)]
 
 
-def test_append_many_in_several_requests(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_many_in_several_requests(desk: Desk) -> None:
     """A long file is cut into requests the node takes."""
-    monkeypatch.setattr("ergon_framework.cli.boundary_facts.ITEMS", 2)
-    desk.append(*(f"m-{n}-x" for n in range(5)))
+    sent: list[int] = []
+
+    class Counted(Node):
+        def send(self, method: str, body: bytes, *, patience: float = 0.0) -> Any:
+            sent.append(len(json.loads(body)["items"]))
+            return super().send(method, body, patience=patience)
+
+    with closing(Counted(url=desk.url)) as node:
+        assert append_lines(node, map(message, "abcde"), as_json=True, max_items=2) == 0
+    assert sent == [2, 2, 1]
     assert desk.ask("status", "--json").json["logs"][0]["head_offset"] == 5
 
 

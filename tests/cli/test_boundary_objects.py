@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.cli import boundary_objects, invoke
@@ -85,13 +86,13 @@ def test_get_goes_on_where_it_stopped(desk: Desk, monkeypatch: pytest.MonkeyPatc
     desk.ask("put", "batch-files", "k", "report.pdf")
     Path("copy.part").write_bytes(BLOB[:1000])
     starts: list[int] = []
-    transport = boundary_objects.Download._receive
+    get_object = HttpTransport.get_object
 
-    def seen(self: Any, file: Any, hashed: Any, done: int, report: Any) -> None:
-        starts.append(done)
-        transport(self, file, hashed, done, report)
+    def seen(self: HttpTransport, bucket: str, key: str, *, start: int = 0) -> Any:
+        starts.append(start)
+        return get_object(self, bucket, key, start=start)
 
-    monkeypatch.setattr(boundary_objects.Download, "_receive", seen)
+    monkeypatch.setattr(HttpTransport, "get_object", seen)
     assert desk.ask("get", "batch-files", "k", "-o", "copy").code == 0
     assert (starts, Path("copy").read_bytes()) == ([1000], BLOB)
 

@@ -28,14 +28,21 @@ if TYPE_CHECKING:
     from ergon_framework.cli.boundary_node import Node
 
 
-ITEMS, BYTES = 500, 4 << 20
+MAX_ITEMS, MAX_BYTES = 500, 4 << 20
 """What goes into one request at most."""
 COLUMNS = ["line", "offset", "duplicate", "digest", "problem"]
 
 Numbered = tuple[int, bytes]
 
 
-def append_lines(node: Node, lines: Iterable[bytes], *, as_json: bool) -> int:
+def append_lines(
+    node: Node,
+    lines: Iterable[bytes],
+    *,
+    as_json: bool,
+    max_items: int = MAX_ITEMS,
+    max_bytes: int = MAX_BYTES,
+) -> int:
     """Append every line in order; 1 when one of them was refused or could not be sent.
 
     After trouble with the node itself nothing more is sent: the order would not be that of the
@@ -43,7 +50,7 @@ def append_lines(node: Node, lines: Iterable[bytes], *, as_json: bool) -> int:
     """
     rows: list[dict[str, Any]] = []
     with progress("appended") as move:
-        for batch in _batches(lines):
+        for batch in _batches(lines, max_items, max_bytes):
             results, is_over = _sent(node, batch)
             rows += results
             move(len(rows))
@@ -53,14 +60,14 @@ def append_lines(node: Node, lines: Iterable[bytes], *, as_json: bool) -> int:
     return 1 if any("error" in row for row in rows) else 0
 
 
-def _batches(lines: Iterable[bytes]) -> Iterator[list[Numbered]]:
+def _batches(lines: Iterable[bytes], max_items: int, max_bytes: int) -> Iterator[list[Numbered]]:
     batch: list[Numbered] = []
     size = 0
     for number, line in enumerate(lines, start=1):
         text = (line.removeprefix(BOM_UTF8) if number == 1 else line).strip()
         if not text:
             continue
-        if batch and (len(batch) == ITEMS or size + len(text) > BYTES):
+        if batch and (len(batch) == max_items or size + len(text) > max_bytes):
             yield batch
             batch, size = [], 0
         batch.append((number, text))
@@ -229,7 +236,7 @@ def fetch(
     wait_ms = round(wait * 1000)
     asked = request(consumer_name=consumer, limit=limit, wait_ms=wait_ms, holder=holder)
     page = node.send(CORE + "FetchFacts", asked, patience=wait)
-    _show_page(page, as_json=as_json)
+    show_page(page, as_json=as_json)
     sys.stdout.flush()  # what nobody has read is not confirmed
     stop_if_unread()
     if confirm and (page["facts"] or page["through_offset"] > page["cursor"]):
@@ -334,7 +341,8 @@ def _lines(file: Path | None) -> Iterator[bytes]:
 # ---- what comes out -----------------------------------------------------------------------------
 
 
-def _show_page(page: dict[str, Any], *, as_json: bool) -> None:
+def show_page(page: dict[str, Any], *, as_json: bool) -> None:
+    """Print a page of facts, and what was lost between them."""
     if as_json:
         show_one(page, as_json=True)
         return

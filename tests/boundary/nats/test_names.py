@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
-from ergon_framework.boundary.factstore.nats import registry
-from ergon_framework.boundary.factstore.nats.registry import Place, stretch
+from ergon_framework.boundary.factstore.nats.registry import FirstNames, Place, scan_names
 from ergon_framework.boundary.factstore.nats.schema import ObjectRecord, encode
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, StoredObject
 from ergon_framework.ports.transfer import ObjectNameRecord
@@ -51,37 +50,33 @@ def test_a_stretch_is_what_sorting_everything_gives(
     every = sorted(
         (size, subject) for subject, size in newest.items() if (size, subject) > (start,)
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "KEPT", most)
-        found = stretch(lambda: messages, by_size, (start,), limit)
+    found = scan_names(lambda: messages, by_size, (start,), limit, max_names=most)
     places = [(name.size, name.key) for name in found.names]
     assert places == every[: len(places)]
     assert len(places) >= min(limit, len(every))
     assert len(places) == len(every) if found.is_last else len(places) <= len(every)
 
 
-def test_no_more_is_kept_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_kept_than_was_said() -> None:
     """A hundred thousand names come by, and a few are in memory."""
-    monkeypatch.setattr(registry, "KEPT", 50)
-    most = 0
 
-    class Watched(registry._Sieve):
-        def take(self, message: Stored) -> None:
-            nonlocal most
-            super().take(message)
-            most = max(most, len(self._kept))
-
-    monkeypatch.setattr(registry, "_Sieve", Watched)
+    def by_name(name: ObjectRecord) -> Place:
+        return name.bucket, name.key
 
     def read() -> Iterator[Stored]:
         for n in range(100_000):
             key = hashlib.sha256(b"%d" % n).hexdigest()
             yield Stored(key, n + 1, encode(ObjectRecord("b", key, b"d", 1)), {})
 
-    found = stretch(read, lambda name: (name.bucket, name.key), ("", ""), 30)
+    most, first = 0, FirstNames(by_name, ("", ""), is_after=True, limit=50)
+    for message in read():
+        first.take(message)
+        most = max(most, len(first))
+    assert most <= 2 * 50
+    found = scan_names(read, by_name, ("", ""), 30, max_names=50)
+    assert found.names == first.names()
     assert len(found.names) == 50
     assert not found.is_last
-    assert most <= 2 * 50
 
 
 def pages(store: FactStore, bucket: str | None, limit: int) -> list[StoredObject]:
@@ -108,12 +103,9 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return walked
 
 
-def test_thousands_of_names_in_pages(
-    open_store: Open, monkeypatch: pytest.MonkeyPatch, walks: list[str]
-) -> None:
+def test_thousands_of_names_in_pages(open_store: Open, walks: list[str]) -> None:
     """The same as the model says, and the stream is read once for several pages."""
-    monkeypatch.setattr(registry, "KEPT", 600)
-    store, model = open_store(), MemoryFactStore("plant-a", clock=lambda: 1.0)
+    store, model = open_store(max_names=600), MemoryFactStore("plant-a", clock=lambda: 1.0)
     kinds = ("key-{}", "Schlüssel {}", "x" * 80 + "{}", "a/b/{}.bin")
     copies = [
         ObjectNameRecord(

@@ -19,7 +19,7 @@ from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.factstore.nats.append import StreamPlacement
 from ergon_framework.boundary.factstore.nats.consumers import MOST_SETTLED
-from ergon_framework.boundary.factstore.nats.records import _ids as ids_in
+from ergon_framework.boundary.factstore.nats.records import ids_after
 from ergon_framework.boundary.factstore.nats.schema import Note
 from ergon_framework.boundary.factstore.nats.session import MOST_YOUNG, StreamTransaction
 from ergon_framework.boundary.model import Envelope, Fact
@@ -399,7 +399,7 @@ def test_an_id_comes_once_though_it_is_sealed_meanwhile(open_store: Open) -> Non
     def read(transaction: StreamTransaction) -> list[bytes]:
         assert [len(log_state.young) for log_state in transaction.log_states()] == [1]
         two.append(OUTBOUND, [new("b"), new("c")])
-        return [copy.key for copy in ids_in(transaction, b"")]
+        return [copy.key for copy in ids_after(transaction, b"")]
 
     keys = one.database.read(read)
     assert keys == sorted(set(keys))

@@ -105,7 +105,7 @@ async def test_a_poll_of_a_gone_client_ends(site: Site) -> None:
         exchange.is_gone = True
     await asyncio.sleep(2)
     assert all(task.done() for _exchange, task in polls)
-    assert not site.application._waiting
+    assert site.application.waiting_fetches == 0
 
 
 @pytest.mark.req("C11", "BOUNDARY:consumer")

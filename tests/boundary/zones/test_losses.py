@@ -17,13 +17,14 @@ from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.wire import gap_shape
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
-from ergon_framework.cli.boundary_facts import _show_page
+from ergon_framework.cli.boundary_facts import show_page
 from ergon_framework.errors import BoundaryError, NodeUnavailableError
 from ergon_framework.ports.factstore import Gap, Link, NewFact, Page
 from ergon_framework.testing import VirtualClock
 from tests.boundary.client.scripted import Colour, MemoryNode, envelope, fact
 from tests.boundary.client.test_consumer import BOTH, Handler, confirms, read_all
 from tests.boundary.suite.stores import damage_memory
+from tests.boundary.zones.links import FaultyLink
 from tests.boundary.zones.test_link_edge_cases import (
     Speaker,
     delivered,
@@ -195,9 +196,14 @@ def test_a_restart_of_both_zones(tmp_path: Path) -> None:
 @on_bench
 async def test_a_peer_that_does_not_say_what_it_dropped(bench: Bench) -> None:
     """The link fails, and is tried again later: nothing is passed that nobody names."""
-    silent = BoundaryError("gone", code="out_of_range", reason="truncated")
+
+    class Silent(FaultyLink):
+        async def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+            raise BoundaryError("gone", code="out_of_range", reason="truncated")
+
+    bench.link = Silent(InProcessTransport(bench.source))
     with pytest.raises(BoundaryError, match="gone"):
-        await bench.puller._pass(bench.b.store.link("a"), silent)
+        await bench.made().turn()
     assert bench.b.store.gaps() == []
 
 
@@ -313,6 +319,6 @@ def test_the_command_line_shows_both_offsets(capsys: pytest.CaptureFixture[str])
     peers = Gap("inbound:a", 3, 3, "retention", 1.0, 7, 9)
     ours = Gap("inbound:a", 4, 5, "disk", 1.0)
     shown = {"facts": [], "gaps": [gap_shape(gap) for gap in (peers, ours)]}
-    _show_page(shown, as_json=False)
+    show_page(shown, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == ["lost: 3, at the peer 7 to 9 (retention)", "lost: 4 to 5 (disk)"]

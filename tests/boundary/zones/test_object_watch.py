@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.node import status as object_watch
-from ergon_framework.boundary.node.status import status
+from ergon_framework.boundary.node.status import OBJECTS_TIMEOUT, status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
@@ -26,9 +25,10 @@ def zone(tmp_path: Path) -> Iterator[Zone]:
         yield found
 
 
-def alerts(zone: Zone) -> list[tuple[str, str]]:
+def alerts(zone: Zone, timeout: float = OBJECTS_TIMEOUT) -> list[tuple[str, str]]:
     """Kind and text of each."""
-    return [(each["kind"], each["text"]) for each in status(zone)["alerts"]]
+    found = status(zone, objects_timeout=timeout)["alerts"]
+    return [(each["kind"], each["text"]) for each in found]
 
 
 def test_a_store_of_objects_that_is_away(zone: Zone, tmp_path: Path) -> None:
@@ -51,9 +51,7 @@ def test_a_store_of_objects_that_was_emptied(zone: Zone, tmp_path: Path) -> None
     ]
 
 
-def test_a_store_of_objects_that_does_not_answer(
-    zone: Zone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_of_objects_that_does_not_answer(zone: Zone) -> None:
     """The status does not wait for it."""
     over = threading.Event()
 
@@ -62,10 +60,9 @@ def test_a_store_of_objects_that_does_not_answer(
             over.wait()
             return None
 
-    monkeypatch.setattr(object_watch, "PATIENCE", 0.01)
     kept, zone.objects = zone.objects, Silent()
     try:
-        [(kind, text)] = alerts(zone)
+        [(kind, text)] = alerts(zone, timeout=0.01)
     finally:
         over.set()
         zone.objects = kept

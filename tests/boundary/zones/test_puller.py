@@ -155,7 +155,9 @@ async def test_the_gate_has_hysteresis(bench: Bench) -> None:
 async def test_a_sign_of_life_cuts_the_wait_short(bench: Bench) -> None:
     """A peer that asks us for facts lives: the next pull follows at once."""
     bench.link.is_cut = True
-    bench.puller._settings = PullSettings(base=1000, cap=1000, wait=1)
+    slow = PullSettings(base=1000, cap=1000, wait=1)
+    bench.b.settings = SETTINGS.model_copy(update={"pull": slow})
+    bench.puller = bench.made()
     running = asyncio.create_task(bench.puller.run())
     await asyncio.sleep(1)
     bench.link.is_cut = False

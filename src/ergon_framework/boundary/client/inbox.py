@@ -80,18 +80,18 @@ class Inbox:
         self.consumer = consumer
         self._table = table
         self._clock = clock
-        self._insert = _spell(
+        self._insert = spell_parameters(
             # The name was checked.
             f"INSERT INTO {table} (consumer, from_zone, message_id, digest, accepted_at)"  # noqa: S608
             " VALUES (?, ?, ?, ?, ?) ON CONFLICT (consumer, from_zone, message_id) DO NOTHING",
             paramstyle,
         )
-        self._select = _spell(
+        self._select = spell_parameters(
             f"SELECT 1 FROM {table}"  # noqa: S608 - as above
             " WHERE consumer = ? AND from_zone = ? AND message_id = ? AND digest = ?",
             paramstyle,
         )
-        self._delete = _spell(
+        self._delete = spell_parameters(
             f"DELETE FROM {table} WHERE consumer = ? AND accepted_at < ?",  # noqa: S608 - as above
             paramstyle,
         )
@@ -181,7 +181,7 @@ class Inbox:
             return int(cursor.rowcount)
 
 
-def _spell(statement: str, paramstyle: str) -> str:
+def spell_parameters(statement: str, paramstyle: str) -> str:
     """The statement with the driver's own placeholders."""
     if paramstyle == "qmark":
         return statement

@@ -307,7 +307,7 @@ class Outbox:
         """
         return outbox_drain.drain(
             self._spool,
-            self._script(until_empty=until_empty),
+            self.script(until_empty=until_empty),
             _impatient(self._sender()),
             stop=stop or threading.Event(),
             poll=self.rule.poll,
@@ -326,13 +326,28 @@ class Outbox:
         """The same in an event loop, with a producer whose methods are awaited."""
         return await outbox_drain.drain_async(
             self._spool,
-            self._script(until_empty=until_empty),
+            self.script(until_empty=until_empty),
             _impatient(producer),
             stop=stop or asyncio.Event(),
             poll=self.rule.poll,
             waits=when_held == "wait",
             is_over=lambda: until_empty and not self.pending(),
         )
+
+    def script(self, *, until_empty: bool) -> outbox_drain.MakeScript:
+        """Make the steps of a drain, for whoever performs them; ``drain`` does in this thread."""
+
+        def make(is_stopped: Callable[[], bool]) -> DrainSteps[DrainReport]:
+            return Drain(
+                self._spool,
+                self.rule,
+                is_stopped=is_stopped,
+                dice=self._dice,
+                until_empty=until_empty,
+                witness=_Reporter(self),
+            ).script()
+
+        return make
 
     def start(self) -> None:
         """Drain in the background from now on. Starting twice is fine."""
@@ -385,6 +400,16 @@ class Outbox:
         self._spool.discard(refused_id)
 
     # ---- looking ----
+
+    @property
+    def path(self) -> Path:
+        """The file of the spool."""
+        return self._spool.path
+
+    @property
+    def files_folder(self) -> Path:
+        """Where copies of artifacts are kept until they are sent; made with the first of them."""
+        return self._spool.folder.folder
 
     def waiting(self, limit: int = 1000, *, after: int = 0) -> list[Waiting]:
         """What is in the line after an id, refused facts included, without contents."""
@@ -441,19 +466,6 @@ class Outbox:
         for warning in admission.warnings:
             logger.warning("fact %s: %s", admission.new_fact.message_id, warning)
         return admission.new_fact
-
-    def _script(self, *, until_empty: bool) -> outbox_drain.MakeScript:
-        def make(is_stopped: Callable[[], bool]) -> DrainSteps[DrainReport]:
-            return Drain(
-                self._spool,
-                self.rule,
-                is_stopped=is_stopped,
-                dice=self._dice,
-                until_empty=until_empty,
-                witness=_Reporter(self),
-            ).script()
-
-        return make
 
     def _run(self) -> None:
         """The background: only its end ends it."""

@@ -405,13 +405,14 @@ def drain(
             return _rest(subscription, effect, stop, poll)
 
         try:
-            return _drive(make(stop.is_set), perform)
+            return drive(make(stop.is_set), perform)
         finally:
             lock.release()
             spool.notify()  # somebody may be waiting for the lock
 
 
-def _drive(script: DrainSteps[DrainReport], perform: Callable[[Effect], Any]) -> DrainReport:
+def drive(script: DrainSteps[DrainReport], perform: Callable[[Effect], Any]) -> DrainReport:
+    """Perform the effects that a drain asks for, one after the other, until it ends."""
     try:
         effect = next(script)
         while True:

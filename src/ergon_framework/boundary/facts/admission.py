@@ -191,11 +191,12 @@ _is_media_type = fields.MEDIA_TYPE.fullmatch
 _is_note = fields.NOTE.fullmatch
 # A producer has few zones, predicates and labels, and says them with every fact. Lengths are looked
 # at first, for what is remembered must be small.
-_is_word = lru_cache(1024)(fields.NOTE.fullmatch)
+is_valid_word = lru_cache(1024)(fields.NOTE.fullmatch)
 
 
 @lru_cache(1024)
-def _are_names(from_zone: str, to_zone: str, predicate: str) -> bool:
+def are_valid_names(from_zone: str, to_zone: str, predicate: str) -> bool:
+    """Whether these are names as the contract wants them. Call it with short ones only."""
     is_zone, is_predicate = fields.ZONE.fullmatch, fields.PREDICATE.fullmatch
     return bool(is_zone(from_zone) and is_zone(to_zone) and is_predicate(predicate))
 
@@ -375,7 +376,7 @@ def _is_sound(envelope: Envelope, fact: Fact) -> bool:
             and len(from_zone) <= fields.LONGEST_ZONE
             and len(to_zone) <= fields.LONGEST_ZONE
             and len(predicate) <= fields.LONGEST_PREDICATE
-            and _are_names(from_zone, to_zone, predicate)
+            and are_valid_names(from_zone, to_zone, predicate)
             and _is_subject(fact.subject)
             and len(fact.subject) <= fields.LONGEST_SUBJECT
             and type(envelope.produced_at_unix_ms) is int
@@ -402,9 +403,9 @@ def _are_labels(labels: dict[str, str]) -> bool:
     if type(labels) is not dict or len(labels) > fields.MOST_LABELS:
         return False
     for name, value in labels.items():
-        if len(name) > fields.LONGEST_LABEL or not _is_word(name):
+        if len(name) > fields.LONGEST_LABEL or not is_valid_word(name):
             return False
-        if value != "" and (len(value) > fields.LONGEST_NOTE or not _is_word(value)):
+        if value != "" and (len(value) > fields.LONGEST_NOTE or not is_valid_word(value)):
             return False
     return True
 

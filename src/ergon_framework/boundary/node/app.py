@@ -120,8 +120,8 @@ class WaitingFetches:
         self._is_due = False
         self._looking: asyncio.Task[None] | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self._fetches)
+    def __len__(self) -> int:
+        return len(self._fetches)
 
     @contextmanager
     def fetch(self) -> Iterator[Fetch]:
@@ -372,13 +372,13 @@ def _crossed(loop: asyncio.AbstractEventLoop, to: asyncio.Future[T], value: T) -
 
 
 APPEND, APPENDS, FETCH = f"/{CORE}/AppendFact", f"/{ADMIN}/AppendFacts", f"/{CORE}/FetchFacts"
-LOOKING = 1.0
+PRESENCE_INTERVAL = 1.0
 """Seconds between two looks whether a client that waits for facts is still there."""
-SOONEST = 0.1
+MIN_RENEW_INTERVAL = 0.1
 """Seconds between two renewals of a lease at least, however short it is."""
-THREADS = 8
+MAX_THREADS = 8
 """For what waits on a disk, appends aside."""
-_PROBED = 2.0  # seconds for the store to answer a probe
+_PROBE_TIMEOUT = 2.0  # seconds for the store to answer a probe
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -391,7 +391,7 @@ class NodeApplication:
         policy: Callable[[], Policy],
         *,
         heard: Callable[[str], None] = lambda _peer: None,
-        threads: int = THREADS,
+        threads: int = MAX_THREADS,
     ) -> None:
         self.zone = zone
         self.is_ready = True
@@ -412,6 +412,11 @@ class NodeApplication:
         await self._waiting.close()
         if self._threads is not None:
             await self._loop.run_in_executor(None, self._threads.shutdown)
+
+    @property
+    def waiting_fetches(self) -> int:
+        """Fetches of clients that wait for facts."""
+        return len(self._waiting)
 
     def release(self) -> None:
         """Let every fetch that waits for facts answer at once."""
@@ -552,7 +557,7 @@ class NodeApplication:
             left = until - self._loop.time()
             if left <= 0:
                 return
-            await asyncio.wait([news], timeout=min(left, LOOKING))
+            await asyncio.wait([news], timeout=min(left, PRESENCE_INTERVAL))
 
     def _is_over(self, exchange: Exchange) -> bool:
         """Whether nobody waits any more: the node stops, or the client has gone."""
@@ -593,7 +598,7 @@ class NodeApplication:
         if not self.is_ready:
             return False
         try:  # soon enough for a probe
-            return await asyncio.wait_for(self.in_thread(self.zone.takes_facts), _PROBED)
+            return await asyncio.wait_for(self.in_thread(self.zone.takes_facts), _PROBE_TIMEOUT)
         except (StoreError, BoundaryError, TimeoutError):
             return False
 
@@ -605,7 +610,7 @@ class NodeApplication:
 
 def _renewal(lease: float) -> float:
     """Seconds after which a lease is renewed while its holder waits for facts."""
-    return max(lease / 3, SOONEST)
+    return max(lease / 3, MIN_RENEW_INTERVAL)
 
 
 def _no_such(exchange: Exchange) -> BoundaryError:

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from ergon_framework.boundary.zone import Zone
 
 
-PATIENCE = 2.0
-"""Seconds. A bucket's client goes on trying for much longer."""
-_NOBODYS = bytes(32)
+OBJECTS_TIMEOUT = 2.0
+"""Seconds for the object store to answer. A bucket's client goes on trying for much longer."""
+_NO_DIGEST = bytes(32)  # of no object: whether the store answers is all that is asked
 
 
-def objects_trouble(zone: Zone) -> str | None:
+def objects_trouble(zone: Zone, timeout: float = OBJECTS_TIMEOUT) -> str | None:
     """Why objects cannot be had, or None; the first name stands for all of them."""
     first = next(iter(zone.store.objects(limit=1)), None)
     try:
-        found = _asked(zone, _NOBODYS if first is None else first.digest).result(PATIENCE)
+        found = _stat(zone, _NO_DIGEST if first is None else first.digest).result(timeout)
     except TimeoutError:
-        return f"their store does not answer within {PATIENCE:g} seconds"
+        return f"their store does not answer within {timeout:g} seconds"
     except (StoreError, BoundaryError) as error:
         return error.message
     if first is None or found is not None:
@@ -39,7 +39,8 @@ def objects_trouble(zone: Zone) -> str | None:
     return f"the bytes of {first.bucket}/{first.key} are missing, and others may be"
 
 
-def _asked(zone: Zone, digest: bytes) -> Future[Blob | None]:
+def _stat(zone: Zone, digest: bytes) -> Future[Blob | None]:
+    """Ask the object store in a thread of its own, which may be left behind."""
     answer: Future[Blob | None] = Future()
 
     def ask() -> None:
@@ -52,22 +53,22 @@ def _asked(zone: Zone, digest: bytes) -> Future[Blob | None]:
     return answer
 
 
-BACKLOG = 10_000
+BACKLOG_ALERT = 10_000
 """Facts waiting for one consumer from which an operator wants to know."""
-EXPIRY = 30 * DAY
+EXPIRY_ALERT = 30 * DAY
 """Seconds before a certificate ends from which an operator wants to know."""
 _TROUBLES = {
     "away": "{peer} does not answer",
     "store": "what {peer} sends cannot be kept here",
     "refused": "nothing is pulled from {peer}",
 }
-EPOCH = 7 * DAY
+EPOCH_ALERT = 7 * DAY
 """Seconds for which an operator is told that the store began a new epoch."""
-_MENDED = (3, 51, 3)
+_FIXED_SQLITE = (3, 51, 3)
 """The SQLite release from which two writers of one file cannot spoil its log."""
 
 
-def status(zone: Zone) -> dict[str, Any]:
+def status(zone: Zone, *, objects_timeout: float = OBJECTS_TIMEOUT) -> dict[str, Any]:
     """Everything about a zone, and ``alerts``: what a person should look at."""
     now = zone.clock()
     store = zone.store
@@ -100,7 +101,7 @@ def status(zone: Zone) -> dict[str, Any]:
         "is_read_only": zone.is_broken,
         "is_half_moved": mark.is_incomplete,
         "moved_to": mark.moved_to or None,
-        "objects_trouble": objects_trouble(zone),
+        "objects_trouble": objects_trouble(zone, objects_timeout),
         "append_trouble": zone.append_trouble,
         "damage": zone.damage,
         "little_room": zone.little_room(),
@@ -114,7 +115,7 @@ def status(zone: Zone) -> dict[str, Any]:
 def _new_epoch(written: str | None, now: float) -> str | None:
     """Why the store began its epoch, if that was not long ago."""
     at, _, why = (written or "0 ").partition(" ")
-    return why if float(at) > 0 and now - float(at) < EPOCH else None
+    return why if float(at) > 0 and now - float(at) < EPOCH_ALERT else None
 
 
 def _log_shape(log: LogInfo, zone: Zone) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _alerts(
         if fill is not None and fill >= 50:
             yield _alert("fill", f"{log['log']} is {fill} % full", log=log["log"])
     for info in consumers:
-        if info.lag >= BACKLOG:
+        if info.lag >= BACKLOG_ALERT:
             yield _alert("backlog", f"{info.lag} facts wait for {info.name}", consumer=info.name)
     for link in shape["links"]:
         yield from _link_alerts(link)
@@ -154,7 +155,7 @@ def _alerts(
             "loss", f"{shape['lost_facts']} facts were given up: see `ergon boundary gaps`"
         )
     expiry = shape["certificate_expires_unix_ms"]
-    if expiry is not None and expiry / 1000 - now < EXPIRY:
+    if expiry is not None and expiry / 1000 - now < EXPIRY_ALERT:
         days = max(0, int((expiry / 1000 - now) / DAY))
         yield _alert("certificate", f"the certificate ends in {days} days")
 
@@ -202,7 +203,7 @@ def _alert(kind: str, text: str, **about: Any) -> dict[str, Any]:
 
 
 def _notes() -> Iterator[str]:
-    if sqlite3.sqlite_version_info < _MENDED:
+    if sqlite3.sqlite_version_info < _FIXED_SQLITE:
         yield (
             f"SQLite {sqlite3.sqlite_version} has a defect that only two writing processes meet;"
             " this node is the only one that writes its file"

@@ -274,7 +274,7 @@ class NatsFactRecords:
         """The records of a kind after a place, in order."""
         if kind is FactIdRecord:
             found = self._database.read(
-                lambda transaction: list(islice(_ids(transaction, after or b""), limit))
+                lambda transaction: list(islice(ids_after(transaction, after or b""), limit))
             )
             return cast("list[C]", found)
         read = partial(_facts, self._database.url) if kind is FactRecord else _DUMPS.get(kind)
@@ -342,7 +342,7 @@ def _up_to(last: int, _: StreamTransaction) -> int:
     return last
 
 
-def _ids(transaction: StreamTransaction, after: bytes) -> Iterator[FactIdRecord]:
+def ids_after(transaction: StreamTransaction, after: bytes) -> Iterator[FactIdRecord]:
     """Ids in the order of their keys.
 
     The ledger is read as it is now: what was young when the books were opened may be there, too.

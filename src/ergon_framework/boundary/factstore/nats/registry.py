@@ -27,7 +27,7 @@ from ergon_framework.errors import BoundaryError, ObjectConflictError
 from ergon_framework.ports.factstore import Link, StoredObject, StoreInfo
 from ergon_framework.storage.nats import Stored
 
-KEPT = 5_000
+MAX_NAMES = 5_000
 """Names in memory at once, or as many as are asked for; twice as many for a moment."""
 
 Place: TypeAlias = tuple[Any, ...]
@@ -45,10 +45,15 @@ class NameScan:
     """Whether nothing comes after it."""
 
 
-def stretch(
-    read: Callable[[], Iterable[Stored]], order: Order, after: Place, limit: int
+def scan_names(
+    read: Callable[[], Iterable[Stored]],
+    order: Order,
+    after: Place,
+    limit: int,
+    *,
+    max_names: int = MAX_NAMES,
 ) -> NameScan:
-    """At least so many names after a place, if there are so many.
+    """At least ``limit`` names after a place, if there are so many.
 
     ``read`` goes through all messages of the names, in the order of the stream: once, unless very
     many names are taken away meanwhile.
@@ -56,26 +61,32 @@ def stretch(
     names: list[ObjectRecord] = []
     start, is_after = after, True
     while True:
-        sieve = _Sieve(order, start, is_after=is_after, most=max(limit, KEPT))
+        first = FirstNames(order, start, is_after=is_after, limit=max(limit, max_names))
         for message in read():
-            sieve.take(message)
-        names += sieve.names()
-        if sieve.end is None or len(names) >= limit:
-            return NameScan(names, sieve.end is None)
-        start, is_after = sieve.end, False
+            first.take(message)
+        names += first.names()
+        if first.end is None or len(names) >= limit:
+            return NameScan(names, first.end is None)
+        start, is_after = first.end, False
 
 
-class _Sieve:
-    """Keeps the first names in an order, of those that came by so far."""
+class FirstNames:
+    """Keeps the first ``limit`` names in an order, of all messages that it is given.
 
-    def __init__(self, order: Order, start: Place, *, is_after: bool, most: int) -> None:
+    Twice as many are kept for a moment, so that not every message needs them to be sorted.
+    """
+
+    def __init__(self, order: Order, start: Place, *, is_after: bool, limit: int) -> None:
         self._order = order
         self._start = start
         self._is_after = is_after
-        self._most = most
+        self._limit = limit
         self._kept: dict[str, tuple[Place, ObjectRecord]] = {}
         self.end: Place | None = None
         """From here on some were left out; None while none was."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def take(self, message: Stored) -> None:
         """One message of a name; what an earlier one said of it counts no more."""
@@ -86,7 +97,7 @@ class _Sieve:
         place = self._order(name)
         if place is not None and self._is_wanted(place):
             self._kept[message.subject] = place, name
-            if len(self._kept) >= 2 * self._most:
+            if len(self._kept) >= 2 * self._limit:
                 self._cut()
 
     def names(self) -> list[ObjectRecord]:
@@ -105,20 +116,20 @@ class _Sieve:
         Should one of the first ones be taken away later, fewer are left: a name that was left out
         might belong before one that comes by then.
         """
-        if len(self._kept) > self._most:
+        if len(self._kept) > self._limit:
             ordered = sorted(self._kept.items(), key=lambda item: item[1][0])
-            self.end = ordered[self._most][1][0]
-            self._kept = dict(ordered[: self._most])
+            self.end = ordered[self._limit][1][0]
+            self._kept = dict(ordered[: self._limit])
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _LastScan:
     """What was last read of the names, for whoever goes through them page by page."""
 
     bucket: str | None
     version: tuple[int, ...]
     start: tuple[str, str]
-    stretch: NameScan
+    scan: NameScan
 
     def is_of(self, bucket: str | None, version: tuple[int, ...]) -> bool:
         """Whether these are names of that bucket, and still what they were."""
@@ -126,18 +137,19 @@ class _Seen:
 
     def after(self, place: tuple[str, str], limit: int) -> list[ObjectRecord] | None:
         """The names after a place; None when not all of them are here."""
-        names = self.stretch.names
+        names = self.scan.names
         first = bisect_right(names, place, key=lambda name: (name.bucket, name.key))
-        is_whole = self.stretch.is_last or len(names) - first >= limit
+        is_whole = self.scan.is_last or len(names) - first >= limit
         return names[first : first + limit] if is_whole and place >= self.start else None
 
 
 class NatsObjects:
     """The part of the store that knows which name stands for which bytes."""
 
-    def __init__(self, database: NatsDatabase) -> None:
+    def __init__(self, database: NatsDatabase, *, max_names: int = MAX_NAMES) -> None:
         self._database = database
-        self._seen: _Seen | None = None
+        self._max_names = max_names
+        self._last_scan: _LastScan | None = None
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
         """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
@@ -174,14 +186,14 @@ class NatsObjects:
     ) -> list[StoredObject]:
         """Names in order of bucket and key."""
         version = self._version_of_names()
-        seen = self._seen
-        found = seen.after(after, limit) if seen and seen.is_of(bucket, version) else None
+        last = self._last_scan
+        found = last.after(after, limit) if last and last.is_of(bucket, version) else None
         if found is None:
-            read = self._database.read(
-                lambda transaction: stretch(_reader(transaction, bucket), _by_name, after, limit)
+            scan = self._database.read(
+                lambda transaction: self._scan(transaction, bucket, _by_name, after, limit)
             )
-            found = read.names[:limit]
-            self._seen = _Seen(bucket, version, after, read)
+            found = scan.names[:limit]
+            self._last_scan = _LastScan(bucket, version, after, scan)
         return [stored_object(each) for each in found]
 
     def _version_of_names(self) -> tuple[int, ...]:
@@ -203,9 +215,20 @@ class NatsObjects:
             return (name.at, name.bucket, name.key) if is_orphan else None
 
         found = self._database.read(
-            lambda transaction: stretch(_reader(transaction), by_age, (), limit)
+            lambda transaction: self._scan(transaction, None, by_age, (), limit)
         )
         return [stored_object(each) for each in found.names[:limit]]
+
+    def _scan(
+        self,
+        transaction: StreamTransaction,
+        bucket: str | None,
+        order: Order,
+        after: Place,
+        limit: int,
+    ) -> NameScan:
+        read = _reader(transaction, bucket)
+        return scan_names(read, order, after, limit, max_names=self._max_names)
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         """Take the name away; the object, when no other name stands for its bytes."""

@@ -8,7 +8,7 @@ from ergon_framework.boundary.factstore.nats.consumers import NatsConsumers
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.log import NatsLog
 from ergon_framework.boundary.factstore.nats.records import NatsFactRecords
-from ergon_framework.boundary.factstore.nats.registry import NatsLinks, NatsObjects
+from ergon_framework.boundary.factstore.nats.registry import MAX_NAMES, NatsLinks, NatsObjects
 from ergon_framework.boundary.factstore.parts import FactStoreOfParts, StoreParts
 from ergon_framework.errors import StoreError
 
@@ -26,6 +26,7 @@ class NatsFactStore(FactStoreOfParts):
         zone: str,
         clock: Callable[[], float] | None = None,
         read_only: bool = False,
+        max_names: int = MAX_NAMES,
     ) -> None:
         self.database = NatsDatabase(url, zone=zone, clock=clock, read_only=read_only)
         durability = self.database.opening.durability
@@ -35,7 +36,7 @@ class NatsFactStore(FactStoreOfParts):
         parts = StoreParts(
             log,
             NatsConsumers(self.database),
-            NatsObjects(self.database),
+            NatsObjects(self.database, max_names=max_names),
             NatsLinks(self.database),
         )
         super().__init__(parts, self.database.notifier)
