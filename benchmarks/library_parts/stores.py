@@ -140,11 +140,12 @@ def redis_command(effort: Effort) -> Iterator[Record]:
     """The call of a script as the bytes that are sent: five keys and five values."""
 
     def ours() -> Call:
-        from ergon_framework.storage.redis.client import Script, packed
+        from ergon_framework.storage.redis.client import Script, packed, read_lua
 
         package = "ergon_framework.jobs.stores.redis.lua"
         first = min(each.name for each in _folder(package).glob("*.lua"))
-        script, keys = Script(package, first, keys=len(KEYS), names={}), packed(KEYS)
+        source, keys = read_lua(package, first), packed(KEYS)
+        script = Script(source, keys=len(KEYS), names={})
         return lambda: script.call(keys, ARGS)
 
     def with_redis() -> Call:

@@ -12,10 +12,12 @@ import pytest
 
 from ergon_framework.errors import ResultTimeoutError, StoreUnavailableError
 from ergon_framework.jobs import AsyncJobClient, JobClient
-from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.jobs.worker import WorkerTiming
-from ergon_framework.storage.redis import client as link
+from ergon_framework.ports.jobstore import FullJobStore
+from ergon_framework.storage.postgres.pool import PostgresTimeouts
+from ergon_framework.storage.redis.client import RedisTimeouts
 from tests.differential.engines import ServerEngine, running
 from tests.jobs.real_worker import at_work, get, job, quick, wait_until, worker
 from tests.servers.skip_loudly import MissingServerError, missing
@@ -39,17 +41,12 @@ def engine(request: pytest.FixtureRequest) -> Iterator[ServerEngine]:
 
 
 @pytest.fixture
-def url(engine: ServerEngine, monkeypatch: pytest.MonkeyPatch) -> str:
+def store(engine: ServerEngine) -> FullJobStore:
     """An empty store, which waits for its server for as long as that takes."""
-    monkeypatch.setattr(link, "ANSWERED", FOR_EVER)
-    run = PostgresJobStore.__init__
-
-    def patient(self: PostgresJobStore, *args: object, **options: object) -> None:
-        run(self, *args, **options)  # type: ignore[arg-type]
-        self.transactions.database._seconds = FOR_EVER
-
-    monkeypatch.setattr(PostgresJobStore, "__init__", patient)
-    return engine.place().url
+    url = engine.place().url
+    if url.startswith("redis"):
+        return RedisJobStore(url, timeouts=RedisTimeouts(response=FOR_EVER))
+    return PostgresJobStore(url, timeouts=PostgresTimeouts(transaction=FOR_EVER))
 
 
 @contextmanager
@@ -72,9 +69,11 @@ def in_time(call: Callable[[], T]) -> BaseException | None:
 
 
 @pytest.mark.req("JOBS:client")
-def test_a_result_is_waited_for_as_long_as_was_said(engine: ServerEngine, url: str) -> None:
+def test_a_result_is_waited_for_as_long_as_was_said(
+    engine: ServerEngine, store: FullJobStore
+) -> None:
     """Whether the first question is not answered, or a new connection; the reason is told."""
-    with closing(JobClient(url)) as client:
+    with closing(JobClient(store=store)) as client:
         waiting = client.enqueue("h")
         told = ""
         while "still pending" not in told:  # so that there is a subscription, and a connection
@@ -92,9 +91,9 @@ def test_a_result_is_waited_for_as_long_as_was_said(engine: ServerEngine, url: s
 
 
 @pytest.mark.req("JOBS:client")
-def test_others_have_more_time(engine: ServerEngine, url: str) -> None:
+def test_others_have_more_time(engine: ServerEngine, store: FullJobStore) -> None:
     """That somebody could not wait says nothing about the server: it is asked all the same."""
-    with closing(JobClient(url)) as client, ThreadPoolExecutor(1) as threads:
+    with closing(JobClient(store=store)) as client, ThreadPoolExecutor(1) as threads:
         waiting = client.enqueue("h")
         with frozen(engine):
             assert isinstance(
@@ -107,12 +106,12 @@ def test_others_have_more_time(engine: ServerEngine, url: str) -> None:
 @pytest.mark.req("JOBS:client")
 @pytest.mark.parametrize("has_waited", [False, True])
 def test_a_result_is_awaited_as_long_as_was_said(
-    engine: ServerEngine, url: str, *, has_waited: bool
+    engine: ServerEngine, store: FullJobStore, *, has_waited: bool
 ) -> None:
     """Also when all threads of the client hang in calls that nobody bounded."""
 
     async def work() -> None:
-        async with AsyncJobClient(url) as client:
+        async with AsyncJobClient(store=store) as client:
             waiting = await client.enqueue("h")
             told = "" if has_waited else "still pending"
             while "still pending" not in told:
@@ -137,14 +136,14 @@ def test_a_result_is_awaited_as_long_as_was_said(
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_worker_leaves_a_server_that_is_frozen(
     engine: ServerEngine,
-    url: str,
+    store: FullJobStore,
     caplog: pytest.LogCaptureFixture,
     *,
     is_held: bool,
 ) -> None:
     """In the midst of a question or between two; what it could not write is rescued by others."""
     timing = WorkerTiming(shutdown_grace=0.1) if is_held else None
-    with closing(open_store(url)) as store, ExitStack() as thawed:
+    with closing(store), ExitStack() as thawed:
         subject = worker(store, settings=quick(grace=0.1), timing=timing)
         if is_held:
             store.add([job("hang")])

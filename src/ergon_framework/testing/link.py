@@ -33,6 +33,10 @@ class Link:
         """Let connections come about again."""
         self.is_cut = False
 
+    def redirect(self, port: int) -> None:
+        """Lead connections that come about from now on to another port."""
+        self._target = ("127.0.0.1", port)
+
     def close(self) -> None:
         """Take the link down."""
         self.cut()

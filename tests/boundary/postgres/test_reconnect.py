@@ -12,7 +12,7 @@ import pytest
 from ergon_framework.boundary.factstore.postgres.database import PostgresTuning
 from ergon_framework.boundary.factstore.sql.session import logger
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.storage.postgres import pool
+from ergon_framework.storage.postgres.pool import PostgresTimeouts
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.postgres.conftest import Open
 from tests.servers.postgres import PostgresServer, name_of
@@ -41,12 +41,9 @@ def test_a_certificate_that_is_wrong_for_a_while(
     url: str,
     signed: Papers,
     open_store: Open,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The thread that looks for new facts outlives it, and wakes who waits once it is mended."""
-    monkeypatch.setattr(pool, "REST", 0.0)
-
     caplog.set_level(logging.INFO, logger=logger.name)
     heard, rung = _Heard("another name"), threading.Event()
     behind = str(postgres_server.folder / ".s.PGSQL.5432")
@@ -55,6 +52,7 @@ def test_a_certificate_that_is_wrong_for_a_while(
         far = open_store(
             url=f"{place}?sslmode=verify-full&sslrootcert={signed.ca}",
             tuning=PostgresTuning(poll_interval=0.1),
+            timeouts=PostgresTimeouts(reconnect_delay=0.0),
         )
         near = open_store()
         far.subscribe(rung.set)

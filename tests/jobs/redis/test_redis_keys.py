@@ -10,10 +10,10 @@ import pytest
 from ergon_framework.core.job import CancelRequested, JobStatus, RequeueRequested
 from ergon_framework.core.limits import Bucket
 from ergon_framework.jobs.stores.redis import RedisJobStore, scripts
-from ergon_framework.jobs.stores.redis.transitions import _ADD
+from ergon_framework.jobs.stores.redis.transitions import ADD, EXCHANGE
 from ergon_framework.jobs.stores.transitions import JobPosition, cancel_replaced
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Settlement, WorkerRecord
-from ergon_framework.storage.redis import client
+from ergon_framework.storage.redis.client import Script
 from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -129,7 +129,7 @@ def test_adding_quickly_writes_what_adding_slowly_does(
     monkeypatch.setattr(
         slow.transitions,
         "add_plain",
-        lambda _, wire, blobs: slow.transactions.write(_ADD, "add", wire, {}, None, blobs=blobs),
+        lambda _, wire, blobs: slow.transactions.write(ADD, "add", wire, {}, None, blobs=blobs),
     )
     slow.add(jobs)
     assert everything(quick, "{quick}") == everything(slow, "{slow}")
@@ -144,20 +144,11 @@ def test_quick_claims_and_settlements_write_what_slow_ones_do(
 ) -> None:
     """Most jobs are claimed and completed on their rows as they are, with the same effects."""
     quick_script = scripts.script(*PIECES)
-    slow_script = scripts.script(*PIECES)
-    read = client._read
-
-    def slowly(package: str, file: str) -> str:
-        text = read(package, file)
-        for name in ("lease_plain", "complete"):
-            mark = f"local function {name}("
-            if mark in text:
-                at = text.index("\n", text.index(mark))
-                text = f"{text[:at]}\n  if true then return false end{text[at:]}"
-        return text
-
-    monkeypatch.setattr(client, "_read", slowly)
-    slow_script = scripts.script(*PIECES)
+    source = "\n".join(map(scripts.source_of, PIECES))
+    for name in ("lease_plain", "complete"):
+        at = source.index("\n", source.index(f"local function {name}("))
+        source = f"{source[:at]}\n  if true then return false end{source[at:]}"
+    slow_script = scripts.script_of(source)
     assert quick_script.call(b"", []) != slow_script.call(b"", [])
     lives = [
         _life(open_store, prefix, script, monkeypatch)
@@ -167,13 +158,17 @@ def test_quick_claims_and_settlements_write_what_slow_ones_do(
 
 
 def _life(
-    open_store: Open, prefix: str, script: client.Script, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, prefix: str, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """A random life, the same for every store, and what it left in the database."""
-    monkeypatch.setattr("ergon_framework.jobs.stores.redis.store.EXCHANGE", script)
-    monkeypatch.setattr("ergon_framework.jobs.stores.redis.transitions.EXCHANGE", script)
     clock, dice = HandClock(), random.Random(7)  # noqa: S311
     store = open_store(clock=clock, prefix=prefix)
+    write = store.transactions.write
+
+    def exchanging(what: Script, *args: Any, **options: Any) -> Any:
+        return write(script if what is EXCHANGE else what, *args, **options)
+
+    monkeypatch.setattr(store.transactions, "write", exchanging)
     s = JobStoreSubject(store, clock, None, 15.0)
     seen = []
     for turn in range(40):

@@ -13,8 +13,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
-from ergon_framework.storage.redis import client as link_module
-from ergon_framework.storage.redis.errors import lost
+from ergon_framework.storage.redis.client import RedisTimeouts
 from ergon_framework.testing.link import Link
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.schedules import schedule
@@ -28,22 +27,19 @@ from ergon_framework.testing.suites.jobstore.subject import (
     new,
 )
 from tests.jobs.redis.conftest import Open, serving
+from tests.jobs.redis.lost_responses import lose_responses
 from tests.servers.redis import RedisServer
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:fleet-outage")
 WAIT = 50.0
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that was away is asked again at once."""
-    monkeypatch.setattr(link_module, "REST", 0.0)
+AT_ONCE = RedisTimeouts(reconnect_delay=0.0)
+"""A server that was away is asked again at once."""
 
 
 @pytest.fixture
 def store(own_server: RedisServer) -> Iterator[RedisJobStore]:
     """A store on a server that may be killed."""
-    with closing(RedisJobStore(own_server.url)) as found:
+    with closing(RedisJobStore(own_server.url, timeouts=AT_ONCE)) as found:
         yield found
 
 
@@ -103,7 +99,7 @@ def test_scripts_that_were_forgotten_are_sent_again(open_store: Open) -> None:
 def test_a_cut_link_is_an_error_and_heals(durable_redis: RedisServer, open_store: Open) -> None:
     """While the network is away calls say so; afterwards the same store goes on."""
     with Link(durable_redis.port) as link:
-        store = open_store(f"redis://127.0.0.1:{link.port}/0")
+        store = open_store(f"redis://127.0.0.1:{link.port}/0", timeouts=AT_ONCE)
         store.add([new("a")])
         link.cut()
         with pytest.raises(StoreUnavailableError) as caught:
@@ -121,7 +117,7 @@ def test_a_failover_behind_a_name(own_server: RedisServer) -> None:
         serving() as other,
         Link(own_server.port) as link,
         other.connect() as client,
-        closing(RedisJobStore(f"redis://127.0.0.1:{link.port}/0")) as store,
+        closing(RedisJobStore(f"redis://127.0.0.1:{link.port}/0", timeouts=AT_ONCE)) as store,
     ):
         subscription = store.subscribe(Topic.WORK)
         store.add([new("before")])
@@ -132,7 +128,7 @@ def test_a_failover_behind_a_name(own_server: RedisServer) -> None:
             old.replicaof("127.0.0.1", other.port)
         with pytest.raises(StoreReadOnlyError):  # the name still leads to the old one
             store.add([new("early")])
-        link._target = ("127.0.0.1", other.port)
+        link.redirect(other.port)
         with suppress(StoreReadOnlyError):
             store.add([new("lost")])
         store.add([new("after")])
@@ -158,12 +154,10 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_frozen_is_not_waited_for_long(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_frozen_is_not_waited_for_long(own_server: RedisServer) -> None:
     """A call gives up once, says that nobody knows, and the store goes on when the server does."""
-    monkeypatch.setattr(link_module, "ANSWERED", 0.5)
-    with closing(RedisJobStore(own_server.url)) as store:
+    timeouts = RedisTimeouts(response=0.5, reconnect_delay=0.0)
+    with closing(RedisJobStore(own_server.url, timeouts=timeouts)) as store:
         store.add([new("a")])
         own_server.freeze()
         try:
@@ -180,22 +174,6 @@ def test_a_server_that_is_frozen_is_not_waited_for_long(
 # ---- answers that were lost ---------------------------------------------------------------------
 
 
-class Deaf:
-    """Loses the answers of a store's next calls, after they were carried out."""
-
-    def __init__(self, store: RedisJobStore, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-        self._exchange: Any = store.transactions.client._exchange
-        self._left = times
-        monkeypatch.setattr(store.transactions.client, "_exchange", self)
-
-    def __call__(self, send: Any) -> Any:
-        answer = self._exchange(send)
-        if self._left:
-            self._left -= 1
-            raise lost("redis", ConnectionError("gone"))
-        return answer
-
-
 def test_a_settlement_whose_answer_was_lost_is_answered_again(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +187,7 @@ def test_a_settlement_whose_answer_was_lost_is_answered_again(
         s.told(jobs[1], FAILS_ONCE),
         s.told(jobs[2], RELEASED),
     ]
-    Deaf(store, monkeypatch, 1)
+    lose_responses(monkeypatch)
     with pytest.raises(StoreUnavailableError, match="not known"):
         store.settle_and_claim(told, ask(1))
     # The claim of that call was made: the released job runs, and nobody knows.
@@ -230,10 +208,10 @@ def test_reports_alone_are_repeated_by_the_store(
     s = subject(store)
     store.add([new("a"), new("b")])
     jobs = store.settle_and_claim([], ask(2))[1].jobs
-    Deaf(store, monkeypatch, 1)
+    lose_responses(monkeypatch)
     assert store.renew([hold(jobs[1], is_charged=True)], 60.0) == [True]
     assert s.get("b").attempts == 1
-    Deaf(store, monkeypatch, 1)
+    lose_responses(monkeypatch)
     assert store.settle_and_claim([s.told(jobs[0], SUCCEEDED, keep=5.0)], None)[0] == [True]
     assert len(s.get("a").history) == 1
 
@@ -244,9 +222,9 @@ def test_an_add_whose_answer_was_lost_is_found_by_its_ids(
     """The store looks whether the jobs are there, and adds none of them twice."""
     store = open_store()
     store.add([new("held", unique_key="k")])
-    Deaf(store, monkeypatch, 1)
+    lose_responses(monkeypatch)
     assert [added.is_new for added in store.add([new("a"), new("b")])] == [True, True]
-    Deaf(store, monkeypatch, 1)
+    lose_responses(monkeypatch)
     mixed = [
         new("c", unique_key="other"),
         new("d", unique_key="k", on_duplicate=OnDuplicate.EXISTING),
@@ -255,7 +233,7 @@ def test_an_add_whose_answer_was_lost_is_found_by_its_ids(
         ("c", True),
         ("held", False),
     ]
-    Deaf(store, monkeypatch, 1)
+    lose_responses(monkeypatch)
     again = [new("e", unique_key="k", on_duplicate=OnDuplicate.EXISTING)]
     assert store.add(again)[0].id == "held"
     assert store.count(Search()) == 4
@@ -269,7 +247,7 @@ def test_a_lost_answer_does_not_hide_that_an_id_is_taken(
     """A job of the same id that does something else is not taken for the new one."""
     store = open_store()
     store.add([new("a", args=b"[1]")])
-    Deaf(store, monkeypatch, 1)
+    lose_responses(monkeypatch)
     with pytest.raises(DuplicateJobError):
         store.add([new("a", args=b"[2]")])
 
@@ -279,7 +257,7 @@ def test_an_add_nobody_can_ask_about_says_that_it_is_not_known(
 ) -> None:
     """When the server does not answer the second question either, the first error stands."""
     store = open_store()
-    Deaf(store, monkeypatch, 3)
+    lose_responses(monkeypatch, 3)
     with pytest.raises(
         StoreUnavailableError, match="whether the call was carried out is not known"
     ):
@@ -294,7 +272,7 @@ def test_a_fire_whose_answer_was_lost_adds_its_jobs_once(
     """The repeated call meets a schedule that has fired."""
     store = open_store()
     store.put_schedule(schedule("a", next_at=60.0))
-    Deaf(store, monkeypatch, 1)
+    lose_responses(monkeypatch)
     store.fire("a", 60.0, 120.0, [new("x")])
     assert store.schedules()[0].next_at == 120.0
     assert store.count(Search()) == 1

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.storage.redis import client as link_module
-from ergon_framework.storage.redis.errors import lost
+from ergon_framework.storage.redis.client import RedisTimeouts
 from ergon_framework.testing.suites.jobstore.subject import new
+from tests.jobs.redis.lost_responses import lose_responses
 from tests.servers.redis import RedisServer
 from tests.servers.tls import Door, Papers
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:fleet-outage")
 OURS = "right"
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that was away is asked again at once."""
-    monkeypatch.setattr(link_module, "REST", 0.0)
+AT_ONCE = RedisTimeouts(reconnect_delay=0.0)
+"""A server that was away is asked again at once."""
 
 
 @pytest.fixture
@@ -38,7 +33,7 @@ def door(own_server: RedisServer, signed: Papers) -> Iterator[Door]:
 def store(door: Door, signed: Papers) -> Iterator[RedisJobStore]:
     """A store behind it."""
     url = f"rediss://127.0.0.1:{door.port}/0?ssl_ca_certs={signed.ca}"
-    with closing(RedisJobStore(url)) as found:
+    with closing(RedisJobStore(url, timeouts=AT_ONCE)) as found:
         yield found
 
 
@@ -75,7 +70,8 @@ def test_a_password_that_was_changed(own_server: RedisServer, user: str) -> None
     """The server wants another one, or one at all, and gives that up again."""
     with own_server.connect() as client:
         client.config_set("requirepass", OURS if user else "")
-        with closing(RedisJobStore(own_server.url.replace("://", f"://{user}"))) as store:
+        url = own_server.url.replace("://", f"://{user}")
+        with closing(RedisJobStore(url, timeouts=AT_ONCE)) as store:
             client.config_set("requirepass", "other")
             client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             assert "password" in refusal(store, "does not let this user in").remedy
@@ -87,16 +83,12 @@ def test_an_add_whose_answer_was_lost_stays_unknown(
     own_server: RedisServer, door: Door, store: RedisJobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who cannot look whether the jobs are there does not say that they are not."""
-    exchange: Any = store.transactions.client._exchange
 
-    def deaf(send: Any) -> Any:
-        exchange(send)
+    def refuse() -> None:
         door.show("elsewhere")
         hang_up(own_server)
-        monkeypatch.setattr(store.transactions.client, "_exchange", exchange)
-        raise lost("redis", ConnectionError("gone"))
 
-    monkeypatch.setattr(store.transactions.client, "_exchange", deaf)
+    lose_responses(monkeypatch, on_lost=refuse)
     with pytest.raises(StoreUnavailableError, match="not known") as caught:
         store.add([new("a")])
     assert caught.value.details["outcome"] == "unknown"

@@ -11,9 +11,8 @@ import pytest
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.deadlines import CALL_BUDGET, SocketWatchdog
-from ergon_framework.storage.postgres import pool as connections_module
 from ergon_framework.storage.postgres.address import address_of
-from ergon_framework.storage.postgres.pool import ConnectionPool
+from ergon_framework.storage.postgres.pool import ConnectionPool, PostgresTimeouts
 
 pytestmark = pytest.mark.req("SCALE:fleet-outage")
 PATIENCE = 30.0
@@ -27,14 +26,12 @@ def silent() -> Iterator[socket.socket]:
         yield server
 
 
-def test_a_connection_is_waited_for_as_long_as_there_is_time(
-    silent: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_is_waited_for_as_long_as_there_is_time(silent: socket.socket) -> None:
     """The next one asks the server all the same: who could not wait says nothing about it."""
-    monkeypatch.setattr(connections_module, "REST", 3600.0)
     port = silent.getsockname()[1]
     address = address_of(f"postgresql://u@127.0.0.1:{port}/d?connect_timeout=3600&sslmode=disable")
-    subject = ConnectionPool(address, 1, SocketWatchdog())
+    timeouts = PostgresTimeouts(reconnect_delay=3600.0)
+    subject = ConnectionPool(address, 1, SocketWatchdog(), timeouts=timeouts)
     # Lines are closed before it waits for its thread, which wants an answer on one of them.
     with ThreadPoolExecutor(1) as threads, ExitStack() as lines:
         for _ in range(2):

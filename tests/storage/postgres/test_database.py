@@ -22,7 +22,7 @@ from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.postgres import errors
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
-from ergon_framework.storage.postgres.pool import Connection
+from ergon_framework.storage.postgres.pool import Connection, PostgresTimeouts
 from tests.servers.postgres import PostgresServer, name_of
 
 ONE = PostgresSchema("tries", "tests.storage.postgres.tries.one")
@@ -312,10 +312,10 @@ def test_many_may_make_the_tables_at_once(postgres_url: str) -> None:
         assert connection.execute("SELECT count(*) FROM apart.ergon_tries").fetchone() == (0,)
 
 
-def test_no_connection_is_free(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_connection_is_free(postgres_url: str) -> None:
     """Who asks for one more than there may be is told how many there are."""
-    monkeypatch.setattr("ergon_framework.storage.postgres.pool.FREE", 0.01)
-    with closing(PostgresDatabase(postgres_url, schema=ONE, size=1)) as database:
+    timeouts = PostgresTimeouts(acquire=0.01)
+    with closing(PostgresDatabase(postgres_url, schema=ONE, size=1, timeouts=timeouts)) as database:
 
         def nested(_: Connection) -> None:
             database.run(lambda connection: connection.execute("SELECT 1"))
@@ -327,19 +327,19 @@ def test_no_connection_is_free(postgres_url: str, monkeypatch: pytest.MonkeyPatc
 
 def test_a_time_limit_of_centuries_is_none(database: PostgresDatabase) -> None:
     """No thread can be told to wait for so long."""
-    database._pool.close()
-    database._pool.is_closed = False  # and a new one is needed
-    assert CALL_BUDGET.run_within(float(sys.maxsize), lambda: names(database)) == []
+
+    def nested(_: Connection) -> list[str]:  # which has the one connection: another is made
+        return CALL_BUDGET.run_within(float(sys.maxsize), lambda: names(database))
+
+    assert database.run(nested) == []
 
 
-def test_a_server_that_does_not_answer_is_given_up(postgres_url: str) -> None:
+def test_a_server_that_does_not_answer_is_given_up(database: PostgresDatabase) -> None:
     """Its connection is shut, and the error says that the outcome is not known."""
-    with closing(PostgresDatabase(postgres_url, schema=ONE, timeout=0.3)) as database:
-        with pytest.raises(StoreUnavailableError, match=r"within 0\.3 seconds") as told:
-            database.run(lambda connection: connection.execute("SELECT pg_sleep(60)"))
-        assert told.value.details["is_lost"]
-        database._seconds = PATIENCE  # a busy machine may need more than what was given up
-        assert names(database) == []
+    with pytest.raises(StoreUnavailableError, match=r"within 0\.3 seconds") as told:
+        database.run(lambda connection: connection.execute("SELECT pg_sleep(60)"), seconds=0.3)
+    assert told.value.details["is_lost"]
+    assert names(database) == []
 
 
 def test_a_closed_database_says_so(database: PostgresDatabase) -> None:

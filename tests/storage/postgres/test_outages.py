@@ -12,9 +12,8 @@ import psycopg
 import pytest
 
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.storage.postgres import notifier
 from ergon_framework.storage.postgres.database import PostgresDatabase
-from ergon_framework.storage.postgres.pool import Connection
+from ergon_framework.storage.postgres.pool import Connection, PostgresTimeouts
 from tests.servers.postgres import PostgresServer, name_of
 from tests.storage.conftest import until
 from tests.storage.postgres.test_database import ONE, PATIENCE, in_transaction, names, put
@@ -102,7 +101,8 @@ def test_a_process_with_many_files_keeps_its_connections(postgres_url: str) -> N
 
 def test_a_forked_child_gives_up_on_a_silent_server(postgres_url: str) -> None:
     """It has somebody who looks at the clock, like its parent."""
-    with closing(PostgresDatabase(postgres_url, schema=ONE, timeout=0.5)) as database:
+    timeouts = PostgresTimeouts(transaction=0.5)
+    with closing(PostgresDatabase(postgres_url, schema=ONE, timeouts=timeouts)) as database:
         with suppress(StoreUnavailableError):
             database.run(lambda connection: connection.execute("SELECT pg_sleep(1)"))
         child = os.fork()
@@ -121,13 +121,10 @@ def test_a_forked_child_gives_up_on_a_silent_server(postgres_url: str) -> None:
             watch.cancel()
 
 
-def test_closing_does_not_wait_for_a_frozen_server(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_does_not_wait_for_a_frozen_server(postgres_url: str) -> None:
     """Who listens is cut off."""
-    monkeypatch.setattr(notifier, "_ALIVE", 0.05)
-    monkeypatch.setattr(notifier, "_ASKED", 0.5)
-    database = PostgresDatabase(postgres_url, schema=ONE)
+    timeouts = PostgresTimeouts(keepalive_interval=0.05, keepalive_response=0.5)
+    database = PostgresDatabase(postgres_url, schema=ONE, timeouts=timeouts)
     database.subscribe("frozen")
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         asked = "SELECT pid FROM pg_stat_activity WHERE query IN ('LISTEN \"frozen\"', 'SELECT 1')"

@@ -8,9 +8,8 @@ import psycopg
 import pytest
 
 from ergon_framework.errors import StoreReadOnlyError, StoreUnavailableError
-from ergon_framework.storage.postgres import pool
 from ergon_framework.storage.postgres.database import PostgresDatabase
-from ergon_framework.storage.postgres.pool import Connection
+from ergon_framework.storage.postgres.pool import Connection, PostgresTimeouts
 from tests.servers.postgres import PostgresServer, name_of
 from tests.servers.tls import Door, Papers
 from tests.storage.postgres.test_database import ONE
@@ -22,10 +21,10 @@ _END = (
 )
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that was away is asked again at once."""
-    monkeypatch.setattr(pool, "REST", 0.0)
+def opened(url: str, *, reconnect_delay: float = 0.0) -> closing[PostgresDatabase]:
+    """A database; by default, a server that was away is asked again at once."""
+    timeouts = PostgresTimeouts(reconnect_delay=reconnect_delay)
+    return closing(PostgresDatabase(url, schema=ONE, timeouts=timeouts))
 
 
 def hang_up(url: str) -> None:
@@ -51,13 +50,10 @@ def refusal(database: PostgresDatabase, words: str) -> StoreUnavailableError:
     return caught.value
 
 
-def test_what_was_wrong_is_said_again(
-    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_wrong_is_said_again(postgres_server: PostgresServer) -> None:
     """Whoever comes while the server is left alone hears what was wrong, and not only that."""
-    monkeypatch.setattr(pool, "REST", 600.0)
     url = postgres_server.new_database()
-    with closing(PostgresDatabase(url, schema=ONE)) as database:
+    with opened(url, reconnect_delay=600.0) as database:
         postgres_server.drop_database(url)
         first = refusal(database, "has no database of that name")
         again = refusal(database, "has no database of that name.*, a moment ago")
@@ -72,7 +68,7 @@ def test_a_certificate_that_is_wrong_for_a_while(
     with closing(Door(behind, signed, asks_first=True)) as door:
         place = f"postgresql://ergon@127.0.0.1:{door.port}/{name_of(postgres_url)}"
         url = f"{place}?sslmode=verify-full&sslrootcert={signed.ca}"
-        with closing(PostgresDatabase(url, schema=ONE)) as database:
+        with opened(url) as database:
             assert asked(database) == (1,)
             door.show("elsewhere")
             hang_up(postgres_url)
@@ -90,7 +86,7 @@ def test_a_password_that_was_changed(own_postgres: PostgresServer) -> None:
         rules.write_text("local all guest scram-sha-256\nlocal all all trust\n")
         admin.execute("SELECT pg_reload_conf()")
         guest = url.replace("ergon@", "guest:right@")
-        with closing(PostgresDatabase(guest, schema=ONE)) as database:
+        with opened(guest) as database:
             admin.execute("ALTER ROLE guest PASSWORD 'other'")
             admin.execute(_END)
             assert "password" in refusal(database, "does not let this user in").remedy
@@ -113,7 +109,7 @@ def test_a_server_that_could_only_be_read_for_a_while(postgres_server: PostgresS
                 f'ALTER DATABASE "{name}" SET default_transaction_read_only = {is_on}'.encode()
             )
 
-    with closing(PostgresDatabase(url, schema=ONE)) as database:
+    with opened(url) as database:
         restrict("on")
         hang_up(url)
         asked(database)  # the new session is one that may only read

@@ -13,7 +13,7 @@ import redis
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisClient
+from ergon_framework.storage.redis.client import PlainConnection, RedisClient, Script
 from tests.jobs.real_worker import wait_until
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:url-errors")
@@ -22,9 +22,9 @@ WAIT = 30.0
 
 @pytest.fixture
 def link(redis_url: str) -> Iterator[RedisClient]:
-    """A link with an idle connection."""
+    """A link with an idle connection, to a server that knows our script."""
     with closing(RedisClient(address_of(redis_url))) as opened:
-        opened.call("PING")
+        opened.run(PING, b"", [], is_repeatable=True)
         yield opened
 
 
@@ -43,15 +43,22 @@ def close_elsewhere(link: RedisClient) -> None:
     assert not thread.is_alive()
 
 
+PING = Script('return "PONG"', keys=0, names={})
+
+
 def asked(link: RedisClient, before: Callable[[Any], None], after: Callable[[Any], None]) -> Any:
-    """Ask the server; things happen before and after the question is on its way."""
+    """Ask the server, once; things happen before and after the question is on its way."""
+    with pytest.MonkeyPatch.context() as patch:
+        send: Any = PlainConnection.send_packed_command
 
-    def send(connection: Any) -> None:
-        before(connection)
-        connection.send_command("PING")
-        after(connection)
+        def between(connection: Any, command: Any) -> None:
+            patch.undo()  # what comes next may send something of its own
+            before(connection)
+            send(connection, command)
+            after(connection)
 
-    return link._answer(send, is_repeatable=False)
+        patch.setattr(PlainConnection, "send_packed_command", between)
+        return link.run(PING, b"", [], is_repeatable=False)
 
 
 def nothing(_connection: Any) -> None:
@@ -85,7 +92,7 @@ def test_closed_while_a_connection_is_looked_for(
         close_elsewhere(link)
         raise ValueError("file descriptor cannot be a negative integer (-1)")
 
-    monkeypatch.setattr(link._pool._available_connections[0], "can_read", stumble)
+    monkeypatch.setattr(PlainConnection, "can_read", stumble)
     with pytest.raises(StoreUnavailableError, match=r"is closed \(open it again\)") as told:
         link.call("PING")
     assert "outcome" not in told.value.details

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
-from ergon_framework.storage.redis import client as link_module
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisClient
+from ergon_framework.storage.redis.client import RedisClient, RedisTimeouts
 from tests.servers.redis import RedisServer
 from tests.servers.server import started
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:url-errors")
-
-
-@pytest.fixture(autouse=True)
-def resting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that was away is not asked again in this test."""
-    monkeypatch.setattr(link_module, "REST", 3600.0)
+RESTING = RedisTimeouts(reconnect_delay=3600.0)
+"""A server that was away is not asked again in a test."""
 
 
 @pytest.fixture
@@ -40,7 +36,7 @@ def refused(link: RedisClient) -> ErgonError:
 
 def test_why_no_connection_came_about_is_told_to_those_who_ask_next(server: RedisServer) -> None:
     """Who was told first may be the notifier, whose errors nobody reads."""
-    with closing(RedisClient(address_of(server.url))) as link:
+    with closing(RedisClient(address_of(server.url), timeouts=RESTING)) as link:
         server.kill()
         with pytest.raises(StoreUnavailableError, match=r"cannot be reached: .*refused") as caught:
             link.connect()
@@ -49,12 +45,10 @@ def test_why_no_connection_came_about_is_told_to_those_who_ask_next(server: Redi
     assert told.remedy == caught.value.remedy
 
 
-def test_that_no_answer_came_is_told_to_those_who_ask_next(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_that_no_answer_came_is_told_to_those_who_ask_next(server: RedisServer) -> None:
     """But not that nobody knows whether theirs was carried out."""
-    monkeypatch.setattr(link_module, "ANSWERED", 0.2)
-    with closing(RedisClient(address_of(server.url))) as link:
+    timeouts = replace(RESTING, response=0.2)
+    with closing(RedisClient(address_of(server.url), timeouts=timeouts)) as link:
         link.call("PING")
         server.freeze()
         with pytest.raises(StoreUnavailableError, match="is not known"):
@@ -68,7 +62,7 @@ def test_that_no_answer_came_is_told_to_those_who_ask_next(
 def test_what_is_wrong_with_the_url_is_told_to_those_who_ask_next(server: RedisServer) -> None:
     """Also when it is not the server that is to blame."""
     address = address_of(server.url.replace("redis://", "rediss://"))
-    with closing(RedisClient(address)) as link:
+    with closing(RedisClient(address, timeouts=RESTING)) as link:
         with pytest.raises(ConfigurationError) as caught:
             link.connect()
         told = refused(link)

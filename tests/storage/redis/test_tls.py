@@ -15,10 +15,8 @@ import pytest
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import Topic
-from ergon_framework.storage.redis import client as encrypting
-from ergon_framework.storage.redis import client as links
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisClient
+from ergon_framework.storage.redis.client import RedisClient, RedisTimeouts
 from tests.servers.by_url import jobs_by_commands, refused
 from tests.servers.redis import RedisServer
 from tests.servers.server import free_port
@@ -43,9 +41,9 @@ def url(port: int, **options: object) -> str:
     return f"rediss://127.0.0.1:{port}/0?{given}"
 
 
-def ping(place: str) -> object:
+def ping(place: str, timeouts: RedisTimeouts | None = None) -> object:
     """The answer of the server at a URL."""
-    with closing(RedisClient(address_of(place))) as link:
+    with closing(RedisClient(address_of(place), timeouts=timeouts or RedisTimeouts())) as link:
         return link.call("PING")
 
 
@@ -97,16 +95,13 @@ def test_a_certificate_of_another_host(door: Opened, signed: Papers) -> None:
     assert ping(url(port, ssl_ca_certs=signed.ca, ssl_check_hostname="false")) == b"PONG"
 
 
-def test_a_server_without_tls(
-    durable_redis: RedisServer, signed: Papers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_tls(durable_redis: RedisServer, signed: Papers) -> None:
     """It is told apart from one that is away, and it need not say anything to the handshake."""
-    monkeypatch.setattr(links, "ANSWERED", 10_000.0)
-    monkeypatch.setattr(encrypting, "SHAKEN", 0.5)
+    timeouts = RedisTimeouts(response=10_000.0, handshake=0.5)
     with refused("does not speak it there", "redis://"):
-        ping(url(durable_redis.port, ssl_ca_certs=signed.ca))
+        ping(url(durable_redis.port, ssl_ca_certs=signed.ca), timeouts)
     with pytest.raises(StoreUnavailableError, match="cannot be reached"):
-        ping(url(free_port(), ssl_ca_certs=signed.ca))
+        ping(url(free_port(), ssl_ca_certs=signed.ca), timeouts)
 
 
 def test_tls_where_the_url_has_none(door: Opened) -> None:
@@ -150,7 +145,9 @@ def test_everything_is_checked_unless_the_url_says_otherwise() -> None:
 
 def test_an_answer_is_waited_for_as_without_tls(door: Opened, signed: Papers) -> None:
     """A handshake has less time than an answer; a line that came about has the usual."""
-    with closing(RedisClient(address_of(url(door().port, ssl_ca_certs=signed.ca)))) as link:
-        line = link.connect()
-        assert line._sock.gettimeout() == links.ANSWERED
-        line.disconnect()
+    address = address_of(url(door().port, ssl_ca_certs=signed.ca))
+    with closing(RedisClient(address, timeouts=RedisTimeouts(handshake=1.0))) as link:
+        connection = link.connect()
+        connection.send_command("BLPOP", "nobody-pushes-here", "1.2")
+        assert connection.read_response() is None
+        connection.disconnect()

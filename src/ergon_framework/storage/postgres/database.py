@@ -17,13 +17,16 @@ from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.postgres.errors import translate, turns_for
 from ergon_framework.storage.postgres.migrations import PostgresSchema
 from ergon_framework.storage.postgres.notifier import ListenNotifier
-from ergon_framework.storage.postgres.pool import Connection, ConnectionPool
+from ergon_framework.storage.postgres.pool import (
+    DEFAULT_TIMEOUTS,
+    Connection,
+    ConnectionPool,
+    PostgresTimeouts,
+)
 from ergon_framework.storage.server import ServerClock
 
 T = TypeVar("T")
 
-TIMEOUT = 30.0
-"""Seconds for a transaction; then the connection is shut, whatever the server is doing."""
 _READ_ONLY = "25006"
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"
 _UNSAFE = (
@@ -49,7 +52,7 @@ class PostgresDatabase:
         size: int = 8,
         clock: Callable[[], float] | None = None,
         read_only: bool = False,
-        timeout: float = TIMEOUT,
+        timeouts: PostgresTimeouts = DEFAULT_TIMEOUTS,
         on_connect: str = "",
     ) -> None:
         """Connect, and look at the tables; they are made when there are none.
@@ -59,11 +62,13 @@ class PostgresDatabase:
         ``on_connect`` the SQL that each of them executes first.
         """
         self._address = address_of(url)
-        self._seconds = timeout
+        self._timeouts = timeouts
         self._watchdog = SocketWatchdog()
         renew_after_fork(self._watchdog)
-        self._pool = ConnectionPool(self._address, size, self._watchdog, on_connect)
-        self._notifier = ListenNotifier(self._pool, self._address.name)
+        self._pool = ConnectionPool(
+            self._address, size, self._watchdog, on_connect, timeouts=timeouts
+        )
+        self._notifier = ListenNotifier(self._pool, self._address.name, timeouts=timeouts)
         try:
             with self._pool.borrow() as connection:
                 if read_only:
@@ -125,7 +130,7 @@ class PostgresDatabase:
         for turn in itertools.count(1):
             with self._pool.borrow(before_waiting) as connection:
                 try:
-                    return self._attempt(connection, work, seconds or self._seconds)
+                    return self._attempt(connection, work, seconds or self._timeouts.transaction)
                 except psycopg.Error as error:
                     if turn >= turns_for(error):
                         raise translate(error, self.name) from error

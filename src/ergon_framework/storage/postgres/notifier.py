@@ -15,23 +15,29 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.storage.deadlines import CALL_BUDGET
 from ergon_framework.storage.notifier import LocalNotifier, LocalSubscription
-from ergon_framework.storage.postgres.pool import Connection, ConnectionPool
+from ergon_framework.storage.postgres.pool import (
+    DEFAULT_TIMEOUTS,
+    Connection,
+    ConnectionPool,
+    PostgresTimeouts,
+)
 
 logger = logging.getLogger("ergon.storage")
 
-AGAIN = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
-_LISTENING = 5.0  # seconds until a new channel is listened to, with a server that answers
-_ASKED = 5.0  # seconds for a server to answer that it is there
-_LEFT = 2.0  # seconds that closing waits for the thread, which a frozen server may keep longer
-_ALIVE = 15.0  # seconds without a word after which the server is asked whether it still is there
+RECONNECT_BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+_LISTEN_TIMEOUT = 5.0  # seconds until a new channel is listened to, with a server that answers
+_CLOSE_TIMEOUT = 2.0  # seconds for the thread to end, which a frozen server may keep longer
 
 
 class ListenNotifier:
     """The subscriptions of one database, by channel."""
 
-    def __init__(self, pool: ConnectionPool, name: str) -> None:
+    def __init__(
+        self, pool: ConnectionPool, name: str, *, timeouts: PostgresTimeouts = DEFAULT_TIMEOUTS
+    ) -> None:
         self._pool = pool
         self._name = name
+        self._timeouts = timeouts
         self.own_payload = secrets.token_hex(8)
         """The payload of a NOTIFY that the subscribers of this object ignore."""
         self._begin()
@@ -71,7 +77,7 @@ class ListenNotifier:
                 self._wake_thread()
             self._changed.wait_for(
                 lambda: channel in self._listening or self._is_away or self._closing.is_set(),
-                CALL_BUDGET.at_most(_LISTENING),
+                CALL_BUDGET.at_most(_LISTEN_TIMEOUT),
             )
             if channel not in self._listening:
                 self._late.add(channel)
@@ -85,7 +91,7 @@ class ListenNotifier:
             if thread is not None:
                 self._wake_thread()
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_LEFT)
+            thread.join(_CLOSE_TIMEOUT)
         with self._lock:
             wake, self._wake_pipe = self._wake_pipe, None
             if thread is None or not thread.is_alive():
@@ -114,7 +120,7 @@ class ListenNotifier:
                     logger.info("%s is not heard for now: %s", self._name, error)
                 failures += 1
                 self._went_away()
-            self._closing.wait(AGAIN.delay(failures, 0.5))
+            self._closing.wait(RECONNECT_BACKOFF.delay(failures, 0.5))
 
     def _went_away(self) -> None:
         with self._changed:
@@ -131,11 +137,12 @@ class ListenNotifier:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         poll.register(wake, select.POLLIN)
+        keepalive_ms = self._timeouts.keepalive_interval * 1000
         while not self._closing.is_set():
             self._listen_to_all(connection)
-            ready = {descriptor for descriptor, _ in poll.poll(_ALIVE * 1000)}
+            ready = {descriptor for descriptor, _ in poll.poll(keepalive_ms)}
             if not ready:
-                with self._pool.at_most(_ASKED, connection):
+                with self._pool.at_most(self._timeouts.keepalive_response, connection):
                     connection.execute("SELECT 1")
             if wake in ready:
                 os.read(wake, 4096)
@@ -149,7 +156,7 @@ class ListenNotifier:
             wanted = self._channels - self._listening
         if not wanted:
             return
-        with self._pool.at_most(_ASKED, connection):
+        with self._pool.at_most(self._timeouts.keepalive_response, connection):
             for channel in wanted:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         with self._changed:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -64,9 +65,9 @@ def connect_within(connect: Callable[[], L], seconds: float) -> L:
     return arrival.result()
 
 
-_TRIES = 3
-_ANSWERED = 2.0  # seconds for a question that costs the server nothing
-_ASK = b"SELECT pg_backend_pid()"
+_POOLER_PROBES = 3
+_PROBE_TIMEOUT = 2.0  # seconds for a query that costs the server nothing
+_BACKEND_PID = b"SELECT pg_backend_pid()"
 
 PooledConnection = psycopg.Connection[tuple[object, ...]]
 
@@ -91,7 +92,7 @@ def pooling_of(
         return Pooling.NONE
     try:
         with closing(connect()) as other:
-            is_shared = any(_share(connection, other, watchdog) for _ in range(_TRIES))
+            is_shared = any(_share(connection, other, watchdog) for _ in range(_POOLER_PROBES))
     except psycopg.Error:
         if connection.closed:
             raise
@@ -117,26 +118,43 @@ def _share(one: PooledConnection, other: PooledConnection, watchdog: SocketWatch
     another connection is inside a transaction.
     """
     seen = {_process(one, watchdog), _process(one, watchdog)}
-    with watchdog.at_most(_ANSWERED, other), other.transaction():
+    with watchdog.at_most(_PROBE_TIMEOUT, other), other.transaction():
         taken = _process(other, watchdog)
         return len(seen) > 1 or taken in seen or _process(one, watchdog) not in seen
 
 
 def _process(connection: PooledConnection, watchdog: SocketWatchdog) -> object:
-    with watchdog.at_most(_ANSWERED, connection):
-        found = psycopg.Cursor(connection).execute(_ASK, prepare=False).fetchone()
+    with watchdog.at_most(_PROBE_TIMEOUT, connection):
+        found = psycopg.Cursor(connection).execute(_BACKEND_PID, prepare=False).fetchone()
     return None if found is None else found[0]
 
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-FREE = 10.0
-"""Seconds that a caller waits for a connection that others use."""
-REST = 0.5
-"""Seconds for which a server that did not answer is not asked again."""
-_CONNECTED = 3.0  # seconds that a server has for a connection, unless the URL says otherwise
-_BOUND = 3600.0  # seconds; who has more need not be told from one who has all the time
-_PREPARED = 5.0  # seconds for an answer that costs the server nothing
+_CONNECT_TIMEOUT = 3.0  # seconds that a server has for a connection, unless the URL says otherwise
+_MAX_CONNECT_TIMEOUT = 3600.0  # seconds; a caller with more time than that is not bounded here
+_SETUP_TIMEOUT = 5.0  # seconds for the settings of a new connection, which cost the server nothing
+
+
+@dataclass(frozen=True)
+class PostgresTimeouts:
+    """How long a process waits for its PostgreSQL server, in seconds."""
+
+    transaction: float = 30.0
+    """For one transaction; then its connection is closed, whatever the server is doing."""
+    acquire: float = 10.0
+    """For a connection of the pool that other threads use."""
+    reconnect_delay: float = 0.5
+    """Between a failed attempt to connect and the next one. Callers in between get the same error
+    at once: without it, every thread of a busy process would wait for a server that is away."""
+    keepalive_interval: float = 15.0
+    """Without a notification, until the listening connection asks whether the server is there."""
+    keepalive_response: float = 5.0
+    """For the answer to that question, and to ``LISTEN``."""
+
+
+DEFAULT_TIMEOUTS = PostgresTimeouts()
+
 ALWAYS = (
     "SET default_transaction_isolation = 'read committed';"
     " SELECT set_config('synchronous_commit', 'on', false)"
@@ -155,11 +173,18 @@ class ConnectionPool:
     """At most ``size`` connections at once; idle ones stay open, and the latest is used first."""
 
     def __init__(
-        self, address: PostgresAddress, size: int, watchdog: SocketWatchdog, on_connect: str = ""
+        self,
+        address: PostgresAddress,
+        size: int,
+        watchdog: SocketWatchdog,
+        on_connect: str = "",
+        *,
+        timeouts: PostgresTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._address = address
         self._size = size
         self._watchdog = watchdog
+        self._timeouts = timeouts
         self._on_connect = f"{_ON_CONNECT}; {on_connect}".encode()
         self._silent_until = float("-inf")
         self._silence = ("", "")
@@ -192,7 +217,7 @@ class ConnectionPool:
         if not is_free:
             if before_waiting is not None:
                 before_waiting()
-            is_free = free.acquire(timeout=CALL_BUDGET.at_most(FREE))
+            is_free = free.acquire(timeout=CALL_BUDGET.at_most(self._timeouts.acquire))
         if not is_free:
             raise StoreUnavailableError(
                 f"all {self._size} connections to {self._address.name} are in use",
@@ -234,14 +259,14 @@ class ConnectionPool:
         except psycopg.Error as error:
             ours = self._translated(error)
             # A caller with little time says nothing about the server: others may have more.
-            if not CALL_BUDGET.is_less_than(_CONNECTED):
-                self._silent_until = time.monotonic() + REST
+            if not CALL_BUDGET.is_less_than(_CONNECT_TIMEOUT):
+                self._silent_until = time.monotonic() + self._timeouts.reconnect_delay
                 self._silence = ours.message, ours.remedy
             raise ours from error
         try:
             self._refuse_other_encoding(connection)
             self._refuse_shared(connection)
-            with self.at_most(_PREPARED, connection):
+            with self.at_most(_SETUP_TIMEOUT, connection):
                 connection.execute(self._on_connect)
         except psycopg.Error as error:
             connection.close()
@@ -258,8 +283,8 @@ class ConnectionPool:
     def _connect(self) -> Connection:
         connect = partial(psycopg.connect, **self._address.options, autocommit=True)
         return (
-            connect_within(connect, CALL_BUDGET.at_most(_BOUND))
-            if CALL_BUDGET.is_less_than(_BOUND)
+            connect_within(connect, CALL_BUDGET.at_most(_MAX_CONNECT_TIMEOUT))
+            if CALL_BUDGET.is_less_than(_MAX_CONNECT_TIMEOUT)
             else connect()
         )
 

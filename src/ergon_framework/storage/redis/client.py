@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -38,25 +38,44 @@ from ergon_framework.storage.redis.errors import (
     translate,
 )
 
-SHAKEN = 3.0
-"""Seconds for the two sides to agree on how to encrypt."""
-_PROBED = 3.0  # seconds for a server to say what is wrong
-_PLAIN = (b"+", b"-")  # how one without TLS begins, whatever it thinks of the question
-_CUT = ("reset", "closed", "EOF", "Broken pipe", "Protocol Error")
+_PROBE_TIMEOUT = 3.0  # seconds for a server to say what is wrong
+_PLAIN_REPLIES = (b"+", b"-")  # first byte of any reply of a server without TLS
+_HUNG_UP = ("reset", "closed", "EOF", "Broken pipe", "Protocol Error")  # in texts of errors
+
+
+@dataclass(frozen=True)
+class RedisTimeouts:
+    """How long a client waits for its Redis server, in seconds."""
+
+    connect: float = 3.0
+    """For a connection to be established."""
+    handshake: float = 3.0
+    """For the TLS handshake."""
+    response: float = 20.0
+    """For a response; a server that is frozen keeps its side of a connection open."""
+    reconnect_delay: float = 0.5
+    """Between a server that did not answer and the next attempt. Callers in between get the same
+    error at once: without it, every thread of a busy process would wait for such a server."""
+
+
+DEFAULT_TIMEOUTS = RedisTimeouts()
 
 
 class EncryptedConnection(redis.SSLConnection):
-    """Does not wait as long for a handshake as for an answer: a server without TLS never ends it.
+    """A connection with TLS, whose handshake has a timeout of its own.
 
-    Should the driver call this no longer, it waits as long as for an answer. A key with a
-    passphrase is refused, and nobody is asked for it.
+    A server without TLS may never answer the handshake, so waiting for it as long as for a
+    response would be too long. ``_connect`` is a private method of the driver: a version that no
+    longer calls it waits as long as for a response, and nothing else changes. A key file with a
+    passphrase is refused; the user is not asked for the passphrase.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, handshake_timeout: float, **options: Any) -> None:
         super().__init__(**options, ssl_password=connection_errors.no_passphrase)
+        self._handshake_timeout = handshake_timeout
 
     def _connect(self) -> Any:
-        return in_time(self, super()._connect, SHAKEN)
+        return connect_in_budget(self, super()._connect, self._handshake_timeout)
 
 
 def fault_of(address: RedisAddress, error: BaseException) -> ConfigurationError | None:
@@ -66,14 +85,14 @@ def fault_of(address: RedisAddress, error: BaseException) -> ConfigurationError 
     """
     text = str(error)
     if not address.has_tls:
-        is_cut = any(each in text for each in _CUT)
+        is_cut = any(each in text for each in _HUNG_UP)
         return _encrypted(address.name) if is_cut and _speaks_tls(address) else None
     try:
         context = _context(address)
     except ConfigurationError as unreadable:
         return unreadable
     found = connection_errors.refused(address.name, text, TLS_OPTIONS)
-    if found is None and any(each in text for each in _CUT):
+    if found is None and any(each in text for each in _HUNG_UP):
         found = connection_errors.refused(address.name, _last_words(address, context), TLS_OPTIONS)
     if found is None and _speaks_plainly(address):
         found = connection_errors.plain(address.name, TLS_OPTIONS)
@@ -102,7 +121,7 @@ def _encrypted(name: str) -> ConfigurationError:
 
 
 def _line(address: RedisAddress) -> socket.socket:
-    seconds = CALL_BUDGET.at_most(_PROBED)
+    seconds = CALL_BUDGET.at_most(_PROBE_TIMEOUT)
     line = socket.create_connection((address.options["host"], address.options["port"]), seconds)
     line.settimeout(seconds)
     return line
@@ -113,7 +132,7 @@ def _speaks_plainly(address: RedisAddress) -> bool:
     try:
         with _line(address) as line:
             line.sendall(b"PING\r\n")
-            return line.recv(1) in _PLAIN
+            return line.recv(1) in _PLAIN_REPLIES
     except OSError:
         return False
 
@@ -139,17 +158,24 @@ def _last_words(address: RedisAddress, context: ssl.SSLContext) -> str:
 
 
 class PlainConnection(redis.Connection):
-    """One without TLS. Should the driver call this no longer, it waits as long as for anybody."""
+    """A connection without TLS, which connects within the time that its caller has left.
+
+    A version of the driver that no longer calls ``_connect`` takes the usual timeouts.
+    """
 
     def _connect(self) -> Any:
-        return in_time(self, super()._connect)
+        return connect_in_budget(self, super()._connect)
 
 
-def in_time(connection: Any, connect: Callable[[], Any], shaken: float | None = None) -> Any:
-    """Connect, and have as long for the first answers; ``shaken`` are the seconds for TLS."""
+def connect_in_budget(
+    connection: Any, connect: Callable[[], Any], handshake_timeout: float | None = None
+) -> Any:
+    """Connect, and exchange the first messages, within the time that the caller has left."""
     own = connection.socket_connect_timeout, connection.socket_timeout
     connection.socket_connect_timeout = CALL_BUDGET.at_most(own[0])
-    connection.socket_timeout = CALL_BUDGET.at_most(own[1] if shaken is None else shaken)
+    connection.socket_timeout = CALL_BUDGET.at_most(
+        own[1] if handshake_timeout is None else handshake_timeout
+    )
     try:
         connected = connect()
     finally:
@@ -162,15 +188,14 @@ _WORD = re.compile(r'"[^"\n]*"|\b[A-Z][A-Z_]+\b')  # texts are left as they are
 
 
 class Script:
-    """One script, put together from pieces that follow each other.
+    """One Lua script, and how it is called.
 
-    ``names`` are the words in capitals that stand for something else in it: Lua pays for each name
-    that a function takes from outside, whenever the script is called.
+    ``names`` are the words in capitals that are replaced in ``source``: constants cost nothing
+    then, while Lua pays on each call for each name that a function takes from outside.
     """
 
-    def __init__(self, package: str, *files: str, keys: int, names: Mapping[str, str]) -> None:
-        pieces = "\n".join(_read(package, file) for file in files)
-        text = _WORD.sub(lambda word: names.get(word[0], word[0]), pieces).encode()
+    def __init__(self, source: str, *, keys: int, names: Mapping[str, str]) -> None:
+        text = _WORD.sub(lambda word: names.get(word[0], word[0]), source).encode()
         self._keys = keys
         self._head = self._words(b"EVALSHA", hashlib.sha1(text).hexdigest().encode())  # noqa: S324
         self._full_head = self._words(b"EVAL", text)
@@ -199,7 +224,8 @@ def _call(head: bytes, count: int, keys: bytes, args: Sequence[bytes]) -> bytes:
     return b"".join(words)  # in one piece: the driver sends each piece by itself
 
 
-def _read(package: str, file: str) -> str:
+def read_lua(package: str, file: str) -> str:
+    """The text of a Lua file of a package."""
     try:
         return (resources.files(package) / file).read_text(encoding="utf-8")
     except (ModuleNotFoundError, OSError) as error:
@@ -209,19 +235,12 @@ def _read(package: str, file: str) -> str:
         ) from error
 
 
-CONNECTED = 3.0
-"""Seconds for a connection to come about."""
-ANSWERED = 20.0
-"""Seconds for an answer; a server that is frozen keeps its side of a connection open."""
-REST = 0.5
-"""Seconds for which a server that did not answer is not asked again."""
-MOST_CONNECTIONS = 1000
-"""One for each thread that waits for an answer."""
-_MOST_MOVES = 5
-_COMMAND = (
-    () if redis.VERSION >= (5, 3) else ("EVALSHA",)
-)  # that a connection is taken for; newer versions want none
-_CUT_OFF = (
+MAX_CONNECTIONS = 1000
+"""One for each thread that waits for a response."""
+_MAX_REDIRECTS = 5
+# The command that a connection is taken for; newer versions of the driver want none.
+_COMMAND = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
+_CONNECTION_LOST = (
     *(exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse),
     OSError,
 )
@@ -230,8 +249,11 @@ _CUT_OFF = (
 class RedisClient:
     """Any thread may call any method; each call has a connection of its own."""
 
-    def __init__(self, address: RedisAddress) -> None:
+    def __init__(
+        self, address: RedisAddress, *, timeouts: RedisTimeouts = DEFAULT_TIMEOUTS
+    ) -> None:
         self.address = address
+        self._timeouts = timeouts
         self._pool = self._new_pool(address)
         self._silent_until = float("-inf")
         self._silence = ("", "")
@@ -281,7 +303,7 @@ class RedisClient:
             connection.connect()
         except exceptions.ResponseError as error:
             raise self._outside(translate(error, self.name)) from error
-        except _CUT_OFF as error:
+        except _CONNECTION_LOST as error:
             raise self._refused(error) from error
         return connection
 
@@ -297,7 +319,7 @@ class RedisClient:
     # ---- one call -------------------------------------------------------------------------------
 
     def _answer(self, send: Callable[[Any], object], is_repeatable: bool) -> Any:
-        for _ in range(_MOST_MOVES):
+        for _ in range(_MAX_REDIRECTS):
             try:
                 return self._once(send, is_repeatable)
             except exceptions.MovedError as error:
@@ -325,7 +347,7 @@ class RedisClient:
         is_whole = False
         try:
             # Its own for this call: whoever had it before may have had less time, or more.
-            connection._sock.settimeout(CALL_BUDGET.at_most(ANSWERED))  # noqa: SLF001 - it has no other name
+            connection._sock.settimeout(CALL_BUDGET.at_most(self._timeouts.response))  # noqa: SLF001 - it has no other name
             send(connection)
             answer = connection.read_response()
             is_whole = self._was_connected = True
@@ -343,7 +365,7 @@ class RedisClient:
         except Exception as error:
             if self._is_closed:  # then the driver stumbles over anything
                 raise closed_meanwhile(self.name) from error
-            if isinstance(error, _CUT_OFF):
+            if isinstance(error, _CONNECTION_LOST):
                 raise lost(self.name, error) from error
             raise
         finally:
@@ -362,7 +384,7 @@ class RedisClient:
             raise self._outside(translate(error, self.name)) from error
         except Exception as error:
             self._refuse_when_closed()  # then the driver stumbles over anything
-            if isinstance(error, _CUT_OFF):
+            if isinstance(error, _CONNECTION_LOST):
                 raise self._refused(error) from error
             raise
 
@@ -406,9 +428,9 @@ class RedisClient:
     def _rest(self, error: BaseException, reason: ErgonError) -> None:
         """Ask nothing for a moment, unless it was the caller who could not wait any longer."""
         is_slow = isinstance(error, exceptions.TimeoutError)
-        if not (is_slow and CALL_BUDGET.is_less_than(ANSWERED)):
+        if not (is_slow and CALL_BUDGET.is_less_than(self._timeouts.response)):
             self._silence = reason.message, reason.remedy
-            self._silent_until = time.monotonic() + REST
+            self._silent_until = time.monotonic() + self._timeouts.reconnect_delay
 
     def _follow(self, error: exceptions.MovedError) -> None:
         """In a cluster another server has the slot of our keys, with all of them."""
@@ -433,16 +455,22 @@ class RedisClient:
         if self._is_closed:
             raise closed(self.name)
 
-    @staticmethod
-    def _new_pool(address: RedisAddress) -> Any:
-        kind: Any = EncryptedConnection if address.has_tls else PlainConnection
+    def _new_pool(self, address: RedisAddress) -> Any:
+        timeouts = self._timeouts
+        options: dict[str, Any] = dict(address.options)
+        if address.has_tls:
+            options |= {
+                "connection_class": EncryptedConnection,
+                "handshake_timeout": timeouts.handshake,
+            }
+        else:
+            options["connection_class"] = PlainConnection
         return redis.ConnectionPool(
-            connection_class=kind,
-            max_connections=MOST_CONNECTIONS,
+            max_connections=MAX_CONNECTIONS,
             protocol=2,
-            socket_connect_timeout=CONNECTED,
-            socket_timeout=ANSWERED,
+            socket_connect_timeout=timeouts.connect,
+            socket_timeout=timeouts.response,
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
-            **address.options,
+            **options,
         )

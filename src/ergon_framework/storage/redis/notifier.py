@@ -22,17 +22,27 @@ from ergon_framework.storage.redis.client import RedisClient
 
 logger = logging.getLogger("ergon.storage")
 
-AGAIN = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
-READY = 2.0
+RECONNECT_BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+SUBSCRIBE_TIMEOUT = 2.0
 """Seconds that a new subscriber waits for its channel to be subscribed; then it goes on without."""
-_ALIVE = 15.0  # seconds without a word after which the server is asked whether it still is there
+KEEPALIVE_INTERVAL = 15.0
+"""Seconds without a message until the server is sent a ``PING``, and for its answer."""
+_CLOSE_TIMEOUT = 2.0  # seconds for the thread to end
 
 
 class PubSubNotifier:
     """The subscriptions of one store, by channel."""
 
-    def __init__(self, client: RedisClient) -> None:
+    def __init__(
+        self,
+        client: RedisClient,
+        *,
+        subscribe_timeout: float = SUBSCRIBE_TIMEOUT,
+        keepalive_interval: float = KEEPALIVE_INTERVAL,
+    ) -> None:
         self._client = client
+        self._subscribe_timeout = subscribe_timeout
+        self._keepalive_interval = keepalive_interval
         self._begin()
         client.on_failover(self._reconnect)
         renew_after_fork(self)
@@ -65,7 +75,7 @@ class PubSubNotifier:
                     target=self._serve, name="ergon-listen", daemon=True
                 )
                 self._thread.start()
-        if not is_subscribed.wait(CALL_BUDGET.at_most(READY)):
+        if not is_subscribed.wait(CALL_BUDGET.at_most(self._subscribe_timeout)):
             logger.info("%s is not heard yet", self._client.name)
         subscription.wait(0.0)  # notifications up to now were for earlier subscribers
         return subscription
@@ -77,7 +87,7 @@ class PubSubNotifier:
             thread, self._thread = self._thread, None
             self._wake()
         if thread is not None and thread is not threading.current_thread():
-            thread.join(READY)
+            thread.join(_CLOSE_TIMEOUT)
         self._local.close()
 
     def _reconnect(self) -> None:
@@ -110,7 +120,7 @@ class PubSubNotifier:
                 if failures == 0 and not self._closing.is_set():
                     logger.info("%s is not heard for now: %s", self._client.name, error)
                 failures = 0 if self._was_subscribed else failures + 1
-            self._closing.wait(AGAIN.delay(failures, 0.5))
+            self._closing.wait(RECONNECT_BACKOFF.delay(failures, 0.5))
 
     @contextmanager
     def _listening(self, connection: Any) -> Iterator[selectors.BaseSelector]:
@@ -131,12 +141,12 @@ class PubSubNotifier:
                     self._wake_socket = None
 
     def _receive(self, connection: Any, waiting: selectors.BaseSelector) -> None:
-        is_asked, until = False, monotonic() + _ALIVE
+        is_asked, until = False, monotonic() + self._keepalive_interval
         while not (self._closing.is_set() or self._has_moved):
             self._subscribe_channels(connection)
             if connection.can_read(timeout=0):
                 self._take(connection.read_response())
-                is_asked, until = False, monotonic() + _ALIVE
+                is_asked, until = False, monotonic() + self._keepalive_interval
             elif monotonic() < until:
                 for key, _ in waiting.select(until - monotonic()):
                     if key.data is not None:
@@ -144,7 +154,7 @@ class PubSubNotifier:
             elif is_asked:
                 raise exceptions.TimeoutError("no answer")
             else:
-                is_asked, until = True, monotonic() + _ALIVE
+                is_asked, until = True, monotonic() + self._keepalive_interval
                 connection.send_command("PING")
 
     def _subscribe_channels(self, connection: Any) -> None:

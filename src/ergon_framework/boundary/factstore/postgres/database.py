@@ -19,7 +19,7 @@ from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.notifier import LocalSubscription
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
-from ergon_framework.storage.postgres.pool import Connection
+from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, Connection, PostgresTimeouts
 
 __all__ = [
     "SCHEMA",
@@ -96,6 +96,7 @@ class PostgresZoneDatabase:
         zone: str,
         clock: Callable[[], float] | None = None,
         read_only: bool = False,
+        timeouts: PostgresTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self.namespace = namespace_of(zone)
         self.channel = channel_of(zone)
@@ -103,7 +104,12 @@ class PostgresZoneDatabase:
         self.is_closed = False
         self._is_read_only = read_only
         self.server = PostgresDatabase(
-            url, schema=SCHEMA, namespace=self.namespace, clock=clock, read_only=read_only
+            url,
+            schema=SCHEMA,
+            namespace=self.namespace,
+            clock=clock,
+            read_only=read_only,
+            timeouts=timeouts,
         )
         self.clock: Callable[[], float] = self.server.now
         self.turn = f"SELECT pg_advisory_xact_lock({lock_of(zone)})"

@@ -52,7 +52,7 @@ from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.freeze import postgres_bars
 from ergon_framework.storage.postgres.external_transaction import Joinable, joined
 from ergon_framework.storage.postgres.pipeline import Bigints, Bytes
-from ergon_framework.storage.postgres.pool import Connection
+from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, Connection, PostgresTimeouts
 
 T = TypeVar("T")
 
@@ -358,8 +358,11 @@ class PostgresFactStore(FactStoreOfParts):
         read_only: bool = False,
         limits: BatchLimits | None = None,
         tuning: PostgresTuning | None = None,
+        timeouts: PostgresTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        self.database = PostgresZoneDatabase(url, zone=zone, clock=clock, read_only=read_only)
+        self.database = PostgresZoneDatabase(
+            url, zone=zone, clock=clock, read_only=read_only, timeouts=timeouts
+        )
         self._identity = StoreIdentity(self.database)
         try:
             self._identity.open(zone, read_only=read_only)

@@ -62,6 +62,7 @@ from ergon_framework.ports.jobstore import (
 )
 from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.postgres.external_transaction import Joinable
+from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, PostgresTimeouts
 
 _DESK = statements("admin.sql")
 _SCHEDULES = statements("schedules.sql")
@@ -76,9 +77,16 @@ class PostgresJobStore:
     """What an acknowledgement means."""
 
     def __init__(
-        self, url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] | None = None,
+        read_only: bool = False,
+        timeouts: PostgresTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        self.transactions = PostgresTransactions(url, clock=clock, read_only=read_only)
+        self.transactions = PostgresTransactions(
+            url, clock=clock, read_only=read_only, timeouts=timeouts
+        )
         self.durability = self.transactions.database.acknowledged("job", _ACKNOWLEDGED)
         self._memory = ClaimMemory()
         self._unconfirmed: Unconfirmed = set()

@@ -30,7 +30,7 @@ from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.migrations import PostgresSchema
 from ergon_framework.storage.postgres.pipeline import Pipeline, log_lost_notification, taking_arrays
-from ergon_framework.storage.postgres.pool import Connection
+from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, Connection, PostgresTimeouts
 
 
 class Tx:
@@ -97,12 +97,22 @@ class PostgresTransactions:
     """Runs transactions on one database by one clock, and notifies when they are committed."""
 
     def __init__(
-        self, url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] | None = None,
+        read_only: bool = False,
+        timeouts: PostgresTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._given = clock
         self.is_read_only = read_only
         self.database = PostgresDatabase(
-            url, schema=SCHEMA, clock=clock, read_only=read_only, on_connect=_ON_CONNECT
+            url,
+            schema=SCHEMA,
+            clock=clock,
+            read_only=read_only,
+            timeouts=timeouts,
+            on_connect=_ON_CONNECT,
         )
 
     def now(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ergon_framework.jobs.stores.transitions import LONGEST_HISTORY, MOST_ENTRIES
-from ergon_framework.storage.redis.client import Script
+from ergon_framework.storage.redis.client import Script, read_lua
 
 KEYS = {
     "JOB": "job",  # a hash: id to row
@@ -66,6 +66,15 @@ _NAMES = {
 
 
 def script(*pieces: str) -> Script:
-    """One of our scripts, put together from pieces."""
-    files = [f"{each}.lua" for each in pieces]
-    return Script(f"{__package__}.lua", *files, keys=len(KEYS), names=_NAMES)
+    """One script of the store, made of pieces that follow each other."""
+    return script_of("\n".join(map(source_of, pieces)))
+
+
+def source_of(piece: str) -> str:
+    """The text of one piece."""
+    return read_lua(f"{__package__}.lua", f"{piece}.lua")
+
+
+def script_of(source: str) -> Script:
+    """A script that has the keys of the store, and knows the words in capitals."""
+    return Script(source, keys=len(KEYS), names=_NAMES)

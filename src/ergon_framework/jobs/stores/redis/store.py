@@ -15,7 +15,7 @@ from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.admin import count_in, search
 from ergon_framework.jobs.stores.redis.records import RedisJobRecords
 from ergon_framework.jobs.stores.redis.scripts import script
-from ergon_framework.jobs.stores.redis.transactions import RedisTransactions
+from ergon_framework.jobs.stores.redis.transactions import INSPECT_INTERVAL, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import (
     EXCHANGE,
     MOST_TURNS,
@@ -52,6 +52,7 @@ from ergon_framework.ports.jobstore import (
     WorkerRecord,
 )
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
+from ergon_framework.storage.redis.client import DEFAULT_TIMEOUTS, RedisTimeouts
 
 logger = logging.getLogger("ergon.jobs")
 
@@ -88,9 +89,22 @@ class RedisJobStore:
         clock: Callable[[], float] | None = None,
         read_only: bool = False,
         prefix: str | None = None,
+        timeouts: RedisTimeouts = DEFAULT_TIMEOUTS,
+        inspect_interval: float = INSPECT_INTERVAL,
     ) -> None:
-        """Connect, and look at what is there; refuses a server that would lose jobs."""
-        self.transactions = RedisTransactions(url, clock=clock, read_only=read_only, prefix=prefix)
+        """Connect, and look at what is there; refuses a server that would lose jobs.
+
+        ``inspect_interval`` is after how many seconds the server is asked again whether it still
+        keeps what it acknowledges.
+        """
+        self.transactions = RedisTransactions(
+            url,
+            clock=clock,
+            read_only=read_only,
+            prefix=prefix,
+            timeouts=timeouts,
+            inspect_interval=inspect_interval,
+        )
         self.transitions = Transitions(self.transactions)
         self._reader = Reader()
         self._turns: dict[str, str] = {}  # by executor: the queue that was first the last time

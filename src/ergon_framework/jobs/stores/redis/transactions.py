@@ -21,7 +21,13 @@ from ergon_framework.ports.jobstore import Subscription, Topic
 from ergon_framework.storage.connection_errors import as_unavailable
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.client import RedisClient, Script, packed
+from ergon_framework.storage.redis.client import (
+    DEFAULT_TIMEOUTS,
+    RedisClient,
+    RedisTimeouts,
+    Script,
+    packed,
+)
 from ergon_framework.storage.redis.diagnostics import persistence_of, refuse_unsafe
 from ergon_framework.storage.redis.notifier import PubSubNotifier
 from ergon_framework.storage.server import ServerClock
@@ -29,7 +35,7 @@ from ergon_framework.storage.server import ServerClock
 VERSION = 1
 """Of what the keys hold. A later version that this one cannot read has a higher number."""
 
-LOOK_AGAIN = 10.0
+INSPECT_INTERVAL = 10.0
 """Seconds after which the server is asked again whether it still syncs before it answers: its
 settings can be changed while it runs, and be others after a restart."""
 
@@ -52,14 +58,17 @@ class RedisTransactions:
         clock: Callable[[], float] | None = None,
         read_only: bool = False,
         prefix: str | None = None,
+        timeouts: RedisTimeouts = DEFAULT_TIMEOUTS,
+        inspect_interval: float = INSPECT_INTERVAL,
     ) -> None:
         """Connect, and look at what is there; refuses a server that would lose jobs."""
         address = address_of(url, prefix)
+        self._inspect_interval = inspect_interval
         self._tag = f"{{{address.prefix}}}:"
         self.is_read_only = read_only
         self._keys = packed([f"{self._tag}{key}".encode() for key in KEYS.values()])
         self._channel = f"{self._tag}{address.database}:bell:".encode()
-        self.client = RedisClient(address)
+        self.client = RedisClient(address, timeouts=timeouts)
         try:
             self._inspect()
             self._clock = clock
@@ -103,7 +112,7 @@ class RedisTransactions:
         self.durability = found.sentence()
         self.is_synced = found.is_synced
         refuse_unsafe(found, self.client, read_only=self.is_read_only)
-        self._inspect_at = time.monotonic() + LOOK_AGAIN
+        self._inspect_at = time.monotonic() + self._inspect_interval
 
     def _check_schema(self) -> None:
         key = f"{self._tag}{_SCHEMA}"

@@ -23,7 +23,7 @@ from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 
 EXCHANGE = script("frozen", "rows", "transitions", "limits", "claim", "exchange")
 _PLAIN = script("frozen", "plain")
-_ADD = script("frozen", "rows", "transitions", "add")
+ADD = script("frozen", "rows", "transitions", "add")
 _LOOK = script("rows", "transitions", "read")
 _SWAP = script("frozen", "rows", "swap")
 _ASIDE = script("frozen", "rows", "transitions", "set_aside")
@@ -107,7 +107,7 @@ class Transitions:
 
         def attempt() -> list[EnqueueResult]:
             kind, *rest = self._transactions.write(
-                _ADD, call, wire, transitions, fires, blobs=blobs, is_repeatable=fires is not None
+                ADD, call, wire, transitions, fires, blobs=blobs, is_repeatable=fires is not None
             )
             if kind == b"added":
                 found = [each for each in _added(rest[0]) if not isinstance(each, bool)]
