@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.storage.sqlite import checkpoints
 from ergon_framework.storage.sqlite.checkpoints import is_long
+from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database
 from tests.storage.conftest import Script, add, items
 
@@ -20,12 +20,14 @@ Open = Callable[..., Database]
 BOUND = 1 << 18
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log of 256 KiB is long, and is looked at after every fourth commit."""
-    monkeypatch.setattr(checkpoints, "BOUND", BOUND)
-    monkeypatch.setattr(checkpoints, "_OUTGROWN", 4 * BOUND)
-    monkeypatch.setattr(checkpoints, "_EVERY", 4)
+SMALL = SqliteLimits(checkpoint_bytes=BOUND, checkpoint_interval=4)
+"""A log of 256 KiB is long, and is looked at after every fourth commit."""
+
+
+@pytest.fixture
+def database(open_database: Open) -> Database:
+    """A database with a short log."""
+    return open_database(limits=SMALL)
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_the_log_is_given_its_length_before_it_is_needed(database: Database, log
 
 def test_a_full_disk_gives_no_length(open_database: Open, script: Script, log: Path) -> None:
     """It is tried once, and writing goes on."""
-    database = open_database(connect=script.connect)
+    database = open_database(connect=script.connect, limits=SMALL)
     script.fail("CREATE TABLE ergon_room (filler)", sqlite3.SQLITE_FULL)
     fill(database, 20)
     assert script.executed.count("CREATE TABLE ergon_room (filler)") == 1
@@ -110,7 +112,7 @@ def test_only_the_holder_of_the_lock_checkpoints(
     open_database: Open, script: Script, path: Path, log: Path
 ) -> None:
     """Others leave the log as it is and go on writing."""
-    database = open_database(connect=script.connect)
+    database = open_database(connect=script.connect, limits=SMALL)
     with locked(path):
         fill(database, 100)
         assert database.maintain() is False
@@ -138,7 +140,7 @@ def test_a_checkpoint_that_fails_does_not_fail_the_commit(
     open_database: Open, script: Script, path: Path
 ) -> None:
     """What was committed is on disk, and the next call works on."""
-    database = open_database(connect=script.connect)
+    database = open_database(connect=script.connect, limits=SMALL)
     with locked(path):
         fill(database, 100)
     script.fail("PRAGMA wal_checkpoint(RESTART)", sqlite3.SQLITE_IOERR_WRITE)

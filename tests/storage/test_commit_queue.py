@@ -16,6 +16,12 @@ def work(_: object) -> None:
     """Nothing."""
 
 
+def join(queue: CommitQueue, *pending: PendingWrite) -> None:
+    """Enter the queue one after the other."""
+    for each in pending:
+        queue.join(each)
+
+
 def test_the_first_leads_and_the_second_does_not() -> None:
     """Nobody else leads until the first has left."""
     queue = CommitQueue()
@@ -50,15 +56,15 @@ def test_one_that_leaves_as_its_turn_comes_passes_it_on() -> None:
     queue = CommitQueue()
     assert queue.try_lead(SOMEBODY)
     first, second = PendingWrite(work, 0.0), PendingWrite(work, 0.0)
-    queue._waiting.extend([first, second])
+    join(queue, first, second)
     queue.leave()
     assert first.is_leading
-    queue._withdraw(first)
+    queue.withdraw(first)
     assert second.is_leading
-    queue._withdraw(first)
-    queue._gather(10)
+    queue.withdraw(first)
+    queue.gather(10)
     assert queue.group == [second]
-    queue._withdraw(second)
+    queue.withdraw(second)
     queue.leave()
     assert queue.leader is None
 
@@ -68,9 +74,9 @@ def test_the_last_one_to_leave_the_line_leaves_nobody_leading() -> None:
     queue = CommitQueue()
     assert queue.try_lead(SOMEBODY)
     only = PendingWrite(work, 0.0)
-    queue._waiting.append(only)
+    queue.join(only)
     queue.leave()
-    queue._withdraw(only)
+    queue.withdraw(only)
     assert queue.try_lead(get_ident())
 
 
@@ -79,11 +85,11 @@ def test_those_at_the_front_are_served_together_up_to_one_who_wants_a_turn() -> 
     queue = CommitQueue()
     assert queue.try_lead(SOMEBODY)
     line = [PendingWrite(each, 0.0) for each in (work, work, work, None, work, work)]
-    queue._waiting.extend(line)
+    join(queue, *line)
     groups = []
     for _ in range(4):
         queue.leave()
-        queue._gather(2)
+        queue.gather(2)
         groups.append(list(queue.group))
     assert groups == [line[:2], line[2:3], line[3:4], line[4:]]
 
@@ -93,9 +99,9 @@ def test_leaving_early_tells_those_who_were_not_served() -> None:
     queue = CommitQueue()
     assert queue.try_lead(SOMEBODY)
     leader, served, waiting = (PendingWrite(work, 0.0) for _ in range(3))
-    queue._waiting.extend([leader, served, waiting])
+    join(queue, leader, served, waiting)
     queue.leave()
-    queue._gather(10)
+    queue.gather(10)
     served.is_served = True
     queue.leave()
     assert (served.wake.acquire(timeout=0), waiting.wake.acquire(timeout=0)) == (True, True)
@@ -109,9 +115,9 @@ def test_those_who_were_served_are_woken_again_after_an_interrupt() -> None:
     queue = CommitQueue()
     assert queue.try_lead(SOMEBODY)
     leader, woken, waiting = (PendingWrite(work, 0.0) for _ in range(3))
-    queue._waiting.extend([leader, woken, waiting])
+    join(queue, leader, woken, waiting)
     queue.leave()
-    queue._gather(10)
+    queue.gather(10)
     woken.is_served = waiting.is_served = True
     woken.wake.release()  # as far as the first attempt to leave had come
     queue.leave()
@@ -124,7 +130,7 @@ class Interrupted:
 
     def __init__(self, *, comes_first: bool = False) -> None:
         self.comes_first = comes_first
-        self.is_due = True
+        self.is_due = False
 
     def __enter__(self) -> None:
         if self.comes_first:
@@ -141,9 +147,10 @@ class Interrupted:
 
 def test_one_who_is_interrupted_as_it_joins_the_line_is_not_in_it() -> None:
     """Nobody waits for it to lead."""
-    queue = CommitQueue()
+    lock = Interrupted()
+    queue = CommitQueue(lock)
     assert queue.try_lead(SOMEBODY)
-    queue._lock = Interrupted()  # type: ignore[assignment]
+    lock.is_due = True
     with pytest.raises(KeyboardInterrupt):
         queue.wait(PendingWrite(work, 0.0), 10)
     queue.leave()
@@ -153,12 +160,13 @@ def test_one_who_is_interrupted_as_it_joins_the_line_is_not_in_it() -> None:
 @pytest.mark.parametrize("comes_first", [True, False])
 def test_a_leader_that_is_interrupted_as_it_leaves_has_left(comes_first: bool) -> None:
     """Otherwise all others would wait for it for ever."""
-    queue = CommitQueue()
+    lock = Interrupted(comes_first=comes_first)
+    queue = CommitQueue(lock)
     assert queue.try_lead(get_ident())
     later = PendingWrite(work, 0.0)
     later.thread = SOMEBODY
-    queue._waiting.append(later)
-    queue._lock = Interrupted(comes_first=comes_first)  # type: ignore[assignment]
+    queue.join(later)
+    lock.is_due = True
     with pytest.raises(KeyboardInterrupt):
         queue.leave()
     assert later.is_leading
@@ -173,13 +181,13 @@ def test_one_in_a_group_may_leave_until_its_work_begins() -> None:
     queue = CommitQueue()
     assert queue.try_lead(SOMEBODY)
     leader, hasty, late = (PendingWrite(work, 0.0, may_leave=True) for _ in range(3))
-    queue._waiting.extend([leader, hasty, late])
+    join(queue, leader, hasty, late)
     queue.leave()
-    queue._gather(10)
-    assert queue._withdraw(hasty)
+    queue.gather(10)
+    assert queue.withdraw(hasty)
     assert not queue.begin(hasty)
     assert queue.begin(late)
-    assert not queue._withdraw(late)
+    assert not queue.withdraw(late)
 
 
 def test_one_whose_work_has_begun_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,16 +196,16 @@ def test_one_whose_work_has_begun_is_heard_out(monkeypatch: pytest.MonkeyPatch) 
     assert queue.try_lead(SOMEBODY)
 
     caller = PendingWrite(work, 0.0, may_leave=True)
-    withdraw = queue._withdraw
+    withdraw = queue.withdraw
 
     def served(caller: PendingWrite) -> bool:
-        queue._waiting.remove(caller)
+        queue.gather(10)  # by the thread that leads
         assert queue.begin(caller)
         caller.result, caller.is_served = "written", True
         caller.wake.release()
         return withdraw(caller)
 
-    monkeypatch.setattr(queue, "_withdraw", served)
+    monkeypatch.setattr(queue, "withdraw", served)
     assert queue.wait(caller, 10, timeout=0.0) is False
     assert caller.outcome() == "written"
 
@@ -209,16 +217,16 @@ def test_those_who_are_put_back_are_the_first_in_line() -> None:
     leader, patient, hasty, interrupted = line = [
         PendingWrite(work, 0.0, may_leave=each) for each in (True, False, True, False)
     ]
-    queue._waiting.extend(line)
+    join(queue, *line)
     queue.leave()
-    queue._gather(10)
-    queue._withdraw(interrupted)
+    queue.gather(10)
+    queue.withdraw(interrupted)
     later = PendingWrite(work, 0.0)
-    queue._waiting.append(later)
+    queue.join(later)
     queue.requeue_followers()
-    assert (queue.group, list(queue._waiting)) == ([leader], [patient, hasty, later])
-    assert queue._withdraw(hasty)
+    assert (queue.group, queue.pending) == ([leader], (patient, hasty, later))
+    assert queue.withdraw(hasty)
     queue.leave()
     assert patient.is_leading
-    queue._gather(10)
+    queue.gather(10)
     assert queue.group == [patient, later]

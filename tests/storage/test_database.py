@@ -15,7 +15,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.storage.sqlite import connections
+from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database, same_file
 from ergon_framework.storage.sqlite.migrations import Schema
 from tests.storage.conftest import SAMPLE, WAIT, Script, add, items, seen_by_others
@@ -126,12 +126,10 @@ def test_reads_cannot_write(database: Database) -> None:
     assert items(database) == {}
 
 
-def test_read_connections_are_bounded(
-    open_database: Open, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_connections_are_bounded(open_database: Open, script: Script) -> None:
     """One more read than there are connections waits, and is then told why."""
-    monkeypatch.setattr(connections, "LIMIT", 2)
-    database = open_database(connect=script.connect, busy_timeout=0.05)
+    limits = SqliteLimits(max_readers=2)
+    database = open_database(connect=script.connect, busy_timeout=0.05, limits=limits)
 
     def nested(connection: sqlite3.Connection) -> None:
         database.read(lambda _: database.read(lambda _: None))
@@ -142,11 +140,9 @@ def test_read_connections_are_bounded(
     assert sum("mode=ro" in uri for uri in script.opened) == 2
 
 
-def test_a_waiting_read_gets_the_next_free_connection(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_read_gets_the_next_free_connection(open_database: Open) -> None:
     """It is woken by the read that ends, not by its own patience."""
-    monkeypatch.setattr(connections, "LIMIT", 1)
+    database = open_database(limits=SqliteLimits(max_readers=1))
     inside, go_on = threading.Event(), threading.Event()
 
     def hold(_: sqlite3.Connection) -> None:

@@ -23,11 +23,16 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.storage.sqlite import connections, errors
+from ergon_framework.storage.sqlite import connections
+from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database
 from tests.storage.conftest import SAMPLE, Script, add, items, seen_by_others
 
 Open = Callable[..., Database]
+WATCHFUL = SqliteLimits(watch_interval=0.0)
+"""The path is looked at for each call."""
+UNWATCHED = SqliteLimits(watch_interval=float("inf"))
+"""It is looked at when the file is opened, and not again."""
 
 HOLDER = """
 import sqlite3, sys
@@ -44,13 +49,6 @@ def locked(path: Path) -> Iterator[None]:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
-
-
-@pytest.fixture
-def forgetful() -> Iterator[None]:
-    """What this process knows of broken disks is forgotten after the test."""
-    yield
-    connections._unsynced.clear()
 
 
 @pytest.mark.req("JOBS:badinput")
@@ -144,8 +142,9 @@ def test_a_full_disk_in_another_guise(
     open_database: Open, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite may report a file it cannot extend as an I/O error; the room left tells."""
-    monkeypatch.setattr(errors, "_has_no_room", lambda path: True)
     database = open_database(connect=script.connect)
+    full = os.statvfs_result((4096, 4096, 1000, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
     script.fail("COMMIT", sqlite3.SQLITE_IOERR_WRITE)
     with pytest.raises(StoreFullError):
         database.write(add("a"))
@@ -246,7 +245,6 @@ def test_a_damaged_database(open_database: Open, path: Path) -> None:
 
 
 @pytest.mark.req("JOBS:store")
-@pytest.mark.usefixtures("forgetful")
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC])
 def test_a_failed_fsync_ends_all_writing(open_database: Open, script: Script, code: int) -> None:
     """Nobody knows what is on disk: no caller of this process writes to the file again."""
@@ -264,14 +262,13 @@ def test_a_failed_fsync_ends_all_writing(open_database: Open, script: Script, co
     assert items(open_database(read_only=True)) == {"a": 0}
 
 
-@pytest.mark.usefixtures("forgetful")
 def test_a_failed_fsync_of_a_checkpoint_ends_all_writing(
-    open_database: Open, script: Script, monkeypatch: pytest.MonkeyPatch
+    open_database: Open, script: Script
 ) -> None:
     """The commit before it stands, and the next one is refused."""
-    monkeypatch.setattr("ergon_framework.storage.sqlite.checkpoints.is_long", lambda *_: True)
-    database = open_database(connect=script.connect)
-    script.fail("PRAGMA wal_checkpoint(RESTART)", sqlite3.SQLITE_IOERR_FSYNC)
+    always = SqliteLimits(checkpoint_bytes=32)  # no more than its header
+    database = open_database(connect=script.connect, limits=always)
+    script.fail("PRAGMA wal_checkpoint(TRUNCATE)", sqlite3.SQLITE_IOERR_FSYNC)
     assert database.write(add("a")) == "a"
     assert not script.is_waiting
     with pytest.raises(StoreBrokenError):
@@ -322,10 +319,7 @@ def test_a_store_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     home, away = tmp_path / "home", tmp_path / "away"
     home.mkdir()
     path = home / "store.db"
-    with Database(path, schema=SAMPLE) as database:
-        assert database._file is not None
-        database._file.watch.every = 0.0
-        database._file.watch.next_at = 0.0
+    with Database(path, schema=SAMPLE, limits=WATCHFUL) as database:
         database.write(add("a"))
         database.data_version()
         home.rename(away)
@@ -349,10 +343,7 @@ def test_a_store_that_goes_away_and_comes_back(tmp_path: Path) -> None:
 
 def test_a_file_put_in_its_place(open_database: Open, path: Path, tmp_path: Path) -> None:
     """A restored copy is written from then on, not the file that was thrown away."""
-    database = open_database()
-    assert database._file is not None
-    database._file.watch.every = 0.0
-    database._file.watch.next_at = 0.0
+    database = open_database(limits=WATCHFUL)
     database.write(add("a"))
     for leftover in tmp_path.iterdir():
         leftover.rename(tmp_path / f"old-{leftover.name}")
@@ -369,10 +360,8 @@ def test_no_commit_into_a_lost_file_is_acknowledged(
     is_replaced: bool, open_database: Open, path: Path, tmp_path: Path
 ) -> None:
     """Also right after a look at the path: SQLite itself goes on in a file without a name."""
-    database = open_database()
+    database = open_database(limits=UNWATCHED)
     database.write(add("a"))
-    assert database._file is not None
-    database._file.watch.next_at = float("inf")
     for leftover in tmp_path.iterdir():
         leftover.unlink()
     if is_replaced:
@@ -395,11 +384,9 @@ def test_a_look_of_somebody_else_hides_nothing(
     open_database: Open, path: Path, tmp_path: Path
 ) -> None:
     """A reader that has seen the new file meanwhile says nothing about where the writer writes."""
-    database = open_database()
+    database = open_database(limits=WATCHFUL)
     database.write(add("a"))
     items(database)
-    assert database._file is not None
-    watch = database._file.watch
 
     def work(connection: sqlite3.Connection) -> None:
         add("b")(connection)
@@ -408,7 +395,7 @@ def test_a_look_of_somebody_else_hides_nothing(
         with Database(tmp_path / "copy.db", schema=SAMPLE) as copy:
             copy.write(add("copied"))
         (tmp_path / "copy.db").rename(path)
-        watch.look()
+        assert items(database).keys() == {"copied"}
 
     with pytest.raises(StoreUnavailableError, match="removed or replaced"):
         database.write(work)
@@ -417,10 +404,8 @@ def test_a_look_of_somebody_else_hides_nothing(
 
 def test_a_file_that_was_moved_and_came_back(open_database: Open, path: Path) -> None:
     """What was written meanwhile is in it: nobody may say that it is not."""
-    database = open_database()
+    database = open_database(limits=UNWATCHED)
     database.write(add("a"))
-    assert database._file is not None
-    database._file.watch.next_at = float("inf")
     path.rename(path.with_name("moved.db"))
     with pytest.raises(StoreUnavailableError, match="is kept is not known") as told:
         database.write(add("b"))
@@ -430,12 +415,11 @@ def test_a_file_that_was_moved_and_came_back(open_database: Open, path: Path) ->
 
 
 def test_a_folder_that_cannot_be_looked_into_is_no_loss(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    open_database: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a path that leads elsewhere, or nowhere, says that the file is another one."""
+    database = open_database(limits=UNWATCHED)
     database.write(add("a"))
-    assert database._file is not None
-    database._file.watch.next_at = float("inf")
 
     def deny(_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -446,37 +430,35 @@ def test_a_folder_that_cannot_be_looked_into_is_no_loss(
     assert items(database).keys() == {"a", "b"}
 
 
-def test_everyone_in_a_group_hears_of_a_lost_file(database: Database, path: Path) -> None:
+def test_everyone_in_a_group_hears_of_a_lost_file(open_database: Open, path: Path) -> None:
     """A commit that many share is acknowledged to nobody."""
+    database = open_database(limits=UNWATCHED)
     database.write(add("a"))
-    assert database._file is not None
-    database._file.watch.next_at = float("inf")
     path.unlink()
     with ThreadPoolExecutor(8) as threads:
         told = [threads.submit(database.write, add(f"b{n}")) for n in range(8)]
     assert {type(each.exception()) for each in told} == {StoreUnavailableError}
 
 
-def test_the_file_is_looked_at_only_now_and_then(
-    open_database: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_is_looked_at_only_now_and_then(open_database: Open, path: Path) -> None:
     """Looking costs time, so work begins on what the last look found."""
-    database = open_database()
-    assert database._file is not None
-    watch = database._file.watch
-    assert items(database) == {}
-    watch.next_at = float("inf")
-    monkeypatch.setattr(watch, "look", pytest.fail)
+    database = open_database(limits=UNWATCHED)
     database.write(add("a"))
     assert items(database) == {"a": 0}
+    path.rename(path.with_name("moved.db"))
+    assert items(database) == {"a": 0}
+    begun: list[str] = []
+    with pytest.raises(StoreUnavailableError, match="moved, removed or replaced"):
+        database.write(lambda _: begun.append("b"))
+    assert begun == ["b"]
 
 
 def test_an_interrupt_between_begin_and_work_heals(database: Database) -> None:
     """A transaction that nobody owns is thrown away by the next caller."""
-    assert database._file is not None
-    database._file.writer._connection.begin(0.0, is_synced=True).execute(
-        "INSERT INTO ergon_item (name) VALUES ('x')"
-    )
+    writer: list[sqlite3.Connection] = []
+    database.write(writer.append)
+    for statement in ("BEGIN IMMEDIATE", "INSERT INTO ergon_item (name) VALUES ('x')"):
+        writer[0].execute(statement).close()
     assert database.write(add("a")) == "a"
     assert items(database) == {"a": 0}
 

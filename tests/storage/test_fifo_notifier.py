@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.storage.sqlite import notifier
+from ergon_framework.storage.secure_files import Folder
 from ergon_framework.storage.sqlite.notifier import FifoNotifier, FifoSubscription
 from tests.storage.conftest import WAIT, until
 
@@ -54,11 +54,9 @@ def subscription(fifos: FifoNotifier) -> Iterator[FifoSubscription]:
 
 
 @pytest.fixture
-def mute(folder: Path) -> Iterator[None]:
+def mute(folder: Path) -> None:
     """The folder cannot be made, as when a file system has no room for it."""
     folder.write_text("in the way")
-    yield
-    notifier._mute.discard(folder)
 
 
 @pytest.mark.req("JOBS:store")
@@ -130,7 +128,7 @@ def test_closing_removes_the_pipe_and_wakes_waiters(fifos: FifoNotifier, folder:
     assert len(list(folder.iterdir())) == 1
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(subscription.wait, WAIT)
-        until(lambda: subscription._waiters)
+        until(lambda: subscription.waiters)
         subscription.close()
         assert waiter.result(WAIT) is False
     subscription.close()
@@ -182,10 +180,11 @@ def test_a_pipe_that_nobody_opened_is_removed(
     fifos: FifoNotifier, subscription: FifoSubscription, folder: Path
 ) -> None:
     """What a listener left behind before this ringer came does not stay, a live one does."""
+    alive = list(folder.iterdir())
     os.mkfifo(folder / "work.1.dead")
     fifos.notify("work")
     assert subscription.wait(0)
-    assert [each.name for each in folder.iterdir()] == [subscription._path.name]  # type: ignore[union-attr]
+    assert list(folder.iterdir()) == alive
 
 
 def test_a_pipe_being_made_is_left_alone(fifos: FifoNotifier, folder: Path) -> None:
@@ -203,21 +202,18 @@ def test_a_pipe_being_made_is_left_alone(fifos: FifoNotifier, folder: Path) -> N
 
 
 def test_the_folder_is_listed_only_when_it_changed(
-    fifos: FifoNotifier,
-    subscription: FifoSubscription,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, subscription: FifoSubscription, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless its time stamp is so young that a change could hide behind it."""
-    looks: list[int] = []
-    look = notifier.FifoWriters._look
+    looks: list[str] = []
+    names = Folder.names
 
-    def counted(self: notifier.FifoWriters, changed: int) -> None:
-        looks.append(changed)
-        look(self, changed)
+    def counted(self: Folder) -> list[str]:
+        looks.append("")
+        return names(self)
 
-    monkeypatch.setattr(notifier.FifoWriters, "_look", counted)
-    monkeypatch.setattr(notifier, "_COARSE_NS", 60_000_000_000)  # it is young for long enough
+    monkeypatch.setattr(Folder, "names", counted)
+    fifos = FifoNotifier(path, timestamp_resolution=60.0)  # it is young for long enough
     fifos.notify("work")
     fifos.notify("work")
     assert len(looks) == 2
@@ -230,13 +226,12 @@ def test_the_folder_is_listed_only_when_it_changed(
     fifos.notify("work")
     assert other.wait(0)
     other.close()
+    fifos.close()
 
 
-def test_more_listeners_than_descriptors_to_keep(
-    fifos: FifoNotifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_listeners_than_descriptors_to_keep(path: Path) -> None:
     """Those beyond the limit are rung as well."""
-    monkeypatch.setattr(notifier, "_KEPT", 2)
+    fifos = FifoNotifier(path, max_open_pipes=2)
     heard = [fifos.subscribe("work") for _ in range(5)]
     for _ in range(2):
         fifos.notify("work")
@@ -244,39 +239,43 @@ def test_more_listeners_than_descriptors_to_keep(
     for subscription in heard:
         subscription.close()
     fifos.notify("work")
+    fifos.close()
 
 
-def test_more_topics_than_are_kept(fifos: FifoNotifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_topics_than_are_kept(path: Path, folder: Path) -> None:
     """Forgotten ones are looked up again."""
-    monkeypatch.setattr(notifier, "_TOPICS", 2)
+    fifos = FifoNotifier(path, max_topics=2)
     heard = [fifos.subscribe(str(n)) for n in range(5)]
+    os.utime(folder, (1, 1))
+    before = descriptors()
     for n, subscription in enumerate(heard * 2):
         fifos.notify(str(n % 5))
         assert subscription.wait(0)
-        assert len(fifos._topics) <= 2
+        assert descriptors() <= before + 2
     for subscription in heard:
         subscription.close()
+    fifos.close()
 
 
 def test_a_process_that_dies_of_sigpipe_keeps_no_pipe_open(
-    fifos: FifoNotifier, subscription: FifoSubscription
+    fifos: FifoNotifier, subscription: FifoSubscription, folder: Path
 ) -> None:
     """A listener that goes away must not take its ringers along."""
-    os.utime(fifos._folder, (1, 1))
+    alive = list(folder.iterdir())
+    os.mkfifo(folder / "work.1.killed")
+    killed = os.open(folder / "work.1.killed", os.O_RDONLY | os.O_NONBLOCK)
+    os.utime(folder, (1, 1))
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         fifos.notify("work")
         assert subscription.wait(0)
-        with (
-            subscription._lock
-        ):  # the listener goes without removing its pipe, as when it is killed
-            os.close(subscription._read)
-            os.close(subscription._write)
-            subscription._read, subscription._is_closed = -1, True
+        assert os.read(killed, 10)
+        os.close(killed)  # it goes without removing its pipe
         fifos.notify("work")
     finally:
         signal.signal(signal.SIGPIPE, before)
-    assert list(fifos._folder.iterdir()) == []
+    assert subscription.wait(0)
+    assert list(folder.iterdir()) == alive
 
 
 @pytest.mark.usefixtures("mute")
@@ -311,7 +310,6 @@ def test_a_file_system_without_named_pipes(
     assert subscription.wait(0)
     subscription.close()
     assert list(folder.iterdir()) == []
-    notifier._mute.discard(folder)
 
 
 def descriptors() -> int:
@@ -334,12 +332,15 @@ def test_a_pipe_that_cannot_be_shown_is_taken_back(
     subscription.close()
     assert list(folder.iterdir()) == []
     assert descriptors() == before
-    notifier._mute.discard(folder)
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_no_descriptors_are_left(
-    fifos: FifoNotifier, folder: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+    fifos: FifoNotifier,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    named: bool,
 ) -> None:
     """It is said so, nothing is left behind, and the folder is as good as before."""
     folder.mkdir()
@@ -359,11 +360,10 @@ def test_no_descriptors_are_left(
             fifos.subscribe("work")
     assert "ulimit" in caught.value.remedy
     assert descriptors() == before
-    assert (folder in notifier._mute) is not named
-    notifier._mute.discard(folder)
+    assert ("takes no named pipes" in caplog.text) is not named
     if named:
         subscription = fifos.subscribe("work")
-        assert subscription._path is not None
+        assert list(folder.iterdir())
         subscription.close()
 
 
@@ -387,7 +387,9 @@ def test_a_ringer_without_descriptors_tries_again(
     assert subscription.wait(0)
 
 
-def test_listeners_come_and_go_while_others_ring(fifos: FifoNotifier, path: Path) -> None:
+def test_listeners_come_and_go_while_others_ring(
+    fifos: FifoNotifier, path: Path, folder: Path
+) -> None:
     """No live listener's pipe is ever taken for a dead one's."""
     stop = threading.Event()
 
@@ -404,8 +406,7 @@ def test_listeners_come_and_go_while_others_ring(fifos: FifoNotifier, path: Path
         for _ in range(150):
             subscription = fifos.subscribe("work")
             assert subscription.wait(WAIT)
-            assert subscription._path is not None
-            assert subscription._path.exists()
+            assert len(list(folder.iterdir())) == 1
             subscription.close()
     finally:
         stop.set()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.errors import StoreError, StoreFullError, StoreUnavailableError
-from ergon_framework.storage.sqlite import group_commit
+from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database
 from tests.storage.conftest import WAIT, Script, add, fail, items, seen_by_others, until
 
@@ -25,19 +25,13 @@ NORMAL, FULL = 1, 2
 """How SQLite calls a commit that does not wait for the disk, and one that does."""
 
 
-def waiting(database: Database) -> int:
-    """How many callers are in line."""
-    assert database._file is not None
-    return len(database._file.writer.queue._waiting)
-
-
 class Crowd:
     """Threads whose works queue up behind one that is held, so that they share a commit."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self.pool = ThreadPoolExecutor(32)
-        self._go_on = threading.Event()
+        self.go_on = threading.Event()
         self.held: Future[str] | None = None
 
     def hold(self) -> None:
@@ -47,7 +41,7 @@ class Crowd:
         def work(connection: sqlite3.Connection) -> str:
             add("held")(connection)
             inside.set()
-            assert self._go_on.wait(WAIT)
+            assert self.go_on.wait(WAIT)
             return "held"
 
         self.held = self.pool.submit(self.database.write, work)
@@ -57,26 +51,32 @@ class Crowd:
         self, work: Work, *, is_synced: bool = True, within: float | None = None
     ) -> Future[Any]:
         """One more caller; returns when it is in line."""
-        before = waiting(self.database)
+        before = self.database.pending_writes
         write = self.database.write
         future = self.pool.submit(write, work, is_synced=is_synced, within=within)
-        until(lambda: waiting(self.database) > before)
+        until(lambda: self.database.pending_writes > before)
         return future
 
     def release(self) -> None:
         """Let the one that holds the others up go on."""
-        self._go_on.set()
+        self.go_on.set()
         assert self.held is not None
         assert self.held.result(WAIT) == "held"
 
 
 @pytest.fixture
-def crowd(open_database: Open, script: Script) -> Iterator[Crowd]:
+def limits() -> SqliteLimits:
+    """Of the database; a test may have others."""
+    return SqliteLimits()
+
+
+@pytest.fixture
+def crowd(open_database: Open, script: Script, limits: SqliteLimits) -> Iterator[Crowd]:
     """A crowd before a database whose statements are recorded."""
-    crowd = Crowd(open_database(connect=script.connect))
+    crowd = Crowd(open_database(connect=script.connect, limits=limits))
     with crowd.pool:
         yield crowd
-        crowd._go_on.set()
+        crowd.go_on.set()
 
 
 def commits_of(script: Script) -> int:
@@ -245,9 +245,9 @@ def test_an_insert_or_rollback_is_such_an_offender(crowd: Crowd) -> None:
     assert items(crowd.database) == {"held": 0}
 
 
-def test_groups_are_bounded(crowd: Crowd, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limits", [SqliteLimits(max_group_size=4)])
+def test_groups_are_bounded(crowd: Crowd, script: Script) -> None:
     """More callers than fit into one commit get several."""
-    monkeypatch.setattr(group_commit, "MOST", 4)
     before = commits_of(script)
     crowd.hold()
     futures = [crowd.join(add(f"n{n}")) for n in range(10)]
@@ -262,7 +262,7 @@ def test_maintenance_waits_for_its_turn(crowd: Crowd) -> None:
     crowd.hold()
     first = crowd.join(add("first"))
     maintained = crowd.pool.submit(crowd.database.maintain)
-    until(lambda: waiting(crowd.database) == 2)
+    until(lambda: crowd.database.pending_writes == 2)
     last = crowd.join(add("last"))
     crowd.release()
     assert first.result(WAIT) == "first"
@@ -295,7 +295,7 @@ def test_an_interrupted_waiter_leaves_the_line(crowd: Crowd) -> None:
     assert main is not None
 
     def interrupt() -> None:
-        until(lambda: waiting(crowd.database))
+        until(lambda: crowd.database.pending_writes)
         signal.pthread_kill(main, signal.SIGUSR1)
 
     threading.Thread(target=interrupt).start()
@@ -317,7 +317,7 @@ def test_an_interrupted_leader_keeps_nobody_waiting(crowd: Crowd) -> None:
         signal.raise_signal(signal.SIGUSR1)
 
     def fill() -> None:
-        until(lambda: waiting(crowd.database))
+        until(lambda: crowd.database.pending_writes)
         others.append(crowd.join(add("other")))
         others.append(crowd.join(interrupted))  # is run by the main thread, which leads
         crowd.release()
@@ -344,7 +344,7 @@ def test_interrupted_after_the_commit(crowd: Crowd, script: Script) -> None:
         signal.raise_signal(signal.SIGUSR1)
 
     def fill() -> None:
-        until(lambda: waiting(crowd.database))
+        until(lambda: crowd.database.pending_writes)
         others.append(crowd.join(add("other")))
         script.before(SAVEPOINT, lambda: script.after("COMMIT", interrupt))
         crowd.release()
@@ -406,7 +406,7 @@ def test_one_in_a_hurry_is_served_by_others(crowd: Crowd, script: Script) -> Non
     crowd.hold()
     leader = crowd.join(add("leader"))
     hasty = crowd.pool.submit(crowd.database.write, add("hasty"), within=WAIT)
-    until(lambda: waiting(crowd.database) == 2)
+    until(lambda: crowd.database.pending_writes == 2)
     crowd.release()
     assert (leader.result(WAIT), hasty.result(WAIT)) == ("leader", "hasty")
     assert script.executed.count(SAVEPOINT) == 2
@@ -417,7 +417,7 @@ def test_one_in_a_hurry_leaves_a_group_that_waits(crowd: Crowd, script: Script) 
     crowd.hold()
     leader, left = crowd.join(add("leader")), threading.Event()
     hasty = crowd.pool.submit(crowd.database.write, add("hasty"), within=0.2)
-    until(lambda: waiting(crowd.database) == 2)
+    until(lambda: crowd.database.pending_writes == 2)
 
     def wait_for_the_lock() -> None:
         assert left.wait(WAIT)

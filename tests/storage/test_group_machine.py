@@ -69,15 +69,13 @@ class Callers(RuleBasedStateMachine):
             inside.set()
             assert go_on.wait(WAIT)
 
-        assert self.database._file is not None
-        queue = self.database._file.writer.queue
         held = self.pool.submit(self.database.write, hold)
         assert inside.wait(WAIT)
         futures: list[tuple[Future[int], bool, dict[str, int]]] = []
         for n, (changes, raises) in enumerate(members, 1):
             work, effect = self.work(changes, raises)
             futures.append((self.pool.submit(self.database.write, work), raises, effect))
-            until(lambda n=n: len(queue._waiting) == n)  # type: ignore[misc]
+            until(lambda n=n: self.database.pending_writes == n)  # type: ignore[misc]
         if breaks is not None:
             full = sqlite3.SQLITE_FULL
             self.script.before("SAVEPOINT ergon_caller", lambda: self.script.fail(breaks, full))

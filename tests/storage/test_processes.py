@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.storage.sqlite import database as openfile
+from ergon_framework.storage.sqlite.connections import SqliteLimits
 from ergon_framework.storage.sqlite.database import Database
 from tests.storage import crash_child
 from tests.storage.conftest import SAMPLE, WAIT, add, items, seen_by_others
@@ -110,11 +110,9 @@ def test_a_fork_waits_for_transactions_of_other_threads(database: Database) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_fork_in_the_middle_of_a_transaction(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_in_the_middle_of_a_transaction(open_database: Callable[..., Database]) -> None:
     """The child may not use the file, and is told why; the parent goes on."""
-    monkeypatch.setattr(openfile, "_FORK_TIMEOUT", 0.01)
+    database = open_database(limits=SqliteLimits(fork_timeout=0.01))
 
     def refused() -> bool:
         with pytest.raises(StoreUnavailableError, match="was in use when this process was forked"):

@@ -61,8 +61,7 @@ def test_everything_beside_a_store_is_private_whatever_the_umask(
     path = tmp_path / "work.db"
     with Database(path, schema=SAMPLE) as database:
         put(database)
-        with Checkpointer(path)._locked():
-            pass
+        assert lock(path)
         subscription = FifoNotifier(path).subscribe("due")
         files = sorted(each.name for each in tmp_path.iterdir())
         assert files == [
@@ -145,8 +144,7 @@ def test_a_store_that_root_looks_into_stays_its_owners() -> None:
             Database(path, schema=SAMPLE).close()
         with Database(path, schema=SAMPLE) as database:  # as root
             put(database)
-            with Checkpointer(path)._locked() as is_ours:
-                assert is_ours
+            assert lock(path)
             subscription = FifoNotifier(path).subscribe("due")
             assert {each.stat().st_uid for each in folder.iterdir()} == {WORKER}
             with acting_as(WORKER, GROUP):

@@ -12,18 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ergon_framework.storage import secure_files
+from ergon_framework.storage.sqlite.connections import DEFAULT_LIMITS
 from ergon_framework.storage.sqlite.errors import is_busy, is_full
 
 logger = logging.getLogger("ergon.storage")
 
-BOUND = 4 << 20
-"""Bytes of log that call for a checkpoint."""
-
-# A log that has its length already takes commits about twice as fast as one that grows: the disk
-# overwrites blocks and need not record a new length. So it is made this long before it is needed,
-# begun anew from its start, and cut only when it has outgrown its bound.
-_OUTGROWN = 4 * BOUND
-_EVERY = 64  # commits between two looks
 _MAGIC = (0x377F0682, 0x377F0683)
 _HEADER = struct.Struct(">IIIIII")  # of the log: magic, format, page size, sequence, two salts
 _FRAME = struct.Struct(">IIII")  # of a page in it: page number, pages after commit, two salts
@@ -32,10 +25,25 @@ _FRAME_HEADER = 24
 
 
 class Checkpointer:
-    """Looks at the log of one file from time to time and checkpoints it."""
+    """Looks at the log of one file from time to time and checkpoints it.
 
-    def __init__(self, path: Path) -> None:
+    A log that has its length already takes commits about twice as fast as one that grows: the disk
+    overwrites blocks and need not record a new length. So it is made ``max_bytes`` long before that
+    is needed, begun anew from its start, and cut only when it has outgrown four times that.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int = DEFAULT_LIMITS.checkpoint_bytes,
+        interval: int = DEFAULT_LIMITS.checkpoint_interval,
+    ) -> None:
+        """``interval`` is how many commits lie between two looks at the log."""
         self._path = path
+        self._max_bytes = max_bytes
+        self._truncate_bytes = 4 * max_bytes
+        self._interval = interval
         self._log = Path(f"{path}-wal")
         self._lock_path = Path(f"{path}-maintenance.lock")
         self._left = 1
@@ -48,14 +56,14 @@ class Checkpointer:
         self._left -= 1
         if self._left > 0:
             return False
-        self._left = _EVERY
+        self._left = self._interval
         # A process with few commits takes its turn at a long log, but needs no room of its own.
         is_first, self._is_first_look = self._is_first_look, False
         return self.is_long() or (not is_first and self._is_short())
 
     def is_long(self) -> bool:
         """Whether the log has reached its bound."""
-        return is_long(self._log, BOUND)
+        return is_long(self._log, self._max_bytes)
 
     def run(self, connection: sqlite3.Connection) -> bool:
         """Checkpoint unless another process is doing so; whether all of the log was done."""
@@ -65,9 +73,9 @@ class Checkpointer:
             if self._is_short():
                 self._lengthen(connection)
             size = self._log.stat().st_size
-            mode = "TRUNCATE" if size > _OUTGROWN else "RESTART"
+            mode = "TRUNCATE" if size > self._truncate_bytes else "RESTART"
             [is_blocked, _, _] = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-            if is_blocked and size > _OUTGROWN and not self._has_warned:
+            if is_blocked and size > self._truncate_bytes and not self._has_warned:
                 self._has_warned = True
                 logger.warning(
                     "%s has grown to %d bytes: some connection reads without ever ending its"
@@ -79,7 +87,7 @@ class Checkpointer:
 
     def _is_short(self) -> bool:
         try:
-            return self._may_lengthen and self._log.stat().st_size < BOUND
+            return self._may_lengthen and self._log.stat().st_size < self._max_bytes
         except OSError:
             return False
 
@@ -90,7 +98,8 @@ class Checkpointer:
         try:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("CREATE TABLE ergon_room (filler)")
-            connection.execute("INSERT INTO ergon_room VALUES (zeroblob(?))", (BOUND * 5 // 4,))
+            size = self._max_bytes * 5 // 4
+            connection.execute("INSERT INTO ergon_room VALUES (zeroblob(?))", (size,))
         except sqlite3.OperationalError as error:
             if not is_busy(error) and not is_full(error):
                 raise

@@ -29,14 +29,43 @@ from ergon_framework.storage.sqlite.migrations import Schema
 Connect = Callable[[str, float], sqlite3.Connection]
 """Opens a connection, given a URI and how many seconds SQLite waits for a lock."""
 
-_STATEMENTS = 256  # compiled statements that a connection keeps
-_MAIN = "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'"
-_EVERY = 0.5  # seconds between two looks at what file the path leads to
-_ALWAYS = ("PRAGMA wal_autocheckpoint = 0",)
+
+@dataclass(frozen=True)
+class SqliteLimits:
+    """How much a process asks of one SQLite file, and how often it looks at it.
+
+    The parts of a process that have the same file open share its connections: the limits of the
+    part that opened it first hold for all of them.
+    """
+
+    max_readers: int = 8
+    """Connections that read at once."""
+    max_group_size: int = 512
+    """Callers whose writes share one commit."""
+    checkpoint_bytes: int = 4 << 20
+    """Length of the write-ahead log from which it is checkpointed."""
+    checkpoint_interval: int = 64
+    """Commits between two looks at the length of the log."""
+    watch_interval: float = 0.5
+    """Seconds between two looks at which file the path leads to."""
+    fork_timeout: float = 5.0
+    """Seconds that a fork waits for transactions of other threads."""
+
+
+DEFAULT_LIMITS = SqliteLimits()
+
+_CACHED_STATEMENTS = 256  # compiled statements that a connection keeps
+_MAIN_FILE = "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'"
+# Checkpoints are made by ``Checkpointer``, in one process at a time.
+_PRAGMAS = ("PRAGMA wal_autocheckpoint = 0",)
 # FULL: a commit waits for the disk. NORMAL would lose the last commits in a power cut.
-_WRITING = ("PRAGMA synchronous = FULL", "PRAGMA foreign_keys = ON", "PRAGMA temp_store = MEMORY")
+_WRITER_PRAGMAS = (
+    "PRAGMA synchronous = FULL",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA temp_store = MEMORY",
+)
 # On macOS fsync leaves the data in the drive's own cache.
-_MACOS = ("PRAGMA fullfsync = ON", "PRAGMA checkpoint_fullfsync = ON")
+_MACOS_PRAGMAS = ("PRAGMA fullfsync = ON", "PRAGMA checkpoint_fullfsync = ON")
 
 
 def connect(uri: str, timeout: float) -> sqlite3.Connection:
@@ -47,7 +76,7 @@ def connect(uri: str, timeout: float) -> sqlite3.Connection:
         timeout=timeout,
         isolation_level=None,
         check_same_thread=False,
-        cached_statements=_STATEMENTS,
+        cached_statements=_CACHED_STATEMENTS,
     )
 
 
@@ -55,7 +84,7 @@ def open_reader(path: Path, connect: Connect, timeout: float) -> sqlite3.Connect
     """A connection that cannot write."""
     with _in_our_words():
         secure_files.check_database(path)
-    return _prepared(connect(f"{path.as_uri()}?mode=ro", timeout), _ALWAYS)
+    return _prepared(connect(f"{path.as_uri()}?mode=ro", timeout), _PRAGMAS)
 
 
 def open_writer(
@@ -64,7 +93,7 @@ def open_writer(
     """A connection whose commits are on disk when they return, to a file in WAL mode."""
     prepare_file(path, may_create=may_create)
     connection = connect(f"{path.as_uri()}?mode={'rwc' if may_create else 'rw'}", timeout)
-    pragmas = _ALWAYS + _WRITING + (_MACOS if sys.platform == "darwin" else ())
+    pragmas = _PRAGMAS + _WRITER_PRAGMAS + (_MACOS_PRAGMAS if sys.platform == "darwin" else ())
     try:
         _use_wal(connection, path, time.monotonic() + timeout)
         tighten_file(path)
@@ -148,7 +177,7 @@ def same_file(connection: sqlite3.Connection, path: str | Path) -> bool:
     """Whether a caller's own connection has this file as its main database."""
     # A cursor of ours and bytes: what the caller makes of rows and of text is not asked.
     with closing(sqlite3.Cursor(connection)) as cursor:
-        [file] = cursor.execute(_MAIN).fetchone()
+        [file] = cursor.execute(_MAIN_FILE).fetchone()
     try:
         return bool(file) and Path(os.fsdecode(file)).samefile(path)
     except OSError:
@@ -169,8 +198,8 @@ class FileWatch:
     SQLite goes on writing into a file that was moved or removed: acknowledged and gone.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.every = _EVERY
+    def __init__(self, path: Path, *, interval: float = DEFAULT_LIMITS.watch_interval) -> None:
+        self._interval = interval
         self.generation = 0
         self.refusal: StoreUnavailableError | None = None
         self._path = path
@@ -187,7 +216,7 @@ class FileWatch:
         """The generation of the file there now; a connection of an older one must not be used."""
         if self.refusal is not None:
             raise StoreUnavailableError(self.refusal.message, remedy=self.refusal.remedy)
-        self.next_at = time.monotonic() + self.every
+        self.next_at = time.monotonic() + self._interval
         found = _identify(self._path)
         if found != self._known:
             self._known = found
@@ -216,7 +245,7 @@ class FileWatch:
 
 # SQLite looks for the write lock at ever longer intervals, so that one busy process could starve
 # the others. It waits this long at a time for us, and we ask again until the timeout.
-_SLICE = 0.003
+_LOCK_WAIT = 0.003  # seconds
 
 # SQLite begins even immediate transactions on a file that may only be read; this it refuses.
 _WRITE_NOTHING = "UPDATE ergon_schema SET version = version WHERE 0"
@@ -365,7 +394,7 @@ class WriteConnection:
             self._connection = connection = open_writer(
                 self._path, self._connect, timeout, may_create=self._may_create
             )
-            connection.execute(f"PRAGMA busy_timeout = {int(_SLICE * 1000)}")
+            connection.execute(f"PRAGMA busy_timeout = {int(_LOCK_WAIT * 1000)}")
             self._execute = connection.cursor().execute
             self._is_synced = True
             self._generation = self._watch.look()
@@ -407,10 +436,7 @@ def ended_early(path: Path) -> StoreError:
 
 T = TypeVar("T")
 
-LIMIT = 8
-"""Read connections of a process to one file."""
-
-_RANGE = 1 << 32  # larger than any number of commits that a connection counts
+_VERSIONS_PER_COUNTER = 1 << 32  # larger than any number of commits that a connection counts
 
 
 @dataclass(slots=True)
@@ -424,12 +450,20 @@ class _Reader:
 
 
 class ReadPool:
-    """Read connections. One is opened when all others are busy, up to the limit."""
+    """Read connections. One is opened when all others are busy, up to ``max_size``."""
 
-    def __init__(self, path: Path, connect: Connect, watch: FileWatch) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connect: Connect,
+        watch: FileWatch,
+        *,
+        max_size: int = DEFAULT_LIMITS.max_readers,
+    ) -> None:
         self._path = path
         self._connect = connect
         self._watch = watch
+        self._max_size = max_size
         self._free = threading.Condition(threading.Lock())
         self._idle: list[_Reader] = []
         self._busy = 0
@@ -467,7 +501,7 @@ class ReadPool:
             except sqlite3.Error as error:
                 self._close_counter()
                 raise self._translated(error) from error
-            return self._counters * _RANGE + int(version)
+            return self._counters * _VERSIONS_PER_COUNTER + int(version)
 
     def close(self) -> None:
         """Close what is idle, and what is busy when it comes back."""
@@ -494,11 +528,11 @@ class ReadPool:
     def _take(self, timeout: float) -> _Reader:
         generation = self._watch.look_sometimes()
         with self._free:
-            if not self._idle and self._busy >= LIMIT:
-                self._free.wait_for(lambda: self._idle or self._busy < LIMIT, timeout)
-            if self._busy >= LIMIT:
+            if not self._idle and self._busy >= self._max_size:
+                self._free.wait_for(lambda: self._idle or self._busy < self._max_size, timeout)
+            if self._busy >= self._max_size:
                 raise StoreUnavailableError(
-                    f"all {LIMIT} read connections to {self._path} are in use",
+                    f"all {self._max_size} read connections to {self._path} are in use",
                     remedy="keep reads short, and do not read inside a read",
                 )
             self._busy += 1

@@ -18,9 +18,11 @@ from typing import Self, TypeVar
 
 from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.storage.sqlite.connections import (
+    DEFAULT_LIMITS,
     Connect,
     FileWatch,
     ReadPool,
+    SqliteLimits,
     connect,
     real_path,
     same_file,
@@ -31,8 +33,6 @@ from ergon_framework.storage.sqlite.migrations import Schema
 __all__ = ["Database", "same_file"]
 
 
-_FORK_TIMEOUT = 5.0  # seconds a fork waits for transactions of other threads
-
 _files: dict[tuple[Path, Connect], OpenFile] = {}
 _closing: list[OpenFile] = []
 _lock = threading.RLock()
@@ -41,12 +41,13 @@ _lock = threading.RLock()
 class OpenFile:
     """The writing connection and the read connections to one file."""
 
-    def __init__(self, path: Path, connect: Connect) -> None:
+    def __init__(self, path: Path, connect: Connect, limits: SqliteLimits) -> None:
         self.path = path
         self.users = 0
-        self.watch = FileWatch(path)
-        self.writer = GroupCommitWriter(path, connect, self.watch)
-        self.readers = ReadPool(path, connect, self.watch)
+        self.watch = FileWatch(path, interval=limits.watch_interval)
+        self.writer = GroupCommitWriter(path, connect, self.watch, limits)
+        self.readers = ReadPool(path, connect, self.watch, max_size=limits.max_readers)
+        self._fork_timeout = limits.fork_timeout
         self._exclusive = contextlib.ExitStack()
         self._is_quiet = False
 
@@ -59,10 +60,10 @@ class OpenFile:
         """Close every connection, so that the child inherits none, and let nobody in."""
         self._is_quiet = False
         with contextlib.suppress(TimeoutError, StoreError):  # StoreError: this thread writes
-            self._exclusive.enter_context(self.writer.exclusive(_FORK_TIMEOUT))
+            self._exclusive.enter_context(self.writer.exclusive(self._fork_timeout))
             self.writer.drop()
             self._is_quiet = True
-        self._is_quiet &= self.readers.hold(_FORK_TIMEOUT)
+        self._is_quiet &= self.readers.hold(self._fork_timeout)
 
     def after_fork(self, *, in_child: bool) -> None:
         """Let everybody in again; in a child only if nothing was in use."""
@@ -81,12 +82,12 @@ def _in_use(path: Path) -> StoreUnavailableError:
     )
 
 
-def acquire(path: Path, connect: Connect) -> OpenFile:
+def acquire(path: Path, connect: Connect, limits: SqliteLimits) -> OpenFile:
     """The file as it is open already, or newly opened; give it back with :func:`release`."""
     with _lock:
         file = _files.get((path, connect))
         if file is None:
-            file = _files[path, connect] = OpenFile(path, connect)
+            file = _files[path, connect] = OpenFile(path, connect, limits)
         file.users += 1
         return file
 
@@ -146,13 +147,14 @@ class Database:
         busy_timeout: float = 5.0,
         read_only: bool = False,
         connect: Connect = connect,
+        limits: SqliteLimits = DEFAULT_LIMITS,
     ) -> None:
         self.path = Path(path).absolute()
         self._schema = schema
         self._timeout = busy_timeout
         self._is_read_only = read_only
         self._connect = connect
-        self._file: OpenFile | None = acquire(real_path(self.path), connect)
+        self._file: OpenFile | None = acquire(real_path(self.path), connect, limits)
         try:
             self._open(self._file)
         except BaseException:
@@ -164,6 +166,12 @@ class Database:
         """The file's device and number when it was last looked at; None when it was not there."""
         file = self._file or self._refuse_closed()
         return file.watch.identity
+
+    @property
+    def pending_writes(self) -> int:
+        """How many callers of this process wait for their turn to write to the file."""
+        file = self._file or self._refuse_closed()
+        return file.writer.queue.waiting
 
     def write(
         self,

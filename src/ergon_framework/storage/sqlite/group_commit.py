@@ -11,6 +11,7 @@ import contextlib
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from threading import Lock, get_ident
@@ -20,8 +21,10 @@ from typing import Any, TypeVar
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.storage.sqlite.checkpoints import Checkpointer
 from ergon_framework.storage.sqlite.connections import (
+    DEFAULT_LIMITS,
     Connect,
     FileWatch,
+    SqliteLimits,
     WriteConnection,
     ended_early,
 )
@@ -99,18 +102,24 @@ class CommitQueue:
     then, ``leave`` wakes its whole group and makes the next caller the leader.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
         self.leader: int | None = None
         """The thread that leads."""
         self.group: list[PendingWrite] = []
         """The writes it commits together; the first is its own."""
-        self._lock = Lock()
+        self._lock = lock or Lock()
         self._waiting: deque[PendingWrite] = deque()
 
     @property
     def waiting(self) -> int:
         """How many callers wait to lead, or to be served by who leads."""
         return len(self._waiting)
+
+    @property
+    def pending(self) -> tuple[PendingWrite, ...]:
+        """The writes of those callers, in the order of their arrival."""
+        with self._lock:
+            return tuple(self._waiting)
 
     def try_lead(self, thread: int) -> bool:
         """Lead if nobody does and nobody waits."""
@@ -120,27 +129,31 @@ class CommitQueue:
             self.leader = thread
             return True
 
-    def wait(self, pending: PendingWrite, most: int, timeout: float = -1) -> bool:
+    def wait(self, pending: PendingWrite, max_size: int, timeout: float = -1) -> bool:
         """Wait until this caller leads a group (True), or another leader has served it (False).
 
         Raises ``TimeoutError`` when neither happened in time, unless its work has begun.
         """
         try:
-            with self._lock:
-                self._waiting.append(pending)
-                if self.leader is None:
-                    self._promote()
+            self.join(pending)
             is_awake = pending.wake.acquire(timeout=timeout)
-            if not is_awake and not self._withdraw(pending):
-                is_awake = pending.wake.acquire()
+            if not is_awake and not self.withdraw(pending):
+                is_awake = pending.wake.acquire()  # its work has begun, and is waited for
             if is_awake and pending.is_leading:
-                self._gather(most)
+                self.gather(max_size)
         except BaseException:
-            self._withdraw(pending)
+            self.withdraw(pending)
             raise
         if not is_awake:
             raise TimeoutError
         return pending.is_leading
+
+    def join(self, pending: PendingWrite) -> None:
+        """Enter the queue; lead at once if nobody does."""
+        with self._lock:
+            self._waiting.append(pending)
+            if self.leader is None:
+                self._promote()
 
     def begin(self, pending: PendingWrite) -> bool:
         """Mark the work of a caller that may time out as begun; False if it has timed out."""
@@ -192,16 +205,19 @@ class CommitQueue:
         first.is_leading = True
         first.wake.release()
 
-    def _gather(self, most: int) -> None:
-        """Take the writes that can be committed together off the queue."""
+    def gather(self, max_size: int) -> None:
+        """Take the writes that can be committed together off the queue; only the leader may.
+
+        A caller without work wants the connection to itself: a group ends before it.
+        """
         with self._lock:
             queue = self._waiting
             behind = (n for n, pending in enumerate(queue) if n and not pending.has_work)
-            count = min(next(behind, len(queue)), most if queue[0].has_work else 1)
+            count = min(next(behind, len(queue)), max_size if queue[0].has_work else 1)
             group, rest = list(islice(queue, count)), deque(islice(queue, count, None))
             self.group, self._waiting = group, rest  # nothing can come between these two
 
-    def _withdraw(self, pending: PendingWrite) -> bool:
+    def withdraw(self, pending: PendingWrite) -> bool:
         """Take a caller out again, after a timeout or a signal; False if its work has begun.
 
         It stands in the queue, or in the group of a leader that still waits for the file's lock.
@@ -220,18 +236,24 @@ class CommitQueue:
 
 T = TypeVar("T")
 
-MOST = 512
-"""Callers served by one commit."""
-
 
 class GroupCommitWriter:
     """Runs work in transactions and returns when they are on disk. Any thread may call it."""
 
-    def __init__(self, path: Path, connect: Connect, watch: FileWatch) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connect: Connect,
+        watch: FileWatch,
+        limits: SqliteLimits = DEFAULT_LIMITS,
+    ) -> None:
         self.queue = CommitQueue()
         self._path = path
+        self._max_group_size = limits.max_group_size
         self._connection = WriteConnection(path, connect, watch)
-        self._checkpointer = Checkpointer(path)
+        self._checkpointer = Checkpointer(
+            path, max_bytes=limits.checkpoint_bytes, interval=limits.checkpoint_interval
+        )
 
     def write(
         self,
@@ -251,7 +273,7 @@ class GroupCommitWriter:
             if before_waiting is not None:
                 before_waiting()
             pending = PendingWrite(work, timeout, is_synced=is_synced)
-            if queue.wait(pending, MOST):
+            if queue.wait(pending, self._max_group_size):
                 if len(queue.group) == 1:
                     return self._commit_one(work, timeout, is_synced=is_synced)
                 self._commit_group(queue.group)
@@ -338,7 +360,7 @@ class GroupCommitWriter:
 
     def _leads_in_time(self, pending: PendingWrite, seconds: float) -> bool:
         try:
-            return self.queue.wait(pending, MOST, seconds)
+            return self.queue.wait(pending, self._max_group_size, seconds)
         except TimeoutError:
             raise StoreUnavailableError(
                 f"{self._path} was busy for {seconds:.3g} seconds", remedy="try again"

@@ -26,16 +26,23 @@ from ergon_framework.storage.sqlite.connections import real_path
 
 logger = logging.getLogger("ergon.storage")
 
-_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_SUFFIX = "-bells"
-_HIDDEN = ".new-"
-_ABANDONED = 60.0  # seconds after which a hidden pipe is nobody's: showing one takes microseconds
-_TOPICS = 256  # whose pipes a notifier keeps open
-_USED_UP = frozenset({errno.EMFILE, errno.ENFILE})
+MAX_TOPICS = 256
+"""Topics whose pipes a notifier keeps open."""
+MAX_OPEN_PIPES = 128
+"""Pipes of one topic that are kept open; further ones are opened for each notification."""
+TIMESTAMP_RESOLUTION = 2.0
+"""Seconds. The time stamp of a folder can be this coarse: until it is older than that, a pipe may
+have come without changing it."""
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FOLDER_SUFFIX = "-bells"
+_HIDDEN_PREFIX = ".new-"
+_HIDDEN_TIMEOUT = 60.0  # seconds after which a hidden pipe is abandoned: naming one takes micros
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 _lock = threading.Lock()
 _subscriptions: set[FifoSubscription] = set()
-_mute: set[Path] = set()  # folders whose subscribers other processes cannot wake
+_local_only: set[Path] = set()  # folders without named pipes: no other process can wake us
 _notifiers: weakref.WeakSet[FifoNotifier] = weakref.WeakSet()
 
 
@@ -73,6 +80,11 @@ class FifoSubscription:
         with self._lock:
             if not self._is_closed:
                 write_byte(self._write)
+
+    @property
+    def waiters(self) -> int:
+        """How many threads wait at this moment."""
+        return self._waiters
 
     def fileno(self) -> int:
         """The descriptor that an event loop can watch; call ``wait(0)`` when it is readable."""
@@ -119,9 +131,19 @@ class FifoSubscription:
 class FifoNotifier:
     """Notifies the subscribers beside one database file. Any thread may call any method."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        max_topics: int = MAX_TOPICS,
+        max_open_pipes: int = MAX_OPEN_PIPES,
+        timestamp_resolution: float = TIMESTAMP_RESOLUTION,
+    ) -> None:
+        self._max_topics = max_topics
+        self._max_open_pipes = max_open_pipes
+        self._timestamp_resolution = timestamp_resolution
         resolved = real_path(Path(path).absolute())
-        self._folder = resolved.with_name(f"{resolved.name}{_SUFFIX}")
+        self._folder = resolved.with_name(f"{resolved.name}{_FOLDER_SUFFIX}")
         self._lock = threading.Lock()
         self._topics: dict[str, FifoWriters] = {}
         _notifiers.add(self)
@@ -129,7 +151,7 @@ class FifoNotifier:
     def subscribe(self, topic: str) -> FifoSubscription:
         """A new subscription to this topic."""
         _remove_abandoned(self._folder)
-        return FifoSubscription(self._folder, _plain(topic))
+        return FifoSubscription(self._folder, _file_name(topic))
 
     def notify(self, topic: str) -> None:
         """Wake every subscriber of this topic, in any process; never blocks and never fails."""
@@ -138,8 +160,8 @@ class FifoNotifier:
             if writers is None:
                 writers = self._new_writers(topic)
             writers.write_all()
-        if self._folder in _mute:
-            self._notify_local(_plain(topic))
+        if self._folder in _local_only:
+            self._notify_local(_file_name(topic))
 
     def close(self) -> None:
         """Close the pipes kept open for writing; they are opened again when needed."""
@@ -151,9 +173,14 @@ class FifoNotifier:
         self._lock = threading.Lock()
 
     def _new_writers(self, topic: str) -> FifoWriters:
-        if len(self._topics) >= _TOPICS:
+        if len(self._topics) >= self._max_topics:
             self._close_writers()
-        writers = self._topics[topic] = FifoWriters(self._folder, _plain(topic))
+        writers = self._topics[topic] = FifoWriters(
+            self._folder,
+            _file_name(topic),
+            max_open_pipes=self._max_open_pipes,
+            timestamp_resolution=self._timestamp_resolution,
+        )
         return writers
 
     def _close_writers(self) -> None:
@@ -175,19 +202,19 @@ def _make_pipe(folder: Path, topic: str) -> tuple[Path | None, int, int]:
     try:
         return _make_named_pipe(folder, topic)
     except OSError as error:
-        if error.errno in _USED_UP:
-            raise _used_up(folder, error) from error
+        if error.errno in _NO_DESCRIPTORS:
+            raise _no_descriptors(folder, error) from error
         _warn_once(folder, error)
     try:
         read, write = os.pipe()
     except OSError as error:
-        raise _used_up(folder, error) from error
+        raise _no_descriptors(folder, error) from error
     os.set_blocking(read, False)
     os.set_blocking(write, False)
     return None, read, write
 
 
-def _used_up(folder: Path, error: OSError) -> StoreUnavailableError:
+def _no_descriptors(folder: Path, error: OSError) -> StoreUnavailableError:
     """There are no descriptors; that passes, and says nothing about the folder."""
     return StoreUnavailableError(
         f"no bell can be opened in {folder}: {error.strerror}",
@@ -197,13 +224,13 @@ def _used_up(folder: Path, error: OSError) -> StoreUnavailableError:
 
 def _make_named_pipe(folder: Path, topic: str) -> tuple[Path, int, int]:
     name = f"{topic}.{os.getpid()}.{secrets.token_hex(8)}"
-    hidden = f"{_HIDDEN}{name}"
+    hidden = f"{_HIDDEN_PREFIX}{name}"
     with Folder.ensure(folder) as opened, contextlib.ExitStack() as undo:
         opened.make_pipe(hidden)
         undo.callback(_forget, opened, hidden)
         read = opened.open_pipe(hidden, os.O_RDONLY)
         undo.callback(os.close, read)
-        database = folder.with_name(folder.name.removesuffix(_SUFFIX))
+        database = folder.with_name(folder.name.removesuffix(_FOLDER_SUFFIX))
         opened.give_to(database)
         give_to(read, database)
         # We write too: a pipe that has lost its last writer stays readable, and no wait would wait.
@@ -221,8 +248,8 @@ def _forget(folder: Folder, name: str) -> None:
 
 def _warn_once(folder: Path, error: OSError) -> None:
     with _lock:
-        is_known = folder in _mute
-        _mute.add(folder)
+        is_known = folder in _local_only
+        _local_only.add(folder)
     if is_known:
         return
     if isinstance(error, UnsafeFileError):
@@ -241,9 +268,9 @@ def _warn_once(folder: Path, error: OSError) -> None:
         )
 
 
-def _plain(topic: str) -> str:
+def _file_name(topic: str) -> str:
     """The topic as part of a file's name, whatever characters it has and however long it is."""
-    if _PLAIN.fullmatch(topic):
+    if _FILE_NAME.fullmatch(topic):
         return topic
     return hashlib.blake2b(topic.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -251,8 +278,8 @@ def _plain(topic: str) -> str:
 def _remove_abandoned(folder: Path) -> None:
     """Remove hidden pipes of subscribers that died before they gave them a name."""
     with contextlib.suppress(OSError):
-        for hidden in folder.glob(f"{_HIDDEN}*"):
-            if time.time() - hidden.lstat().st_mtime > _ABANDONED:
+        for hidden in folder.glob(f"{_HIDDEN_PREFIX}*"):
+            if time.time() - hidden.lstat().st_mtime > _HIDDEN_TIMEOUT:
                 hidden.unlink()
 
 
@@ -269,11 +296,6 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-_KEPT = 128  # pipes kept open; further ones are opened for each notification
-# A folder's time stamp can be this coarse: until it is older, a change may hide behind it.
-_COARSE_NS = 2_000_000_000
-
-
 def write_byte(pipe: int) -> bool:
     """Wake the reader of a pipe; False when it has none any more. A full pipe wakes it already."""
     try:
@@ -288,9 +310,18 @@ def write_byte(pipe: int) -> bool:
 class FifoWriters:
     """The writing ends of every pipe of one topic. Used by one thread at a time."""
 
-    def __init__(self, folder: Path, topic: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        topic: str,
+        *,
+        max_open_pipes: int = MAX_OPEN_PIPES,
+        timestamp_resolution: float = TIMESTAMP_RESOLUTION,
+    ) -> None:
         self._folder = str(folder)
         self._prefix = f"{topic}."
+        self._max_open_pipes = max_open_pipes
+        self._resolution_ns = int(timestamp_resolution * 1e9)
         self._seen = 0
         self._open: dict[str, int] = {}
         self._further: list[str] = []
@@ -305,7 +336,7 @@ class FifoWriters:
             self.close()
             return
         if changed != self._seen:
-            self._look(changed)
+            self._list_folder(changed)
         stale = [name for name, pipe in self._open.items() if not write_byte(pipe)]
         if not stale and not self._further:
             return
@@ -336,7 +367,7 @@ class FifoWriters:
         self._further.clear()
         self._seen = 0
 
-    def _look(self, changed: int) -> None:
+    def _list_folder(self, changed: int) -> None:
         # Writing to a pipe whose reader has gone kills a process that left SIGPIPE to the system;
         # opening it tells the same without harm. So such a process keeps no pipe open.
         is_fragile = signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL
@@ -348,7 +379,7 @@ class FifoWriters:
         except OSError:  # gone, or of somebody else: subscribers have been warned
             self.close()
             return
-        is_settled = time.time_ns() - changed > _COARSE_NS
+        is_settled = time.time_ns() - changed > self._resolution_ns
         self._seen = changed if is_settled and not is_fragile else 0
 
     def _find(self, folder: Folder) -> None:
@@ -356,7 +387,7 @@ class FifoWriters:
         for name in self._open.keys() - names:
             os.close(self._open.pop(name))
         fresh = sorted(names - self._open.keys())
-        room = _KEPT - len(self._open)
+        room = self._max_open_pipes - len(self._open)
         self._further = fresh[room:]
         for name in fresh[:room]:
             pipe = _reach(folder, name)
