@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.core.claim import ClaimBounds
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.jobs.stores.sqlite import claim as claiming
 from ergon_framework.ports.jobstore import ClaimResult, NewJob, Search, Topic
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -30,10 +30,16 @@ Mine = JobStoreSubject
 
 
 @pytest.fixture
-def s(tmp_path: Path) -> Iterator[Mine]:
+def bounds() -> ClaimBounds:
+    """Of one claim; a test may have others."""
+    return ClaimBounds()
+
+
+@pytest.fixture
+def s(tmp_path: Path, bounds: ClaimBounds) -> Iterator[Mine]:
     """A fresh store with a clock set by hand."""
     clock = HandClock()
-    store = SqliteJobStore(tmp_path / "jobs.db", clock=clock)
+    store = SqliteJobStore(tmp_path / "jobs.db", clock=clock, claim_bounds=bounds)
     yield JobStoreSubject(store, clock, None, 15.0)
     store.close()
 
@@ -101,9 +107,9 @@ def test_priority_decides_within_a_queue_only(s: Mine) -> None:
 
 
 @pytest.mark.req("JOBS:orchestrator")
-def test_busy_executors_cost_nothing(s: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bounds", [ClaimBounds(max_lanes=4)])
+def test_busy_executors_cost_nothing(s: Mine) -> None:
     """Due jobs for executors without a slot hide nothing, however many queues they stand in."""
-    monkeypatch.setattr(claiming, "MOST_LANES", 4)
     s.store.add([new(f"b{n}", executor="busy", queue=f"q{n:02}") for n in range(20)])
     s.store.add([new(f"d{n}", queue=f"d{n:02}") for n in range(20)])
     s.store.add([new("gpu-1", queue="zz")])
@@ -112,11 +118,9 @@ def test_busy_executors_cost_nothing(s: Mine, monkeypatch: pytest.MonkeyPatch) -
     assert claimed.more
 
 
-def test_many_queues_are_served_over_several_claims(
-    s: Mine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("bounds", [ClaimBounds(max_lanes=4)])
+def test_many_queues_are_served_over_several_claims(s: Mine) -> None:
     """A claim looks at a bounded number of queues; the next one goes on where it stopped."""
-    monkeypatch.setattr(claiming, "MOST_LANES", 4)
     for n in range(10):
         fill(s, f"q{n}", 1)
     seen: list[str] = []
@@ -125,9 +129,9 @@ def test_many_queues_are_served_over_several_claims(
     assert sorted(seen) == [f"q{n}" for n in range(10)]
 
 
-def test_paused_queues_hide_nothing(s: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bounds", [ClaimBounds(max_lanes=2)])
+def test_paused_queues_hide_nothing(s: Mine) -> None:
     """However many are paused, the one behind them is served, and then nothing more is due."""
-    monkeypatch.setattr(claiming, "MOST_LANES", 2)
     for n in range(10):
         fill(s, f"q{n}", 1)
         s.store.set_queue(f"q{n}", is_paused=n < 9)
@@ -138,11 +142,9 @@ def test_paused_queues_hide_nothing(s: Mine, monkeypatch: pytest.MonkeyPatch) ->
     assert by_queue(claim(s, 3)) == {"q4": 1}
 
 
-def test_a_worker_for_some_queues_reaches_the_last_one(
-    s: Mine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("bounds", [ClaimBounds(max_lanes=2)])
+def test_a_worker_for_some_queues_reaches_the_last_one(s: Mine) -> None:
     """Queues it does not serve stand in nobody's way."""
-    monkeypatch.setattr(claiming, "MOST_LANES", 2)
     for n in range(10):
         fill(s, f"q{n}", 1)
     assert by_queue(claim(s, 5, queues=("q9", "q3"))) == {"q3": 1, "q9": 1}
@@ -153,11 +155,9 @@ def test_a_worker_for_some_queues_reaches_the_last_one(
 
 
 @pytest.mark.req("JOBS:store")
-def test_many_due_at_once_are_promoted_step_by_step(
-    s: Mine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("bounds", [ClaimBounds(max_promoted=10)])
+def test_many_due_at_once_are_promoted_step_by_step(s: Mine) -> None:
     """A claim makes so many due and no more, and says that asking again at once makes sense."""
-    monkeypatch.setattr(claiming, "MOST_PROMOTED", 10)
     fill(s, "default", 25, delay=60.0)
     s.clock.forward(60.0)
     first = claim(s, 100)
@@ -168,9 +168,9 @@ def test_many_due_at_once_are_promoted_step_by_step(
 
 
 @pytest.mark.req("JOBS:store")
-def test_refusing_is_bounded(s: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bounds", [ClaimBounds(max_refused=20)])
+def test_refusing_is_bounded(s: Mine) -> None:
     """A queue full of jobs that cannot start does not make one claim long, and hides nothing."""
-    monkeypatch.setattr(claiming, "MOST_REFUSED", 20)
     fill(s, "default", 300, limit_key="tenant", priority=1)
     s.put("free")
     assert [job.id for job in claim(s, 1).jobs] == ["default-0"]
@@ -183,13 +183,14 @@ def test_refusing_is_bounded(s: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 3 <= claims <= 20
 
 
-def test_next_at_beyond_the_queues_of_others(s: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs that wait in queues of other workers are looked over, as far as a glance reaches."""
+@pytest.mark.parametrize(
+    ("bounds", "seconds"), [(ClaimBounds(), 50.0), (ClaimBounds(scan_size=1), 5.0)]
+)
+def test_next_at_beyond_the_queues_of_others(s: Mine, seconds: float) -> None:
+    """Jobs that wait in queues of other workers are looked over, as far as one scan reaches."""
     s.put("theirs", queue="theirs", delay=5.0)
     s.put("mine", queue="mine", delay=50.0)
-    assert claim(s, 1, queues=("mine",)).next_at == s.store.now() + 50.0
-    monkeypatch.setattr(claiming, "GLANCE", 1)
-    assert claim(s, 1, queues=("mine",)).next_at == s.store.now() + 5.0
+    assert claim(s, 1, queues=("mine",)).next_at == s.store.now() + seconds
 
 
 # ---- limit keys ---------------------------------------------------------------------------------

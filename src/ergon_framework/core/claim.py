@@ -36,6 +36,25 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     wants_more: bool = True  # whether ``ClaimResult.more`` matters
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimBounds:
+    """How much one claim does at most, so that it costs the same however many jobs wait.
+
+    Whatever a claim leaves because of them, the next one finds.
+    """
+
+    max_promoted: int = 500
+    """Jobs that become due because their time has come."""
+    max_lanes: int = 256
+    """Lanes that are looked at, for each executor."""
+    max_refused: int = 1000
+    """Jobs that are looked at in vain: expired, or their limit key is used up."""
+    scan_size: int = 64
+    """Jobs that are read at once, where some of them are expected to be refused."""
+
+
+DEFAULT_BOUNDS = ClaimBounds()
+
 _KNOWN = {"is_paused": bool, "max_active": int | None, "rate": float | None, "burst": int}
 
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.claim import ClaimRequest
-from ergon_framework.jobs.stores.postgres import PostgresJobStore, claim
+from ergon_framework.core.claim import ClaimBounds, ClaimRequest
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.exchange import Exchange
 from ergon_framework.ports.jobstore import ClaimResult, Search
 from ergon_framework.testing.suites.drivers import START, HandClock
@@ -33,6 +33,8 @@ PATIENCE = 30.0
 QUEUES = ("a", "b", "c")
 EXECUTORS = ("", "python", "node", "cobol")
 
+Open = Callable[..., PostgresJobStore]
+
 
 @pytest.fixture
 def clock() -> HandClock:
@@ -41,12 +43,12 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def open_store(jobs_url: str, clock: HandClock) -> Iterator[Callable[[], PostgresJobStore]]:
+def open_store(jobs_url: str, clock: HandClock) -> Iterator[Open]:
     """Opens stores as different hosts would, and closes them after the test."""
     opened: list[PostgresJobStore] = []
 
-    def open_one() -> PostgresJobStore:
-        opened.append(PostgresJobStore(jobs_url, clock=clock))
+    def open_one(**options: Any) -> PostgresJobStore:
+        opened.append(PostgresJobStore(jobs_url, clock=clock, **options))
         return opened[-1]
 
     yield open_one
@@ -142,9 +144,7 @@ def test_the_quick_and_the_careful_way_agree(
             assert mine[0] == mine[1]
 
 
-def test_one_claim_has_plain_jobs_and_others_in_order(
-    open_store: Callable[[], PostgresJobStore], clock: HandClock
-) -> None:
+def test_one_claim_has_plain_jobs_and_others_in_order(open_store: Open, clock: HandClock) -> None:
     """Jobs with limit keys and expiries come where they would without them."""
     store = open_store()
     for n in range(4):
@@ -157,12 +157,9 @@ def test_one_claim_has_plain_jobs_and_others_in_order(
 
 
 @pytest.mark.parametrize("count", [3, 7])
-def test_every_lane_has_its_turn_when_there_are_many(
-    open_store: Callable[[], PostgresJobStore], monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_every_lane_has_its_turn_when_there_are_many(open_store: Open, count: int) -> None:
     """More lanes than one look shows are all served, in one claim or in a few."""
-    monkeypatch.setattr(claim, "MOST_LANES", count)
-    store = open_store()
+    store = open_store(claim_bounds=ClaimBounds(max_lanes=count))
     names = [f"q{n:02}" for n in range(20)]
     store.add([new(name, queue=name) for name in names])
     assert sorted(ids_of(store.settle_and_claim([], ask(50))[1].jobs)) == names
@@ -175,11 +172,10 @@ def test_every_lane_has_its_turn_when_there_are_many(
 
 
 def test_what_is_left_is_found_beyond_the_first_lanes(
-    open_store: Callable[[], PostgresJobStore], monkeypatch: pytest.MonkeyPatch
+    open_store: Open,
 ) -> None:
     """A worker without slots learns of a job for it that stands behind those of others."""
-    monkeypatch.setattr(claim, "MOST_LANES", 2)
-    store = open_store()
+    store = open_store(claim_bounds=ClaimBounds(max_lanes=2))
     store.add([new(f"{n}", queue=f"q{n}", executor="node") for n in range(9)])
     store.add([new("mine", queue="z", executor="python")])
     own = frozenset({"python"})
@@ -191,9 +187,7 @@ def test_what_is_left_is_found_beyond_the_first_lanes(
 # ---- many hosts ---------------------------------------------------------------------------------
 
 
-def test_limits_hold_across_stores(
-    open_store: Callable[[], PostgresJobStore], clock: HandClock
-) -> None:
+def test_limits_hold_across_stores(open_store: Open, clock: HandClock) -> None:
     """Keys, numbers and rates are kept by all hosts together, settling and claiming at once."""
     stores = [open_store() for _ in range(4)]
     stores[0].set_queue("some", max_active=3)
@@ -233,7 +227,7 @@ def test_limits_hold_across_stores(
     assert done == {"keys": 40, "some": 40, "slow": 5}
 
 
-def test_no_wake_up_is_lost(open_store: Callable[[], PostgresJobStore], clock: HandClock) -> None:
+def test_no_wake_up_is_lost(open_store: Open, clock: HandClock) -> None:
     """However claims and ends of one key meet, somebody runs until nobody waits."""
     stores = [open_store() for _ in range(3)]
     stores[0].add([new(f"j{n}", limit_key="k") for n in range(60)])
@@ -254,7 +248,7 @@ def test_no_wake_up_is_lost(open_store: Callable[[], PostgresJobStore], clock: H
 
 
 def test_sweeps_come_to_every_limit_key(
-    open_store: Callable[[], PostgresJobStore],
+    open_store: Open,
     clock: HandClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -275,7 +269,7 @@ def test_sweeps_come_to_every_limit_key(
     assert s.ids(20) == ["next-0"]
 
 
-def test_two_operators_change_one_queue(open_store: Callable[[], PostgresJobStore]) -> None:
+def test_two_operators_change_one_queue(open_store: Open) -> None:
     """One takes its settings away while the other sets them: both are served."""
 
     def change(store: PostgresJobStore, is_paused: bool) -> None:

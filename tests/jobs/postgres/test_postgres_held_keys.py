@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.core.job import JobStatus, Released
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, transactions
-from ergon_framework.jobs.stores.postgres.claim import DEPTH, SOON
+from ergon_framework.jobs.stores.postgres.claim import HELD_KEY_DELAY, START_DEPTH
 from ergon_framework.jobs.stores.postgres.settle import KEY_LOCKS
 from ergon_framework.ports.jobstore import ClaimResult, Search, Topic
 from ergon_framework.storage.postgres.pool import Connection
@@ -91,7 +91,7 @@ def test_a_held_key_is_passed_over(
         first = claimed(s)
         assert ids_of(first.jobs) == ["other", "plain"]
         assert first.more
-        assert first.next_at == s.clock() + SOON
+        assert first.next_at == s.clock() + HELD_KEY_DELAY
         assert ids_of(claimed(s).jobs) == []
     last = claimed(s)
     assert ids_of(last.jobs) == ["held-1", "held-2"]
@@ -107,13 +107,13 @@ def test_a_long_line_of_a_held_key_hides_nobody(
     s.put(*(f"also-{n}" for n in range(300)), limit_key="l")
     s.put("mine", limit_key="m")
     s.put("plain")
-    s.put(*(f"more-{n}" for n in range(6 * DEPTH)), limit_key="k")
+    s.put(*(f"more-{n}" for n in range(6 * START_DEPTH)), limit_key="k")
     s.put("last", limit_key="n")
     with holding(jobs_url, "k", "l"):
         assert ids_of(claimed(s, 2).jobs) == ["mine", "plain"]
         found = [claimed(s, 2) for _ in range(6)]
         assert [ids_of(each.jobs) for each in found if each.jobs] == [["last"]]
-        assert found[-1].next_at == s.clock() + 10 * SOON
+        assert found[-1].next_at == s.clock() + 10 * HELD_KEY_DELAY
     assert ids_of(claimed(s, 2).jobs) == ["held-0", "also-0"]
 
 
@@ -168,7 +168,7 @@ def test_a_wake_up_is_made_up_for(
         applied, got = s.store.settle_and_claim(told, ask(5) if is_asking else None)
         assert applied == [True]
         assert ids_of(got.jobs) == (["plain"] if is_asking else [])
-        assert got.next_at == (s.clock() + SOON if is_asking else None)
+        assert got.next_at == (s.clock() + HELD_KEY_DELAY if is_asking else None)
         holder.commit()
     assert "next" in ids_of(claimed(s).jobs)
 

@@ -25,9 +25,11 @@ from operator import itemgetter
 from typing import Any
 
 from ergon_framework.core.claim import (
+    DEFAULT_BOUNDS,
     NO_LIMITS,
     Admission,
     Candidate,
+    ClaimBounds,
     ClaimPlan,
     ClaimRequest,
     Lane,
@@ -57,13 +59,8 @@ from ergon_framework.jobs.stores.transitions import JobPosition, expire
 from ergon_framework.jobs.stores.unreadable import MISREAD, problem_of
 from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, Topic
 
-MOST_PROMOTED = 500
-MOST_LANES = 256
-GLANCE = 64
-"""Bounds of one claim: whatever it leaves, the next one finds."""
-
-DEPTH = 1000
-DEEPEST = 1_000_000
+START_DEPTH = 1000
+MAX_DEPTH = 1_000_000
 """How many jobs of a lane one claim looks past, where limit keys are held: few at first, as nobody
 holds one for long; the double each time that one is held still, so that the end is reached."""
 
@@ -78,9 +75,9 @@ lane_of = itemgetter(EXECUTOR, QUEUE)
 _arrival, _priority = itemgetter(RUN_AT, SEQ), itemgetter(PRIORITY)
 
 
-def promote(tx: Tx) -> None:
-    """Let those be claimed whose time has come."""
-    tx.execute(_SQL["promote"], {"most": MOST_PROMOTED})
+def promote(tx: Tx, max_promoted: int) -> None:
+    """Make jobs due whose time has come."""
+    tx.execute(_SQL["promote"], {"most": max_promoted})
 
 
 class PlainClaim:
@@ -103,7 +100,7 @@ class SkippedKeys:
     """Limit keys that others held a moment ago, and how far to look for jobs behind theirs."""
 
     keys: set[str] = field(default_factory=set)
-    depth: int = DEPTH
+    depth: int = START_DEPTH
 
 
 def candidates(tx: Tx, picks: Sequence[Pick], skipped: SkippedKeys) -> Result:
@@ -158,20 +155,28 @@ class LaneView:
 class LaneScan:
     """Scans the lanes that have due jobs, at the end of a transaction."""
 
-    def __init__(self, tx: Tx, request: ClaimRequest, after: ShareKey, last: Place) -> None:
+    def __init__(
+        self,
+        tx: Tx,
+        request: ClaimRequest,
+        after: ShareKey,
+        last: Place,
+        bounds: ClaimBounds = DEFAULT_BOUNDS,
+    ) -> None:
         """``after``: where it begins. ``last``: where it is worth a look before anything is walked
         past; whatever it is, the answer is the same.
         """
+        self._max_lanes = bounds.max_lanes
         queues = None if request.queues is None else texts(request.queues)
         if queues is None:
-            values = {"executor": after[0], "queue": after[1], "most": MOST_LANES}
+            values = {"executor": after[0], "queue": after[1], "most": bounds.max_lanes}
             self._lanes = tx.execute(_SQL["lanes"], values | dict(zip(_LAST, last, strict=True)))
         else:
             self._lanes = tx.execute(_SQL["lanes_in"], {"queues": queues})
         self._is_bounded = queues is None
-        self._soonest = tx.execute(_SQL["soonest"], {"queues": queues, "most": GLANCE})
+        self._soonest = tx.execute(_SQL["soonest"], {"queues": queues, "most": bounds.scan_size})
         self._blocked = (
-            tx.execute(_SQL["blocked"], {"most": MOST_LANES}) if request.wants_more else None
+            tx.execute(_SQL["blocked"], {"most": bounds.max_lanes}) if request.wants_more else None
         )
 
     def read(self) -> LaneView:
@@ -181,7 +186,7 @@ class LaneScan:
             for executor, queue, is_paused, has_settings in self._lanes.fetchall()
         ]
         view = LaneView(lanes, next_at=self._soonest.fetchall()[0][0])
-        if self._is_bounded and len(lanes) == MOST_LANES:
+        if self._is_bounded and len(lanes) == self._max_lanes:
             view.last = lanes[-1].executor, lanes[-1].queue
         if self._blocked is not None:
             view.blocked = [Lane(*row) for row in self._blocked.fetchall()]
@@ -207,16 +212,21 @@ class LimitedClaim:
 
 
 def claim_limited(
-    tx: Tx, request: ClaimRequest, picks: Sequence[Pick], *, skipped: SkippedKeys, is_again: bool
+    tx: Tx,
+    request: ClaimRequest,
+    picks: Sequence[Pick],
+    *,
+    skipped: SkippedKeys,
+    min_candidates: int,
 ) -> LimitedClaim:
     """Take what may be taken, within a transaction that the caller commits.
 
-    ``skipped``: what is not looked at again.
-    ``is_again``: some were refused already, so that it pays to look at more than are wanted.
+    ``skipped``: what is not looked at again. ``min_candidates``: how many to look at for each pick,
+    if more than are wanted: worth it after some were refused.
     """
     now, stamp, gates = _gates(tx, picks)
     rooms = [gates[pick.queue].room(pick.most, now) for pick in picks]
-    wanted = [max(room, GLANCE) if room and is_again else room for room in rooms]
+    wanted = [max(room, min_candidates) if room else room for room in rooms]
     wider = [pick._replace(most=n) for pick, n in zip(picks, wanted, strict=True)]
     found = _candidates(tx, wider, skipped)
     running, held = _running(tx, found)
@@ -357,11 +367,9 @@ def _claimed(row: Row, now: float, stamp: int) -> Row:
 
 logger = logging.getLogger("ergon.jobs")
 
-MOST_REFUSED = 1000
-"""How many jobs one exchange looks at in vain: whatever it leaves, the next one finds."""
-SOON = 0.05
+HELD_KEY_DELAY = 0.05
 """Seconds until asking again for a limit key that others hold, which takes them a commit."""
-_START: ShareKey = ("", "")
+_FIRST_LANE: ShareKey = ("", "")
 
 
 @dataclass(slots=True)
@@ -372,9 +380,9 @@ class ClaimMemory:
 
     turns: Turns = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
-    after: ShareKey = _START  # where the next look begins
+    after: ShareKey = _FIRST_LANE  # where the next look begins
     last: Place = NOWHERE  # of the job that stood behind the others that were claimed last
-    depth: int = DEPTH  # how far to look past jobs of limit keys that others hold
+    depth: int = START_DEPTH  # how far to look past jobs of limit keys that others hold
     keyed: set[Held] = field(default_factory=set)  # claims of jobs that have a limit key
     owed: Counter[str] = field(default_factory=Counter)  # of limit keys, wake-ups to be repeated
     has_claimed: bool = False
@@ -384,15 +392,20 @@ class PostgresClaim:
     """The claim of one exchange. Nothing of it changes before a transaction was committed."""
 
     def __init__(
-        self, transactions: PostgresTransactions, request: ClaimRequest, memory: ClaimMemory
+        self,
+        transactions: PostgresTransactions,
+        request: ClaimRequest,
+        memory: ClaimMemory,
+        bounds: ClaimBounds = DEFAULT_BOUNDS,
     ) -> None:
         self._transactions = transactions
+        self._bounds = bounds
         self._request = request
         self._memory = memory
         self._plan = ClaimPlan(request, memory.turns)
         self._view = LaneView()
         self._is_begun = False
-        self._is_round = memory.after == _START  # whether the look has come to all lanes
+        self._is_round = memory.after == _FIRST_LANE  # whether the look has come to all lanes
         self._limited: list[Pick] = []  # shares of this cycle that are still to be taken
         self._plain = self._begin_cycle(memory.lanes)
         self._rows: list[Row] = []
@@ -413,7 +426,7 @@ class PostgresClaim:
         """LaneScan around; the first time, claim from the lanes that are remembered."""
         if self._is_begun:
             return self._send_scan(tx)
-        promote(tx)
+        promote(tx, self._bounds.max_promoted)
         plain = self._plain
         answer = self._send_plain(tx, plain) if plain else self._send_scan(tx)
 
@@ -423,13 +436,17 @@ class PostgresClaim:
 
         return read
 
+    def _scan(self, tx: Tx) -> LaneScan:
+        memory = self._memory
+        return LaneScan(tx, self._request, memory.after, memory.last, self._bounds)
+
     def _send_scan(self, tx: Tx) -> Callable[[], None]:
-        scan = LaneScan(tx, self._request, self._memory.after, self._memory.last)
+        scan = self._scan(tx)
         return lambda: self._see(scan)
 
     def _send_plain(self, tx: Tx, picks: Sequence[Pick]) -> Callable[[], None]:
         plain = PlainClaim(tx, self._request, picks)
-        scan = LaneScan(tx, self._request, self._memory.after, self._memory.last)
+        scan = self._scan(tx)
 
         def read() -> None:
             self._see(scan)
@@ -441,8 +458,14 @@ class PostgresClaim:
     def _send_limited(self, tx: Tx, picks: Sequence[Pick]) -> Callable[[], None]:
         skipped = self._skipped
         is_again = self._refused > 0 or bool(skipped.keys)
-        claim = claim_limited(tx, self._request, picks, skipped=skipped, is_again=is_again)
-        scan = LaneScan(tx, self._request, self._memory.after, self._memory.last)
+        claim = claim_limited(
+            tx,
+            self._request,
+            picks,
+            skipped=skipped,
+            min_candidates=self._bounds.scan_size if is_again else 0,
+        )
+        scan = self._scan(tx)
 
         def read() -> None:
             self._see(scan)
@@ -461,7 +484,7 @@ class PostgresClaim:
     def _see(self, scan: LaneScan) -> None:
         self._view = scan.read()
         self._memory.lanes = self._view.lanes
-        self._memory.after = self._view.last or _START
+        self._memory.after = self._view.last or _FIRST_LANE
 
     def _take_plain(self, picks: Sequence[Pick], rows: list[Row], special: set[ShareKey]) -> None:
         taken: Counter[ShareKey] = Counter()
@@ -484,7 +507,7 @@ class PostgresClaim:
         """Claim until the slots are full, or nothing is left that may be claimed."""
         if not self._is_begun:
             self._run(self.send)
-        while self._refused + len(self._skipped.keys) < MOST_REFUSED:
+        while self._refused + len(self._skipped.keys) < self._bounds.max_refused:
             limited, self._limited = self._limited, []
             if limited:
                 before = self._outdated
@@ -541,7 +564,7 @@ class PostgresClaim:
             self._rows.sort(key=lambda row: order[row[QUEUE]])
         is_more = self._request.wants_more and self._is_left()
         is_held = bool(self._skipped.keys)
-        self._memory.depth = min(2 * self._skipped.depth, DEEPEST) if is_held else DEPTH
+        self._memory.depth = min(2 * self._skipped.depth, MAX_DEPTH) if is_held else START_DEPTH
         jobs = self._leased()
         return ClaimResult(jobs, self._next_at(), is_more, self._outdated)
 
@@ -570,9 +593,11 @@ class PostgresClaim:
         if self._view.next_at is not None:
             found.append(self._view.next_at)
         if self._skipped.keys or self._is_soon:
-            times = min(self._skipped.depth / DEPTH, 10.0)  # what costs more is done less often
-            found.append(self._transactions.now() + SOON * times)
-        if self._refused >= MOST_REFUSED:
+            times = min(
+                self._skipped.depth / START_DEPTH, 10.0
+            )  # what costs more is done less often
+            found.append(self._transactions.now() + HELD_KEY_DELAY * times)
+        if self._refused >= self._bounds.max_refused:
             found.append(self._transactions.now())  # there may be more: ask again at once
         return min(found, default=None)
 

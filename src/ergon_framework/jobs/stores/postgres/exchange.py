@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.claim import DEFAULT_BOUNDS, ClaimBounds, ClaimRequest
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.postgres.claim import ClaimMemory, PostgresClaim
 from ergon_framework.jobs.stores.postgres.rows import Held, Result
@@ -42,8 +42,10 @@ class Exchange:
         settlements: Sequence[Settlement],
         unconfirmed: Unconfirmed,
         memory: ClaimMemory,
+        bounds: ClaimBounds = DEFAULT_BOUNDS,
     ) -> None:
         self._transactions = transactions
+        self._bounds = bounds
         self._settlements = settlements
         self._unconfirmed = unconfirmed
         self._memory = memory
@@ -56,7 +58,9 @@ class Exchange:
     def run(self, request: ClaimRequest | None) -> tuple[list[bool], ClaimResult]:
         """Settle and claim."""
         memory = self._memory
-        claim = None if request is None else PostgresClaim(self._transactions, request, memory)
+        claim = None
+        if request is not None:
+            claim = PostgresClaim(self._transactions, request, memory, self._bounds)
         memory.has_claimed |= claim is not None
         keys = ((each.key, each.fence) for each in self._settlements) if memory.keyed else ()
         keyed = memory.keyed.intersection(keys)

@@ -8,7 +8,13 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import ClaimRequest, QueueLimits, checked_changes
+from ergon_framework.core.claim import (
+    DEFAULT_BOUNDS,
+    ClaimBounds,
+    ClaimRequest,
+    QueueLimits,
+    checked_changes,
+)
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
@@ -83,11 +89,13 @@ class PostgresJobStore:
         clock: Callable[[], float] | None = None,
         read_only: bool = False,
         timeouts: PostgresTimeouts = DEFAULT_TIMEOUTS,
+        claim_bounds: ClaimBounds = DEFAULT_BOUNDS,
     ) -> None:
         self.transactions = PostgresTransactions(
             url, clock=clock, read_only=read_only, timeouts=timeouts
         )
         self.durability = self.transactions.database.acknowledged("job", _ACKNOWLEDGED)
+        self._claim_bounds = claim_bounds
         self._memory = ClaimMemory()
         self._unconfirmed: Unconfirmed = set()
         self._external_insert = ExternalInsert(self.transactions)
@@ -241,9 +249,10 @@ class PostgresJobStore:
         """Apply what happened, then claim; in one commit, unless limits have to be looked at."""
         if not settlements and request is None:
             return [], ClaimResult([])
-        return Exchange(self.transactions, settlements, self._unconfirmed, self._memory).run(
-            request
+        exchange = Exchange(
+            self.transactions, settlements, self._unconfirmed, self._memory, self._claim_bounds
         )
+        return exchange.run(request)
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ergon_framework.core.claim import DEFAULT_BOUNDS
 from ergon_framework.jobs.stores.transitions import LONGEST_HISTORY, MOST_ENTRIES
 from ergon_framework.storage.redis.client import Script, read_lua
 
@@ -49,9 +50,9 @@ _NUMBERS = (
     | {"HAS_KEY": 32, "IS_RESET": 1, "IF_EXPIRED": 2, "SOLO": 4}
     | {"REJECT": 0, "EXISTING": 1, "REPLACE": 2}
     | {"MOST_HISTORY": LONGEST_HISTORY, "MOST_ENTRIES": MOST_ENTRIES}
-    # Bounds of one claim: whatever it leaves, the next one finds.
-    | {"MOST_PROMOTED": 500, "MOST_LANES": 256, "MOST_REFUSED": 1000, "MOST_AT_ONCE": 1000}
-    | {"GLANCE": 64, "MOST_ARGS": 1000}
+    | {"MOST_PROMOTED": DEFAULT_BOUNDS.max_promoted, "MOST_LANES": DEFAULT_BOUNDS.max_lanes}
+    | {"MOST_REFUSED": DEFAULT_BOUNDS.max_refused, "GLANCE": DEFAULT_BOUNDS.scan_size}
+    | {"MOST_AT_ONCE": 1000, "MOST_ARGS": 1000}
 )
 HEAD = ">BBBI8I4I4I4ddddddI4I4I8I4ddI4I4I4I4"
 """The numbers of a row, as Lua packs them."""

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from itertools import islice, takewhile
 
 from ergon_framework.core.claim import (
+    DEFAULT_BOUNDS,
     NO_LIMITS,
     Candidate,
+    ClaimBounds,
     ClaimPlan,
     ClaimRequest,
     Lane,
@@ -65,13 +67,7 @@ class QueueGates:
                 self._cursor.execute(_SQL["set_full_at"], (gate.full_at, gate.name))
 
 
-MOST_PROMOTED = 500
-MOST_LANES = 256
-MOST_REFUSED = 1000
-GLANCE = 64
-"""Bounds of one claim: whatever it leaves, the next one finds."""
-
-FEW = 4
+MAX_SINGLE_LEASES = 4
 """Up to so many jobs are leased one by one: for more, one statement for all is faster."""
 
 _STATUS, _EXPIRES_AT, _KEY, _KEY_LIMIT, _PRIORITY, _RUN_AT = range(13, 19)
@@ -80,8 +76,11 @@ _STATUS, _EXPIRES_AT, _KEY, _KEY_LIMIT, _PRIORITY, _RUN_AT = range(13, 19)
 class SqliteClaim:
     """One claim of one worker, inside a transaction."""
 
-    def __init__(self, tx: Tx, request: ClaimRequest, turns: Turns) -> None:
+    def __init__(
+        self, tx: Tx, request: ClaimRequest, turns: Turns, bounds: ClaimBounds = DEFAULT_BOUNDS
+    ) -> None:
         self._tx = tx
+        self._bounds = bounds
         self._cursor = tx.cursor
         self._now = tx.now
         self._request = request
@@ -96,7 +95,7 @@ class SqliteClaim:
 
     def run(self) -> ClaimResult:
         """Take what the worker can take, and see what is left."""
-        self._cursor.execute(_SQL["promote"], (self._now, MOST_PROMOTED))
+        self._cursor.execute(_SQL["promote"], (self._now, self._bounds.max_promoted))
         plan, lanes = self._plan, list(self._lanes())
         while plan.has_slots and (picks := plan.next_picks(lanes)):
             for pick in picks:
@@ -131,7 +130,7 @@ class SqliteClaim:
     def _executors(self) -> Iterator[str]:
         """The executors that due jobs name."""
         name = ""
-        for _ in range(MOST_LANES):
+        for _ in range(self._bounds.max_lanes):
             row = self._cursor.execute(_SQL["next_executor"], (name,)).fetchone()
             if row is None:
                 return
@@ -140,7 +139,8 @@ class SqliteClaim:
 
     def _queues(self, named: str, turn: str) -> Iterator[str]:
         """Queues with due jobs that name an executor, from the one whose turn it is."""
-        return islice(self._open_queues(named, self._turns.get(turn, "")), MOST_LANES)
+        queues = self._open_queues(named, self._turns.get(turn, ""))
+        return islice(queues, self._bounds.max_lanes)
 
     def _open_queues(self, named: str, first: str) -> Iterator[str]:
         """All such queues, without those that are paused or left to other workers."""
@@ -176,13 +176,13 @@ class SqliteClaim:
         gate = self._gates[queue]
         taken = 0
         while taken < most:
-            if self._refused >= MOST_REFUSED:
+            if self._refused >= self._bounds.max_refused:
                 self._next_at.append(self._now)  # there may be more: ask again at once
                 break
             room = gate.room(most - taken, self._now)
             if room == 0:
                 break
-            wanted = room if self._refused == 0 else max(room, GLANCE)
+            wanted = room if self._refused == 0 else max(room, self._bounds.scan_size)
             rows = self._candidates(names, queue, wanted)
             sound = self._sound(rows)
             started = self._lease(self._admitted(sound, queue, room), queue)
@@ -263,7 +263,7 @@ class SqliteClaim:
             started = {job.key for job in jobs}
             rows = [row for row in rows if row[0] in started]
         until = now + request.lease
-        if len(rows) > FEW:
+        if len(rows) > MAX_SINGLE_LEASES:
             values = (now, until, request.worker, str([row[0] for row in rows]))
             self._cursor.execute(_SQL["lease_many"], values)
         else:
@@ -276,11 +276,11 @@ class SqliteClaim:
 
     def _when_next(self) -> float | None:
         """The earliest instant at which something that waits could be claimed."""
-        rows = self._cursor.execute(_SQL["soonest"], (GLANCE,)).fetchall()
+        rows = self._cursor.execute(_SQL["soonest"], (self._bounds.scan_size,)).fetchall()
         served = [run_at for run_at, queue in rows if self._is_served(queue)]
         if served:
             self._next_at.append(served[0])
-        elif len(rows) == GLANCE:
+        elif len(rows) == self._bounds.scan_size:
             self._next_at.append(rows[-1][0])
         return min(self._next_at, default=None)
 
@@ -299,7 +299,7 @@ class SqliteClaim:
     def _blocked(self) -> Iterator[tuple[str, str, str]]:
         """Where jobs wait for limit keys: key, queue, and the executor they name."""
         lane = ("", "", "")
-        for _ in range(MOST_LANES):
+        for _ in range(self._bounds.max_lanes):
             found = self._cursor.execute(_SQL["next_blocked"], lane).fetchone()
             if found is None:
                 return

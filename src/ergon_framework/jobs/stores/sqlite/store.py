@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.claim import ClaimRequest, Turns
+from ergon_framework.core.claim import DEFAULT_BOUNDS, ClaimBounds, ClaimRequest, Turns
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import Reader, queue_of, text_of
 from ergon_framework.jobs.stores.sqlite import admin, transitions
@@ -68,10 +68,12 @@ class SqliteJobStore:
         clock: Callable[[], float] = time.time,
         busy_timeout: float = 5.0,
         read_only: bool = False,
+        claim_bounds: ClaimBounds = DEFAULT_BOUNDS,
     ) -> None:
         self.transactions = SqliteTransactions(
             path, clock=clock, busy_timeout=busy_timeout, read_only=read_only
         )
+        self._claim_bounds = claim_bounds
         self._turns: Turns = {}
         self._reader = Reader()
         self._told = Told()
@@ -132,7 +134,7 @@ class SqliteJobStore:
         def work(tx: Tx) -> tuple[list[bool], ClaimResult]:
             applied = [tx.apply(settlement) for settlement in settlements]
             return applied, ClaimResult([]) if request is None else SqliteClaim(
-                tx, request, self._turns
+                tx, request, self._turns, self._claim_bounds
             ).run()
 
         # A claim is a promise to nobody: after a power cut the job is due again, and is run again.
