@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -38,6 +39,20 @@ def stored(jobs_url: str) -> tuple[list[str], list[str]]:
     return ids, orders
 
 
+class CountingLock(asyncio.Lock):
+    """Knows how many have asked for it and do not have it yet."""
+
+    queued = 0
+
+    async def acquire(self) -> Literal[True]:
+        """Wait until it is free."""
+        self.queued += 1
+        try:
+            return await super().acquire()
+        finally:
+            self.queued -= 1
+
+
 @asynccontextmanager
 async def at_work(jobs_url: str) -> AsyncIterator[tuple[AsyncJobClient, psycopg.AsyncConnection]]:
     """A client, and the caller's own connection to the same database."""
@@ -45,6 +60,7 @@ async def at_work(jobs_url: str) -> AsyncIterator[tuple[AsyncJobClient, psycopg.
         AsyncJobClient(jobs_url) as client,
         await psycopg.AsyncConnection.connect(jobs_url) as mine,
     ):
+        mine.lock = CountingLock()
         yield client, mine
         await mine.rollback()
 
@@ -69,9 +85,10 @@ async def until_waiting(jobs_url: str, number: int = 1) -> None:
 
 async def until_queued(connection: psycopg.AsyncConnection, number: int) -> None:
     """Until so many wait for the lock of a connection."""
+    lock = connection.lock
+    assert isinstance(lock, CountingLock)
     for _ in range(1_000_000):
-        waiters = connection.lock._waiters
-        if len(waiters or ()) >= number:
+        if lock.queued >= number:
             return
         await asyncio.sleep(0)
     raise AssertionError("they never waited")

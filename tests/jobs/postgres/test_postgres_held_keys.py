@@ -10,11 +10,11 @@ import psycopg
 import pytest
 
 from ergon_framework.core.job import JobStatus, Released
-from ergon_framework.jobs.stores.postgres import PostgresJobStore, transactions
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.claim import HELD_KEY_DELAY, START_DEPTH
 from ergon_framework.jobs.stores.postgres.settle import KEY_LOCKS
 from ergon_framework.ports.jobstore import ClaimResult, Search, Topic
-from ergon_framework.storage.postgres.pool import Connection
+from ergon_framework.storage.postgres.pool import Connection, PostgresTimeouts
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, JobStoreSubject, ask, ids_of
 
@@ -30,16 +30,13 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def open_subject(
-    jobs_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], JobStoreSubject]]:
+def open_subject(jobs_url: str, clock: HandClock) -> Iterator[Callable[[], JobStoreSubject]]:
     """Opens stores that raise an error where others would wait for a lock."""
-    impatient = f"{transactions._ON_CONNECT}; SET lock_timeout = '50ms'"
-    monkeypatch.setattr(transactions, "_ON_CONNECT", impatient)
+    timeouts = PostgresTimeouts(lock=0.05)
     opened: list[PostgresJobStore] = []
 
     def open_one() -> JobStoreSubject:
-        opened.append(PostgresJobStore(jobs_url, clock=clock))
+        opened.append(PostgresJobStore(jobs_url, clock=clock, timeouts=timeouts))
         return JobStoreSubject(opened[-1], clock, None, PATIENCE)
 
     yield open_one

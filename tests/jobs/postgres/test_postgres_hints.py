@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import psycopg
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.postgres import PostgresJobStore, transactions
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.jobs.stores.postgres.transactions import Tx
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -50,7 +52,13 @@ def failing(
 ) -> None:
     """From here on no hint gets through."""
     subject.put(*"abcdef")
-    monkeypatch.setitem(transactions._SQL, "notify", FAILURES[request.param])
+    notify_after, failure = Tx.notify_after, FAILURES[request.param]
+
+    def fail(tx: Tx, statement: bytes, values: Mapping[str, Any] | None = None) -> None:
+        assert b"notify" in statement
+        notify_after(tx, failure)
+
+    monkeypatch.setattr(Tx, "notify_after", fail)
 
 
 @pytest.mark.usefixtures("failing")
@@ -108,12 +116,10 @@ def test_a_connection_that_forgot_its_statements_is_replaced(
     assert isinstance(store, PostgresJobStore)
     subject.put("a")
     for job_id in "bc":
-        with store.transactions.database._pool.borrow() as connection:
-            connection.execute(statement.encode())
+        store.transactions.database.run(lambda found: found.execute(statement.encode()))
         subject.put(job_id)
     [job] = subject.claim(1)
-    with store.transactions.database._pool.borrow() as connection:
-        connection.execute(statement.encode())
+    store.transactions.database.run(lambda found: found.execute(statement.encode()))
     assert subject.settle(job, SUCCEEDED)
     assert store.count(Search()) == 3
 

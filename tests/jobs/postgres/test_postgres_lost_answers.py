@@ -199,12 +199,19 @@ def test_a_client_whose_answer_was_lost_adds_nothing_twice(
     assert [job.id for job in near.store.search(Search())] == ["b", "a"]
 
 
-def test_another_job_of_that_id_is_no_success(far: PostgresJobStore, near: JobStoreSubject) -> None:
+def test_another_job_of_that_id_is_no_success(
+    far: PostgresJobStore, near: JobStoreSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An id that somebody else took is refused, whatever became of the first answer."""
     near.put("a", handler="other")
-    lost = StoreUnavailableError("cut off", details={"is_lost": True})
+
+    def lost(*_: object) -> None:
+        monkeypatch.undo()
+        raise StoreUnavailableError("cut off", details={"is_lost": True})
+
+    monkeypatch.setattr(far.transactions.database, "run", lost)
     with pytest.raises(DuplicateJobError):
-        far._add_again([new("a")], lost)
+        far.add([new("a")])
 
 
 def test_a_client_is_told_that_nobody_knows(
@@ -214,16 +221,17 @@ def test_a_client_is_told_that_nobody_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the store cannot be asked, the error has the ids that tell."""
-    add = far._add
+    database = far.transactions.database
+    run = database.run
 
-    def once(jobs: Any) -> Any:
-        monkeypatch.setattr(far, "_add", gone)
-        return add(jobs)
+    def once(*args: Any) -> Any:
+        monkeypatch.setattr(database, "run", gone)
+        return run(*args)
 
-    def gone(_jobs: Any) -> Any:
+    def gone(*_: object) -> Any:
         raise StoreUnavailableError("gone")
 
-    monkeypatch.setattr(far, "_add", once)
+    monkeypatch.setattr(database, "run", once)
     error = losing(line, lambda: far.add([new("a")]), lambda: near.store.find("a") is not None)
     assert isinstance(error, StoreUnavailableError)
     assert "nobody knows whether" in str(error)
@@ -304,10 +312,10 @@ def test_an_add_stays_unknown_when_the_server_lets_nobody_in(
 ) -> None:
     """Who cannot look whether the jobs are there does not say that they are not."""
 
-    def expired() -> None:
+    def expired(*_: object, **__: object) -> None:
         raise psycopg.OperationalError("connection failed: SSL error: certificate has expired")
 
-    monkeypatch.setattr(far.transactions.database._pool, "_connect", expired)
+    monkeypatch.setattr(psycopg, "connect", expired)
     error = losing(line, lambda: far.add([new("a")]), lambda: near.store.count(Search()) == 1)
     assert isinstance(error, StoreUnavailableError)
     assert "nobody knows" in error.message

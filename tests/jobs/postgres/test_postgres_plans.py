@@ -13,6 +13,7 @@ import pytest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, admin
 from ergon_framework.jobs.stores.postgres.statements import statements
+from ergon_framework.jobs.stores.postgres.transactions import PLANNER_SETTINGS
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.jobstore.subject import new
@@ -61,9 +62,10 @@ def connection(request: pytest.FixtureRequest, jobs_url: str) -> Iterator[Connec
         store.add([new(f"j{n}", queue=f"q{n % 3}") for n in range(5000)])
     with psycopg.connect(jobs_url, autocommit=True) as other:
         other.execute("VACUUM ANALYZE ergon_jobs")
-    with store.transactions.database._pool.borrow() as connection:
-        yield connection
     store.close()
+    with psycopg.connect(jobs_url, autocommit=True) as connection:
+        connection.execute(PLANNER_SETTINGS)
+        yield connection
 
 
 def nodes_of(connection: Connection, statement: bytes) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ergon_framework.core.job import CancelRequested, Event, JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, admin
-from ergon_framework.jobs.stores.postgres.transactions import Tx
+from ergon_framework.jobs.stores.postgres.transactions import PLANNER_SETTINGS, Tx
 from ergon_framework.ports.jobstore import FullJobStore, Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
@@ -139,21 +139,21 @@ def store_of_one(request: pytest.FixtureRequest, jobs_database: str) -> Iterator
     """A store with many jobs of one status and a few of all others, as the planner knows."""
     usual = JobStatus(request.param)
     stage = 0 if usual.is_final else 2
-    with closing(PostgresJobStore(jobs_database)) as store:
-        with psycopg.connect(jobs_database, autocommit=True) as other:
-            other.execute("TRUNCATE ergon_jobs")
-            other.execute(FILL, {"many": MANY, "stage": stage, "status": usual.value})
-            for n, (status, at) in enumerate(OTHERS.items()):
-                other.execute(CHANGE, (at, status, [str(1000 * n + m) for m in range(2, 6)]))
-            other.execute(CHANGE, (0, "completed", ["9"]))
-            other.execute("VACUUM ANALYZE ergon_jobs")
-        with store.transactions.database._pool.borrow() as connection:
-            yield usual, connection
+    with psycopg.connect(jobs_database, autocommit=True) as other:
+        other.execute("TRUNCATE ergon_jobs")
+        other.execute(FILL, {"many": MANY, "stage": stage, "status": usual.value})
+        for n, (status, at) in enumerate(OTHERS.items()):
+            other.execute(CHANGE, (at, status, [str(1000 * n + m) for m in range(2, 6)]))
+        other.execute(CHANGE, (0, "completed", ["9"]))
+        other.execute("VACUUM ANALYZE ergon_jobs")
+    with psycopg.connect(jobs_database, autocommit=True) as connection:
+        connection.execute(PLANNER_SETTINGS)
+        yield usual, connection
 
 
 def rows_read(connection: Connection, search: Search) -> int:
     """How many rows of tables and indexes a search looks at for its first page."""
-    values = admin._values(search) | {"limit": admin.PAGE}
+    values = admin.values_of(search) | {"limit": admin.PAGE}
     explain = b"EXPLAIN (ANALYZE, FORMAT JSON) " + admin.statement_of(search)
     [[[found]]] = Tx(connection, None).execute(explain, values).fetchall()
     plan = found["Plan"]

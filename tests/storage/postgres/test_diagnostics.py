@@ -124,8 +124,8 @@ def test_stores_say_what_an_acknowledgement_is_worth(postgres_url: str) -> None:
     ):
         for sentence in (jobs.durability, facts.acknowledgement):
             assert "where fsync is off: after a power cut" in sentence
-        facts.database.server._unsafe = "fsync and full_page_writes"
+        facts.database.server.unsafe_settings = "fsync and full_page_writes"
         assert "where fsync and full_page_writes are off: after" in facts.acknowledgement
-        facts.database.server._unsafe = None
+        facts.database.server.unsafe_settings = None
         assert "survives the end of every process and power cuts" in facts.acknowledgement
         assert facts.database.server.acknowledged("job", "It is synced.") == "It is synced."

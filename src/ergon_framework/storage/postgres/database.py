@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _READ_ONLY = "25006"
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"
-_UNSAFE = (
+_UNSAFE_SETTINGS = (
     "SELECT string_agg(name, ' and ' ORDER BY name) FROM pg_settings"
     " WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'"
 )
@@ -42,6 +42,10 @@ def are_off(names: str) -> str:
 
 class PostgresDatabase:
     """A database on a server. Any thread may call any method."""
+
+    unsafe_settings: str | None
+    """The settings of the server that are off and without which it may lose what it acknowledged,
+    with "and" between them; None when all are on."""
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class PostgresDatabase:
                     schema.check(connection, self.name, namespace)
                 else:
                     schema.settle(connection, self.name, namespace)
-                [[self._unsafe]] = connection.execute(_UNSAFE).fetchall()
+                [[self.unsafe_settings]] = connection.execute(_UNSAFE_SETTINGS).fetchall()
             self._clock = clock or self._server_clock()
         except psycopg.Error as error:
             self.close()
@@ -92,14 +96,15 @@ class PostgresDatabase:
     @property
     def is_safe(self) -> bool:
         """Whether the server syncs what it commits."""
-        return self._unsafe is None
+        return self.unsafe_settings is None
 
     def acknowledged(self, what: str, sentence: str) -> str:
         """``sentence``, which is what an acknowledgement means, or the truth where it is not so."""
-        if self._unsafe is None:
+        if self.unsafe_settings is None:
             return sentence
+        trouble = are_off(self.unsafe_settings)
         return (
-            f"An acknowledged {what} is with the PostgreSQL server, where {are_off(self._unsafe)}:"
+            f"An acknowledged {what} is with the PostgreSQL server, where {trouble}:"
             " after a power cut the whole database may be lost."
         )
 

@@ -142,6 +142,8 @@ class PostgresTimeouts:
 
     transaction: float = 30.0
     """For one transaction; then its connection is closed, whatever the server is doing."""
+    lock: float = 10.0
+    """For a lock that another transaction holds; the statement fails then."""
     acquire: float = 10.0
     """For a connection of the pool that other threads use."""
     reconnect_delay: float = 0.5
@@ -163,10 +165,7 @@ ALWAYS = (
 """What every connection of ours executes first, whatever the server's defaults are: an
 acknowledgement stands for a server that syncs before it answers, and a transaction that waited for
 a lock has to see what happened meanwhile."""
-_ON_CONNECT = (
-    f"{ALWAYS}; SET lock_timeout = '10s'; SET statement_timeout = '60s';"
-    " SET idle_in_transaction_session_timeout = '60s'"
-)
+_SESSION_TIMEOUTS = "SET statement_timeout = '60s'; SET idle_in_transaction_session_timeout = '60s'"
 
 
 class ConnectionPool:
@@ -185,7 +184,9 @@ class ConnectionPool:
         self._size = size
         self._watchdog = watchdog
         self._timeouts = timeouts
-        self._on_connect = f"{_ON_CONNECT}; {on_connect}".encode()
+        lock_timeout = f"SET lock_timeout = {round(timeouts.lock * 1000)}"
+        settings = (ALWAYS, lock_timeout, _SESSION_TIMEOUTS, on_connect)
+        self._on_connect = "; ".join(settings).encode()
         self._silent_until = float("-inf")
         self._silence = ("", "")
         """What was wrong, and what to do: it is said again until the server is asked again."""

@@ -50,7 +50,7 @@ def search(read: Read, wanted: Search, limit: int | None, told: Told) -> Iterato
 
     Rows that cannot be read are left out, and told of in the log.
     """
-    statement, values = statement_of(wanted), _values(wanted)
+    statement, values = statement_of(wanted), values_of(wanted)
     left = _END if limit is None else limit
     while left > 0:
         values["limit"] = min(PAGE, left)
@@ -88,7 +88,7 @@ def count(tx: Tx, wanted: Search) -> int:
         for place in _places(wanted)
     ]
     statement = b"SELECT " + b" + ".join(counts)
-    return int(tx.execute(statement, _values(wanted)).fetchall()[0][0])
+    return int(tx.execute(statement, values_of(wanted)).fetchall()[0][0])
 
 
 def _places(wanted: Search) -> list[str]:
@@ -122,7 +122,8 @@ def _where(wanted: Search, place: str) -> list[bytes]:
     return [_SQL[place], *(_SQL[f"by_{each}"] for each in found), *aside]
 
 
-def _values(wanted: Search) -> dict[str, Any]:
+def values_of(wanted: Search) -> dict[str, Any]:
+    """What the statement of a search is executed with."""
     return {
         "few": FEW,
         "below": _END if wanted.below is None else wanted.below,

@@ -81,7 +81,7 @@ CONFLICTS = 4
 """How often work is done again after a conflict with others."""
 # Every statement is written for an index, and for few rows of a table that may be empty now and
 # have a million rows in a minute. What the planner remembers of it must hold then, too.
-_ON_CONNECT = (
+PLANNER_SETTINGS = (
     "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;"
     " SET plan_cache_mode = force_generic_plan"
@@ -112,7 +112,7 @@ class PostgresTransactions:
             clock=clock,
             read_only=read_only,
             timeouts=timeouts,
-            on_connect=_ON_CONNECT,
+            on_connect=PLANNER_SETTINGS,
         )
 
     def now(self) -> float:
