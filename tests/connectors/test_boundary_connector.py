@@ -34,6 +34,7 @@ from tests.connectors.zone_node import (
     OPTIONS,
     cursor,
     dead_letters,
+    die,
     fill,
     http_node,
     in_process,
@@ -298,10 +299,7 @@ def test_after_a_crash_facts_come_one_at_a_time(node: MemoryNode) -> None:
         dying = BoundaryConnector(node, consumer="c", log="outbound", max_deliveries=2)
         came = dying.fetch_transactions(5)
         assert len(came) == (5 if earlier == 0 else 1)
-        assert dying._driver is not None
-        dying._driver._over.set()
-        with node.store.database.step() as state:
-            state.consumer("c").held_until = 0.0
+        die(dying, node)
     (item,) = node.store.quarantine()
     assert (item.offset, item.reason) == (1, "crash_loop")
     assert numbers(came) == [2]

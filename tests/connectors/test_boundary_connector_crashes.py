@@ -14,7 +14,7 @@ from ergon_framework.errors import ConfigurationError, ConsumerHeldError, NodeUn
 from ergon_framework.testing.clock import VirtualClock
 from tests.boundary.client.scripted import AsyncOver, MemoryNode, envelope, fact, unavailable
 from tests.connectors.test_boundary_connector_machine import ONCE
-from tests.connectors.zone_node import http_node, numbers, taking_part, told
+from tests.connectors.zone_node import die, end_lease, http_node, numbers, taking_part, told
 
 pytestmark = pytest.mark.req("ONE:connector-boundary")
 
@@ -30,14 +30,6 @@ def node() -> MemoryNode:
 def connect(node: MemoryNode, **options: Any) -> BoundaryConnector:
     """A process that reads under the name ``c``."""
     return BoundaryConnector(node, consumer="c", log="outbound", **options)
-
-
-def die(connector: BoundaryConnector, node: MemoryNode) -> None:
-    """Its process is killed, and its lease ends."""
-    assert connector._driver is not None
-    connector._driver._over.set()
-    with node.store.database.step() as state:
-        state.consumer("c").held_until = 0.0
 
 
 def set_aside(node: MemoryNode) -> list[tuple[int, str]]:
@@ -215,9 +207,7 @@ def test_close_ends_the_keeper_of_an_event_loop(node: MemoryNode) -> None:
     async def scenario(is_elsewhere: bool) -> None:
         connector = BoundaryConnector(AsyncOver(node), consumer="c", log="outbound")
         await connector.fetch_transactions_async(1)
-        assert connector._driver is not None
-        keeper = connector._driver._keeper
-        assert keeper is not None
+        [keeper] = [each for each in asyncio.all_tasks() if each.get_name() == "ergon-keeper-c"]
         if is_elsewhere:
             await asyncio.to_thread(connector.close)
         else:
@@ -225,7 +215,7 @@ def test_close_ends_the_keeper_of_an_event_loop(node: MemoryNode) -> None:
         connector.close()
         await asyncio.wait([keeper], timeout=30)
         assert keeper.done()
-        die(connector, node)
+        end_lease(node)
 
     asyncio.run(scenario(False))
     asyncio.run(scenario(True))

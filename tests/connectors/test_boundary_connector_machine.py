@@ -24,12 +24,12 @@ from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.clock import VirtualClock
 from tests.boundary.client.scripted import MemoryNode, envelope, fact, unavailable
+from tests.connectors.zone_node import CALLS, die, end_lease
 
 pytestmark = pytest.mark.req("ONE:connector-boundary")
 
 ONCE = replace(SCHEDULE, attempts=1)
 VERBS = st.sampled_from(["ack"] * 5 + ["nack"] * 3 + ["release", "release_after"])
-CALLS = ("FetchFacts", "ConfirmReceipt", "QuarantineFact", "ReleaseLease")
 REFUSED = (BoundaryError, BoundaryConnectorError)
 
 
@@ -157,14 +157,12 @@ class ConsumerHistory(RuleBasedStateMachine):
     def let_the_lease_end(self) -> None:
         if not self.node.store.consumers():
             self.node.store.create_consumer("c", "outbound")
-        with self.node.store.database.step() as state:
-            state.consumer("c").held_until = 0.0
+        end_lease(self.node)
 
     def abandon(self) -> None:
-        driver = self.connector._driver
-        assert driver is not None
-        driver._over.set()  # only the thread that keeps the lease
-        self.let_the_lease_end()
+        if not self.node.store.consumers():
+            self.node.store.create_consumer("c", "outbound")
+        die(self.connector, self.node)
 
     def teardown(self) -> None:
         self.node.lost, self.node.faults = {}, {}

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.zone import Zone
 from ergon_framework.connector.boundary import BoundaryConnector
 from ergon_framework.connector.jobs import JobsConnector
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.ports.jobstore import FullJobStore, Topic
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.clock import VirtualClock
 from tests.boundary.client.scripted import MemoryNode
@@ -24,16 +28,37 @@ from tests.connectors.zone_node import (
     over_http,
     taking_part,
 )
+from tests.jobs.manual_worker import NotedSubscription
 
 LONG = 120.0
 """Seconds; longer than anybody here is patient."""
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[JobsConnector]:
-    """Jobs, in a file."""
-    with JobsConnector(f"sqlite:///{tmp_path}/work.db", handler="work", wait=LONG) as made:
+def store(tmp_path: Path) -> Iterator[FullJobStore]:
+    """A store of jobs, in a file."""
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def jobs(store: FullJobStore) -> Iterator[JobsConnector]:
+    """The jobs of that store."""
+    with JobsConnector(store, handler="work", wait=LONG) as made:
         yield made
+
+
+def served(zone: Zone) -> list[str]:
+    """The names of consumers whose fetches reach the zone, from now on."""
+    found: list[str] = []
+    serve = zone.store.serve
+
+    def noted(name: str, *given: Any, **options: Any) -> Any:
+        found.append(name)
+        return serve(name, *given, **options)
+
+    zone.store.serve = noted  # type: ignore[method-assign]
+    return found
 
 
 @pytest.fixture
@@ -57,9 +82,11 @@ def stopped(connector: Any, is_under_way: Callable[[], bool]) -> list[Transactio
 
 
 @pytest.mark.req("ONE:connector-jobs")
-def test_a_stop_ends_a_fetch_of_jobs_that_waits(jobs: JobsConnector) -> None:
+def test_a_stop_ends_a_fetch_of_jobs_that_waits(store: FullJobStore, jobs: JobsConnector) -> None:
     """It returns empty; the next fetch is one like any other."""
-    assert stopped(jobs, lambda: jobs._consumer._subscription is not None) == []
+    subscription = NotedSubscription(store.subscribe(Topic.WORK))
+    store.subscribe = lambda topic: subscription  # type: ignore[method-assign]
+    assert stopped(jobs, subscription.is_waited_on.is_set) == []
     jobs.dispatch_transactions([Transaction("a")])
     assert [each.transaction_id for each in jobs.fetch_transactions(5)] == ["a"]
 
@@ -81,14 +108,14 @@ def test_a_stop_just_before_a_fetch_of_jobs_counts_once(jobs: JobsConnector) -> 
 @pytest.mark.slow
 def test_a_stop_ends_a_fetch_of_facts_that_waits(facts: BoundaryConnector) -> None:
     """It returns empty, also beside a parked fact; the next fetch is one like any other."""
-    assert facts._driver is not None
-    turn = facts._driver._turn
-    assert stopped(facts, turn.locked) == []
     zone = facts.zone  # type: ignore[attr-defined]
+    fetches = served(zone)
+    assert stopped(facts, lambda: bool(fetches)) == []
     fill(zone, 1)
     (first,) = facts.fetch_transactions(5)
     facts.release_after(first, LONG)
-    assert stopped(facts, turn.locked) == []
+    fetches.clear()
+    assert stopped(facts, lambda: bool(fetches)) == []
     fill(zone, 2)
     assert numbers(facts.fetch_transactions(5)) == [2]
 
@@ -114,10 +141,11 @@ def test_one_that_only_produces_has_nothing_to_stop() -> None:
         connector.stop_waiting()
 
 
-async def cancelled(connector: BoundaryConnector, is_under_way: Callable[[], bool]) -> None:
+async def cancelled(connector: BoundaryConnector) -> None:
     """Cancel a fetch that would wait for minutes."""
+    fetches = served(connector.zone)  # type: ignore[attr-defined]
     fetching = asyncio.ensure_future(connector.fetch_transactions_async(5, wait=LONG))
-    await asyncio.to_thread(eventually, is_under_way)
+    await asyncio.to_thread(eventually, lambda: bool(fetches))
     fetching.cancel()
     await asyncio.wait([fetching], timeout=PATIENCE)
     assert fetching.cancelled(), "it still waits"
@@ -131,17 +159,13 @@ def test_a_cancelled_fetch_of_facts_does_not_wait_on(colour: str) -> None:
 
     async def in_threads() -> list[int]:
         with over_http() as connector:
-            assert connector._driver is not None
-            await cancelled(connector, connector._driver._turn.locked)
+            await cancelled(connector)
             fill(connector.zone, 1)  # type: ignore[attr-defined]
             return numbers(await connector.fetch_transactions_async(5))
 
     async def in_tasks() -> list[int]:
         async with in_process() as connector:
-            driver = connector._driver
-            assert driver is not None
-            turn = lambda: driver._turn_async is not None and driver._turn_async.locked()  # noqa: E731
-            await cancelled(connector, turn)
+            await cancelled(connector)
             fill(connector.zone, 1)  # type: ignore[attr-defined]
             return numbers(await connector.fetch_transactions_async(5))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ergon_framework.connector.jobs import (
     LeaseLostError,
     claims,
 )
-from ergon_framework.connector.jobs.codec import JobDelivery
+from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
@@ -29,17 +30,19 @@ from ergon_framework.errors import (
     StoreUnavailableError,
     TransactionException,
 )
+from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.why import explain_job
-from ergon_framework.ports.jobstore import FullJobStore, Search
+from ergon_framework.ports.jobstore import DEFAULT_QUEUE, FullJobStore, Search, Topic
 from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import add_listener, remove_listener
 from ergon_framework.testing.suites import exercise_connector
 from tests.connectors.zone_node import eventually
+from tests.jobs.manual_worker import NotedSubscription
 
 pytestmark = pytest.mark.req("ONE:connector-jobs")
 
@@ -82,7 +85,7 @@ def connector(store: FullJobStore) -> Iterator[JobsConnector]:
 
 def dead_letters(connector: JobsConnector) -> list[tuple[str, str]]:
     """The ids and reasons of dead-lettered jobs."""
-    store = connector._consumer.client().store
+    store: FullJobStore = connector.store  # type: ignore[attr-defined]
     found = store.search(Search(statuses=(JobStatus.FAILED,)))
     return [(job.id, job.last_error.message) for job in found if job.last_error is not None]
 
@@ -96,11 +99,16 @@ def test_the_suite_is_passed(kind: str, tmp_path: Path) -> None:
         url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path}/{next(numbers)}.db"
         # One attempt: what failed is dead-lettered at once, as the suite expects it of a nack.
         once = {"max_attempts": 1}
-        return JobsConnector(url, handler="work", settings=ROOMY, options=once)
+        store = open_store(url)
+        stores.callback(store.close)
+        made = JobsConnector(store, handler="work", settings=ROOMY, options=once)
+        made.store = store  # type: ignore[attr-defined]
+        return made
 
-    report = exercise_connector(
-        make, colour="both", dead_letters=dead_letters, ids="unique", carries=CARRIED
-    )
+    with ExitStack() as stores:
+        report = exercise_connector(
+            make, colour="both", dead_letters=dead_letters, ids="unique", carries=CARRIED
+        )
     report.raise_for_failures(recommended=True)
 
 
@@ -305,13 +313,16 @@ def test_release_after_parks(store: FullJobStore, connector: JobsConnector, cloc
     assert [each.transaction_id for each in connector.fetch_transactions(1)] == ["a"]
 
 
-def die(connector: JobsConnector, clock: Clock) -> None:
-    """Nobody renews its leases any more, and they end."""
-    holding = connector._consumer._holding
-    assert holding is not None
-    assert holding._thread is not None
-    holding._ending.set()
-    holding._thread.join()  # it may be in the middle of renewing them
+def die(connector: JobsConnector, store: FullJobStore, clock: Clock) -> None:
+    """Its process is killed: the store hears nothing more of it, and its leases end."""
+
+    def away(*_: Any) -> None:
+        raise StoreUnavailableError("away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for call in ("settle_and_claim", "heartbeat"):
+            patch.setattr(store, call, away)
+        connector.close()
     clock.at += 5000
 
 
@@ -328,7 +339,7 @@ def test_an_attempt_is_charged_when_it_is_handed_out(store: FullJobStore, clock:
             looked_at = connector.fetch_transaction_by_id(each.transaction_id)
             assert looked_at is not None
             assert looked_at.metadata["attempt"] == each.metadata["attempt"]
-        die(connector, clock)
+        die(connector, store, clock)
     assert sorted(began) == [("once", 1), ("twice", 1), ("twice", 2)]
     for job_id, attempts in (("once", 1), ("twice", 2)):
         job = store.find(job_id)
@@ -375,8 +386,9 @@ def test_a_charge_that_cannot_be_written_hands_nothing_out(
             patch.setattr(type(store), "renew", away)
             with pytest.raises(StoreUnavailableError):
                 connector.fetch_transactions(1)
-        assert connector._consumer._holding is not None
-        assert connector._consumer._holding.all() == []
+    job = store.find("a")
+    assert job is not None
+    assert job.status is JobStatus.ACTIVE  # nothing was in hand that close could have given back
     clock.at += 60
     with JobsConnector(store) as connector:
         (came,) = connector.fetch_transactions(1)
@@ -411,24 +423,28 @@ def test_a_late_outcome_is_an_error(
 
 
 def test_leases_are_renewed_while_a_job_is_in_hand(store: FullJobStore, clock: Clock) -> None:
-    """The connector's thread keeps what is in hand, and notes what it has lost."""
-    with JobsConnector(store, handler="work", lease=10.0) as connector:
-        connector.dispatch_transactions([Transaction("a"), Transaction("b")])
-        kept, lost = connector.fetch_transactions(2)
-        clock.at += 7
-        holding = connector._consumer._holding
-        assert holding is not None
+    """What a connector has in hand is kept, and what it has lost is noted."""
+    settings = JobsSettings(lease=10.0)
+    settler = Settler(settings, "me")
+    serves = (DEFAULT_QUEUE, "connector")
+    holding = claims.Holding(store, settings, settler, "me", serves, lambda *_: None)
+    JobClient(store=store).enqueue_many(["work", "work"])
+    request = ClaimRequest(
+        worker="me", lease=settings.claimed_for, slots={"connector": 2}, default="connector"
+    )
+    held = [Claim(job) for job in store.settle_and_claim([], request)[1].jobs]
+    holding.add(held)
+    clock.at += 7
+    holding.renew()
+    clock.at += 7
+    assert store.expired_leases(9) == []
+    assert holding.all() == held
+    clock.at += 9
+    with JobsConnector(store) as other:
+        assert len(other.fetch_transactions(2)) == 2
         holding.renew()
-        clock.at += 7
-        assert store.expired_leases(9) == []
-        assert isinstance(lost, JobDelivery)
-        clock.at += 9
-        with JobsConnector(store) as other:
-            assert len(other.fetch_transactions(2)) == 2
-            holding.renew()
-            assert lost.claim.lost
-            with pytest.raises(LeaseLostError):
-                connector.release(kept)
+        assert [each.lost for each in held] == [True, True]
+        assert not holding.holds(held[0].job.id, held[0].job.fence)
 
 
 def test_close_gives_back_what_is_in_hand(store: FullJobStore) -> None:
@@ -554,8 +570,10 @@ def test_a_cancelled_waiting_fetch_takes_nothing(store: FullJobStore) -> None:
 
     async def scenario() -> list[Transaction]:
         connector = JobsConnector(store, handler="work")
+        subscription = NotedSubscription(store.subscribe(Topic.WORK))
+        store.subscribe = lambda topic: subscription  # type: ignore[method-assign]
         fetching = asyncio.ensure_future(connector.fetch_transactions_async(1, wait=30.0))
-        await asyncio.to_thread(eventually, lambda: connector._consumer._subscription is not None)
+        await asyncio.to_thread(subscription.is_waited_on.wait, 30)
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetching

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ from ergon_framework.connector.boundary import BoundaryConnector
 from ergon_framework.connector.jobs import JobsConnector
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import WiringError
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.mixins.policies import ConsumerPolicy
 from ergon_framework.task.ready import ConsumerTask
+from tests.connectors.zone_node import told
 
 pytestmark = pytest.mark.req("ONE:connector-jobs", "ONE:connector-boundary", "ONE:settings")
 
@@ -47,8 +52,12 @@ def test_jobs_use_the_store_and_the_rules_of_the_settings(tmp_path: Path) -> Non
     with maker(tmp_path, text).make() as connector:
         assert isinstance(connector, JobsConnector)
         connector.dispatch_transactions([Transaction("a")])
-        assert connector._consumer._settings.lease == 7.0
-    assert (tmp_path / "work.db").exists()
+        assert connector.fetch_transactions(1)
+        with JobClient(f"sqlite:///{tmp_path}/work.db") as client:
+            job = client.find("a")
+        assert job.lease_expires_at is not None
+        left = job.lease_expires_at - time.time()
+        assert left == pytest.approx(JobsSettings(lease=7.0).claimed_for, abs=2.0)
 
 
 def test_a_store_of_its_own_counts(tmp_path: Path) -> None:
@@ -89,21 +98,31 @@ def test_mistakes_are_found_without_connecting(tmp_path: Path, text: str, told: 
 
 def test_a_zone_of_the_settings_is_a_node(tmp_path: Path) -> None:
     """The only zone, or the one that is named: its address, its name, and paths beside the file."""
-    text = """
-    [zones.plant]
-    data = "plant"
-    listen = "127.0.0.1:9555"
-    [connectors.x]
-    type = "boundary"
-    to_zone = "office"
-    outbox = "out.db"
-    """
-    with maker(tmp_path, text).make() as connector:
-        assert isinstance(connector, BoundaryConnector)
-        assert connector._line._node == "http://127.0.0.1:9555"
-        assert connector._writer._zones == ("plant", "office")
-        connector._writer.outbox()
-    assert (tmp_path / "out.db").exists()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+        text = f"""
+        [zones.plant]
+        data = "plant"
+        listen = "127.0.0.1:{listener.getsockname()[1]}"
+        [connectors.x]
+        type = "boundary"
+        to_zone = "office"
+        outbox = "out.db"
+        drain = 0.0
+        """
+        with maker(tmp_path, text).make() as connector:
+            assert isinstance(connector, BoundaryConnector)
+            connector.dispatch_transactions([told(1)])
+            assert (tmp_path / "out.db").exists()
+            sent, _ = listener.accept()
+            with sent:
+                sent.settimeout(30)
+                request = b""
+                while b'"office"' not in request:
+                    more = sent.recv(1 << 16)
+                    assert more, request
+                    request += more
+        assert b'"plant"' in request
 
 
 def test_one_process_at_a_time_has_a_consumer(tmp_path: Path) -> None:

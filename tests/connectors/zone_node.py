@@ -19,12 +19,16 @@ from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.connector.boundary import BoundaryConnector
+from ergon_framework.errors import BoundaryError, NotPermittedError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.clock import VirtualClock
+from tests.boundary.client.scripted import MemoryNode
 from tests.servers.server import free_port
 
 T = TypeVar("T")
 PATIENCE = 30.0
+CALLS = ("FetchFacts", "ConfirmReceipt", "QuarantineFact", "ReleaseLease")
+"""The methods of a node that a consumer calls."""
 OPTIONS: dict[str, Any] = {"consumer": "c", "log": "outbound", "from_zone": "a", "to_zone": "b"}
 
 
@@ -90,6 +94,22 @@ def eventually(condition: Callable[[], bool]) -> None:
             return
         never.wait(0.01)
     raise AssertionError("it did not happen")
+
+
+def die(connector: BoundaryConnector, node: MemoryNode) -> None:
+    """Its process is killed: the node hears nothing more of it, and the lease of ``c`` ends."""
+    faults = node.faults
+    refused: list[BoundaryError] = [NotPermittedError("nobody is there")] * 9
+    node.faults = {method: list(refused) for method in CALLS}
+    connector.close()
+    node.faults = faults
+    end_lease(node)
+
+
+def end_lease(node: MemoryNode) -> None:
+    """Let the lease of the consumer ``c`` end."""
+    with node.store.database.step() as state:
+        state.consumer("c").held_until = 0.0
 
 
 @contextmanager
