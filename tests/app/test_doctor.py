@@ -87,7 +87,7 @@ def test_a_check_that_breaks_is_a_finding(
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", broken)
     found = findings()
-    assert found["broken"].status is Status.BAD
+    assert found["locking"].status is Status.BAD
     assert "settings" in found
 
 
