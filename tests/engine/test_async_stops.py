@@ -44,9 +44,9 @@ def test_a_stop_from_a_thread_is_heard_even_if_no_hook_awaits() -> None:
     scene: list[Outcome] = []
 
     def asks() -> None:
-        engine = scene[0].task._ergon_calls[0]
-        engine.stops += 1  # what request_stop() does first, in the thread that calls it
-        engine.event_loop.call_soon_threadsafe(engine._stop)
+        other = threading.Thread(target=scene[0].task.request_stop)
+        other.start()
+        other.join(30)
 
     source = ScriptedConnector([transactions(20)], settling=True)
     policy = {"loop": {"batch": {"size": 20}}}

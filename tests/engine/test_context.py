@@ -362,10 +362,10 @@ def test_settlement_sees_the_callers_context(colour: Colour, verb: str) -> None:
     seen: list[str] = []
 
     class Watching(ScriptedConnector):
-        def _note(self, *_args: Any) -> None:
+        def note(self, *_args: Any) -> None:
             seen.append(COLOUR.get())
 
-    setattr(Watching, verb, Watching._note)
+    setattr(Watching, verb, Watching.note)
     source = Watching([transactions(2)])
     hooks: dict[str, Any] = {"process": ValueError("x")} if verb == "nack" else {}
     token = COLOUR.set("grey")

@@ -193,15 +193,15 @@ def test_those_who_have_nothing_to_do_let_each_other_rest(
 ) -> None:
     """While the queue stays empty one waits for the next fetch, and nobody wakes anybody."""
     rests = 0
-    rested = EngineCall._rested
+    leave_rest = EngineCall.leave_rest
 
-    def counted(crew: EngineCall) -> None:
+    def counted(call: EngineCall) -> None:
         nonlocal rests
         rests += 1
         assert rests < 200, "they wake each other"
-        rested(crew)
+        leave_rest(call)
 
-    monkeypatch.setattr(EngineCall, "_rested", counted)
+    monkeypatch.setattr(EngineCall, "leave_rest", counted)
 
     async def process(_transaction: Any) -> None:
         if now() >= 50.0:

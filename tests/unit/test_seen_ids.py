@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.task.inputs import SeenIds, _holds
+from ergon_framework.task.inputs import SeenIds, holds_digest
 
 
 @given(st.lists(st.text(min_size=1, max_size=3)), st.integers(0, 5))
@@ -20,9 +20,9 @@ def test_a_match_across_two_digests_is_none() -> None:
     """The end of one digest and the beginning of the next may look like a third."""
     first, second = bytes(range(12)), bytes(range(12, 24))
     across = (first + second)[6:18]
-    assert not _holds(bytearray(first + second), across)
-    assert _holds(bytearray(first + second), second)
-    assert _holds(bytearray(first + second + across), across)
+    assert not holds_digest(bytearray(first + second), across)
+    assert holds_digest(bytearray(first + second), second)
+    assert holds_digest(bytearray(first + second + across), across)
 
 
 @pytest.mark.req("T3.27")
@@ -31,5 +31,4 @@ def test_it_costs_less_than_16_bytes_per_id() -> None:
     seen = SeenIds()
     for n in range(50_000):
         seen.add(f"an identifier of an ordinary length, number {n}")
-    assert sum(len(pack) for pack in seen._packs.values()) == 12 * 50_000
-    assert not seen._first
+    assert seen.packed_bytes == 12 * 50_000

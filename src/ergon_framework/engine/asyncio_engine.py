@@ -312,7 +312,7 @@ class AsyncioEngine(EngineCall):
         try:
             await self.idle_wakeup.wait(None if self.ready else self.resume_at)
         finally:
-            self._rested()
+            self.leave_rest()
 
     # -- one lifecycle -----------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ def renew_after_fork(part: Renewable) -> None:
     _alive.add(part)
 
 
-def _after_fork_in_child() -> None:
+def renew_all() -> None:
+    """In a forked child: renew every part; one that fails holds up no other."""
     failures = []
     for part in list(_alive):
         try:
@@ -33,4 +34,4 @@ def _after_fork_in_child() -> None:
         raise ExceptionGroup("not everything was renewed after a fork", failures)
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=renew_all)

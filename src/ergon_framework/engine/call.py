@@ -463,7 +463,7 @@ class EngineCall:
         self.resume_at = action.until
         return None
 
-    def _rested(self) -> None:
+    def leave_rest(self) -> None:
         """A worker leaves its rest."""
         self.idle -= 1
         self.is_waking = False

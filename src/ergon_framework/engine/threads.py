@@ -223,7 +223,7 @@ class ThreadEngine(EngineCall):
         try:
             self.idle_wakeup.wait(None if self.ready else self.resume_at)
         finally:
-            self._rested()
+            self.leave_rest()
 
     # -- one lifecycle -----------------------------------------------------------------------
 

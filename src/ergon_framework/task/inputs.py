@@ -37,6 +37,11 @@ class SeenIds:
         self._first: set[str] = set()
         self._packs: dict[int, bytearray] = {}
 
+    @property
+    def packed_bytes(self) -> int:
+        """How much the digests of ids take; ids that are kept as they are do not count."""
+        return sum(len(pack) for pack in self._packs.values())
+
     def add(self, key: str) -> bool:
         """Remember an id; False when it was there already."""
         first = self._first
@@ -59,13 +64,14 @@ class SeenIds:
         if pack is None:
             self._packs[number] = bytearray(digest)
             return True
-        if _holds(pack, digest):
+        if holds_digest(pack, digest):
             return False
         pack += digest
         return True
 
 
-def _holds(pack: bytearray, digest: bytes) -> bool:
+def holds_digest(pack: bytearray, digest: bytes) -> bool:
+    """Whether a digest is in a pack, at a place where one begins."""
     at = pack.find(digest)
     while at >= 0:
         if at % _SIZE == 0:
