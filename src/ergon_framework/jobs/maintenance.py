@@ -31,25 +31,27 @@ from ergon_framework.storage.deadlines import CALL_BUDGET
 
 
 class LimitRestore:
-    """The limits of a worker's settings. What was written stays so, whatever comes in between."""
+    """Writes the queue limits of the settings again, in slices, after the store has lost them."""
 
     def __init__(self, limits: Callable[[], Iterable[str]], new_slice: Callable[[], Slice]) -> None:
-        """``limits`` writes what is not there, one for each name that is taken from it."""
+        """``limits`` is lazy: with each name taken from it, a missing limit is written."""
         self.is_under_way = False  # the next turn goes on with it
         self.lost: list[str] = []
-        """What had to be written."""
+        """Names of the limits that had to be written."""
         self._limits = limits
         self._new_slice = new_slice
         self._left: Iterator[str] | None = None
 
     def begin(self) -> None:
-        """The store may have lost everything, also what was written a moment ago."""
+        """Start over: the store may have lost also what was written a moment ago."""
         self.is_under_way, self._left = True, None
 
     def turn(self) -> bool:
-        """One slice; whether that was the last."""
-        left, self._left = self._left, None  # after an error it is looked anew what is missing
-        self.is_under_way = False  # … and it is tried again, but nobody waits for that
+        """Write for one slice; whether that was the last."""
+        # Both are set again below unless an error comes: after one, the next turn compares anew,
+        # and a worker that wants to leave does not wait for it.
+        left, self._left = self._left, None
+        self.is_under_way = False
         left = iter(self._limits()) if left is None else left
         piece = self._new_slice()
         while piece():
@@ -61,7 +63,7 @@ class LimitRestore:
         return False
 
     def end(self) -> list[str]:
-        """All that was lost, once."""
+        """The names of all limits that were lost, told once."""
         lost, self.lost = self.lost, []
         return lost
 
@@ -69,12 +71,17 @@ class LimitRestore:
 logger = logging.getLogger("ergon.jobs")
 
 PRUNE_BATCH = 500
+"""Jobs that are deleted in one commit."""
 PRUNE_INTERVAL = 30.0
+"""Seconds between two looks for jobs whose retention is over."""
 MAX_UNREADABLE = 1000
+"""Unreadable rows that are looked at and told."""
 MAINTAIN_INTERVAL = 1.0
+"""Seconds between two calls of a store's own maintenance."""
 FAILED_TASK_BACKOFF = Backoff(base=0.5, factor=2.0)
 """How long a task waits that fails while the store takes other writes."""
 _STORE_WIDE_ERRORS = (StoreBrokenError, StoreReadOnlyError, StoreSchemaError)
+"""Errors that concern every write, whichever task met them first."""
 
 
 class Maintenance:
@@ -99,11 +106,11 @@ class Maintenance:
         self._settings = settings
         self._record = record
         self._report = report
-        self._aside: Collection[Any] = ()  # rows that cannot be read, and were told of
-        self._has_twin = False
-        self._has_heartbeat = False
-        self._was_away = False
-        self._latest = -math.inf  # when the last of all started whom this worker has seen
+        self._aside: Collection[Any] = ()  # keys of unreadable rows that were told
+        self._has_twin = False  # another worker has the same name, and that was told
+        self._has_heartbeat = False  # the store has had this worker's record
+        self._was_away = False  # the store, since the last heartbeat
+        self._latest = -math.inf  # the latest start of any worker that this one has seen
         self._now = now
         self._slice_seconds = min(max_slice, settings.claimed_for / 10)
         self._scheduler: SlicedScheduler | None = None
@@ -115,7 +122,8 @@ class Maintenance:
         self.rescue = Rescue(store, settings, settler, holds, report, self._now)
         self._missing = MissingExecutors(store, settings, settler, self._now, report)
         self._is_stopped = False
-        # In this order, of which each may make the next one due.
+        # Run in this order: the heartbeat finds out whether the store was emptied and then makes
+        # the restore due, and the restore makes the schedules due.
         self._due: dict[Callable[[], float], float] = {
             self._heartbeat: 0.0,
             self._restore: math.inf,
@@ -125,12 +133,12 @@ class Maintenance:
         self._due[self._rescue] = 0.0
 
     def restart_all(self) -> None:
-        """Everything is due but a rescue: whoever lives has a lease's time to renew it."""
+        """Make every task due at once, except rescue: live workers first have a lease to renew."""
         self.run_soon()
         self._due[self._rescue] = self.rescue.after_outage()
 
     def run_soon(self) -> None:
-        """Everything is due, and a rescue when it was."""
+        """Make every task due at once, and leave the time of the next rescue as it is."""
         self._was_away = True
         self._due |= {
             self._heartbeat: 0.0,
@@ -142,26 +150,26 @@ class Maintenance:
             self._due[self._fire] = 0.0
 
     def delay_rescue(self) -> None:
-        """The store hung, and with it the renewals of others: rescue nothing before those came.
+        """Put off the next rescue: the store hung, and so did the renewals of other workers.
 
-        Whoever lives renews every third of a lease.
+        A live worker renews every third of a lease, so half a lease is enough.
         """
         self._due[self._rescue] = self.rescue.after_stall()
 
     def stop(self) -> None:
-        """Begin nothing more, and come to an end soon with what is begun."""
+        """Begin no task any more, and cut short the one under way. From any thread."""
         self._is_stopped = True
         if self._scheduler is not None:
             self._scheduler.stop()
 
     @property
     def is_under_way(self) -> bool:
-        """Whether something was begun that the next turns go on with."""
+        """Whether a task has slices left that the next turns go on with."""
         is_written = self._scheduler is None or not self._scheduler.is_under_way
         return self._limit_restore.is_under_way or not is_written
 
     def run(self, now: float) -> float:
-        """Do what is due; answers when to come again."""
+        """Run the tasks that are due; the instant at which the next one is."""
         for task in tuple(self._due):
             if self._is_stopped:
                 break
@@ -176,46 +184,48 @@ class Maintenance:
             self.delay_rescue()
 
     def _done(self, task: Callable[[], float], now: float) -> float:
-        """Do it; when it is due again."""
+        """Run one task; the instant at which it is due again."""
         try:
             wait = task()
         except StoreError as error:
             if not self._is_its_own(task, error):
-                raise  # the store is away: that concerns everybody
+                raise  # the store is away: an outage, which the caller handles
             failure: Exception = error
         except Exception as error:
             failure = error
         else:
             self._failures.pop(task, None)
             return now + wait
-        if self._is_stopped:  # nobody tries it again, and the store may have been closed meanwhile
+        if self._is_stopped:  # it is not retried, and the store may have been closed under it
             return now
         failures = self._failures[task] = self._failures.get(task, 0) + 1
-        is_told = isinstance(failure, ErgonError)  # in a line; anything else is not expected
+        is_told = isinstance(failure, ErgonError)  # one line is enough; a defect has a traceback
         text = "a chore failed, and is tried again: %s: %s"
         name = task.__name__.strip("_")
         logger.error(text, name, failure, exc_info=None if is_told else failure)
-        # From its end: one that fails by taking long must leave the others time in between.
+        # Counted from the failure, not from the start: a task that fails by taking long must leave
+        # time for the others, and a rescue waits after every stall.
         longest = max(PRUNE_INTERVAL, self._settings.lease)
         return self._now() + min(longest, FAILED_TASK_BACKOFF.delay(failures - 1))
 
     def _is_its_own(self, failed: Callable[[], float], error: StoreError) -> bool:
-        """Whether one task is in trouble, while the store takes something else.
+        """Whether only this task fails, while the store takes other writes.
 
-        Taken for an outage, a prune that fails each time would put off every rescue for ever. Where
-        it is a rescue that failed, those who live may be unable to renew as well.
+        If a prune that fails every time counted as an outage, it would put off every rescue for
+        ever. A heartbeat or a rescue that fails does count: then live workers may be unable to
+        renew as well. For any other task, a heartbeat is tried to find out.
         """
         if isinstance(error, _STORE_WIDE_ERRORS) or failed in {self._heartbeat, self._rescue}:
             return False
         try:
             self._heartbeat()
-        except Exception:  # whatever it is, it says nothing good about the store
+        except Exception:  # whatever it is, the store does not take writes now
             return False
         return True
 
     def leave(self, seconds: float) -> None:
-        """Tell that this worker is gone, unless the store does not answer for so long."""
-        with suppress(Exception):  # the record dies by itself when it is not renewed
+        """Tell the store that this worker is gone; give up after so many seconds."""
+        with suppress(Exception):  # the record expires by itself when it is not renewed
             CALL_BUDGET.run_within(seconds, lambda: self._store.heartbeat(_gone(self._record())))
 
     def _heartbeat(self) -> float:
@@ -235,15 +245,21 @@ class Maintenance:
         return self._settings.lease / 3
 
     def _check_schedules(self, mine: WorkerRecord, found: Sequence[WorkerRecord]) -> None:
-        """A store that does not sync may have lost what was written last, and this worker may be
-        the only one to know. But whoever started last has its way with schedules.
+        """After an outage, compare the stored schedules with the settings again.
+
+        A store that does not sync may have lost the last writes. Only the worker that started last
+        compares: an older one would bring back schedules that a newer version has changed.
         """
         is_last = all(other.started_at <= mine.started_at for other in found)
         if is_last and self._scheduler is not None:
             self._scheduler.compare_anew()
 
     def _check_own_record(self, mine: WorkerRecord, told: WorkerRecord | None) -> None:
-        """What the store says of this worker should be what was told last."""
+        """Compare the store's record of this worker with what it told last.
+
+        No record: the store was emptied, or a worker of the same name has left. Another process in
+        it: two workers have the same name.
+        """
         if told is None:
             self._limit_restore.begin()
             self._due[self._restore] = 0.0
@@ -255,10 +271,10 @@ class Maintenance:
             )
 
     def _restore(self) -> float:
-        """The store does not know this worker: a namesake left, or the store has lost everything.
+        """Write limits and schedules of the settings again: the store does not know this worker.
 
-        Then what the settings say is gone as well, and cron and limits with it. Schedules of one
-        who started later stay, be it the namesake; but not where none is left of this application.
+        Schedules are written by the worker that started last, since a newer version may have
+        changed them; by any worker when none of this application is left in the store.
         """
         if not self._limit_restore.turn():
             return 0.0
@@ -289,7 +305,7 @@ class Maintenance:
         return 0.1 if pruned.more else PRUNE_INTERVAL
 
     def _report_unreadable(self) -> None:
-        """Tell of each row that cannot be read, whoever met it."""
+        """Tell once of each row that cannot be read, whichever worker met it first."""
         found = {each.key: each for each in self._store.unreadable(MAX_UNREADABLE)}
         new = [each for key, each in found.items() if key not in self._aside]
         self._aside = found.keys()

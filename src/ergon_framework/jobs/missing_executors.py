@@ -37,7 +37,7 @@ Report = Callable[[str, dict[str, Any]], None]
 
 
 class MissingExecutors:
-    """One worker's look at the executors that nobody has. Maintenance runs it."""
+    """Finds executors that no live worker has, warns, and ends jobs that waited too long."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class MissingExecutors:
         self._told: set[str] = set()
 
     def look(self) -> float:
-        """Tell who is missing, and end what has waited long enough; when to look again."""
+        """Warn of missing executors and end what has waited long enough; seconds to the next."""
         missing = [each for each in self._store.named() if each.executor not in self.known]
         names = {each.executor for each in missing}
         for executor in self._told - names:
@@ -72,7 +72,7 @@ class MissingExecutors:
         return min(CHECK_INTERVAL, max(1.0, self._wait / 10))
 
     def _attend(self, missing: Named, seen_missing: float) -> None:
-        """``seen_missing``: for how many seconds this worker has missed it."""
+        """Warn or end jobs; ``seen_missing``: seconds for which this worker has missed it."""
         now = self._store.now()
         away = 0.0 if missing.seen_at is None else now - missing.seen_at
         if away >= ALERT_AFTER and missing.executor not in self._told:
@@ -98,7 +98,7 @@ class MissingExecutors:
         jobs = self._store.waiting_for(executor, now - self._wait, DEAD_LETTER_BATCH)
         settlements = []
         for job in jobs:
-            with suppress(InvalidTransition):  # somebody has moved it meanwhile
+            with suppress(InvalidTransition):  # another worker has settled it meanwhile
                 settlements.append(self._settler.settle_stored(job, ExecutorMissing(executor), now))
         if not settlements:
             return

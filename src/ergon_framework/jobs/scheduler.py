@@ -48,7 +48,7 @@ logger = logging.getLogger("ergon.jobs")
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Word a refusal so that it may follow a field's name."""
+    """Turn a JobError into the ValueError that pydantic puts behind the field's name."""
     try:
         yield
     except JobError as error:
@@ -110,7 +110,7 @@ class ScheduleSettings(SettingsModel):
         if (self.cron is None) == (self.every is None):
             raise ValueError("needs either cron or every")
         with _told():
-            self.job(max_payload=sys.maxsize)  # [jobs] says how much it may be, and is not at hand
+            self.job(max_payload=sys.maxsize)  # the limit is in [jobs], which is not at hand here
         return self
 
     @property
@@ -119,7 +119,7 @@ class ScheduleSettings(SettingsModel):
         return self.cron or f"@every {self.every}s"
 
     def job(self, unique_key: str | None = None, *, max_payload: int = MAX_PAYLOAD) -> NewJob:
-        """The job of every fire, checked as if a client had handed it in; its id is of no use."""
+        """The job of every fire, checked as a client's would be; its id is replaced later."""
         return new_job(
             self.handler,
             thawed(self.args),
@@ -165,14 +165,14 @@ def job_of(schedule: Schedule, at: float) -> NewJob:
 
 
 def renewed(schedule: Schedule, old: Schedule | None, now: float) -> Schedule:
-    """The schedule with its next fire, which only a change of its times or a pause moves."""
+    """The schedule with its next fire. Only a change of its times, or a pause, moves that."""
     last_at = old.last_at if old else None
     if schedule.is_paused:
         return msgspec.structs.replace(schedule, next_at=None, last_at=last_at)
     is_same = old and not old.is_paused and (old.cron, old.zone) == (schedule.cron, schedule.zone)
     if old and is_same and old.next_at is not None:
         next_at: float | None = old.next_at
-    else:  # what was due by other times, or in a pause, is not made up for
+    else:  # fires that were due by the old times, or during a pause, are not made up for
         after = now if last_at is None else max(now, last_at)
         next_at = next(read_cron(schedule.cron, schedule.zone)(after), None)
     return msgspec.structs.replace(schedule, next_at=next_at, last_at=last_at)
@@ -239,8 +239,8 @@ class Scheduler:
         leaves undone differs still, so that the next worker does it.
         """
         now = self._store.now() if now is None else now
-        # Read with each call, for others fire and operators pause in between. But no name is put
-        # twice: two workers with other settings would write over one another for ever.
+        # Read with each call, for other workers fire and operators pause in between. But no name
+        # is put twice: two workers with different settings would overwrite each other for ever.
         stored = {schedule.name: schedule for schedule in self._store.schedules()}
         if self._left is None:
             self._left = [*self._settings][::-1]
@@ -253,7 +253,7 @@ class Scheduler:
         )
 
     def sync_anew(self) -> None:
-        """Let the next sync look at everything, though one was under way."""
+        """Let the next sync begin with the first schedule, even if one is under way."""
         self._left = None
 
     def are_gone(self) -> bool:
@@ -262,11 +262,11 @@ class Scheduler:
         return bool(self._settings) and all(each.source != self._source for each in stored)
 
     def fire_due(self, goes_on: Callable[[], bool] = lambda: True) -> float | None:
-        """Enqueue the jobs of all that is due; the instant to come back at, or None for never.
+        """Enqueue the jobs of all schedules that are due; the instant of the next fire, or None.
 
-        That instant is about what the store holds now: whoever waits for longer than he wants to
-        overlook a new schedule comes back earlier. ``goes_on`` is asked before each fire; what it
-        leaves is due still, and the first of the next call, for the oldest come first.
+        That instant is about what the store holds now: a caller comes back earlier to notice new
+        schedules. ``goes_on`` is asked before each fire; what it leaves is still due and comes
+        first in the next call, for the oldest come first.
         """
         now = self._store.now()
         found = sorted(self._store.schedules(), key=lambda each: each.next_at or 0.0)
@@ -274,7 +274,7 @@ class Scheduler:
         return min((at for at in wakes if at is not None), default=None)
 
     def stop(self) -> None:
-        """Write nothing more, from any thread: what is under way with the store is the last."""
+        """Write nothing more. From any thread; a write that is under way is the last."""
         self._is_stopped = True
 
     def preview(self, count: int = 5) -> list[Upcoming]:
@@ -340,7 +340,7 @@ class Scheduler:
             return None
         jobs, spans = firing(schedule.name, jobs)
         if not self._store.fire(schedule.name, expected, plan.next_at, jobs):
-            return now  # somebody else moved it on: look again
+            return now  # another worker fired it: look again
         fired(spans)
         emit("schedule.fired", schedule=schedule.name, jobs=len(jobs), late=now - expected)
         if now - expected > ON_TIME:
@@ -386,7 +386,10 @@ MAX_SLICE = 0.2
 
 
 class CronJobs(Protocol):
-    """Cron, seen from here. What ``goes_on`` cuts short is gone on with by the next call."""
+    """What ``SlicedScheduler`` needs of a scheduler.
+
+    When ``goes_on`` says no, a call returns early and the next call continues there.
+    """
 
     def sync(self, *, goes_on: Callable[[], bool]) -> Synced:
         """Bring the stored schedules in line with the settings."""
@@ -401,13 +404,14 @@ class CronJobs(Protocol):
         """Fire what is due; answers the next instant by the store's clock."""
 
     def stop(self) -> None:
-        """Write nothing more; thousands of schedules would keep a worker that wants to leave."""
+        """Write nothing more: thousands of schedules would delay the end of a worker."""
 
 
 class Slice:
-    """Asked before each step whether there is time for it; there always is for the first.
+    """A bounded piece of time. Called before each step, it says whether there is time for it.
 
-    A store that takes longer to be read than a slice is would otherwise never be written.
+    There always is for the first step: if reading the store took longer than a slice, nothing
+    would ever be written otherwise.
     """
 
     def __init__(self, now: Callable[[], float], seconds: float) -> None:
@@ -437,7 +441,7 @@ class SlicedScheduler:
         *,
         max_slice: float = MAX_SLICE,
     ) -> None:
-        """``tell_lost`` is given the names of what had to be written again."""
+        """``tell_lost`` is given the names of schedules that had to be written again."""
         self.is_under_way = False  # the next turn goes on with it
         self._schedules = schedules
         self._now = now
@@ -449,7 +453,7 @@ class SlicedScheduler:
         self._lost: list[str] | None = None
 
     def write_again(self, lost: list[str]) -> None:
-        """The store may have lost everything, and has lost these; tell it when all is written."""
+        """Write all schedules again, and tell then what was lost; ``lost`` is known already."""
         self._lost = [*(self._lost or ()), *lost]
         self.compare_anew()
 
@@ -459,7 +463,7 @@ class SlicedScheduler:
         self._schedules.sync_anew()
 
     def are_gone(self) -> bool:
-        """Whether the store has nothing of it any more, so that nobody's is written over."""
+        """Whether the store has no schedule of this application, so that none is overwritten."""
         return self._schedules.are_gone()
 
     def stop(self) -> None:
@@ -471,7 +475,7 @@ class SlicedScheduler:
 
         When ``is_under_way`` is set, there is more to do before that.
         """
-        is_under_way = False  # after an error it is tried again, but nobody waits for that
+        is_under_way = False  # after an error it is retried, but a leaving worker does not wait
         try:
             at, is_under_way = self._turned()
         finally:
@@ -489,7 +493,8 @@ class SlicedScheduler:
         piece = self._slice()
         added = self._schedules.sync(goes_on=piece).added
         if self._lost is not None:
-            # What was never there is new: a namesake may leave while we write for the first time.
+            # A schedule counts as lost only if it had been written: when a worker of the same name
+            # leaves during the first sync, the rest of that sync is new and not lost.
             self._lost += [name for name in added if self._was_synced or name in self._added]
         self._added.update(added)
         if piece.is_cut:

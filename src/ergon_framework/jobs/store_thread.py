@@ -34,7 +34,11 @@ looks for what nobody can run, and for what is left."""
 
 
 class SlotCounter:
-    """The counts, and which executors had slots left at their last claim. Guard it with a lock."""
+    """Free slots by executor, and which executors had slots left at their last claim.
+
+    The caller holds a lock. A count below zero is a debt: a slot was taken back while the claim
+    that used it was under way. The next offers pay it off before anything is claimed for them.
+    """
 
     def __init__(self) -> None:
         self._free: dict[str, int] = {}
@@ -53,7 +57,7 @@ class SlotCounter:
         return has - had
 
     def is_news(self, executor: str) -> bool:
-        """Whether a slot of this executor may find work: nobody knows that there is none."""
+        """Whether a new slot may find work: the last claim for this executor was full."""
         return executor not in self._dry
 
     def free(self) -> dict[str, int]:
@@ -92,7 +96,13 @@ declare("worker.before_renew")
 
 
 class HeldLeases:
-    """Everything this worker holds. Only the store thread changes it."""
+    """The claims of this worker and their leases. Only the store thread changes them.
+
+    Leases are renewed every third of their length, so that two renewals may fail before one ends.
+    The attempt of a job that runs longer than ``CHARGE_DELAY`` is charged with a renewal: if the
+    worker dies then, the store knows that an executor had begun. Shorter jobs are charged by their
+    outcome, which spares one write for each of them.
+    """
 
     def __init__(
         self, store: JobStore, lease: float, report: Callable[[str, dict[str, Any]], None]
@@ -111,21 +121,21 @@ class HeldLeases:
         return self._renew_at if self._charge_at is None else min(self._renew_at, self._charge_at)
 
     def holds(self, job_id: str, fence: int) -> bool:
-        """Whether this very claim is ours."""
+        """Whether this worker holds the job by this very claim, and not by a later one."""
         claim = self.claims.get(job_id)
         return claim is not None and claim.job.fence == fence
 
     def add(self, claims: Sequence[Claim], now: float) -> None:
-        """These were claimed.
+        """Hold these claims.
 
-        One of them may be a job that we work on: somebody took it away and gave it back to the
-        queue before we renewed its lease. Then the earlier claim is lost like any other.
+        One of them may be of a job that this worker still runs: another worker rescued the job and
+        it came back to its queue before the lease was renewed. Then the earlier claim is lost.
         """
         earlier = [self.claims[each.job.id] for each in claims if each.job.id in self.claims]
         for claim in claims:
             self.claims[claim.job.id] = claim
         self._lose([each for each in earlier if not each.lost])
-        if self._charge_at is None:  # claims that go on and on put nobody's charge off
+        if self._charge_at is None:  # not set anew: a stream of claims would put off every charge
             self._charge_at = now + CHARGE_DELAY
 
     def drop(self, settlements: Iterable[Settlement]) -> None:
@@ -137,7 +147,7 @@ class HeldLeases:
                 del claims[each.id]
 
     def renew_soon(self) -> None:
-        """Something may have cost us time: renew as soon as the store answers."""
+        """Renew as soon as the store answers, for leases may have run for long by now."""
         self._renew_at = 0.0
 
     def renew_due(self, now: float) -> None:
@@ -149,7 +159,7 @@ class HeldLeases:
             self._charge(now)
 
     def _charge(self, now: float) -> None:
-        """Charge what was started a moment ago or before; the rest has its turn as soon."""
+        """Charge attempts that began at least ``MIN_CHARGE_AGE`` ago; the others come next."""
         waiting = [each for each in self.claims.values() if not each.is_recorded and not each.lost]
         due = [
             each for each in waiting if each.is_written and each.written_at <= now - MIN_CHARGE_AGE
@@ -190,7 +200,14 @@ declare("worker.claimed", "worker.before_settle")
 
 
 class StoreThread:
-    """Talks to the store in a thread of its own."""
+    """Talks to the store in a thread of its own, on behalf of the worker's loop.
+
+    ``_lock`` guards what both threads touch: settlements that wait, free slots, and whether the
+    thread sleeps. No call of the store is made while it is held, so the loop never waits for a
+    store. The plain flags (``_news``, ``_ends``, ``_may_claim``) are each set by assignment and
+    looked at once per round: a change that comes too late is seen by the next round, and whoever
+    sets one wakes the thread.
+    """
 
     def __init__(
         self,
@@ -239,7 +256,7 @@ class StoreThread:
     # ---- from the worker's loop ----
 
     def start(self) -> None:
-        """Begin. The store's first answer comes in this thread, so that its error does too."""
+        """Begin. The store is asked once in the caller's thread, so that its error comes there."""
         self.offset = self.store.now() - self._now()
         self._thread = SYSTEM_CLOCK.spawn("ergon-keeper", self._serve)
 
@@ -263,18 +280,24 @@ class StoreThread:
             self._subscription.wake()
 
     def probe(self) -> None:
-        """Find out whether anything due is left; ``probes`` grows when ``is_left`` is fresh."""
+        """Ask the store whether anything due is left.
+
+        ``probes`` grows by one when the answer is there; ``is_left`` tells it then.
+        """
         self._is_probing = self._news = True
         self._subscription.wake()
 
     def stop_claiming(self, seconds: float) -> bool:
-        """Take no more jobs, and wait for a claim that is under way; whether none is."""
+        """Claim no more, and wait so long for a claim under way; whether none is left."""
         with self._rests:
             self._may_claim = False
             return self._rests.wait_for(lambda: not self._is_busy, seconds)
 
     def end(self, *, with_maintenance: bool) -> None:
-        """Settle what is left, and finish maintenance under way if so asked; see :meth:`join`."""
+        """Let the thread end once all is settled; :meth:`join` waits for that.
+
+        Without ``with_maintenance`` a task of maintenance that is under way is cut short.
+        """
         self._may_claim = False
         self._ends = True
         if not with_maintenance:
@@ -282,7 +305,7 @@ class StoreThread:
         self._subscription.wake()
 
     def join(self, seconds: float) -> None:
-        """Wait for the thread; then it gives up what the store has not taken."""
+        """Wait so long for the thread to end; then it gives up what the store has not taken."""
         if self._thread is not None:
             self._thread.join(seconds)
             self._gives_up = True
@@ -352,17 +375,18 @@ class StoreThread:
                 is_delivered = self._exchange(settlements, request)
         finally:
             with self._rests:
-                self._settlements[:0] = settlements  # not written: keep them, in order
+                # What was not written goes back to the front: outcomes reach the store in order.
+                self._settlements[:0] = settlements
                 self._is_busy = False
                 self._rests.notify_all()
         self._check_for_stall(began)
         if is_delivered and self._now() < min(self.leases.next_at, self._maintenance_at or 0.0):
-            return True  # the loop waits for this thread to let it run: nothing else is due
+            return True  # let the loop run the claimed jobs at once: nothing else is due yet
         self.leases.renew_due(self._now())
         self._check_for_stall(began)
         if self.maintenance is not None and not self._ends:
             self._maintenance_at = self.maintenance.run(self._now())
-            is_asked = is_asked or not self._ends  # the end may have cut them off
+            is_asked = is_asked or not self._ends  # an end may have cut the tasks short
         return is_asked
 
     def _stop_maintenance(self) -> None:
@@ -370,7 +394,7 @@ class StoreThread:
             self.maintenance.stop()
 
     def _check_clock(self) -> None:
-        """A clock that was set makes leases look expired, or the other way round."""
+        """Notice when the store's clock was set: leases then look expired, or endless."""
         offset = self.store.now() - self._now()
         if abs(offset - self.offset) > self._settings.claimed_for / 3:
             logger.warning("the store's clock jumped by %.1f s", offset - self.offset)
@@ -381,8 +405,10 @@ class StoreThread:
         self.offset = offset
 
     def _check_outage(self) -> None:
-        """Others had none to renew with either, unless it was so short that no lease ended by it;
-        half as long as a stall, as they may ask for the store's return a little later.
+        """Put off rescues after an outage in which other workers could not renew either.
+
+        A short outage ends no lease, and then a rescue need not wait. Half the length of a stall
+        counts as long already: other workers may notice the store's return a little later.
         """
         if self.maintenance is None or not self._failures:
             return
@@ -390,7 +416,7 @@ class StoreThread:
         (self.maintenance.restart_all if is_long else self.maintenance.run_soon)()
 
     def _check_for_stall(self, since: float) -> None:
-        """Others waited for the same answer, and may not have renewed their leases yet."""
+        """Put off rescues when the store hung: other workers hung too, and have to renew first."""
         if self.maintenance is not None and is_stall(
             self._now() - since, self._settings.claimed_for
         ):
@@ -411,7 +437,8 @@ class StoreThread:
 
         What is written is taken off the list.
         """
-        # A notification from here on may be of something that this claim does not see.
+        # Cleared before the call: a notification that comes while the store works may be of a job
+        # that this claim does not see, and must lead to another claim.
         self._news = self._news and request is None
         if settlements:
             failpoint("worker.before_settle")
@@ -428,7 +455,7 @@ class StoreThread:
         return request is not None and self._take(request, claimed)
 
     def _settle_apart(self, settlements: list[Settlement]) -> None:
-        """One by one: an outcome that the store will never take holds back no other."""
+        """Settle one by one, so that an outcome the store refuses holds back no other."""
         while settlements:
             one = settlements[:1]
             try:
@@ -442,7 +469,7 @@ class StoreThread:
             del settlements[0]
 
     def _give_up(self, settlement: Settlement, error: StoreError) -> None:
-        """Its lease is renewed no more: whoever rescues the job runs it again, or ends it."""
+        """Let the lease of a refused outcome end: a rescue then runs the job again, or ends it."""
         self.leases.drop([settlement])
         self.counters["refused"] += 1
         text = "job %s: the store refuses its outcome, and the job will be rescued: %s"
@@ -465,13 +492,14 @@ class StoreThread:
     def _take(self, request: ClaimRequest, claimed: ClaimResult) -> bool:
         now = self._now()
         wait = None if claimed.next_at is None else claimed.next_at - self.store.now()
-        soonest = now + self._settings.poll  # commits we cannot hear of
+        # Some commits bring no notification, such as those of other programs: poll for them.
+        soonest = now + self._settings.poll
         self.due_at = None if wait is None else now + max(0.0, wait)
         self._next_at = soonest if self.due_at is None else min(soonest, self.due_at)
         with self._lock:
             is_filled = self._slots.take(request.slots, by_executor(request, claimed.jobs))
             self._news = self._news or is_filled
-        if request.wants_more:  # no other claim has looked
+        if request.wants_more:  # only such a claim looks at what it cannot take
             self.is_left = claimed.more
             if self._is_probing:
                 self._is_probing = False
@@ -498,7 +526,8 @@ class StoreThread:
             until.append(self._next_at)
         if self._failures:
             wait = OUTAGE_BACKOFF.delay(self._failures - 1, random.random())  # noqa: S311
-            # Others rescue nothing for a lease after it is back: be there by then.
+            # Other workers rescue nothing for one lease after the store is back. Ask often enough
+            # to renew within that time, or this worker's jobs are taken away.
             self._sit_out(now + min(wait, self._settings.claimed_for / 3))
         elif self._subscription.wait(max(0.0, min(until) - now)):
             self._news = True
@@ -507,7 +536,7 @@ class StoreThread:
     # ---- a store that is away ----
 
     def _sit_out(self, until: float) -> None:
-        """Wait, whatever is notified: the store has to come back before any of it matters."""
+        """Wait out the backoff of an outage; notifications do not shorten it."""
         while (now := self._now()) < until and not self._gives_up:
             if self._ends:
                 until = min(until, now + SHUTDOWN_RETRY_INTERVAL)
@@ -515,19 +544,20 @@ class StoreThread:
 
     def _outage(self, error: Exception) -> None:
         if self._gives_up:
-            return  # nobody waits any more, and the store may have been closed meanwhile
+            return  # the worker has left, and may have closed the store under this call
         if not isinstance(error, ErgonError):
             logger.error("the store raised something unexpected", exc_info=error)
         self._failures += 1
         if self._failures == 1:
             self._away_since = self._began
         self.leases.renew_soon()
-        self._check_outage()  # so that the next round asks the store for certain
+        self._check_outage()  # makes maintenance due, so that the next round asks for certain
         if self._failures == 1:
             self.counters["outages"] += 1
             self._report("store.lost", {"error": str(error)})
         if str(error) not in self._reasons and len(self._reasons) < MAX_LOGGED_REASONS:
-            # The first one is often a symptom: what follows may say who has to do something.
+            # The first error is often a symptom ("connection lost"), and a later one the cause
+            # ("password is wrong"): each reason is logged once.
             self._reasons.add(str(error))
             logger.error("the store does not answer, and is asked again: %s", error)
 
@@ -540,11 +570,11 @@ class StoreThread:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether the store works, and takes a value for impossible: it will say so each time."""
+    """Whether the store answered that it will never take this value; retrying is of no use."""
     return isinstance(error, StoreError) and bool(error.details.get("is_refused"))
 
 
 def _listed(ids: Sequence[str]) -> str:
-    """The first of many ids."""
+    """The first ids, and how many more there are."""
     more = f" and {len(ids) - MAX_LOGGED_IDS} more" if len(ids) > MAX_LOGGED_IDS else ""
     return ", ".join(ids[:MAX_LOGGED_IDS]) + more

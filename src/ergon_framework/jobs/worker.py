@@ -88,30 +88,35 @@ class BurstEnd:
         held_only_timeout: float,
     ) -> None:
         """``settled``: how many jobs were held for no longer than a burst waits, and all others."""
+        self.error: ErgonError | None = None
+        """Why the burst leaves work behind, if it does."""
         self._settled = settled
         self._held_only_timeout = held_only_timeout
-        self._others = -1  # what was settled otherwise …
-        self._since = 0.0  # … and no more of it since then
-        self._held = 0  # how many were held until then
-        self.error: ErgonError | None = None
+        # At ``_since`` so many jobs had been held, and so many settled otherwise. Both counts start
+        # over whenever a job is settled otherwise than by a short hold.
+        self._others = -1
+        self._since = 0.0
+        self._held = 0
         self._store_thread = store_thread
         self._pools = pools
         self._store = store
         self._queues = queues
-        self._probes: int | None = None  # how many there were when we asked for one
+        self._probes: int | None = None  # the store thread's count when this asked for a probe
         self._look_at = 0.0
-        self._leases: dict[str, float] = {}
-        self._is_nothing_held = False
+        self._leases: dict[str, float] = {}  # of jobs that other workers hold, by job id
+        self._is_nothing_held = False  # by other workers, when this looked last
 
     def is_over(self, now: float) -> bool:
-        """Whether the worker may leave; ``error`` says so when it leaves work behind."""
+        """Whether the worker may leave; ``error`` is set when it leaves work behind.
+
+        A burst is over when two looks in a row find nothing due and nothing held by other workers,
+        with a fresh answer of the store in between.
+        """
         if self._is_only_held(now) and self._is_idle():
             return True
         was_asked = self._probes is not None
         if was_asked and (self._store_thread.probes == self._probes or now < self._look_at):
-            return (
-                False  # the store_thread is busy with our question, for as long as the store takes
-            )
+            return False  # the store has not answered the probe yet, or has just been asked
         if not self._is_idle():
             self._probes = None
             self._is_nothing_held = False
@@ -121,23 +126,23 @@ class BurstEnd:
             self._store_thread.probe()
             return False
         self._look_at = now + BURST_PROBE_INTERVAL
-        self._probes = None  # what is decided now rests on a fresh look
+        self._probes = None  # the decision below is made on a fresh answer
         was_nothing_held, self._is_nothing_held = self._is_nothing_held, False
         if self._store_thread.is_left:
             return self._is_hopeless()
         due_at = self._store_thread.due_at
         if due_at is not None and due_at <= now + BURST_DUE_WITHIN:
-            return False  # as good as due: a short backoff must not decide what is left behind
+            return False  # due soon: a short backoff must not decide what is left behind
         if was_nothing_held:
             return True
         if not self._is_held_elsewhere():
-            # What was held when we asked for work may have been rescued since: ask once more.
+            # A job that was held at the probe may have been rescued since, and be due: ask again.
             self._is_nothing_held = True
             self._look_at = now
         return False
 
     def _is_only_held(self, now: float) -> bool:
-        """Whether jobs are held again and again, for so short that they are due at once."""
+        """Whether every job comes back held for so short a time that it is due at once."""
         held, others = self._settled()
         if others != self._others or held == self._held:
             self._others, self._since, self._held = others, now, held
@@ -149,7 +154,10 @@ class BurstEnd:
         return not in_hand and store_thread.is_settled
 
     def _is_hopeless(self) -> bool:
-        """Whether what is left is for executors that do not start: all others have free slots."""
+        """Whether all jobs that are left are for executors that do not start.
+
+        The other executors have free slots, so they would have claimed any job of theirs.
+        """
         down = {
             name: pool
             for name, pool in self._pools.items()
@@ -166,6 +174,11 @@ class BurstEnd:
         return True
 
     def _is_held_elsewhere(self) -> bool:
+        """Whether another worker may be dead with a job in hand: a lease not renewed since before.
+
+        A lease that was renewed between two looks belongs to a worker that lives; this burst need
+        not wait for its job.
+        """
         search = Search(statuses=(JobStatus.ACTIVE,))
         try:
             leases = {
@@ -173,7 +186,7 @@ class BurstEnd:
                 for job in self._store.search(search)
                 if self._queues is None or job.queue in self._queues
             }
-        except StoreError:  # it is away: the store_thread waits for it, and so do we
+        except StoreError:  # away: the store thread waits for its return, and so does the burst
             return True
         before, self._leases = (
             self._leases,
@@ -243,7 +256,7 @@ class Worker:
         self._settled: list[Settlement] = []
         self._sink = NoticeDispatcher(None, (), ())
 
-    # ---- for whoever embeds it ----
+    # ---- for programs that embed a worker ----
 
     def run(self) -> WorkerReport:
         """Work until stopped; returns when every process has ended and all is settled."""
@@ -320,13 +333,13 @@ class Worker:
     def stop(self, *, now: bool = False) -> None:
         """Ask for a graceful stop; a second time, or with ``now``, for an immediate one.
 
-        May be called from any thread and from a signal's handler thread.
+        May be called from any thread, also from one that handles signals.
         """
         with self._stop_lock:
             self._stops = 2 if now else self._stops + 1
         loop = getattr(self, "loop", None)
         if loop is not None:
-            loop.post(lambda: None)  # to wake it
+            loop.post(lambda: None)  # wakes a loop that waits for descriptors
 
     # ---- the loop ----
 
@@ -372,14 +385,14 @@ class Worker:
         self._hand_over()
 
     def _was_stopped(self) -> None:
-        """The process did not run for a while, and its watchdog may have ended the executors."""
+        """Note executors that the watchdog killed while this process was suspended."""
         ended = sum(pool.note_killed() for pool in self._pools.values())
         if ended:
             text = "this worker was stopped for %g s or more: its watchdog ended %d executor(s)"
             logger.warning(text, self.watchdog.patience, ended)
 
     def _hand_over(self) -> None:
-        """Give the store_thread what this turn has settled, in one piece."""
+        """Give the store thread all settlements of this turn at once: one commit for all."""
         if self._settled:
             settled, self._settled = self._settled, []
             self._store_thread.settle(settled)
