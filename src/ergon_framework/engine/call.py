@@ -6,6 +6,15 @@ the lock is a context manager that does nothing, so that both drivers share this
 
 Every attempt carries a ticket, and whoever claims it owns what happens next: the worker whose call
 came back, or the supervisor that gave up on it. That is the whole of the locking around user code.
+
+The file is long because it is one subject: all of it reads and changes the state of one call under
+one lock, and most invariants span several sections (what is delivered is ``ready``, ``live``, has
+an outcome, or goes back; the account at the end checks that). What has state of its own is apart:
+``intake`` (the source), ``settlement``, ``watchdog`` (deadlines), ``decider``, ``instrumentation``.
+
+In order: workers and deadlines; report and account; the source; stopping; starting, waking and
+replacing workers; what a hook's return or exception leads to; runs that end without their worker;
+the end of a run; late fetches; the end of the call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker's event loop: descriptors, one timer per host, and calls from other threads.
+"""The worker's event loop: descriptors, the nearest due time, and calls from other threads.
 
 asyncio would do, at twice the processor time (`make benchlibraries`).
 """
@@ -31,7 +31,7 @@ class EventLoop:
             os.set_blocking(end, False)
         self.watch(self._wake_read, READ, self._drain)
         self.now = SYSTEM_CLOCK.now
-        self.at = self.now()  # when this turn began to handle things
+        self.at = self.now()  # when the current turn began to handle events
 
     def watch(self, descriptor: int, events: int, handler: Handler) -> None:
         """Call ``handler`` when the descriptor is ready; replaces what was watched before."""
@@ -46,7 +46,9 @@ class EventLoop:
             self._selector.unregister(descriptor)
 
     def post(self, call: Callable[[], None]) -> None:
-        """From any thread: let the loop call this."""
+        """Let the loop call this. From any thread."""
+        # The lock orders this against ``turn``: either the turn sees the call before it waits, or
+        # this sees that the loop waits and wakes it. Only the first of many calls writes a byte.
         with self._lock:
             self._posted.append(call)
             if not self._is_waiting:

@@ -38,6 +38,7 @@ EXIT_TIMEOUT = 1.0
 MAX_READS, FULL_READ = 16, 1 << 16
 """Reads of one stream in one turn, and the size of a read after which there is probably more."""
 MAX_READY_BYTES = 1 << 20
+"""Bytes of the line on the ready descriptor; a longer one counts as it is."""
 MAX_LOGGED_BYTES = 1 << 14
 """Bytes of one read of a standard error stream that are logged."""
 
@@ -68,7 +69,7 @@ class InFlight:
 
 
 class ProcessListener(Protocol):
-    """Who hears what a process sees."""
+    """Is told what a process does; the pool is one."""
 
     def answered(self, process: ExecutorProcess, request: InFlight, reply: Reply) -> None:
         """An executor answered a request of ours."""
@@ -104,8 +105,8 @@ class ExecutorProcess:
         self.in_flight: dict[str, InFlight] = {}
         self.started_at = loop.now()
         self.is_up = False  # it said so, took a request, or answered one
-        self.is_reserved = False  # kept free for a job that wants to be alone
-        self.is_solo = False  # busy with such a job
+        self.is_reserved = False  # takes no more requests until a solo job can run in it
+        self.is_solo = False  # runs a solo job, and nothing beside it
         self.answers = 0
         self.given = 0  # requests, ever
         self.is_broken = False  # an answer could not be used: it gets no other request
@@ -113,8 +114,8 @@ class ExecutorProcess:
         self.term_at: float | None = None
         self.kill_at: float | None = None
         self.suspect_at: float | None = None
-        self._has_lost = False  # somebody else has a job that it works on: it gets no other
-        self._is_told = False  # that the process has ended
+        self._has_lost = False  # the lease of a job it runs was lost: it gets no other request
+        self._is_told = False  # the system has told that the process ended
         self._is_mute = False  # it has closed its output
         self._is_closing = False
         self._strays = 0
@@ -133,12 +134,12 @@ class ExecutorProcess:
 
     @property
     def may_have_exited(self) -> bool:
-        """Whether asking the system is worth the call."""
+        """Whether it is worth a system call to ask if the process has ended."""
         return self._is_told or self.child.exit_fd < 0 or self.end_reason is not None
 
     @property
     def up_at(self) -> float:
-        """When it is up at the latest, as far as the time of its requests goes."""
+        """The end of its startup grace: from then on the time of its requests runs."""
         return self.started_at + self.settings.startup_grace
 
     @property
@@ -168,20 +169,20 @@ class ExecutorProcess:
             self._loop.watch(self.child.stdin, WRITE, self._write_more)
 
     def look(self, now: float) -> None:
-        """Begin the time of requests, and press on with an end that was asked for."""
+        """Start the deadlines of requests when it is up, and escalate an end that was asked for."""
         if not self.is_up and self.in_flight:
             first = next(iter(self.in_flight.values()))
             if now >= max(self.up_at, first.claim.written_at) or self.child.taken() > first.begins:
-                self.came_up(now)  # or should have: from here on its time counts
+                self.came_up(now)  # it reads its input, or has had its grace
         if self.is_broken and self.in_flight and not (self._is_mute or self._session.is_skipping):
-            self.suspect_at = None  # what it writes can be read again: the others may finish
+            self.suspect_at = None  # the endless line has ended: its other requests may finish
         if self.term_at is not None and now >= self.term_at:
             self.term_at = None
             self.child.signal(signal.SIGTERM)
             self.kill_at = now + self.settings.kill_grace
         if self.kill_at is not None and now >= self.kill_at:
             self.child.signal(signal.SIGKILL)
-            self.kill_at = now + 1.0  # a stopped or traced process may need to be told again
+            self.kill_at = now + 1.0  # again: a stopped or traced process may miss the first
 
     def next_look(self, now: float) -> float | None:
         """When to look again at the latest."""
@@ -197,7 +198,7 @@ class ExecutorProcess:
         return min(times, default=None)
 
     def came_up(self, now: float) -> None:
-        """From here on its time counts as the jobs' time."""
+        """It is up: the deadlines of its requests start now, not with their sending."""
         if self.is_up:
             return
         self.is_up = True
@@ -220,14 +221,14 @@ class ExecutorProcess:
         return found
 
     def end(self, end_reason: EndReason, now: float, *, at_once: bool = False) -> None:
-        """Ask the whole group to end, and kill it after its grace."""
+        """Send SIGTERM to the process group and SIGKILL after ``kill_grace``; or kill at once."""
         if self.end_reason is None or at_once:
             self.end_reason = self.end_reason or end_reason
             self.child.signal(signal.SIGKILL if at_once else signal.SIGTERM)
             self.kill_at = now + (1.0 if at_once else self.settings.kill_grace)
 
     def was_killed(self) -> bool:
-        """Whether its process has ended by SIGKILL, though the loop was not told of its end."""
+        """Whether the process was ended by SIGKILL, asked of the system itself."""
         return self.child.has_exited() and self.child.status == -signal.SIGKILL
 
     def close_input(self) -> None:
@@ -240,24 +241,24 @@ class ExecutorProcess:
             self._loop.watch(self.child.stdin, WRITE, self._write_more)
 
     def drop_lost(self) -> None:
-        """Take no more, if somebody else has a job that this process works on."""
+        """Give it no more requests if the lease of a job that it runs was lost."""
         self._has_lost = self._has_lost or any(each.claim.lost for each in self.in_flight.values())
 
     @property
     def is_forsaken(self) -> bool:
-        """Whether it works for nobody any more. Neighbours of a lost job may finish first."""
+        """Whether every job in it has lost its lease. Until then the others may finish."""
         return self._has_lost and all(each.claim.lost for each in self.in_flight.values())
 
     def retire(self, now: float) -> None:
-        """It has done enough: let it leave, and see to it that it does."""
+        """Close its input after ``recycle_after`` jobs, and end it if it does not leave."""
         if self.end_reason is None:
             self.end_reason = EndReason.RECYCLED
             self.close_input()
             self.term_at = now + self.settings.kill_grace
 
     def buried(self) -> list[tuple[InFlight, Event]]:
-        """The process has ended: read its last lines, and say what became of each request."""
-        self.suspect_at = None  # whatever it did before, its last words count
+        """The process has ended: read what it wrote last, and decide each request in flight."""
+        self.suspect_at = None  # answers that it wrote before its end count, whatever it did
         self._read_stdout(READ)
         for frame in self._session.end():
             self._take(frame)
@@ -287,7 +288,7 @@ class ExecutorProcess:
             return self.expired(request)
         is_read = request.begins < taken
         if self.end_reason is EndReason.CONFUSED and self.is_broken:
-            return Released()  # another job was charged for it
+            return Released()  # the job whose answer was broken has been charged already
         if self.end_reason is EndReason.CONFUSED and is_alone and is_read:
             text = "the executor's output fits no request, or was closed"
             return Failed(Failure(Kind.DEFECT, "protocol_violation", text))
@@ -297,20 +298,23 @@ class ExecutorProcess:
             EndReason.RECYCLED,
             EndReason.LEASE_LOST,
         ):
-            return Released()  # it went down with somebody else, or is somebody else's
+            return Released()  # the process was ended because of another request, or by us
         was_read = is_read and self.end_reason is not EndReason.NOT_UP
         return ProcessDied(was_read, is_alone, self.how_it_ended())
 
     @staticmethod
     def expired(request: InFlight) -> Failed | Unread:
-        """What is seen of a request whose time ran out."""
+        """The event of a request past its deadline: unread ones are not charged."""
         if request.is_unread:
             return Unread(request.timeout)
         text = f"ran longer than its {request.timeout:g} s and was ended"
         return Failed(Failure(Kind.TIMEOUT, "timeout", text))
 
     def kept_output(self) -> str | None:
-        """The last lines that it wrote, where they are kept, and can only be of one job."""
+        """The last lines of its standard error, if ``keep_output`` asks for them.
+
+        Only of a process that was given one request: else they may be about another job.
+        """
         most = self.settings.keep_output
         if not most or self.given != 1:
             return None
@@ -318,7 +322,7 @@ class ExecutorProcess:
         return several_lines("\n".join(self.child.last_words.split("\n")[-most:])) or None
 
     def how_it_ended(self) -> str:
-        """A phrase for people."""
+        """How the process ended, as a phrase for logs and histories."""
         status = self.child.status
         if status is None:
             return "the executor's process is ending"
@@ -330,7 +334,7 @@ class ExecutorProcess:
             return f"the executor's process was ended by {name}"
         return f"the executor's process exited with status {status}"
 
-    # ---- what the loop tells ----
+    # ---- handlers of the event loop ----
 
     def _exited(self, _events: int) -> None:
         self._is_told = True
@@ -350,7 +354,7 @@ class ExecutorProcess:
                 return
 
     def _fell_silent(self) -> None:
-        """The end of its output: most often its own end, and otherwise a reason to end it."""
+        """Its output has ended. Most often the process ends too; if not, it is ended soon."""
         self._forget(self.child.stdout)
         self._is_mute = True
         self.suspect_at = self._loop.now() + EXIT_TIMEOUT
@@ -363,8 +367,8 @@ class ExecutorProcess:
         request = self.in_flight.pop(frame.job_id, None)
         if request is None:
             self._stray("it answers a request that is not in flight")
-            # A second answer to an earlier request is only noise; any other name may be a mistake
-            # for the one we wait for.
+            # A second answer to an earlier request is harmless. An unknown id may be a misspelt
+            # answer to a request in flight, which would then never be answered.
             is_known = frame.job_id in self._answered
             if not is_known and self.in_flight and self.suspect_at is None:
                 self.suspect_at = self._loop.now() + self._confused_after

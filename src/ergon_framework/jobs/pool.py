@@ -178,7 +178,10 @@ class ExecutorPool:
         return not self.processes
 
     def take(self, slots: int, claims: Sequence[Claim]) -> None:
-        """That many slots we offered were used; these are the jobs to run."""
+        """Run these jobs; ``slots`` of those that the pool had offered were used for the claim.
+
+        More slots than jobs: the worker itself has answered for a job that names no handler.
+        """
         self._offered -= slots
         for claim in claims:
             (self._solos if claim.job.is_solo else self._waiting).append(claim)
@@ -187,7 +190,7 @@ class ExecutorPool:
         self._owner.dirty(self)
 
     def attend(self, now: float) -> None:
-        """Do everything that is due."""
+        """Look after the processes, start missing ones, send what waits, and offer free slots."""
         for process in tuple(self.processes):
             self._look_at(process, now)
         times: list[float | None] = []
@@ -199,13 +202,16 @@ class ExecutorPool:
         self.next_at = min((at for at in times if at is not None), default=None)
 
     def stop_taking(self) -> None:
-        """Give back what has not been started, and take no more."""
+        """Release the jobs that no process has got yet, and take no more."""
         self.is_open = False
         self._give_back()
         self._owner.dirty(self)
 
     def drop_lost(self) -> None:
-        """Leases were lost: begin nothing for them, and end the processes that run such jobs."""
+        """Release waiting jobs whose leases were lost, and end the processes that run such jobs.
+
+        Another worker may run them by now, and two handlers must not work on one job.
+        """
         for claims in (self._waiting, self._solos):
             for claim in [each for each in claims if each.lost]:
                 claims.remove(claim)
@@ -215,7 +221,10 @@ class ExecutorPool:
         self._owner.dirty(self)
 
     def note_killed(self) -> int:
-        """The watchdog may have ended processes while this one was stopped; how many it were."""
+        """Mark processes that the watchdog killed while this worker was suspended; how many.
+
+        Their jobs are released without a charge: their executors did nothing wrong.
+        """
         found = [process for process in self.processes if process.was_killed()]
         for process in found:
             process.end_reason = process.end_reason or EndReason.STOP
@@ -223,14 +232,17 @@ class ExecutorPool:
         return len(found)
 
     def close_inputs(self) -> None:
-        """Nothing is in flight any more: let every process leave."""
+        """Close the input of every process, now that nothing is in flight: it ends by itself."""
         self._stopping = True
         for process in self.processes:
             process.close_input()
         self._owner.dirty(self)
 
     def end(self, *, at_once: bool) -> None:
-        """End every process; what it had in hand is given back when it is dead."""
+        """End every process. Its jobs are released when it is dead, and not before.
+
+        Released earlier, another worker could run a job beside the handler that still runs it.
+        """
         self._stopping = True
         now = self._now()
         for process in self.processes:
@@ -252,7 +264,7 @@ class ExecutorPool:
             "stray_lines": self.strays,
         }
 
-    # ---- what processes tell ----
+    # ---- ProcessListener: called by the processes, inside a turn of the loop ----
 
     def answered(self, process: ExecutorProcess, request: InFlight, reply: Reply) -> None:
         """An executor answered."""
@@ -275,9 +287,9 @@ class ExecutorPool:
         self._owner.dirty(self)
 
     def strayed(self, process: ExecutorProcess, reason: str) -> None:
-        """A line fits no request: counted, told now and then."""
+        """Count a line that answers no request, and log the 1st, 2nd, 4th, 8th …"""
         self.strays += 1
-        if self.strays & (self.strays - 1) == 0:  # at 1, 2, 4, 8 …: a flood must not flood the log
+        if self.strays & (self.strays - 1) == 0:  # a power of two: a flood must not fill the log
             logger.warning(
                 "executor %r wrote a line that is no answer to a request: %s (%d so far)",
                 self.name,
@@ -295,7 +307,7 @@ class ExecutorPool:
         """A process has ended, or is about to."""
         self._owner.dirty(self)
 
-    # ---- doing ----
+    # ---- inside ----
 
     def _give_back(self) -> None:
         for claim in (*self._waiting, *self._solos):
@@ -360,7 +372,8 @@ class ExecutorPool:
             or self._stopping
         )
         is_expected = is_asked or process.end_reason is EndReason.TIMEOUT
-        # A crash or an answer that a job is charged for says nothing about starting.
+        # The start gate is about executors that cannot start. A crash or a broken answer that a
+        # job is charged for says nothing about that.
         is_jobs_fault = process.is_broken or any(
             isinstance(event, ProcessDied) and event.was_read for _, event in ends
         )
@@ -386,7 +399,7 @@ class ExecutorPool:
         if len(self.processes) >= self.settings.pool_size:
             return None
         while len(self.processes) < self.settings.pool_size and self.gate.may_start(now):
-            # After a failed start one process is enough to find out.
+            # After a failed start, one process at a time tries: if it comes up, the others follow.
             if self.gate.failures and any(not process.is_up for process in self.processes):
                 return now + ASSUMED_UP_AFTER
             self._start(now)
@@ -414,9 +427,10 @@ class ExecutorPool:
         if not self._waiting and not self._solos:
             return
         usable = [process for process in self.processes if self._is_usable(process, now)]
-        wall = time.time()  # one for all: instants are dear to write, and dear to read
+        wall = time.time()  # read once for all requests: encoding an instant is cached by value
         if not usable and not self.processes and not self.gate.may_start(now):
-            self._give_back()  # the process they were claimed for is gone, and no other will come
+            # The process that they were claimed for is gone, and the gate lets no other start yet.
+            self._give_back()
             return
         if self._solos:
             self._dispatch_solos(usable, now, wall)
@@ -467,9 +481,11 @@ class ExecutorPool:
         process.give(claim, line, timeout)
 
     def _carrier(self, claim: Claim) -> dict[str, str] | None:
-        """What goes along beside the job; version 1 of the protocol has no other place for it.
+        """The trace context of a request, with the job's attempts if it has only one.
 
-        Who calls others on a job's behalf leaves trying again to us, unless we never do.
+        A provider call inside a handler does not retry by itself when the job is retried as a
+        whole; with ``ATTEMPTS`` of 1 it knows that it may. Version 1 of the protocol has no other
+        field for it.
         """
         carrier = set_out(claim, self._owner.name)
         is_single = self._owner.settler.rule_of(claim.job).retry.attempts == 1
