@@ -17,9 +17,9 @@ from .gauges import Gauges
 from .site import Site
 
 T = TypeVar("T")
-LONGEST = 170.0
+TIMEOUT = 170.0
 """Seconds after which the demo gives up, whatever is missing."""
-LOOK, SHOW = 0.05, 0.3
+POLL_INTERVAL, SHOW_INTERVAL = 0.05, 0.3
 """Seconds between two looks at what is waited for, and between two looks at everything."""
 
 
@@ -30,14 +30,17 @@ class Missing(Exception):
 class Story:
     """All that troubles need."""
 
-    def __init__(self, site: Site, link: Link, floor: Floor, display: Display) -> None:
+    def __init__(
+        self, site: Site, link: Link, floor: Floor, display: Display, *, timeout: float = TIMEOUT
+    ) -> None:
         self.site = site
         self.link = link
         self.floor = floor
         self.tell = display.tell
         self._display = display
         self._pause = threading.Event()
-        self._ends_at = time.monotonic() + LONGEST
+        self._timeout = timeout
+        self._ends_at = time.monotonic() + timeout
         self._shown_at = 0.0
         self._gauges: Gauges | None = None
         self._books: Books | None = None
@@ -80,8 +83,10 @@ class Story:
                 raise Missing(f"ergon run --all ended before {what}:\n{self.site.last_words()}")
             if time.monotonic() > self._ends_at:
                 told = self.site.last_words()
-                raise Missing(f"after {LONGEST:.0f} seconds it is not so that {what}:\n{told}")
-            self._pause.wait(LOOK)
+                raise Missing(
+                    f"after {self._timeout:.0f} seconds it is not so that {what}:\n{told}"
+                )
+            self._pause.wait(POLL_INTERVAL)
         return found
 
     def end(self) -> None:
@@ -93,6 +98,6 @@ class Story:
 
     def _show(self) -> None:
         now = time.monotonic()
-        if self._gauges is not None and now - self._shown_at >= SHOW:
+        if self._gauges is not None and now - self._shown_at >= SHOW_INTERVAL:
             self._shown_at = now
             self._display.show(self._gauges.read())

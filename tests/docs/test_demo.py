@@ -232,14 +232,11 @@ def test_without_node_labels_are_printed_in_python(
         (True, "ergon run --all ended before the sun shines"),
     ],
 )
-def test_what_never_comes_true_is_told(
-    monkeypatch: pytest.MonkeyPatch, has_ended: bool, told: str
-) -> None:
+def test_what_never_comes_true_is_told(has_ended: bool, told: str) -> None:
     """The demo does not wait for ever, and not for processes that are gone."""
-    monkeypatch.setattr(story, "LONGEST", 0.0)
     site: Any = SimpleNamespace(has_ended=has_ended, last_words=lambda: "out of order")
     nothing: Any = SimpleNamespace(tell=None)
-    tale = story.Story(site, nothing, nothing, nothing)
+    tale = story.Story(site, nothing, nothing, nothing, timeout=0.0)
     with pytest.raises(story.Missing, match=told) as raised:
         tale.until("the sun shines", lambda: None)
     assert "out of order" in str(raised.value)
