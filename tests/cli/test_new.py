@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app import new_project as scaffolding
 from ergon_framework.app.new_project import Project, new_project, next_commands, origin, package_of
 from ergon_framework.cli import invoke
 from ergon_framework.errors import ConfigurationError
@@ -201,7 +200,7 @@ def test_the_origin_is_what_the_installer_wrote_down(
             assert name == "direct_url.json"
             return None if told is None else told.replace("HERE", str(tmp_path))
 
-    monkeypatch.setattr(scaffolding, "distribution", lambda name: Installed())
+    monkeypatch.setattr("ergon_framework.app.new_project.distribution", lambda name: Installed())
     assert origin() == (None if found is None else found.replace("HERE", str(tmp_path)))
 
 
@@ -211,7 +210,7 @@ def test_a_source_tree_is_an_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(name: str) -> Any:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(scaffolding, "distribution", unknown)
+    monkeypatch.setattr("ergon_framework.app.new_project.distribution", unknown)
     assert origin() == str(ROOT)
 
 

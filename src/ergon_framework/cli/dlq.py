@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ergon_framework.app import dead_letters as letters
+from ergon_framework.app import dead_letters
 from ergon_framework.app.dead_letters import LetterCounts, LetterFilter, LetterKind
 from ergon_framework.cli.job_client import (
     COLUMNS,
@@ -91,7 +91,7 @@ def list_dead(
             rows += [{"kind": LetterKind.JOB.value, **row} for row in found]
     wanted = LetterFilter((), provider, reason, older_than)
     for store in where.opened():
-        rows += letters.letter_rows(store, wanted, limit, as_json=as_json)
+        rows += dead_letters.letter_rows(store, wanted, limit, as_json=as_json)
     rows.sort(key=lambda row: str(row.get("created_at") or row.get("occurred_at")), reverse=True)
     show_list(rows[:limit], ["kind", *COLUMNS], as_json=as_json)
 
@@ -110,7 +110,7 @@ def show(
     where, kinds = _where(config, url, kind)
     if LetterKind.PROVIDER in kinds:
         try:
-            found = letter_document(letters.find_letter(where, job), shows_payload=True)
+            found = letter_document(dead_letters.find_letter(where, job), shows_payload=True)
         except JobNotFoundError:
             if kinds == {LetterKind.PROVIDER}:
                 raise
@@ -222,12 +222,14 @@ class _LetterAction(NamedTuple):
 
     name: str
     done: str
-    to_call: letters.Deal
+    to_call: dead_letters.Deal
     to_jobs: Callable[[JobClient], Callable[..., int]]
 
 
-_REQUEUE = _LetterAction("requeue", "requeued", letters.redrive, lambda client: client.requeue_many)
-_PURGE = _LetterAction("purge", "purged", letters.delete, lambda client: client.purge_many)
+_REQUEUE = _LetterAction(
+    "requeue", "requeued", dead_letters.redrive, lambda client: client.requeue_many
+)
+_PURGE = _LetterAction("purge", "purged", dead_letters.delete, lambda client: client.purge_many)
 
 
 class _Selection(NamedTuple):
@@ -255,7 +257,7 @@ def _carried_out(
     if LetterKind.PROVIDER in kinds:
         calls = LetterFilter(ids, *chosen.of_calls, older_than)
         with observed_as_operator(config):
-            tally = letters.apply_to_letters(
+            tally = dead_letters.apply_to_letters(
                 where, deed.to_call, calls, chosen.limit, is_dry=is_dry
             )
     if LetterKind.JOB in kinds:
@@ -286,8 +288,8 @@ def _asked(
 
 def _where(
     config: Path | None, url: str | None, asked: LetterKind | None
-) -> tuple[letters.LetterStores, frozenset[LetterKind]]:
-    where = letters.letter_stores(config, url)
+) -> tuple[dead_letters.LetterStores, frozenset[LetterKind]]:
+    where = dead_letters.letter_stores(config, url)
     kinds = where.kinds() if asked is None else frozenset({asked})
     where.check(kinds)
     return where, kinds

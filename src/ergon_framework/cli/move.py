@@ -14,7 +14,7 @@ from ergon_framework.cli.session import JsonFlag, StoppedError, stoppable
 from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:
-    from ergon_framework.app.move.stores import Asked
+    from ergon_framework.app.move.endpoints import Asked
     from ergon_framework.app.move.transfer import Moved, Tell, TransferProgress
 
 _COLUMNS = ["part", "what", "copied", "discarded", "count", "digest"]
@@ -58,7 +58,7 @@ def move(
     whoever still works with FROM, or begins to, is refused and told where everything is. JSON is
     one object per line: how far it is, and at the end one for each kind of thing.
     """
-    from ergon_framework.app.move.stores import Asked
+    from ergon_framework.app.move.endpoints import Asked
     from ergon_framework.app.store_location import StoreLocation
 
     if reopen and (shut or dry_run):

@@ -66,8 +66,7 @@ from ergon_framework.engine.watchdog import NEVER, Watchdog
 from ergon_framework.errors import (
     describe,
 )
-from ergon_framework.ports import context as ports
-from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 
@@ -96,7 +95,7 @@ class EngineCall:
         self.now = now
         self.sink = sink
         self.loop = Loop(plan.loop)
-        self.call = ports.Call(plan.role, plan.task, uuid.uuid4().hex, now, plan.settings)
+        self.call = Call(plan.role, plan.task, uuid.uuid4().hex, now, plan.settings)
         self.context = contextvars.copy_context()  # copied again for each attempt, never run in
         self.workers: list[Worker] = []
         self.instrumentation = Instrumentation(plan, self.call, now, sink)

@@ -23,7 +23,7 @@ from ergon_framework.engine.instrumentation import Instrumentation
 from ergon_framework.engine.plan import Settlement
 from ergon_framework.engine.run import SETTLE, Run, SettlementAttempt, Worker
 from ergon_framework.errors import describe
-from ergon_framework.ports import context as ports
+from ergon_framework.ports.context import Call
 from ergon_framework.ports.transaction import Transaction
 
 
@@ -40,7 +40,7 @@ class Wakeup(Protocol):
 class SettlingCall(Protocol):
     """What a settlement asks of the call that it belongs to."""
 
-    call: ports.Call
+    call: Call
     lock: AbstractContextManager[Any]
     now: Callable[[], float]
     backoff_wakeup: Wakeup

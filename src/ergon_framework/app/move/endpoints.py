@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ergon_framework.app.move import transfer
-from ergon_framework.app.move.objects import Bytes
+from ergon_framework.app.move.object_copy import Bytes
 from ergon_framework.app.move.preflight import (
     locked,
     refuse_half_source,

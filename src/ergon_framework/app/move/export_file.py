@@ -21,12 +21,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Protocol
 
-from ergon_framework.app.move import objects as object_bytes
-from ergon_framework.app.move import record_file
-from ergon_framework.app.move import stores as opening
+from ergon_framework.app.move import endpoints, object_copy, record_file
+from ergon_framework.app.move.endpoints import Asked
 from ergon_framework.app.move.preflight import refuse_half_source
 from ergon_framework.app.move.record_file import CALLS, FACTS, JOBS, Header, RecordWriter, Trailer
-from ergon_framework.app.move.stores import Asked
 from ergon_framework.app.move.transfer import (
     MAX_PASSES,
     PAGE,
@@ -161,27 +159,27 @@ def _opened(asked: Exporting, looked_at: Exporting, stack: ExitStack) -> _Opened
             remedy="leave out --objects, or give --zone NAME",
         )
     parts = []
-    calls = opening.call_source(trial.source)
+    calls = endpoints.call_source(trial.source)
     if calls is not None:
         refuse_half_source(calls)
         parts.append(_Part(CALLS, calls, {}))
-    jobs = opening.job_source(trial, stack)
+    jobs = endpoints.job_source(trial, stack)
     if jobs is not None:
         total = {"jobs": jobs.count(Search())}
         parts.append(_Part(JOBS, records_of(jobs), total))
     if not parts:
-        raise opening.no_work_at(asked.source)
+        raise endpoints.no_work_at(asked.source)
     notes = [
         f"the facts of zone {zone} are not in the file: --zone {zone} exports them"
-        for zone in opening.zones_at(trial.source)
+        for zone in endpoints.zones_at(trial.source)
     ]
     return _Opened(parts, notes=notes)
 
 
 def _opened_zone(asked: Exporting, trial: Asked, stack: ExitStack) -> _Opened:
     if asked.objects is not None:
-        opening.refuse_object_source(asked.objects)
-    store = opening.zone_source(trial, stack)
+        endpoints.refuse_object_source(asked.objects)
+    store = endpoints.zone_source(trial, stack)
     total = {"facts": sum(log.head - log.first + 1 for log in store.logs())}
     part = _Part(FACTS, records_of(store), total)
     found = _Opened([part], store.info().zone)
@@ -228,7 +226,7 @@ def _snapshot(file: Path, scratch: Path | None, stack: ExitStack) -> Path:
 def _write(opened: _Opened, writer: RecordWriter, tell: Tell) -> None:
     if opened.objects is not None:
         names, objects = opened.parts[0].records, opened.objects
-        stores = object_bytes.Bytes(names, objects, objects, opened.origin)
+        stores = object_copy.Bytes(names, objects, objects, opened.origin)
         _write_objects(stores, writer, tell)
     for part in opened.parts:
         for kind in record_file.kinds_of(part.name):
@@ -240,7 +238,7 @@ def _write(opened: _Opened, writer: RecordWriter, tell: Tell) -> None:
                     tell(TransferProgress(part.name, f"exporting {kind.title}", count, total))
 
 
-def _write_objects(stores: object_bytes.Bytes, writer: RecordWriter, tell: Tell) -> None:
+def _write_objects(stores: object_copy.Bytes, writer: RecordWriter, tell: Tell) -> None:
     """Write the bytes of every object once, whatever number of names it has."""
     written: set[bytes] = set()
     for count, name in enumerate(all_records(stores.names, ObjectNameRecord), 1):
@@ -248,14 +246,14 @@ def _write_objects(stores: object_bytes.Bytes, writer: RecordWriter, tell: Tell)
         if kept.digest not in written:
             written.add(kept.digest)
             _write_object(stores, name, writer)
-        tell(TransferProgress(object_bytes.PART, "exporting objects", count))
+        tell(TransferProgress(object_copy.PART, "exporting objects", count))
 
 
-def _write_object(stores: object_bytes.Bytes, name: ObjectNameRecord, writer: RecordWriter) -> None:
+def _write_object(stores: object_copy.Bytes, name: ObjectNameRecord, writer: RecordWriter) -> None:
     kept = name.object
     download = stores.source.open(kept.digest)
     if download is None:
-        raise object_bytes.lost(name, f"are not in {stores.origin}")
+        raise object_copy.lost(name, f"are not in {stores.origin}")
     total, offset = hashlib.sha256(), 0
     with closing(download):
         for data in _chunks(download.read):
@@ -265,7 +263,7 @@ def _write_object(stores: object_bytes.Bytes, name: ObjectNameRecord, writer: Re
     if not kept.size:
         writer.chunk(kept.digest, 0, 0, b"")
     if offset != kept.size or total.digest() != kept.digest:
-        raise object_bytes.lost(name, f"are damaged in {stores.origin}")
+        raise object_copy.lost(name, f"are damaged in {stores.origin}")
 
 
 def _chunks(read: Callable[[int], bytes]) -> Iterator[bytes]:

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, cast
 
-from ergon_framework.app.move import objects as object_bytes
-from ergon_framework.app.move import preflight, transfer
-from ergon_framework.app.move import stores as opening
-from ergon_framework.app.move.objects import Bytes
+from ergon_framework.app.move import endpoints, object_copy, preflight, transfer
+from ergon_framework.app.move.endpoints import Asked
+from ergon_framework.app.move.object_copy import Bytes
 from ergon_framework.app.move.record_file import (
     CALLS,
     FACTS,
@@ -31,7 +30,6 @@ from ergon_framework.app.move.record_file import (
     RecordFile,
     kinds_of,
 )
-from ergon_framework.app.move.stores import Asked
 from ergon_framework.app.move.transfer import PAGE, Moved, Tell, Transfer, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import is_folder, open_object_store
@@ -129,10 +127,10 @@ def _work_parts(
 ) -> list[Transfer]:
     parts = []
     if CALLS in file.header.parts:
-        calls = opening.call_target(asked.target)
+        calls = endpoints.call_target(asked.target)
         parts.append(_part(CALLS, file, calls, asked))
     if JOBS in file.header.parts:
-        jobs = opening.job_target(steps, stack)
+        jobs = endpoints.job_target(steps, stack)
         parts.append(_part(JOBS, file, records_of(jobs), asked))
     return parts
 
@@ -179,8 +177,8 @@ def _import_zone(
 ) -> None:
     place = _object_place(asked, file)
     if place is not None:
-        opening.refuse_object_target(place, str(file.header.zone), asked.target.file)
-    store = opening.zone_target(steps, str(file.header.zone), stack)
+        endpoints.refuse_object_target(place, str(file.header.zone), asked.target.file)
+    store = endpoints.zone_target(steps, str(file.header.zone), stack)
     part = _part(FACTS, file, records_of(store), asked)
     _begin(asked, [part])
     if place is None:
@@ -191,15 +189,15 @@ def _import_zone(
     objects = _open_objects(asked, place, str(file.header.zone), stack)
     stores = Bytes(file, cast("ObjectStore", FileObjects(file)), objects, file.name)
     if asked.is_trial:
-        found.moved.append(object_bytes.look(stores, tell))
+        found.moved.append(object_copy.look(stores, tell))
     else:
-        moved = object_bytes.move(stores, tell)
+        moved = object_copy.move(stores, tell)
         found.moved.append(moved)
         same = part.aside
 
         def settle() -> None:
             same()
-            object_bytes.settle(stores, moved, tell)
+            object_copy.settle(stores, moved, tell)
 
         part = replace(part, aside=settle)
     _fill(asked, [part], found, tell, has_begun=True)

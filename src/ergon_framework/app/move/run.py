@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from ergon_framework.app.move import objects, preflight, transfer
-from ergon_framework.app.move import stores as opening
-from ergon_framework.app.move.stores import Asked, no_work_at, zones_at
+from ergon_framework.app.move import endpoints, object_copy, preflight, transfer
+from ergon_framework.app.move.endpoints import Asked, no_work_at, zones_at
 from ergon_framework.app.move.transfer import Moved, Tell, Transfer
 from ergon_framework.app.store_location import is_same
 from ergon_framework.boundary.data_folder import DataFolder
@@ -48,7 +47,7 @@ def _move_work(asked: Asked, tell: Tell) -> Outcome:
     outcome = Outcome()
     with ExitStack() as stack:
         # Jobs come last: workers call providers.
-        parts = [*opening.call_part(asked, outcome.notes), *opening.job_part(asked, stack)]
+        parts = [*endpoints.call_part(asked, outcome.notes), *endpoints.job_part(asked, stack)]
         if not parts:
             raise _nothing(asked, outcome.notes)
         _begin(asked, parts)
@@ -74,19 +73,20 @@ def _nothing(asked: Asked, notes: Sequence[str]) -> ConfigurationError:
 
 def _move_zone(asked: Asked, tell: Tell) -> Outcome:
     outcome = Outcome()
-    opening.refuse_objects(asked)  # before any store is made
+    endpoints.refuse_objects(asked)  # before any store is made
     with ExitStack() as stack:
-        part = opening.zone_part(asked, stack)
+        part = endpoints.zone_part(asked, stack)
         _begin(asked, [part])
-        stores = opening.object_stores(asked, part, stack)  # a bucket that fails now leaves a state
+        # Only after the move state is written: if the bucket fails now, the next run goes on.
+        stores = endpoints.object_stores(asked, part, stack)
         if stores is None:
-            outcome.notes.append("objects stay where they are: --objects FROM TO records them")
+            outcome.notes.append("objects stay where they are: --objects FROM TO copies them")
         elif asked.is_trial:
-            outcome.moved.append(objects.look(stores, tell))
+            outcome.moved.append(object_copy.look(stores, tell))
         else:
-            moved = objects.move(stores, tell)
+            moved = object_copy.move(stores, tell)
             outcome.moved.append(moved)
-            part = replace(part, aside=lambda: objects.settle(stores, moved, tell))
+            part = replace(part, aside=lambda: object_copy.settle(stores, moved, tell))
         outcome.moved += _moved(asked, [part], tell)
         outcome.is_shut = _are_shut([part])
     return outcome
@@ -143,7 +143,7 @@ def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
     """
     asked.source.refuse_missing()
     with ExitStack() as stack:
-        sources = opening.sources(asked, stack)
+        sources = endpoints.sources(asked, stack)
         if not sources:
             raise no_work_at(asked.source)
         for source in sources.values():
@@ -172,11 +172,11 @@ def _opened(trial: Asked, shut: Collection[str], stack: ExitStack) -> Iterator[T
         file = trial.target.file
         if file is not None and file.parent.is_dir():
             stack.enter_context(closing(DataFolder.lock(file.parent)))
-        yield opening.zone_part(trial, stack)
+        yield endpoints.zone_part(trial, stack)
     if "provider calls" in shut:
-        yield from opening.call_part(trial, [])
+        yield from endpoints.call_part(trial, [])
     if "jobs" in shut:
-        yield from opening.job_part(trial, stack)
+        yield from endpoints.job_part(trial, stack)
 
 
 def _refuse_worked_with(part: Transfer, source: str, tell: Tell) -> None:
