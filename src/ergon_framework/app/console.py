@@ -50,7 +50,7 @@ def log_line(text: str, level: int = logging.INFO) -> str | None:
 
 
 def say(text: str, level: int = logging.INFO) -> None:
-    """One line for whoever watches, past every buffer; nobody may be left to read it."""
+    """Write one line to the standard error stream, past every buffer; it may be closed."""
     line = log_line(text, level) or whole_record(f"ergon: {text}")
     with suppress(OSError):
         os.write(2, f"{line}\n".encode())

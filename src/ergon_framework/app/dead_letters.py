@@ -73,7 +73,7 @@ class LetterStores:
         return frozenset(kinds)
 
     def check(self, kinds: frozenset[LetterKind]) -> None:
-        """Refuse files that are not there: who looks for what is dead makes none."""
+        """Refuse files that are not there: listing dead letters creates no store."""
         urls = {LetterKind.JOB: (self.jobs,), LetterKind.PROVIDER: self.letters}
         files = [file_of(url) for kind in sorted(kinds) for url in urls[kind]]
         if all(file is not None and not file.exists() for file in files):

@@ -114,7 +114,7 @@ _PREFIX = re.compile(rf"[0-9a-f]{{{MIN_PREFIX},31}}")
 
 
 class SpanRow(NamedTuple):
-    """One span in a tree; without a span, a parent that nobody recorded."""
+    """One span in a tree; without a span, a parent that was not recorded."""
 
     span: SpanRecord | None
     depth: int
@@ -273,7 +273,7 @@ def _grown(spans: Sequence[SpanRecord]) -> list[_Branch]:
 
 
 def _cyclic_spans(spans: Sequence[SpanRecord]) -> set[str]:
-    """Spans that are their own ancestors: ids come from anywhere, and must not hang us."""
+    """Spans that are their own ancestors: ids come from outside, and must cause no endless loop."""
     parents = {span.span_id: span.parent_id for span in spans}
     found: set[str] = set()
     seen: set[str] = set()

@@ -86,7 +86,7 @@ def package_of(name: str) -> str:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether Python brings a module of that name, or somebody installed one beside Ergon.
+    """Whether Python has a module of that name, or one is installed beside Ergon.
 
     Modules in other places, as in the working directory, may be an earlier try at this project.
     """
@@ -109,7 +109,7 @@ def origin() -> str | None:
         return str(Path(__file__).resolve().parents[3])
     url = urlsplit(json.loads(told)["url"]) if told else None
     place = unquote(url.path) if url is not None and url.scheme == "file" else None
-    # It may have been moved or removed since: nobody can install from there any more.
+    # It may have been moved or removed since; then nothing can be installed from there.
     return place if place is not None and Path(place).exists() else None
 
 

@@ -132,8 +132,8 @@ class _NodeStop:
 
 def serve(setup: ZoneSetup, ready: Callable[[str], None]) -> None:
     """Run the node until a signal asks it to stop; ``ready`` is told where it listens."""
-    # Late, because whoever asks for an address needs no node. Before the check, because the node's
-    # modules declare its failpoints.
+    # Imported late, because a command that only asks for an address needs no node; but before the
+    # check, because the node's modules declare its failpoints.
     from ergon_framework.boundary.node import run_node
 
     failpoints.check()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ergon.app")
 
 FLUSH_TIMEOUT = 5.0
-"""Seconds each provider has to send what it holds. A collector that is down must not hold us."""
+"""Seconds each provider has to send what it holds. A collector that is down must not keep us."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"

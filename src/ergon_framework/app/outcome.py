@@ -46,7 +46,7 @@ class RunOutcome:
 
 
 class RunFailedError(ErgonError):
-    """A run came to its end, but something in it went wrong that somebody must look at."""
+    """A run came to its end, but with failures that need attention."""
 
     code = "run_failed"
 

@@ -1,4 +1,4 @@
-"""The HTTP probe: ``/live`` and ``/ready``, for whoever looks after the process."""
+"""The HTTP probe: ``/live`` and ``/ready``, for the supervisor of the process."""
 
 from __future__ import annotations
 

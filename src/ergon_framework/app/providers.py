@@ -209,7 +209,7 @@ class ProvidersSettings(SettingsModel, extra="allow"):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, data: Any) -> Any:
-        """Whatever is no table and no key of this one is a key that somebody misspelt."""
+        """A name that is neither a table nor a key of this section is a misspelt key."""
         wrong = []
         for name, value in data.items() if isinstance(data, Mapping) else ():
             if name not in cls.model_fields and not isinstance(value, Mapping):
@@ -373,7 +373,7 @@ def close_all() -> None:
 
 
 def _after_fork() -> None:
-    """Whoever held the lock is not there any more to let it go."""
+    """In a forked child: the thread that held the lock does not exist, and cannot release it."""
     global _lock  # noqa: PLW0603 - a lock cannot be renewed in place
     _lock = threading.RLock()
 

@@ -174,7 +174,7 @@ ORPHANED_SERVICE_GRACE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything somebody said about a run."""
+    """What a run was asked to do: its target, and the options of the command line."""
 
     target: str
     config: Path | None = None

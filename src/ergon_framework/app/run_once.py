@@ -45,7 +45,7 @@ class SingleOutcome:
     error: BaseException | None = None
 
     def to_dict(self, *, shows_result: bool = False) -> dict[str, Any]:
-        """Plain values; the result only as its type, unless somebody asked to see it."""
+        """Plain values; the result only as its type, unless the caller asked to see it."""
         shape: dict[str, Any] = {
             "transaction_id": self.transaction_id,
             "outcome": self.outcome,

@@ -162,7 +162,7 @@ class ServerTables:
 
 
 def tables_in(url: str, *, has_jobs: bool = False, is_offline: bool = False) -> Iterator[Tables]:
-    """What a store that somebody names has, provider calls first.
+    """The parts that a named store has, provider calls first.
 
     Jobs that it has not yet only when ``has_jobs`` says that it shall have them. What there is is
     not asked when ``is_offline``.

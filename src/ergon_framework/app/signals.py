@@ -59,7 +59,7 @@ class SignalListener:
         os.write(self._write_end, bytes([_END]))  # the thread closes both ends
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        """The handler: somebody else, such as an event loop, may have taken the descriptor."""
+        """The handler: an event loop may have replaced the wake-up descriptor."""
         with suppress(BlockingIOError):  # full of signals: then one more tells nothing new
             os.write(self._write_end, bytes([_BY_HANDLER | number]))
 

@@ -114,7 +114,7 @@ _HERE = frozenset({"", "localhost", "127.0.0.1", "::1"})
 _TELLING = frozenset({"host", "hostaddr", "port", "dbname", "service", "options", "prefix"})
 """Options that say where something is; the others say how to get there."""
 _ACCOUNTS = frozenset({"creds", "nkey", "tls_cert"})
-"""By which NATS knows in whose account somebody is: each of them has streams of its own."""
+"""What decides about the account on a NATS server; each account has streams of its own."""
 _GIVEN = {("prefix", "ergon")}
 
 

@@ -221,7 +221,7 @@ class Supervisor:
         tell: Tell | None = None,
         now: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
-        """With ``tell`` somebody watches: every start and end is told, and a second signal kills.
+        """With ``tell`` every start and end is told to it, and a second signal kills.
 
         Without it workers tell the first two signals apart by themselves, and the third kills.
         """

@@ -212,7 +212,7 @@ class Policies:
         return self.with_main(found)
 
     def check_taken(self, task: str, taken: int, kind: TaskKind) -> None:
-        """Refuse a policy that nobody would ever look at."""
+        """Refuse a policy that this kind of task does not use."""
         if self.consumer is not None and not kind.consumes:
             raise _unused("consumer", f"{task} does not consume")
         if self.producer is not None and not kind.produces:
@@ -292,7 +292,7 @@ Group = Mapping[str, Factory] | Builder
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What somebody asked to run: a name in the settings, or a reference to a class."""
+    """What is to be run: a name in the settings, or a reference to a class."""
 
     name: str
     reference: str

@@ -93,7 +93,7 @@ def _move_command(name: str, file: Path, url: str) -> str:
 
 
 def _moved_to(name: str, file: Path) -> str:
-    """Where the facts of a file were moved to; empty when they were not, or nobody can tell."""
+    """Where the facts of a file were moved to; empty when they were not, or that is unknown."""
     try:
         with closing(open_fact_store(f"sqlite:///{file}", zone=name, read_only=True)) as store:
             return move_state_of(store).moved_to

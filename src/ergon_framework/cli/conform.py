@@ -114,7 +114,7 @@ def _json(option: str, text: str, kind: type) -> Any:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack: an executor that ignores everything must not outlive us."""
+    """Let SIGTERM unwind the stack: an executor that ignores signals must not be left."""
     if threading.current_thread() is not threading.main_thread():
         yield  # where Python lets nobody handle signals
         return

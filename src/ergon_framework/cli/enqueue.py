@@ -181,7 +181,7 @@ def _one(job: EnqueuedJob, wait: float | None, as_json: bool) -> int:
 
 
 def _print_id(job: EnqueuedJob) -> None:
-    """Whoever cannot be given the id must not think that there is no job."""
+    """When the id cannot be printed, say on the error stream that the job exists."""
     try:
         print(job, flush=True)
     except OSError:
@@ -221,7 +221,7 @@ def _many(client: JobClient, handler: str | None, options: Mapping[str, Any], as
 
 
 def _say_what_is_stored(error: ErgonError, stored_to: int) -> None:
-    """Whoever sends the whole file again would have every job of the earlier commits twice."""
+    """Say what is stored: sending the whole file again would enqueue those jobs twice."""
     error.details["next_line"] = stored_to + 1
     if not stored_to:
         error.message += "; no job is stored"

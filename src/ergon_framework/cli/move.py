@@ -75,7 +75,7 @@ def move(
 
 @contextmanager
 def _told_when_stopped(asked: Asked, *, is_reopening: bool, as_json: bool) -> Iterator[None]:
-    """Say what is left of a command that somebody stopped; a store it had shut is open again."""
+    """Say what a stopped command leaves behind; a store that it had shut is open again."""
     try:
         with stoppable():
             yield

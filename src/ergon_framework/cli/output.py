@@ -187,7 +187,7 @@ def keep_stdout(as_json: bool) -> AbstractContextManager[object]:
 
 
 def stop_if_unread() -> None:
-    """Raise ``BrokenPipeError`` when nobody can read the standard output any more."""
+    """Raise ``BrokenPipeError`` when the reader of the standard output is gone."""
     try:
         place = sys.stdout.fileno()
     except (OSError, ValueError):  # it is no file

@@ -209,7 +209,7 @@ def _show_imported(imported: Imported, *, is_trial: bool, as_json: bool) -> None
 
 @contextmanager
 def _told_when_stopped(left: str, *, as_json: bool) -> Iterator[None]:
-    """Say what is left of a command that somebody stopped."""
+    """Say what a stopped command leaves behind."""
     try:
         with stoppable():
             yield

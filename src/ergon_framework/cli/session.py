@@ -84,7 +84,7 @@ def supervised_by(parent: SupervisorLink) -> Iterator[None]:
 
 
 def announce(text: str, shape: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print that it is ready, for people or programs; nobody has to listen."""
+    """Print that it is ready, for people or programs; the stream may be closed."""
     if _parents:
         tell_parent(shape)
         return
@@ -103,7 +103,7 @@ def is_supervised() -> bool:
 
 
 def tell_parent(shape: Mapping[str, Any]) -> None:
-    """Tell only who supervises, if anybody does."""
+    """Tell the supervisor alone, if there is one."""
     for parent in _parents:
         parent.tell_ready(" ".join(f"{name}={value}" for name, value in shape.items()))
 
@@ -112,7 +112,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StoppedError(BaseException):
-    """Somebody asked the command to stop; no error of the work, so nothing takes it for one."""
+    """The command was asked to stop. Not an ErgonError, so that nothing handles it as one."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

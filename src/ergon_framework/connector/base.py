@@ -178,7 +178,7 @@ def settling(
 
 
 class Forsaken(Generic[_W]):
-    """Finds deliveries that were not settled and that nobody has any more.
+    """Finds deliveries that were dropped without being settled.
 
     Whoever fetched them was cancelled, or has ended without handing them back. Nobody can settle
     them now, so they are their connector's again. Any thread may call.

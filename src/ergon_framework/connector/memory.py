@@ -32,7 +32,7 @@ _set = object.__setattr__
 logger = logging.getLogger("ergon.connector")
 
 MAX_DEAD = 10_000
-"""Dead letters that are kept unless said otherwise: what nobody clears must not fill the memory."""
+"""Dead letters that are kept by default: a list that is never cleared must not fill the memory."""
 
 
 class MemoryConnectorError(ConnectorError):

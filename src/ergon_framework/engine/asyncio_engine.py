@@ -62,7 +62,7 @@ FAIR_TIME = 0.01
 
 
 _KEPT: set[asyncio.Task[Any]] = set()
-"""Tasks nobody awaits: the event loop itself holds them only weakly."""
+"""Tasks that are not awaited: the event loop itself holds them only weakly."""
 
 
 def keep(task: asyncio.Task[Any]) -> None:
@@ -173,7 +173,7 @@ class AsyncioEngine(EngineCall):
             except GeneratorExit:
                 raise
             except asyncio.CancelledError as error:
-                # Whoever cancels the call wants it to end: no grace, but nobody left behind.
+                # The caller cancelled the call: it ends without a grace, and leaves no worker.
                 self._stop(error)
                 self.fatal = error
                 self.stops += 2
@@ -317,7 +317,7 @@ class AsyncioEngine(EngineCall):
     # -- one lifecycle -----------------------------------------------------------------------
 
     async def _run_one(self, worker: Worker, transaction: Transaction) -> bool:
-        """Drive one transaction to its end. False when the supervisor took the run away from us.
+        """Drive one transaction to its end. False when the supervisor took the run away.
 
         As long as every hook returns, the machine has nothing to decide: this is its happy path,
         written out. The first other event enters it.
@@ -454,7 +454,7 @@ class AsyncioEngine(EngineCall):
         return event
 
     def _note_cancels(self, suspended: Suspended, error: BaseException | None) -> None:
-        """Find out whether somebody else has cancelled the worker while the hook waited."""
+        """Whether the worker's task was cancelled from outside while the hook waited."""
         rest, ours = suspended.rest, suspended.worker.cancels - suspended.ours
         if isinstance(rest, Stepped) and rest.cancels > ours:
             self._cancelled_outside(error)
@@ -632,7 +632,7 @@ class AsyncioEngine(EngineCall):
         return True
 
     def _cancelled_outside(self, error: BaseException | None) -> None:
-        """Somebody cancelled a task of this call: it ends now, and nothing of it has failed."""
+        """A task of this call was cancelled from outside: the call ends now, and nothing failed."""
         if error is None or not is_a(error, asyncio.CancelledError):
             error = asyncio.CancelledError()
         forgive()
@@ -711,7 +711,7 @@ class AsyncioEngine(EngineCall):
     async def _release_one(
         self, left: ReleaseQueue, release: Hook, transaction: Transaction
     ) -> bool:
-        """Hand one back, several times if need be. False when nobody waits for it any more."""
+        """Hand one back, with retries. False when the call no longer waits for it."""
         number, since, channel = 0, self.instant(), self.settlements.channel_losses
         while True:
             problem: BaseException | None = None
@@ -747,7 +747,7 @@ class AsyncioEngine(EngineCall):
             self.close_failed(error)
 
     def _is_cancelled(self) -> bool:
-        """Whether somebody cancelled the task that asks."""
+        """Whether the current task was cancelled."""
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
 

@@ -449,7 +449,7 @@ class EngineCall:
         self.watchdog_wakeup.notify()
 
     def hear_stop(self) -> None:
-        """Begin the stop that was asked for and that nobody has begun yet. The lock is held."""
+        """Begin a stop that was asked for and has not begun. The lock is held."""
         if self.stops and self.grace_at == NEVER:
             self._stop()
 
@@ -531,7 +531,7 @@ class EngineCall:
             raise
 
     def _needs_planner(self) -> bool:
-        """Whether nobody would ask for more while everybody is at work."""
+        """Whether no worker would fetch more while all of them are busy."""
         loop = self.loop
         if loop.fetching or loop.reason is not None:
             return False
@@ -547,7 +547,7 @@ class EngineCall:
                 self._leave(worker)
 
     def _failed_fatally(self, error: BaseException) -> None:
-        """A worker ended with an error that is nobody's outcome."""
+        """A worker ended with an error that belongs to no transaction: the call ends with it."""
         self._stop(error)
 
     def _leave(self, worker: Worker) -> None:
@@ -589,7 +589,7 @@ class EngineCall:
             self.abandon(worker)
 
     def _replace_worker(self, worker: Worker, attempt: InProgress) -> None:
-        """The supervisor claimed an attempt that hangs: somebody else goes on with its run."""
+        """The supervisor claimed an attempt that hangs: another worker goes on with its run."""
         run: Run | None = attempt.run
         try:
             self.give_up_on(worker, attempt)
@@ -664,12 +664,12 @@ class EngineCall:
         return False
 
     def is_overdue(self, attempt: InProgress) -> bool:
-        """An attempt that took longer than its time is a timeout, whoever noticed first."""
+        """Whether an attempt is past its deadline: then it timed out, even if it has returned."""
         deadline_at = attempt.deadline_at
         return attempt.expired or (deadline_at is not None and self.now() >= deadline_at)
 
     def _late(self, attempt: InProgress) -> None:
-        """The supervisor gave up on this call and went on without us: the result is dropped."""
+        """The supervisor gave up on this attempt earlier: its result is dropped."""
         with self.lock:
             self.watchdog.came_back(attempt)
             self.idle_wakeup.notify_all()
@@ -704,7 +704,7 @@ class EngineCall:
         raise AssertionError(f"a stop led to {action}")
 
     def end_early(self, run: Run, end: End, *, is_told: bool) -> bool:
-        """Account for a run that its worker will not bring to an end. False when somebody has."""
+        """Account for a run that its worker will not end. False when that was done before."""
         transaction = run.transaction
         key = transaction.transaction_id
         if self.live.get(key) is not transaction or self.live.pop(key, None) is None:
@@ -778,7 +778,7 @@ class EngineCall:
         return True
 
     def _let_next_go(self, key: str) -> None:
-        """An id is no longer running: whoever waits for it goes on."""
+        """An id is no longer running: the next transaction with the same id may begin."""
         with self.lock:
             self.intake.pass_on(key)
 

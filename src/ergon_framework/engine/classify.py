@@ -43,7 +43,7 @@ _number_of: Any = OSError.__dict__["errno"].__get__  # a subclass may have a pro
 
 
 def _cancellation() -> tuple[type[BaseException], ...]:
-    """The class of asyncio's cancellation; none where asyncio is not loaded, so nobody raised it.
+    """The class of asyncio's cancellation; none where asyncio is not loaded, so none was raised.
 
     Executors ask for failures here, and loading asyncio would take most of their start-up time.
     """

@@ -89,7 +89,7 @@ class Instrumentation:
             )
 
     def ended(self, run: Run, end: End) -> None:
-        """Log what nobody else would mention, and tell the sink."""
+        """Log what no other message tells, and tell the sink."""
         key = run.transaction.transaction_id
         if end.handler_failure is not None:
             _log_handler_failure(key, end.handler_failure.message, run.handler_exception)

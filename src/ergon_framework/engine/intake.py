@@ -236,7 +236,7 @@ class ReleaseQueue:
         return transaction
 
     def end(self, transaction: Transaction) -> bool:
-        """The source answered; False when nobody waits for that any more."""
+        """The source answered; False when the call no longer waits for that."""
         return self._going.pop(id(transaction), None) is not None
 
     def is_waited_for(self, transaction: Transaction) -> bool:
@@ -293,7 +293,7 @@ class Intake:
         self.pass_on(key)
 
     def pass_on(self, key: str) -> None:
-        """Let the next one with this id go, if nobody has it."""
+        """Let the next transaction with this id begin, unless one is running."""
         waiting = self.behind.get(key)
         if key in self.live or not waiting:
             return
@@ -323,7 +323,7 @@ class Intake:
             self.returning.extend(waiting)
 
     def take_returning(self) -> ReleaseQueue:
-        """All that is to be handed back, with what a hanging fetch brought and nobody used."""
+        """All that is to be handed back, with the unused delivery of a fetch that hung."""
         for delivery in (self.late, self.reading):  # of a fetch that came back, one that hangs
             if delivery is not None:
                 self.return_unused(delivery.drain())
@@ -335,6 +335,6 @@ class Intake:
         return ReleaseQueue(left)
 
     def return_unused(self, transactions: list[Transaction]) -> None:
-        """What a fetch brought and nobody took in goes back."""
+        """Hand back what a fetch brought and the loop did not take in."""
         self.delivered += len(transactions)
         self.returning.extend(transactions)

@@ -182,12 +182,13 @@ class ThreadEngine(EngineCall):
         ready, watchdog = self.ready, self.watchdog
         while True:
             if self.stops and self.grace_at == NEVER:
-                # Whoever asked could not have the lock, and its messenger may be late.
+                # A stop may come from a signal handler, which cannot take the lock: it only counts
+                # ``stops``, and the thread that acts on it may be late.
                 with self.lock:
                     self.hear_stop()
             if (watchdog.is_gated or not ready) and not self._idle(worker):
                 return
-            # First, for what is taken has to begin at once: nobody may overtake it.
+            # Before taking one: a transaction that was taken has to begin before any later one.
             if (self.is_continuous or len(ready) > 1) and not self.is_waking:
                 self._wake_next_worker()
             try:
@@ -228,7 +229,7 @@ class ThreadEngine(EngineCall):
     # -- one lifecycle -----------------------------------------------------------------------
 
     def _run_one(self, worker: Worker, transaction: Transaction) -> bool:
-        """Drive one transaction to its end. False when the supervisor took the run away from us.
+        """Drive one transaction to its end. False when the supervisor took the run away.
 
         As long as every hook returns, the machine has nothing to decide: this is its happy path,
         written out. The first other event enters it.
@@ -473,7 +474,7 @@ class ThreadEngine(EngineCall):
                 self.watchdog_wakeup.notify()
 
     def _release_one(self, left: ReleaseQueue, release: Hook, transaction: Transaction) -> bool:
-        """Hand one back, several times if need be. False when nobody waits for it any more."""
+        """Hand one back, with retries. False when the call no longer waits for it."""
         number, since, channel = 0, self.instant(), self.settlements.channel_losses
         while True:
             problem: BaseException | None = None

@@ -34,7 +34,7 @@ class Stepper:
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew: GeneratorExit, whoever raises it, is the one thing that ends a stepper."""
+        """Start over: only GeneratorExit ends a stepper, wherever it is raised."""
         steps = self._steps()
         steps.send(None)
         self.send = steps.send

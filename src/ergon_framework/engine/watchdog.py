@@ -102,7 +102,7 @@ class Watchdog:
         return 0 if self.abandoned >= cap else limit
 
     def give_up_on(self, attempt: InProgress) -> None:
-        """The supervisor claimed this attempt: nobody waits for the call any more."""
+        """The supervisor claimed this attempt: the call is abandoned, and counted as such."""
         if isinstance(attempt, Run):
             attempt.lost_in = attempt.phase
         for call in () if attempt.run is None else attempt.run.inner:

@@ -162,7 +162,7 @@ def _parameters(name: str, function: Callable[..., Any]) -> Mapping[str, Paramet
 def _hints(
     name: str, function: Callable[..., Any], parameters: Mapping[str, Parameter]
 ) -> dict[str, Any]:
-    """The types of the parameters. What a handler returns is nobody's business here."""
+    """The types of the parameters; the annotation of the result is not looked at."""
 
     def stand_in() -> None: ...
 

@@ -35,7 +35,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     trace_context: Mapping[str, str] = _NOTHING
     worker_id: str | None = None
     ends_at: float | None = None
-    """The deadline on the monotonic clock, which nobody sets back."""
+    """The deadline on the monotonic clock, which does not jump when the time is set."""
 
     @property
     def enqueued_at(self) -> datetime | None:

@@ -82,7 +82,7 @@ class Invocation:
         return self._context
 
     def surroundings(self) -> UnitOfWork:
-        """The job, for whoever is called by its handler."""
+        """The job as a unit of work, for code that its handler calls."""
         carrier = self.request.context.trace_context or {}
         return UnitOfWork(
             "job",
@@ -161,7 +161,7 @@ class Invocation:
 
 
 def _on_our_clock(deadline: str | None) -> float:
-    """The deadline on the monotonic clock, so that nobody who sets the time moves it."""
+    """The deadline on the monotonic clock, which does not move when the time is set."""
     if deadline is None:
         return NEVER
     return time.monotonic() + parse_rfc3339(deadline) - time.time()

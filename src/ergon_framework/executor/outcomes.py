@@ -30,7 +30,7 @@ from ergon_framework.executor.context import Held, RetryLater
 UNSERIALISABLE = "unserialisable_result"
 TOO_LARGE = "result_too_large"
 MAX_MESSAGE = 8192
-"""Characters of an error message; more of it helps nobody and may hold a payload."""
+"""Characters of an error message; a longer one is cut, for it may hold a payload."""
 
 BLOCKED_RETRY_AFTER = 1.0
 """Seconds that a job is parked for which another one blocked the event loop."""

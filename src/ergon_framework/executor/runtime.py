@@ -143,7 +143,7 @@ class Runtime:
         self._wake_pipe.wake()
 
     def close(self) -> None:
-        """Give back the descriptors, in a process that goes on; nobody may call ``stop`` then."""
+        """Close the descriptors, in a process that goes on; ``stop`` may not be called then."""
         self._wake_pipe.close()
         self._reader.close()
 
@@ -223,7 +223,7 @@ class Runtime:
             return outcomes.failed(outcome.job_id, error)
 
     def _answer(self, invocation: Invocation, outcome: Outcome) -> bool:
-        """Answer a request, unless somebody else has; whether it was us."""
+        """Answer a request unless it was answered already; whether this call did."""
         if os.getpid() != self._pid:
             _end_a_child(outcome)
         outcome, line = outcomes.written(outcome)
@@ -270,7 +270,7 @@ class Runtime:
 
 
 def _end_a_child(outcome: Outcome) -> NoReturn:
-    """A process that a handler forked came back from it. It has nobody to answer, and a lock that
+    """End a child process that a handler forked and that returned from the handler. A lock that
     another thread held at the fork would never be free in it.
     """
     for thread in threading.enumerate():  # those that it started itself: no others are left

@@ -30,7 +30,7 @@ class Pipes:
 
 
 def claim_stdio() -> Pipes:
-    """Take the pipes; from now on nobody else has them.
+    """Take the pipes of the protocol away from the standard streams.
 
     What was printed before and still is in a buffer goes to the standard error as well.
     """
@@ -81,7 +81,7 @@ def _replace(descriptor: int, flags: int) -> None:
 
 
 def _close(pipes: Pipes) -> None:
-    """A forked child has copies; with them it could speak in our name, or hide our end."""
+    """Close the copies of a forked child, which could answer requests or hide our end."""
     for each in (pipes.source, pipes.target):
         with suppress(OSError):
             os.close(each)
@@ -140,7 +140,7 @@ class RequestReader:
         self._either.register(self._halt.read_end, select.POLLIN)
 
     def halt(self) -> None:
-        """Let whoever waits for input come back, now and for ever."""
+        """Wake all threads that wait for input; none waits any more."""
         self._halt.wake()
 
     def wait(self) -> None:
@@ -168,7 +168,7 @@ class RequestReader:
 
 
 MAX_UNSENT_BYTES = 1024 * 1024
-"""Bytes that may wait for a slow reader; whoever has more waits with them."""
+"""Bytes that may wait for a slow reader; a thread that adds more has to wait."""
 
 
 class OutcomeWriter:

@@ -232,7 +232,7 @@ class HandlerThreads:
                 self._start_one()
 
     def _read(self) -> None:
-        """Wait for requests, as the only one who does."""
+        """Wait for requests; one thread at a time does."""
         self._wait()
         queue = self._queue
         items, is_end = ([], True) if queue.is_ended else self._read_items()

@@ -89,7 +89,7 @@ class ResultWatcher:
                     del self._awaited[job_id]
 
     def close(self) -> None:
-        """Stop; whoever still waits is told that the store is closed."""
+        """Stop; callers that still wait are told that the store is closed."""
         self._closing.set()
         self._subscription.wake()
         self._thread.join()
@@ -409,7 +409,7 @@ class AsyncJobClient:
     async def _call_in_time(
         self, job_id: str, said: float | None, until: float | None, call: Callable[[], T]
     ) -> T:
-        """Have it done for one who waits for a job; a thread that is not back by then is left."""
+        """Make a call that must end by the deadline of its caller; a thread that hangs is left."""
         if until is None or said is None:
             return await self._call(call)
         loop = asyncio.get_running_loop()

@@ -104,7 +104,7 @@ class ChildProcess:
         return True
 
     def close_input(self) -> None:
-        """Let the child see the end of its input. Nobody may be watching the descriptor."""
+        """Close the child's input. The event loop must have forgotten the descriptor before."""
         self._close("_unread")  # while we hold it too, it is no end
         self._close("stdin")
 

@@ -147,7 +147,7 @@ class Settler:
     def settle_stored(
         self, job: Job, event: Event, now: float, *, if_expired: bool = False
     ) -> Settlement:
-        """The settlement of a job that the store showed us; raises InvalidTransition."""
+        """The settlement of a job that the store listed; raises InvalidTransition."""
         attempts = job.attempts - job.is_charged
         snapshot = JobSnapshot(
             job.status, attempts, job.deliveries, job.excused, job.is_charged, job.is_solo

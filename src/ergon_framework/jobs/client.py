@@ -57,7 +57,7 @@ Progress = Callable[[int], object]
 Request = CancelRequested | RunRequested | RequeueRequested
 
 MAX_CONFLICTS = 100
-"""How often a job may be moved by somebody else before we give up."""
+"""How often a job may change between read and write before the request is given up."""
 BATCH = 500
 """Jobs that are moved or purged in one commit."""
 _REFUSED = {

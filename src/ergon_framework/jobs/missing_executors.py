@@ -27,9 +27,9 @@ from ergon_framework.ports.jobstore import FullJobStore, Named
 logger = logging.getLogger("ergon.jobs")
 
 CHECK_INTERVAL = 30.0
-"""Seconds between two looks for jobs whose executor nobody has."""
+"""Seconds between two looks for jobs whose executor no worker has."""
 ALERT_AFTER = 60.0
-"""Seconds without an executor after which somebody is told."""
+"""Seconds without an executor after which a warning is logged."""
 DEAD_LETTER_BATCH = 100
 """Jobs that are dead-lettered in one commit."""
 

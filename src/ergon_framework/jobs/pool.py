@@ -83,7 +83,7 @@ def allow_descriptors(processes: int) -> None:
 
 
 def _which(program: str, path: str | None) -> str | None:
-    # A program installed beside this Python counts, although nobody activated the environment.
+    # A program installed beside this Python counts, even if its environment is not activated.
     beside = os.path.dirname(sys.executable)  # noqa: PTH120 - not resolved: it may be a link
     return shutil.which(program, path=path) or shutil.which(program, path=beside)
 
@@ -116,7 +116,7 @@ class PoolOwner(Protocol):
     def finish(
         self, claim: Claim, event: Event, seconds: float | None, result: bytes | None
     ) -> None:
-        """A claimed job leaves our hands."""
+        """Settle a claimed job by what was seen of it."""
 
     def tell(self, name: str, **fields: Any) -> None:
         """A notice."""

@@ -79,11 +79,11 @@ class Rescue:
         self._now = now
 
     def after_outage(self) -> float:
-        """When to rescue next after an outage: whoever lives has a lease's time to renew."""
+        """When to rescue next after an outage: live workers have one lease to renew."""
         return self._now() + self._settings.lease
 
     def after_stall(self) -> float:
-        """When to rescue next after a stall: whoever lives renews every third of a lease."""
+        """When to rescue next after a stall: live workers renew every third of a lease."""
         return self._now() + self._settings.lease / 2
 
     def run(self) -> float:

@@ -185,7 +185,7 @@ def result_of(job: Job, url: str = "") -> Any:
 
 
 def _read(job: Job) -> Any:
-    """The result of a completed job; an executor may write numbers that nobody here can read."""
+    """The result of a completed job; an executor may write numbers that Python cannot read."""
     value = decoded(job.result or b"null")
     if value is None and job.result is not None and job.result.strip() != b"null":
         raise UnreadableJobError(
@@ -207,7 +207,7 @@ def not_found(job_id: str) -> JobNotFoundError:
 
 
 def timed_out(job: Job, timeout: float | None) -> ResultTimeoutError:
-    """The job goes on, but nobody waits for it any longer."""
+    """The wait is over; the job goes on."""
     return ResultTimeoutError(
         f"the job {job.id} is still {job.status} after {timeout:g} seconds",
         remedy="wait longer; the job goes on",

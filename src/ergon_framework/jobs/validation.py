@@ -192,7 +192,7 @@ def encode_kwargs(kwargs: Mapping[str, Any] | None) -> bytes:
 
 def _encoded(field: str, value: Any) -> bytes:
     # The encoder also takes what JSON has no word for: it writes NaN as null, a date as text, the
-    # key 1 as "1". Whoever reads it would get another value, so it is read back and compared.
+    # key 1 as "1". A reader would get another value, so it is read back and compared.
     try:
         encoded = _encode(value)
         if _decode(encoded) == value:

@@ -133,7 +133,7 @@ class Watchdog:
             process.wait()
 
     def _beat(self, ending: threading.Event) -> None:
-        """Signs of life, until the end; a watchdog that somebody has ended is replaced."""
+        """Signs of life, until the end; a watchdog that was killed is replaced."""
         while not ending.wait(HEARTBEAT_INTERVAL):
             with self._lock:
                 if self._process is not None and not self._tell("\n"):

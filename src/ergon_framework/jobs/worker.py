@@ -477,7 +477,7 @@ class Worker:
     def finish(
         self, claim: Claim, event: Event, seconds: float | None, result: bytes | None
     ) -> None:
-        """A claimed job leaves our hands."""
+        """Settle a claimed job by what was seen of it."""
         if claim.span is not None:
             came_back(claim, event)
         self._settled.append(self.settler.settle_claim(claim, event, self.wall(), seconds, result))
@@ -491,7 +491,7 @@ class Worker:
         self._dirty[pool] = None
 
     def tell(self, name: str, **fields: Any) -> None:
-        """A notice to whoever listens."""
+        """Emit a notice, if anything listens."""
         if has_listeners():
             self._sink.emit(Notice(name, self._store.now(), fields))
 
@@ -513,7 +513,7 @@ class Worker:
         self.loop.post(lambda: self._receive(claims))
 
     def _lost(self) -> None:
-        """Somebody else has some of our jobs by now: stop working on them."""
+        """Some leases were lost, and other workers have the jobs: stop working on them."""
         self.loop.post(self._drop_lost)
 
     def _drop_lost(self) -> None:

@@ -120,7 +120,7 @@ def examine_engines(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Fi
 
 
 def unverified(settings: Settings) -> Iterator[str]:
-    """Servers of which nobody makes sure who they are, by their URLs alone: nothing is opened."""
+    """Servers whose identity is not verified, judged by their URLs; no connection is made."""
     for url, parts in engines_of(settings).items():
         if _kind(url) == "postgresql":
             from ergon_framework.storage.postgres.address import address_of, verification
@@ -176,7 +176,7 @@ def _kind(url: str) -> str:
 
 
 def _observer(url: str) -> Observe | None:
-    """Who looks at that kind of server; imported late, for its driver may be missing."""
+    """The diagnostics of a kind of server; imported late, for its driver may be missing."""
     match _kind(url):
         case "postgresql":
             from ergon_framework.storage.postgres.address import address_of

@@ -46,7 +46,7 @@ class Explanation(msgspec.Struct, frozen=True):
     status: str
     why: list[str]
     as_of: str | None = None
-    """When that was so, if nobody knows whether it still is."""
+    """When that was so, if it may have changed since."""
 
     @property
     def standing(self) -> str:

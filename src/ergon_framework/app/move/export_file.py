@@ -59,7 +59,7 @@ class Exporting:
     """Where the objects of a zone are that does not live in a folder."""
     has_objects: bool = True
     is_forced: bool = False
-    """Whether a store on a server is read although somebody works with it."""
+    """Whether a store on a server is read although workers use it."""
     version: str = ""
     """Of Ergon, for the header."""
 
@@ -114,7 +114,7 @@ def run(asked: Exporting, output: Output, tell: Tell, *, scratch: Path | None = 
     with ExitStack() as stack:
         if place.file is not None:
             copied = _snapshot(place.file, scratch, stack)
-            # The copy is nobody else's: whoever works with the store is not in the way.
+            # The copy belongs to this export alone: workers of the store do not matter.
             source = StoreLocation(f"sqlite:///{copied}", called=place.name)
             looked_at = replace(asked, source=source, is_forced=True)
         else:

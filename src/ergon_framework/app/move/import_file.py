@@ -159,7 +159,7 @@ def _refuse_filled(name: str, target: RecordStore, asked: Importing) -> None:
 
 
 def _refuse_changed(file: RecordFile, state: object) -> None:
-    """Refuse a file into which somebody wrote while it was read."""
+    """Refuse a file that changed while it was read."""
     if file.state() != state:
         raise StoreError(
             f"{file.name} was changed while it was imported",
@@ -250,7 +250,7 @@ def _fill(
     *,
     has_begun: bool = False,
 ) -> None:
-    """Write each part; nobody works with any of them before all are there."""
+    """Write each part; none can be worked with in the target before all are there."""
     if not has_begun:
         _begin(asked, parts)
     if asked.is_trial:

@@ -1,4 +1,4 @@
-"""Whether a target may be written, and whether nobody works in either store."""
+"""Whether a target may be written, and whether source and target are in use."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def locked(folder: Path) -> DataFolder:
 
 
 def refuse_workers(desk: JobAdmin, now: float, where: str, *, is_target: bool = False) -> None:
-    """Refuse a store that workers use; what they do in a target would be lost, whoever insists."""
+    """Refuse a store that workers use; in a target even with --force, for their work is lost."""
     alive = [each for each in desk.workers() if now - each.seen_at < GONE_AFTER]
     if alive:
         named = ", ".join(f"{each.id} (process {each.pid} on {each.host})" for each in alive)
@@ -180,7 +180,7 @@ def refuse_workers(desk: JobAdmin, now: float, where: str, *, is_target: bool = 
 
 
 def refuse_readers(desk: ConsumerStore, clock: Callable[[], float], where: str) -> None:
-    """Refuse a zone that somebody reads from right now."""
+    """Refuse a zone that has an active reader."""
     held = [each for each in desk.consumers() if each.is_held(clock())]
     if held:
         named = ", ".join(f"{each.name} (held by {each.holder})" for each in held)

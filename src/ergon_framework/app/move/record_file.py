@@ -478,7 +478,7 @@ class RecordFile:
         raise TypeError(self.name)
 
     def state(self) -> tuple[int, int]:
-        """What differs when somebody writes into the file meanwhile."""
+        """What changes when the file is written to meanwhile."""
         found = os.fstat(self.file.fileno())
         return found.st_size, found.st_mtime_ns
 

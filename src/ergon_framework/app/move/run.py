@@ -24,7 +24,7 @@ class Outcome:
     moved: list[Moved] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_shut: bool = False
-    """Whether nobody can work with the source any more, by this move or an earlier one."""
+    """Whether the source is frozen, by this move or an earlier one."""
 
 
 def run(asked: Asked, tell: Tell) -> Outcome:
@@ -105,7 +105,7 @@ def _begin(asked: Asked, parts: Sequence[Transfer]) -> None:
 
 
 def _moved(asked: Asked, parts: Sequence[Transfer], tell: Tell) -> list[Moved]:
-    """Copy each part; nobody works with any of them in the target before all are there."""
+    """Copy each part; none can be worked with in the target before all are there."""
     if asked.is_trial:
         return [each for part in parts for each in transfer.look(part, tell)]
     with _open_again_unless_done(asked, parts):
@@ -120,7 +120,7 @@ def _are_shut(parts: Sequence[Transfer]) -> bool:
 
 @contextmanager
 def _open_again_unless_done(asked: Asked, parts: Sequence[Transfer]) -> Iterator[None]:
-    """Leave a source as open as it was when the move fails: somebody has to be able to work."""
+    """Reopen a source when the move fails, if it was open before: work has to go on there."""
     was_open = [part for part in parts if not move_state_of(part.source).moved_to]
     try:
         yield
@@ -157,7 +157,7 @@ def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
 
 def _parts(asked: Asked, shut: Collection[str], stack: ExitStack) -> list[Transfer]:
     """Both sides of what was shut, to be looked at; a folder of TO stays locked meanwhile."""
-    # Whoever still has FROM open can change nothing there: that is no reason to wait.
+    # Processes that still have FROM open cannot write there, so they need not be waited for.
     trial = replace(asked, is_trial=True, is_forced=True)
     try:
         return list(_opened(trial, shut, stack))

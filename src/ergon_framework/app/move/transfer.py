@@ -194,10 +194,10 @@ def tell_now_and_then(tell: Tell, part: Transfer, doing: str, kind: str, count: 
 
 
 def shut(store: RecordStore, place: str) -> None:
-    """Refuse whoever works with a store, and say where everything is now.
+    """Freeze a store for workers and producers, and write down where everything is now.
 
-    First those that have it open, then those that will open it: the state is also what makes the
-    former look, where a store remembers what it read.
+    Processes that have it open are refused first (``freeze``), then those that open it later (the
+    move state). Where a store caches what it read, writing the state also makes the former look.
     """
     if isinstance(store, Freezable):
         store.freeze(place)

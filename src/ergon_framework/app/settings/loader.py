@@ -293,7 +293,7 @@ def provider_names(source: SettingsSource) -> Iterator[str]:
 
 
 def _names(source: SettingsSource, section: str) -> list[str]:
-    """The names in a section, which may be anything as long as nobody has checked it."""
+    """The names in a section that has not been checked yet, and may be anything."""
     found = source.tables.get(section)
     return list(found) if isinstance(found, dict) else []
 

@@ -131,7 +131,7 @@ class Built(SettingsModel, extra="allow"):
         return FrozenDict(self.model_extra or {})
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        # Names only: an option may be a password that nobody marked as a secret.
+        # Names only: an option may be a password that is not marked as a secret.
         yield from ((name, getattr(self, name)) for name in type(self).model_fields)
         yield "options", sorted(self.options)
 

@@ -217,7 +217,7 @@ class SettingsSource:
     """Variables that ``env:`` refers to."""
     problems: list[Problem] = field(default_factory=list)
     mistaken: set[KeyPath] = field(default_factory=set)
-    """The paths of the mistakes, so that nobody builds on what is known to be wrong."""
+    """The paths of mistakes found so far, so that later checks skip what is wrong."""
 
     def where(self, path: KeyPath) -> Location:
         """Where ``path`` was written, or failing that, what is nearest around or below it."""

@@ -69,7 +69,7 @@ def is_in_memory(url: str) -> bool:
 
 
 def url_as_written(settings: Settings, *own: SecretStr | None) -> str:
-    """The same as somebody wrote it."""
+    """The same, as it was written."""
     named = next((url for url in (*own, settings.store.url) if url is not None), None)
     return revealed(named) or ""
 
@@ -182,7 +182,7 @@ def file_has_table(file: Path, name: str) -> bool:
 
 
 def check_folder(file: Path | None) -> None:
-    """Refuse a file that nobody can make: its folder is not there, or it cannot be a file."""
+    """Refuse a file that cannot be created: no such folder, or its path is no file."""
     if file is None:
         return
     try:

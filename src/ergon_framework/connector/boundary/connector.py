@@ -130,7 +130,7 @@ def check_counts(**given: Any) -> None:
 
 
 def refuse_extra(extra: Mapping[str, Any]) -> None:
-    """Refuse a setting of one call that nobody knows."""
+    """Refuse an unknown setting of one call."""
     if extra:
         raise ConfigurationError(
             f"BoundaryConnector does not know the setting {min(extra)!r}",
@@ -427,7 +427,7 @@ class BoundaryConnector:
         return self._handed(driver, await driver.fetch_async(most, wait, gave_up))
 
     def _handed(self, driver: Driver, entries: list[WindowEntry]) -> list[DeliveredFact]:
-        """Made where the facts were taken: whoever lets them fall on the way has let go of them."""
+        """Wrap facts as soon as they are taken: one that is dropped on its way is then noticed."""
         handed = []
         for entry in entries:
             if entry.delivery is not None:
@@ -437,7 +437,7 @@ class BoundaryConnector:
         return handed
 
     async def _undone(self, driver: Driver, fetching: asyncio.Future[list[DeliveredFact]]) -> None:
-        """Wait for a fetch nobody waits for any more, and take back what it brought."""
+        """Wait for a fetch that was cancelled, and take back what it brought."""
         await asyncio.wait([fetching])
         if fetching.exception() is None:
             for fact in fetching.result():

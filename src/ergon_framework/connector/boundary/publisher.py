@@ -104,7 +104,7 @@ class FactPublisher:
     # ---- through the outbox ----
 
     def spool(self, messages: list[Message]) -> None:
-        """On disk here when this returns; a thread beside us tells the node."""
+        """Write facts to the outbox, on disk when this returns; its own thread tells the node."""
         outbox = self.outbox()
         for message in messages:
             try:
@@ -143,7 +143,7 @@ class FactPublisher:
             )
 
     def _drained(self, outbox: Outbox) -> int:
-        """Give the thread beside us its time, unless the node does not answer; what is left."""
+        """Wait for the outbox to drain while the node answers; how many facts are left."""
         until, never = SYSTEM_CLOCK.now() + self._drain, threading.Event()
         while left := outbox.pending():
             if outbox.last_error is not None or SYSTEM_CLOCK.now() >= until:

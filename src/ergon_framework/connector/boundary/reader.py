@@ -51,7 +51,7 @@ EMPTY_BACKOFF = Backoff(base=0.25, cap=2.0)
 MAX_WAIT = 1.0
 """Seconds after which a fetch that waits, or has its node wait, hears that it is called off."""
 MIN_DEATHS = 2
-"""The first process may have died with many in hand, so one death is nobody's fault."""
+"""Deaths before a fact is blamed: the first process may have died of another one in hand."""
 
 
 class FactReader:
@@ -90,7 +90,7 @@ class FactReader:
             if taken:
                 return taken
             found, asked_at = 0, (yield Now())
-            # Confirmations wait for their turn, so nobody may be about to send one meanwhile.
+            # Confirmations wait for this turn: with facts in hand, the node must not be waited for.
             patience = 0.0 if self._window.in_hand or is_called_off() else until - asked_at
             patience = min(max(0.0, patience), MAX_WAIT)
             if room > 0:
@@ -304,7 +304,7 @@ class Driver:
         return current_clock().now()
 
     def fetch(self, most: int, wait: float, gave_up: threading.Event) -> list[WindowEntry]:
-        """Up to so many facts to be handed out; whoever gives up sets the event."""
+        """Up to so many facts to be handed out; a caller that gives up sets the event."""
         self._keep()
         return self._run(self._fetching(most, wait, gave_up))
 

@@ -139,7 +139,7 @@ def message_of(
 
 
 def _check_likeness(fact: Fact, stored: bytes) -> None:
-    """Refuse what whoever reads the fact would not get as it is, as a tuple."""
+    """Refuse values that a reader of the fact would get changed, such as a tuple."""
     read_back = msgspec.json.decode(stored).get("object_json")
     found = difference(fact.object_json, read_back, "fact.object_json")
     if found is not None:

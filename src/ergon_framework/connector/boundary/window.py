@@ -73,7 +73,7 @@ Step: TypeAlias = Confirm | SetAside
 
 
 class Window:
-    """A pure record. Whoever shares it between threads locks it."""
+    """A pure record, without a lock: callers that share it between threads hold one."""
 
     def __init__(self) -> None:
         self._entries: list[WindowEntry] = []
@@ -89,7 +89,7 @@ class Window:
 
     @property
     def in_hand(self) -> int:
-        """How many are with somebody."""
+        """How many are handed out and not settled."""
         return sum(each.state is EntryState.IN_HAND for each in self._entries)
 
     def next_due(self, now: float) -> float:

@@ -98,7 +98,7 @@ class Holding:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let go of the thread, and tell that nobody is here any more."""
+        """End the thread, and tell the store that this worker is gone."""
         self._ending.set()
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(SHUTDOWN_GRACE)
@@ -138,7 +138,7 @@ class Holding:
             )
 
     def _take_back(self, now: float) -> None:
-        """Jobs whose transaction nobody has any more go back when a lease is over.
+        """Release jobs whose transactions were dropped, one lease after that was noticed.
 
         As those of a process that died do, but without a charge: nobody may have begun with them.
         """
@@ -184,7 +184,7 @@ class Holding:
         return max(MIN_PAUSE, until - self._now())
 
     def renew(self) -> None:
-        """Prolong what is in hand, and note what is somebody else's by now."""
+        """Renew the leases of claims in hand, and mark those that were lost."""
         claims = [claim for claim in self.all() if not claim.lost]
         if not claims:
             return
@@ -398,7 +398,7 @@ class QueueConsumer:
     # ---- settling ----
 
     def settle(self, claim: Claim, event: Event, took: float) -> None:
-        """Record how a claim ended; raises when the job is somebody else's by now."""
+        """Record how a claim ended; raises LeaseLostError when another process has the job."""
         store, holding = self._consuming()
         # Renewed no longer, whatever comes: should the store be away now, the lease ends by itself.
         holding.let_go(claim)
@@ -427,6 +427,6 @@ class QueueConsumer:
         self._tell(NOTICE_OF[move.status], about)
 
     def _tell(self, name: str, fields: dict[str, Any]) -> None:
-        """A notice to whoever listens."""
+        """Emit a notice, if anything listens."""
         if has_listeners() and self._client is not None:
             self._sink.emit(Notice(name, self._client.store.now(), fields))

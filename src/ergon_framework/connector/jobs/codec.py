@@ -81,7 +81,7 @@ def job_of(
 
 
 def _check_likeness(transaction: Transaction, job: NewJob) -> None:
-    """Refuse what whoever consumes the job would not get as it is, as a tuple."""
+    """Refuse values that a consumer of the job would get changed, such as a tuple."""
     found = difference(transaction.payload, _payload(job), "payload")
     if found is not None:
         path, told = found
@@ -187,7 +187,7 @@ def _made(kind: type[_T], job: ClaimedJob | Job, source: str | None) -> _T:
     metadata: dict[str, Any] = {
         "handler": job.handler,
         "queue": job.queue,
-        # Of a job in somebody's hands, the attempt under way may be counted already.
+        # While a job is claimed, the attempt under way may be counted already.
         "attempt": job.attempts + 1 - (isinstance(job, Job) and job.is_charged),
         **{key: trace[key] for key in _TRACE if key in trace},
     }

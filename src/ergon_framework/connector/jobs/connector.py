@@ -80,7 +80,7 @@ def checked(
 
 
 def seconds_of(field: str, value: object) -> float:
-    """Seconds that somebody may wait: a finite number, and not below none."""
+    """Seconds to wait: a finite number that is not negative."""
     is_flag = isinstance(value, bool)
     if isinstance(value, int | float) and not is_flag and 0 <= value <= sys.float_info.max:
         return float(value)
@@ -131,7 +131,7 @@ def _options(options: object) -> dict[str, Any]:
 
 
 def refuse_extra(extra: Mapping[str, Any]) -> None:
-    """Refuse a setting of one call that nobody knows."""
+    """Refuse an unknown setting of one call."""
     if extra:
         raise ConfigurationError(
             f"JobsConnector does not know the setting {min(extra)!r}",
@@ -295,7 +295,7 @@ class JobsConnector(ThreadedTwins):
         await self._threads.run(self.open)
 
     async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
-        """Wait for a fetch nobody waits for any more, and give back what it brought."""
+        """Wait for a fetch that was cancelled, and give back what it brought."""
         self._consumer.wake()
         await asyncio.wait([fetching])
         if fetching.exception() is None:

@@ -18,7 +18,7 @@ class ConflictingJobError(JobsConnectorError):
 
 
 class LeaseLostError(JobsConnectorError):
-    """The job is somebody else's by now, and so is its outcome."""
+    """Another process has the job by now, and its outcome counts."""
 
     code = "lease_lost"
     failure_kind = "lost"

@@ -171,7 +171,7 @@ class AppendFile:
         self._refuse_when_broken()
 
     def _begin_anew(self) -> None:
-        """Somebody took the file away: open, and make, another one under its name."""
+        """Create and open another file of this name, because the first was moved or deleted."""
         with self._writing, self._syncing:
             self._refuse_when_broken()
             before = self._file
@@ -267,7 +267,7 @@ class DirectoryLock:
         self._file.close()
 
     def close(self) -> None:
-        """Let the next one in. The file stays: removing it would race with whoever opens it."""
+        """Unlock. The file stays: removing it would race with a connector that opens it."""
         self._file.close()
 
 
@@ -408,7 +408,7 @@ class RotatingWriter:
             return True
 
     def _open(self, number: int) -> AppendFile:
-        # Whoever takes the parts away may be another user: who reads them is the umask's business.
+        # Another user may collect the parts, so the umask decides who can read them.
         return AppendFile(
             self._folder,
             self._name(number),

@@ -209,7 +209,7 @@ class JsonlConnector(ThreadedTwins):
             return handover.batch
 
     def _abandon(self, handover: _Handover) -> None:
-        # Waits for a fetch under way: nobody else may fetch between its end and the giving back.
+        # Waits for a fetch under way: no other fetch may come between its end and the release.
         with self._fetching:
             handover.is_abandoned = True
             for transaction in handover.batch:
