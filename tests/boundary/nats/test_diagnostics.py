@@ -12,7 +12,7 @@ from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.storage.nats import client, diagnostics
+from ergon_framework.storage.nats import NatsTimeouts, diagnostics
 from ergon_framework.storage.nats.diagnostics import Durability, durability_of, observe
 from ergon_framework.storage.server import Observation
 from tests.servers.nats import NatsServer
@@ -21,9 +21,9 @@ from tests.servers.server import free_port
 pytestmark = pytest.mark.req("SCALE:doctor", "SCALE:boundary-nats")
 
 
-def seen(url: str) -> dict[str, Observation]:
+def seen(url: str, timeouts: NatsTimeouts | None = None) -> dict[str, Observation]:
     """What was observed, by name."""
-    return {each.what: each for each in observe(url)}
+    return {each.what: each for each in observe(url, timeouts or NatsTimeouts())}
 
 
 def test_a_server_that_syncs_is_safe(nats_server: NatsServer) -> None:
@@ -45,20 +45,16 @@ def test_the_clock_of_a_server_that_keeps_nothing_yet(nats_server: NatsServer) -
 
 
 @pytest.mark.slow
-def test_a_clock_that_this_user_is_not_told(
-    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_this_user_is_not_told(own_nats: NatsServer) -> None:
     """It is said plainly, with when it will be known; and then it is."""
     user = '{ user: "me", password: "p", permissions: { publish: { deny: "$SYS.>" } } }'
     own_nats.configure(more=f"authorization {{ users: [ {user} ] }}")
     own_nats.start()
     url = own_nats.url(user="me:p")
-    monkeypatch.setattr(client, "TIMEOUT", 3.0)  # the other questions are answered
-    found = seen(url)["clock"]
+    found = seen(url, NatsTimeouts(response=3.0))["clock"]  # the other questions are answered
     assert found.found.startswith("not known")
     assert "start the node once" in found.remedy
     assert not found.is_grave
-    monkeypatch.undo()
     NatsFactStore(url, zone="plant-a").close()
     assert "from this machine's" in seen(url)["clock"].found
 

@@ -22,6 +22,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.factstore import OUTBOUND, Appended
 from ergon_framework.storage.nats import NatsClient, NatsStream, address, address_of
+from ergon_framework.storage.nats.diagnostics import Account
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.nats.conftest import Open
 from tests.servers.nats import NatsServer
@@ -121,13 +122,13 @@ def test_a_server_without_jetstream(own_nats: NatsServer) -> None:
     assert "-js" in (caught.value.remedy or "")
 
 
-def test_an_old_server(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_server(nats_url: str) -> None:
     """A server without atomic batches is refused, with the version it has to have."""
-    from ergon_framework.storage.nats import diagnostics
-
-    monkeypatch.setattr(diagnostics, "LEVEL", 99)
-    with pytest.raises(ConfigurationError, match="no atomic batches") as caught:
-        NatsFactStore(nats_url, zone=ZONE)
+    with (
+        closing(NatsClient(address_of(nats_url))) as line,
+        pytest.raises(ConfigurationError, match="no atomic batches") as caught,
+    ):
+        Account(line).refuse_unfit(min_level=99)
     assert "2.12" in (caught.value.remedy or "")
 
 

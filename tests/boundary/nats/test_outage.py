@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
-from ergon_framework.storage.nats import Message, client, connect
+from ergon_framework.storage.nats import Message, NatsTimeouts
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.servers.nats import NatsServer
 
@@ -136,19 +136,17 @@ def test_waiting_goes_on_after_an_outage(server: NatsServer, store: NatsFactStor
         other.close()
 
 
-def test_a_server_that_hangs(
-    server: NatsServer, store: NatsFactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_hangs(server: NatsServer, store: NatsFactStore) -> None:
     """No answer within the patience is an error that says the outcome is unknown; then it is."""
     store.append(OUTBOUND, [new("a")])  # with all the patience there is: a disk may be slow
-    monkeypatch.setattr(client, "TIMEOUT", 0.5)
-    monkeypatch.setattr(connect, "CONNECTING", 0.5)
+    client = store.database.stream.client
+    client.timeouts = NatsTimeouts(connect=0.5, response=0.5)
     server.freeze()
     with pytest.raises(StoreUnavailableError, match="is not known") as caught:
         store.append(OUTBOUND, [new("b")])
     assert "nothing is stored twice" in (caught.value.remedy or "")
     server.thaw()
-    monkeypatch.undo()
+    client.timeouts = NatsTimeouts()
     assert isinstance(store.append(OUTBOUND, [new("b")])[0], Appended)
     assert ids(store) == ["a", "b"]
 

@@ -16,7 +16,7 @@ import pytest
 from ergon_framework.boundary.store_urls import is_server, open_fact_store
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.storage.nats import NatsClient, address_of, connect
+from ergon_framework.storage.nats import NatsClient, NatsTimeouts, address_of
 from ergon_framework.storage.nats.connect import QuickClient
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.servers.by_url import doctor, refused
@@ -47,9 +47,9 @@ def url(server: NatsServer, user: str = "", **options: object) -> str:
     return server.url(user=user, options=f"?{given}").replace("nats://", "tls://")
 
 
-def version(place: str) -> str:
+def version(place: str, timeouts: NatsTimeouts | None = None) -> str:
     """Of the server at a URL."""
-    with closing(NatsClient(address_of(place))) as line:
+    with closing(NatsClient(address_of(place), timeouts or NatsTimeouts())) as line:
         return line.version()
 
 
@@ -98,9 +98,9 @@ def test_a_server_that_hung_up_before_we_listened(
     for wrong in ({}, own(strange)):
         with refused("wants a certificate of ours", "tls_cert"):
             version(url(server, tls_ca=signed.ca, tls_first=first, **wrong))
-    monkeypatch.setattr(connect, "ASKED", 0.1)  # it is content, and waits for us to speak
+    brief = NatsTimeouts(probe=0.1)  # it is content, and waits for us to speak
     with pytest.raises(StoreUnavailableError, match="reset"):
-        version(url(server, tls_ca=signed.ca, tls_first=first, **own(signed)))
+        version(url(server, tls_ca=signed.ca, tls_first=first, **own(signed)), brief)
 
 
 def test_an_authority_that_nobody_knows(served: Started, strange: Papers) -> None:
@@ -170,16 +170,14 @@ def test_a_library_that_asks_nobody(
         version(url(server, tls_ca=signed.ca))
 
 
-def test_a_server_that_begins_with_tls(
-    served: Started, signed: Papers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_begins_with_tls(served: Started, signed: Papers) -> None:
     """It says nothing before: the URL has to tell, and the error says how."""
     # It hangs up after two seconds, and that has to come before we give up.
-    monkeypatch.setattr(connect, "CONNECTING", 30.0)
+    patient = NatsTimeouts(connect=30.0)
     server = served(more=", handshake_first: true")
-    assert version(url(server, tls_ca=signed.ca, tls_first="yes"))
+    assert version(url(server, tls_ca=signed.ca, tls_first="yes"), patient)
     with pytest.raises(StoreUnavailableError) as caught:
-        version(url(server, tls_ca=signed.ca))
+        version(url(server, tls_ca=signed.ca), patient)
     assert "tls_first=yes" in (caught.value.remedy or "")
 
 

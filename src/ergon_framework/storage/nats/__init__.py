@@ -7,7 +7,7 @@ that succeed only where nobody else has written since.
 
 from __future__ import annotations
 
-from ergon_framework.storage.nats.address import NatsAddress, address_of
+from ergon_framework.storage.nats.address import NatsAddress, NatsTimeouts, address_of
 from ergon_framework.storage.nats.client import NatsClient, Reply
 from ergon_framework.storage.nats.stream import Message, NatsStream, OvertakenError, Stored
 
@@ -16,6 +16,7 @@ __all__ = [
     "NatsAddress",
     "NatsClient",
     "NatsStream",
+    "NatsTimeouts",
     "OvertakenError",
     "Reply",
     "Stored",

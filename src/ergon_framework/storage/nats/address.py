@@ -23,6 +23,21 @@ _ANSWERS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "n
 
 
 @dataclass(frozen=True, slots=True)
+class NatsTimeouts:
+    """How long a client waits for its NATS server, in seconds."""
+
+    connect: float = 3.0
+    """For a connection to be established, and for it to be closed."""
+    response: float = 10.0
+    """For a response; then the connection is closed, and whether it was carried out is unknown."""
+    probe: float = 3.0
+    """For a server that hung up to say why, when it is asked once more."""
+
+
+DEFAULT_TIMEOUTS = NatsTimeouts()
+
+
+@dataclass(frozen=True, slots=True)
 class NatsAddress:
     """Servers of one cluster, and the name under which ours is kept there."""
 

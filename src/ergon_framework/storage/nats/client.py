@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.connection_errors import as_unavailable
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.storage.nats.address import NatsAddress
+from ergon_framework.storage.nats.address import DEFAULT_TIMEOUTS, NatsAddress, NatsTimeouts
 from ergon_framework.storage.nats.errors import away, closed, lost
 
 if TYPE_CHECKING:
@@ -29,13 +29,11 @@ declare("nats.commit.before", "nats.commit.within", "nats.commit.after")
 
 logger = logging.getLogger("ergon_framework.storage")
 
-ENDING = 3.0
+CLOSE_TIMEOUT = 3.0
 """Seconds for callers that wait for an answer to learn that the client is closed."""
-TIMEOUT = 10.0
-"""Seconds that an answer may take."""
-STATUS = "Status"
+STATUS_HEADER = "Status"
 """The header of a reply that is about the replies, and the last of them."""
-_MOST_PENDING = 1 << 28  # bytes that wait to be read, before the library throws some away
+_MAX_PENDING_BYTES = 1 << 28  # that wait to be read, before the library throws some away
 
 
 Sendable: TypeAlias = tuple[str, bytes, Mapping[str, str] | None]
@@ -52,7 +50,7 @@ class Reply:
     @property
     def status(self) -> str:
         """What the server says about the request; empty when it answers it."""
-        return self.headers.get(STATUS, "")
+        return self.headers.get(STATUS_HEADER, "")
 
 
 @dataclass(slots=True)
@@ -95,8 +93,10 @@ class _Session:
 class NatsClient:
     """Connects when something is asked, and again after the connection was lost."""
 
-    def __init__(self, address: NatsAddress) -> None:
+    def __init__(self, address: NatsAddress, timeouts: NatsTimeouts = DEFAULT_TIMEOUTS) -> None:
         self.address = address
+        self.timeouts = timeouts
+        """May be changed at any time; calls that have begun keep to what they began with."""
         self.connections = 0
         """How often it has connected: a server may have been restarted in between."""
         self.max_payload = 1 << 20
@@ -209,7 +209,7 @@ class NatsClient:
                     named = dict(headers) if headers else None
                     await session.client.publish(subject, data, to, named)
             answers = asyncio.gather(*(each.answered for each in begun.values()))
-            return await asyncio.wait_for(answers, TIMEOUT)
+            return await asyncio.wait_for(answers, self.timeouts.response)
         except Exception as error:
             if isinstance(error, TimeoutError) and self._session is session:
                 await self._disconnect()  # it is frozen, or the network swallows what is sent
@@ -256,16 +256,16 @@ class NatsClient:
         from ergon_framework.storage.nats.connect import connect, quietly
 
         session = _Session()
-        session.client = client = await connect(self.address, session.give_up)
+        session.client = client = await connect(self.address, session.give_up, self.timeouts)
         try:
             session.inbox = client.new_inbox()
             await client.subscribe(
-                f"{session.inbox}.*", cb=session.hear, pending_bytes_limit=_MOST_PENDING
+                f"{session.inbox}.*", cb=session.hear, pending_bytes_limit=_MAX_PENDING_BYTES
             )
             for subject, callback in self._callbacks.items():
                 await _subscribe(client, subject, callback)
         except Exception as error:
-            await quietly(client)
+            await quietly(client, self.timeouts.connect)
             raise away(self.address.name, error) from error
         return session
 
@@ -274,7 +274,7 @@ class NatsClient:
         await self._disconnect()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
-            _, late = await asyncio.wait(others, timeout=ENDING)
+            _, late = await asyncio.wait(others, timeout=CLOSE_TIMEOUT)
             for task in late:
                 task.cancel()
 
@@ -284,7 +284,7 @@ class NatsClient:
         session, self._session = self._session, None
         if session is not None:
             session.give_up()
-            await quietly(session.client)
+            await quietly(session.client, self.timeouts.connect)
 
 
 async def _subscribe(client: Client, subject: str, callback: Callable[[], None]) -> None:

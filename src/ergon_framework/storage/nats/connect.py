@@ -23,7 +23,13 @@ from nats.errors import Error
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.storage import connection_errors
 from ergon_framework.storage.connection_errors import context_of
-from ergon_framework.storage.nats.address import PORT, TLS_OPTIONS, NatsAddress
+from ergon_framework.storage.nats.address import (
+    DEFAULT_TIMEOUTS,
+    PORT,
+    TLS_OPTIONS,
+    NatsAddress,
+    NatsTimeouts,
+)
 from ergon_framework.storage.nats.errors import away, expired, refused
 
 if TYPE_CHECKING:
@@ -131,27 +137,25 @@ def _checksum(raw: bytes) -> bytes:
     return binascii.crc_hqx(raw, 0).to_bytes(2, "little")
 
 
-ASKED = 3.0
-"""Seconds for a server to say what is wrong."""
-_LONGEST = 1 << 16  # bytes of what it says of itself before TLS
+_MAX_GREETING = 1 << 16  # bytes of what a server says of itself before TLS
 
 
-def last_words(address: NatsAddress, context: ssl.SSLContext) -> str:
+def last_words(address: NatsAddress, context: ssl.SSLContext, timeout: float) -> str:
     """What the first server to say anything says about our certificate; nothing if none does.
 
     The library goes on talking after the handshake. By then the server may have refused our
     certificate and closed the connection, and what it said about it is lost with the connection.
     """
-    told = (_told(server, context, address.is_tls_first) for server in address.servers)
+    told = (_told(server, context, address.is_tls_first, timeout) for server in address.servers)
     return next((each for each in told if each), "")
 
 
-def _told(server: str, context: ssl.SSLContext, is_tls_first: bool) -> str:
+def _told(server: str, context: ssl.SSLContext, is_tls_first: bool, timeout: float) -> str:
     parts = urlsplit(server)
     host = parts.hostname or ""
     try:
-        with socket.create_connection((host, parts.port or PORT), ASKED) as line:
-            line.settimeout(ASKED)
+        with socket.create_connection((host, parts.port or PORT), timeout) as line:
+            line.settimeout(timeout)
             if not is_tls_first:
                 _let_it_speak(line)
             return connection_errors.last_words(line, context, host)
@@ -161,7 +165,7 @@ def _told(server: str, context: ssl.SSLContext, is_tls_first: bool) -> str:
 
 def _let_it_speak(line: socket.socket) -> None:
     """To the end of its line: not a byte further, where TLS begins."""
-    for _ in range(_LONGEST):
+    for _ in range(_MAX_GREETING):
         if line.recv(1) in (b"", b"\n"):
             return
 
@@ -222,14 +226,15 @@ class QuickClient(Client):
 
 logger = logging.getLogger("ergon_framework.storage")
 
-CONNECTING = 3.0
-"""Seconds that connecting may take."""
-_GIVEN_UP = (
-    0.5  # seconds for hanging up where no connection came about: the library may wait for it
-)
+# Seconds for hanging up where no connection was established: the library may wait for it.
+_ABORT_TIMEOUT = 0.5
 
 
-async def connect(address: NatsAddress, when_over: Callable[[], None]) -> QuickClient:
+async def connect(
+    address: NatsAddress,
+    when_over: Callable[[], None],
+    timeouts: NatsTimeouts = DEFAULT_TIMEOUTS,
+) -> QuickClient:
     """A connection, not mended when it is lost: ``when_over`` is called then.
 
     The files that the URL names are read each time, so that they can be renewed.
@@ -252,7 +257,7 @@ async def connect(address: NatsAddress, when_over: Callable[[], None]) -> QuickC
         allow_reconnect=False,
         max_reconnect_attempts=1,
         reconnect_time_wait=0,
-        connect_timeout=int(CONNECTING),
+        connect_timeout=int(timeouts.connect),
         ping_interval=5,
         # Without one it trusts whom this machine trusts, should the server ask for TLS.
         tls=_context(address) if address.has_tls else None,
@@ -262,29 +267,31 @@ async def connect(address: NatsAddress, when_over: Callable[[], None]) -> QuickC
         **_identity(address, signer),
     )
     try:
-        await asyncio.wait_for(opening, CONNECTING)
+        await asyncio.wait_for(opening, timeouts.connect)
         _refuse_unchecked(client)
     except Exception as error:
-        await quietly(client, _GIVEN_UP)
+        await quietly(client, _ABORT_TIMEOUT)
         if signer is not None and signer.has_expired(time.time()):
             raise expired(address.name) from error
         causes = [*reversed(troubles), error]
         told = (refused(address, cause) for cause in causes)
         found = next((each for each in told if each is not None), None)
-        found = found or await _unheard(address, causes)
+        found = found or await _unheard(address, causes, timeouts.probe)
         raise found or away(address.name, causes[0]) from error
     return client
 
 
-async def _unheard(address: NatsAddress, causes: list[Exception]) -> ErgonError | None:
+async def _unheard(
+    address: NatsAddress, causes: list[Exception], probe_timeout: float
+) -> ErgonError | None:
     """Why the server refused us, when it closed the connection before anybody read from it."""
     if not (address.has_tls and any(isinstance(each, ConnectionError) for each in causes)):
         return None
-    said = await asyncio.to_thread(last_words, address, _context(address))
+    said = await asyncio.to_thread(last_words, address, _context(address), probe_timeout)
     return refused(address, OSError(said))
 
 
-async def quietly(client: Client, seconds: float = CONNECTING) -> None:
+async def quietly(client: Client, seconds: float) -> None:
     """Close the connection, and ignore any error."""
     try:
         await asyncio.wait_for(client.close(), seconds)

@@ -12,13 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.storage.nats.address import address_of
+from ergon_framework.storage.nats.address import DEFAULT_TIMEOUTS, NatsTimeouts, address_of
 from ergon_framework.storage.nats.client import NatsClient, is_lost
 from ergon_framework.storage.nats.errors import NO_JETSTREAM, no_jetstream, translate
 from ergon_framework.storage.nats.stream import instant
 from ergon_framework.storage.server import Observation, latency, skew
 
-LEVEL = 2
+MIN_API_LEVEL = 2
 """What the server can do at least: atomic batches, from 2.12 on."""
 
 USER_INFO = "$SYS.REQ.USER.INFO"
@@ -35,9 +35,9 @@ class Account:
         """Room and limits."""
         return self._ask("INFO")
 
-    def refuse_unfit(self) -> None:
+    def refuse_unfit(self, min_level: int = MIN_API_LEVEL) -> None:
         """Refuse a server that keeps nothing, or that cannot write several messages at once."""
-        if int(self.info()["api"].get("level", 0)) < LEVEL:
+        if int(self.info()["api"].get("level", 0)) < min_level:
             raise ConfigurationError(
                 f"{self._client.address.name} runs nats-server {self._client.version()}, which has"
                 " no atomic batches",
@@ -175,9 +175,9 @@ CROWDED = 0.9
 """The share of the room in use from which on there may soon be none left."""
 
 
-def observe(url: str) -> Iterator[Observation]:
+def observe(url: str, timeouts: NatsTimeouts = DEFAULT_TIMEOUTS) -> Iterator[Observation]:
     """One observation after the other; raises what connecting raises."""
-    with closing(NatsClient(address_of(url))) as client:
+    with closing(NatsClient(address_of(url), timeouts)) as client:
         account = Account(client)
         found = account.info()
         yield version(client.version(), int(found["api"].get("level", 0)))
@@ -203,7 +203,7 @@ def _durability(client: NatsClient, config: Mapping[str, Any]) -> Durability:
 
 def version(name: str, level: int) -> Observation:
     """How old the server is."""
-    is_fine = level >= LEVEL
+    is_fine = level >= MIN_API_LEVEL
     remedy = "" if is_fine else "upgrade it to nats-server 2.12 or newer"
     return Observation("version", name, remedy, is_grave=not is_fine)
 
