@@ -197,9 +197,9 @@ def render() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def main() -> int:
+def main(root: Path = ROOT) -> int:
     """Write or check the page; 1 when it is stale."""
-    return keep_page(ROOT, PAGE, render(), "tools/state_docs.py")
+    return keep_page(root, PAGE, render(), "tools/state_docs.py")
 
 
 def keep_page(root: Path, page: str, text: str, tool: str) -> int:

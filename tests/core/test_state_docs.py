@@ -22,7 +22,6 @@ class Silent(StrEnum):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout without pages, and a command line without arguments."""
-    monkeypatch.setattr(state_docs, "ROOT", tmp_path)
     monkeypatch.setattr("sys.argv", ["state_docs.py"])
     return tmp_path
 
@@ -84,11 +83,11 @@ def test_a_page_that_is_missing_or_edited_fails_the_check(
     page = folder / state_docs.PAGE
     with monkeypatch.context() as checking:
         checking.setattr("sys.argv", ["state_docs.py", "--check"])
-        assert state_docs.main() == 1
+        assert state_docs.main(folder) == 1
         assert not page.exists()
-    assert state_docs.main() == 0
+    assert state_docs.main(folder) == 0
     monkeypatch.setattr("sys.argv", ["state_docs.py", "--check"])
-    assert state_docs.main() == 0
+    assert state_docs.main(folder) == 0
     page.write_text(page.read_text(encoding="utf-8") + "edited\n", encoding="utf-8")
-    assert state_docs.main() == 1
+    assert state_docs.main(folder) == 1
     assert "is stale: run make docs" in capsys.readouterr().out

@@ -227,7 +227,7 @@ class RateIgnoresTime(Honest):
 
     class Lanes(QueueSet):
         def next(self, line: MemoryQueue, offer: Offer, now: float) -> Record | None:
-            has_token = line.has_token(0.0) if line._bucket is not None else True
+            has_token = line.has_token(0.0) if line.full_at is not None else True
             return super().next(line, offer, now) if has_token else None
 
 
@@ -236,8 +236,8 @@ class SavesTokens(Honest):
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         queue = super().set_queue(name, **changes)
-        line = self._ledger.queues.get(name)
-        if line._bucket is not None:
+        line = self.ledger.queues.get(name)
+        if line.full_at is not None:
             since = self.now()
             line.has_token = lambda now: now > since or queue.burst > line.active  # type: ignore[method-assign]
         return queue
@@ -261,7 +261,7 @@ class _Leaking(Ledger):
     def _move(self, record: Record, move: Transition, entry: bytes, now: float) -> None:
         key = record.new.limit_key
         if key is not None and move.event in self.leaks:
-            self.queues._running[key] += 1
+            self.queues.running[key] += 1
         super()._move(record, move, entry, now)
 
 
@@ -294,7 +294,7 @@ class LateReportFreesTheKey(Honest):
             applied = super().settle(settlement, now)
             record = self.records.get(settlement.key)
             if not applied and record is not None and record.new.limit_key is not None:
-                self.queues._running[record.new.limit_key] -= 1
+                self.queues.running[record.new.limit_key] -= 1
                 self.queues._unblock(record.new.limit_key)
             return applied
 
@@ -304,9 +304,9 @@ class CancelledKeepsItsTurn(Honest):
 
     class Lanes(QueueSet):
         def leave(self, record: Record) -> None:
-            aside, self._blocked = self._blocked, self._blocked if record.is_limited else {}
+            aside, self.blocked = self.blocked, self.blocked if record.is_limited else {}
             super().leave(record)
-            self._blocked = aside
+            self.blocked = aside
 
 
 class _CallsOnly(QueueSet):
@@ -316,14 +316,14 @@ class _CallsOnly(QueueSet):
         raise NotImplementedError
 
     def _unblock(self, key: str) -> bool:
-        groups = self._blocked.get(key, {})
+        groups = self.blocked.get(key, {})
         chosen = self.chosen(key)
         rest = {name: groups.pop(name) for name in list(groups) if name not in chosen}
         if not groups:
-            self._blocked.pop(key, None)
+            self.blocked.pop(key, None)
         called = super()._unblock(key)
         if rest:
-            self._blocked.setdefault(key, {}).update(rest)
+            self.blocked.setdefault(key, {}).update(rest)
         return called
 
 
@@ -332,7 +332,7 @@ class KeyGoesToOneAlone(Honest):
 
     class Lanes(_CallsOnly):
         def chosen(self, key: str) -> list[tuple[str, str, int]]:
-            waiting = self._blocked.get(key, {})
+            waiting = self.blocked.get(key, {})
             firsts = [(group.first() or ((), 0), name) for name, group in waiting.items()]
             return [name for _, name in sorted(firsts)[:1]]
 
@@ -342,7 +342,7 @@ class ResumedQueueIsForgotten(Honest):
 
     class Lanes(_CallsOnly):
         def chosen(self, key: str) -> list[tuple[str, str, int]]:
-            waiting = self._blocked.get(key, {})
+            waiting = self.blocked.get(key, {})
             return [name for name in waiting if not self.get(name[0]).settings.is_paused]
 
 
@@ -354,7 +354,7 @@ class ChargesTwice(Honest):
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         for hold in holds:
-            record = self._ledger.active.get(hold.key)
+            record = self.ledger.active.get(hold.key)
             if record is not None and record.is_charged and hold.is_charged:
                 record.attempts += 1
         return super().renew(holds, lease)
@@ -374,7 +374,7 @@ class RenewsForAnybody(Honest):
     """Prolongs the lease of whoever holds the job."""
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
-        active = self._ledger.active
+        active = self.ledger.active
         fences = [active[hold.key].fence if hold.key in active else 0 for hold in holds]
         pairs = zip(holds, fences, strict=True)
         return super().renew([change(hold, fence=fence) for hold, fence in pairs], lease)
@@ -391,7 +391,7 @@ class AllAreOverdue(Honest):
     """Takes every running job for a lost one."""
 
     def expired_leases(self, limit: int) -> list[Job]:
-        return [record.job() for record in self._ledger.active.values()][:limit]
+        return [record.job() for record in self.ledger.active.values()][:limit]
 
 
 # ---- the desk, upkeep and schedules -------------------------------------------------------------
@@ -433,7 +433,7 @@ class SweepsNoOutdated(Honest):
     """Leaves jobs that are outdated and not due for ever."""
 
     def prune(self, limit: int) -> PruneResult:
-        self._ledger.expiring = type(self._ledger.expiring)()
+        self.ledger.expiring = type(self.ledger.expiring)()
         return super().prune(limit)
 
 

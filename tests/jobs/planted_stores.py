@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
@@ -36,8 +37,8 @@ class Honest(MemoryJobStore):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
-        self._ledger = self.Books()
-        self._ledger.queues = self.Lanes(self._ledger.records)
+        self.ledger = self.Books()
+        self.ledger.queues = self.Lanes(self.ledger.records)
 
 
 # ---- adding -------------------------------------------------------------------------------------
@@ -55,9 +56,9 @@ class OverwritesDuplicates(Honest):
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         for job in jobs:
-            record = self._ledger.by_id.pop(job.id, None)
+            record = self.ledger.by_id.pop(job.id, None)
             if record is not None:
-                self._ledger.records.pop(record.key)
+                self.ledger.records.pop(record.key)
         return super().add(jobs)
 
 
@@ -115,10 +116,9 @@ class ReplacesTheRunning(Honest):
 
     def add(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         for job in jobs:
-            holder = self._ledger.holders.get(job.unique_key or "")
+            holder = self.ledger.holders.get(job.unique_key or "")
             if holder is not None and job.on_duplicate is OnDuplicate.REPLACE:
-                self._ledger._leave(holder)
-                holder.status = JobStatus.CANCELLED
+                self.ledger.put(replace(holder, status=JobStatus.CANCELLED))
         return super().add(jobs)
 
 
@@ -315,7 +315,7 @@ class ClaimsWithoutALock(Honest):
         if ask is None:
             return super().settle_and_claim(settlements, ask)
         with self._lock:
-            seen = copy.deepcopy(self._ledger).claim(ask, self.now())
+            seen = copy.deepcopy(self.ledger).claim(ask, self.now())
         with suppress(threading.BrokenBarrierError):
             self.meeting.wait(0.5)
         super().settle_and_claim(settlements, ask)

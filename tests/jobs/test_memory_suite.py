@@ -201,11 +201,11 @@ def test_nothing_grows_with_what_has_passed() -> None:
                 s.must(job, SUCCEEDED, keep=1.0)
         s.clock.forward(10.0)
         s.store.prune(100)
-    ledger = s.store._ledger  # type: ignore[attr-defined]
+    ledger = s.store.ledger  # type: ignore[attr-defined]
     shelves = (ledger.records, ledger.by_id, ledger.active, ledger.holders)
     assert [len(shelf) for shelf in shelves] == [0, 0, 0, 0]
     assert (len(ledger.expiring), len(ledger.leaving)) == (0, 0)
-    assert (len(ledger.queues._running), len(ledger.queues._blocked)) == (0, 0)
+    assert (len(ledger.queues.running), len(ledger.queues.blocked)) == (0, 0)
     assert list(ledger.queues) == []
 
 
@@ -216,7 +216,7 @@ def test_a_heap_tidies_up_after_those_who_left() -> None:
         heap.push(key, (float(key),))
         if key % 100:
             heap.discard(key)
-    assert (len(heap), len(heap._entries) < 400) == (100, True)
+    assert (len(heap), heap.entries < 400) == (100, True)
     assert [heap.pop() for _ in range(3)] == [0, 100, 200]
 
 

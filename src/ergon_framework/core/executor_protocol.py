@@ -207,6 +207,11 @@ class LineSplitter:
         return list(self._finish(b""))
 
     @property
+    def buffered(self) -> int:
+        """How many bytes are held of a line that has not ended."""
+        return len(self._begun)
+
+    @property
     def is_skipping(self) -> bool:
         """Whether a line that was given up has not ended."""
         return self._is_skipping

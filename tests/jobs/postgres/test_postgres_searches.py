@@ -16,7 +16,8 @@ from ergon_framework.core.job import CancelRequested, Event, JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, admin
 from ergon_framework.jobs.stores.postgres.transactions import PLANNER_SETTINGS, Tx
-from ergon_framework.ports.jobstore import FullJobStore, Search
+from ergon_framework.jobs.stores.unreadable import Told
+from ergon_framework.ports.jobstore import FullJobStore, Job, Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -88,7 +89,6 @@ def filled(store: FullJobStore, wanted: list[tuple[str, str]]) -> JobStoreSubjec
 @given(wanted=jobs, asked=searches, page=st.sampled_from([2, 200]), most=st.sampled_from([1, 99]))
 def test_searches_find_what_the_memory_store_finds(
     jobs_url: str,
-    monkeypatch: pytest.MonkeyPatch,
     wanted: list[tuple[str, str]],
     asked: list[Any],
     page: int,
@@ -97,12 +97,12 @@ def test_searches_find_what_the_memory_store_finds(
     """The same jobs in the same order, and as many, whether there are few of a status or many."""
     with psycopg.connect(jobs_url, autocommit=True) as connection:
         connection.execute("TRUNCATE ergon_jobs, ergon_queues")
-    with (
-        closing(PostgresJobStore(jobs_url, clock=HandClock())) as store,
-        monkeypatch.context() as m,
-    ):
-        m.setattr(admin, "PAGE", page)
-        m.setattr(admin, "FEW", most)
+    with closing(PostgresJobStore(jobs_url, clock=HandClock())) as store:
+
+        def by_pages(search: Search, limit: int | None) -> Iterator[Job]:
+            bounds = {"page_size": page, "max_sorted": most}
+            return admin.search(store.transactions.read, search, limit, Told(), **bounds)
+
         ours, theirs = filled(store, wanted), filled(MemoryJobStore(HandClock()), wanted)
         for statuses, queue, code, below, limit in asked:
             found = []
@@ -114,7 +114,8 @@ def test_searches_find_what_the_memory_store_finds(
                     code=code,
                     below=None if place is None else place.key,
                 )
-                found.append((ids_of(s.store.search(search, limit)), s.store.count(search)))
+                look = by_pages if s is ours else s.store.search
+                found.append((ids_of(look(search, limit)), s.store.count(search)))
             assert found[0] == found[1]
 
 
@@ -153,7 +154,7 @@ def store_of_one(request: pytest.FixtureRequest, jobs_database: str) -> Iterator
 
 def rows_read(connection: Connection, search: Search) -> int:
     """How many rows of tables and indexes a search looks at for its first page."""
-    values = admin.values_of(search) | {"limit": admin.PAGE}
+    values = admin.values_of(search) | {"limit": admin.PAGE_SIZE}
     explain = b"EXPLAIN (ANALYZE, FORMAT JSON) " + admin.statement_of(search)
     [[[found]]] = Tx(connection, None).execute(explain, values).fetchall()
     plan = found["Plan"]
@@ -174,4 +175,4 @@ def test_no_search_walks_past_the_others(
     """What is rare is found without a look at what there is much of."""
     usual, connection = store_of_one
     read = rows_read(connection, Search(statuses=statuses))
-    assert read < (admin.FEW + 5 * admin.PAGE if usual in statuses else 5 * admin.PAGE)
+    assert read < (admin.MAX_SORTED if usual in statuses else 0) + 5 * admin.PAGE_SIZE

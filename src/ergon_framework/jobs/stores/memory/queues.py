@@ -21,7 +21,7 @@ from ergon_framework.jobs.stores.memory.rows import Record
 from ergon_framework.ports.jobstore import Queue
 
 Order: TypeAlias = tuple[float, ...]
-_SLACK = 64  # entries of members that have left, before tidying up is worth its while
+_MAX_DEAD_ENTRIES = 64  # entries of members that have left, before tidying up is worth its while
 
 
 class Heap:
@@ -35,6 +35,11 @@ class Heap:
 
     def __len__(self) -> int:
         return len(self._orders)
+
+    @property
+    def entries(self) -> int:
+        """How many entries it holds, those of keys that have left included."""
+        return len(self._entries)
 
     def push(self, key: int, order: Order) -> None:
         """Let a key stand there; if it stood elsewhere, it does no more."""
@@ -63,7 +68,7 @@ class Heap:
         return first[1]
 
     def _tidy(self) -> None:
-        if len(self._entries) > 2 * len(self._orders) + _SLACK:
+        if len(self._entries) > 2 * len(self._orders) + _MAX_DEAD_ENTRIES:
             self._entries = [(order, key) for key, order in self._orders.items()]
             heapq.heapify(self._entries)
 
@@ -170,8 +175,9 @@ class QueueSet:
     def __init__(self, records: dict[int, Record]) -> None:
         self._records = records
         self._queues: OrderedDict[str, MemoryQueue] = OrderedDict()
-        self._running: Counter[str] = Counter()  # active jobs by limit key
-        self._blocked: dict[str, dict[tuple[str, str, int], Heap]] = {}
+        self.running: Counter[str] = Counter()  # active jobs by limit key
+        # By limit key: those that wait for it, by queue, executor and limit.
+        self.blocked: dict[str, dict[tuple[str, str, int], Heap]] = {}
 
     def __iter__(self) -> Iterator[MemoryQueue]:
         return iter(self._queues.values())
@@ -198,7 +204,7 @@ class QueueSet:
         self._queues.move_to_end(queue)
         self._queues[queue].active += 1
         if record.new.limit_key is not None:
-            self._running[record.new.limit_key] += 1
+            self.running[record.new.limit_key] += 1
 
     def stop(self, record: Record) -> bool:
         """A job runs no more; whether that lets others go that could not."""
@@ -208,9 +214,9 @@ class QueueSet:
         key = record.new.limit_key
         if key is None:
             return was_full and queue.has_due()
-        self._running[key] -= 1
-        if not self._running[key]:
-            del self._running[key]
+        self.running[key] -= 1
+        if not self.running[key]:
+            del self.running[key]
         return self._unblock(key) or (was_full and queue.has_due())
 
     def leave(self, record: Record) -> None:
@@ -254,11 +260,11 @@ class QueueSet:
 
     def _is_full(self, record: Record) -> bool:
         key = record.new.limit_key
-        return key is not None and self._running[key] >= record.new.limit
+        return key is not None and self.running[key] >= record.new.limit
 
     def _block(self, record: Record) -> None:
         new = record.new
-        groups = self._blocked.setdefault(new.limit_key or "", {})
+        groups = self.blocked.setdefault(new.limit_key or "", {})
         group = groups.setdefault((new.queue, new.executor, new.limit), Heap())
         group.push(record.key, (-new.priority, record.run_at, record.key))
         record.is_limited = True
@@ -266,7 +272,7 @@ class QueueSet:
 
     def _unblock(self, key: str) -> bool:
         """Make the first of each group that waits for this key due again."""
-        groups = list(self._blocked.get(key, {}).items())
+        groups = list(self.blocked.get(key, {}).items())
         for name, group in groups:
             record = self._records[group.pop()]
             self._remove_blocked(key, name, record)
@@ -274,10 +280,10 @@ class QueueSet:
         return bool(groups)
 
     def _remove_blocked(self, key: str, name: tuple[str, str, int], record: Record) -> None:
-        groups = self._blocked[key]
+        groups = self.blocked[key]
         _discard(groups, name, record.key)
         if not groups:
-            del self._blocked[key]
+            del self.blocked[key]
         record.is_limited = False
         self._queues[record.new.queue].blocked -= Counter((record.new.executor,))
 

@@ -40,7 +40,7 @@ from ergon_framework.ports.jobstore import (
 )
 from ergon_framework.storage.notifier import LocalNotifier
 
-PAGE = 200
+PAGE_SIZE = 200
 _WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
 
 
@@ -52,7 +52,7 @@ class MemoryJobStore:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._ledger = Ledger()
+        self.ledger = Ledger()
         self._notifier = LocalNotifier()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -74,7 +74,7 @@ class MemoryJobStore:
                 raise StoreUnavailableError(
                     "the memory store is closed", remedy="open a new one; what it held is gone"
                 )
-            ledger = self._ledger
+            ledger = self.ledger
             ledger.is_work = ledger.is_done = False
             yield ledger
             is_work, is_done = ledger.is_work, ledger.is_done
@@ -146,7 +146,7 @@ class MemoryJobStore:
         """Forget everything, and wake whoever waits for a notification."""
         with self._lock:
             self._is_closed = True
-            self._ledger = Ledger()
+            self.ledger = Ledger()
         self._notifier.close()
 
     # ---- jobs -----------------------------------------------------------------------------------
@@ -170,9 +170,9 @@ class MemoryJobStore:
     def _found(self, search: Search) -> Iterator[Job]:
         with self.step() as ledger:
             keys = list(reversed(ledger.records))
-        for start in range(0, len(keys), PAGE):
+        for start in range(0, len(keys), PAGE_SIZE):
             with self.step() as ledger:
-                records = map(ledger.records.get, keys[start : start + PAGE])
+                records = map(ledger.records.get, keys[start : start + PAGE_SIZE])
                 page = [each.job() for each in records if each is not None and each.matches(search)]
             yield from page
 

@@ -20,8 +20,8 @@ from ergon_framework.ports.jobstore import Job, Named, Queue, Search
 Read = Callable[[Callable[[Tx], JobRowPage]], JobRowPage]
 """Runs something on what was committed last."""
 
-PAGE = 200
-FEW = 10_000
+PAGE_SIZE = 200
+MAX_SORTED = 10_000
 """As many jobs as are sorted for a page."""
 _END = 2**63 - 1
 _PLACES: Mapping[JobStatus, tuple[str, ...]] = {
@@ -45,15 +45,23 @@ _SQL = statements("admin.sql")
 _COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
 
 
-def search(read: Read, wanted: Search, limit: int | None, told: Told) -> Iterator[Job]:
+def search(
+    read: Read,
+    wanted: Search,
+    limit: int | None,
+    told: Told,
+    *,
+    page_size: int = PAGE_SIZE,
+    max_sorted: int = MAX_SORTED,
+) -> Iterator[Job]:
     """Matching jobs, the newest first; between pages nothing of the store is held.
 
     Rows that cannot be read are left out, and told of in the log.
     """
-    statement, values = statement_of(wanted), values_of(wanted)
+    statement, values = statement_of(wanted), values_of(wanted, max_sorted)
     left = _END if limit is None else limit
     while left > 0:
-        values["limit"] = min(PAGE, left)
+        values["limit"] = min(page_size, left)
         page = read(lambda tx: page_of(tx.execute(statement, values)))
         yield from page.jobs
         for each in page.odd:
@@ -122,10 +130,10 @@ def _where(wanted: Search, place: str) -> list[bytes]:
     return [_SQL[place], *(_SQL[f"by_{each}"] for each in found), *aside]
 
 
-def values_of(wanted: Search) -> dict[str, Any]:
+def values_of(wanted: Search, max_sorted: int = MAX_SORTED) -> dict[str, Any]:
     """What the statement of a search is executed with."""
     return {
-        "few": FEW,
+        "few": max_sorted,
         "below": _END if wanted.below is None else wanted.below,
         "ids": texts(wanted.ids),
         "statuses": texts([status.value for status in wanted.statuses]),

@@ -9,7 +9,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.redis.rows import NUMBERS, STATUSES
 from ergon_framework.ports.jobstore import Job, Search
 
-PAGE = 200
+PAGE_SIZE = 200
 """Jobs that are looked at together; those that do not match by their rows are not sent."""
 _END = 2**53
 _INDEXED = frozenset({JobStatus.RETRYING, JobStatus.FAILED, JobStatus.CANCELLED})
@@ -68,13 +68,13 @@ def _found(look_at: LookAt, running: Running, wanted: Search) -> Iterator[Job]:
         return
     if wanted.statuses == (JobStatus.ACTIVE,):
         ids = _ids_below(running(), below)
-        for first in range(0, len(ids), PAGE):
-            jobs, _ = look_at("ids", ids[first : first + PAGE], 0, must)
+        for first in range(0, len(ids), PAGE_SIZE):
+            jobs, _ = look_at("ids", ids[first : first + PAGE_SIZE], 0, must)
             yield from (job for job in jobs if _matches(job, wanted))
         return
     where, next_below = _place(wanted), below
     while next_below is not None:
-        jobs, next_below = look_at(where, next_below, PAGE, must)
+        jobs, next_below = look_at(where, next_below, PAGE_SIZE, must)
         yield from (job for job in jobs if _matches(job, wanted))
 
 

@@ -19,7 +19,7 @@ from ergon_framework.storage.sql_files import load
 Read = Callable[[Callable[[sqlite3.Cursor], JobRowPage]], JobRowPage]
 """Runs something on what was committed last."""
 
-PAGE = 200
+PAGE_SIZE = 200
 _END = 2**63 - 1
 _PLACES = {
     JobStatus.ACTIVE: "in_running",
@@ -39,7 +39,7 @@ def search(read: Read, wanted: Search, limit: int | None, told: Told) -> Iterato
     statement, values = statement_of(wanted), _values(wanted)
     left = _END if limit is None else limit
     while left > 0:
-        values["limit"] = min(PAGE, left)
+        values["limit"] = min(PAGE_SIZE, left)
         page = read(lambda cursor: page_of(cursor, statement, values))
         yield from page.jobs
         for each in page.odd:
