@@ -108,9 +108,10 @@ def context_of(
 
 
 def last_words(line: socket.socket, context: ssl.SSLContext, host: str) -> str:
-    """What a server says about our certificate when nobody interrupts; nothing when it is content.
+    """What a server says about our certificate after the handshake; nothing when it accepts it.
 
-    It speaks after the handshake, and hangs up: whoever talks meanwhile hears of that alone.
+    The server sends its alert after the handshake and closes the connection. A client that sends
+    something meanwhile gets a reset instead, and never reads the alert: so nothing is sent here.
     """
     try:
         with context.wrap_socket(line, server_hostname=host) as wrapped:

@@ -121,7 +121,7 @@ class SocketWatchdog:
         self.renew()
 
     def renew(self) -> None:
-        """Forget everybody: at first, and in a forked child."""
+        """Forget all sockets: at first, and in a forked child."""
         self._lock = threading.Lock()
         self._watched: set[Watched] = set()
         self._is_watched = False

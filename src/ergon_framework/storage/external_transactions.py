@@ -86,7 +86,7 @@ def _of_alchemy(given: Any) -> Borrowed | None:
 
 
 def kind_of(driver: Any) -> str:
-    """What somebody gave, in words: most drivers call theirs simply a connection."""
+    """The object that the caller passed, in words: most drivers call theirs a connection."""
     kind = type(driver)
     is_plain = kind.__module__ == "builtins"
     return kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
@@ -132,7 +132,7 @@ def in_our_words(given: Any) -> Iterator[None]:
 
 
 def _faults(module: str, *names: str) -> tuple[type[Exception], ...]:
-    """Classes of errors, none as long as nobody has imported their module."""
+    """Classes of errors; none while their module is not imported in this process."""
     loaded = sys.modules.get(module)
     return () if loaded is None else tuple(getattr(loaded, name) for name in names)
 
@@ -279,21 +279,21 @@ def _begin_alike(sync_connection: Any, driver: Any) -> None:
     sync_connection.isolation_level = driver.isolation_level
     sync_connection.read_only = driver.read_only
     sync_connection.deferrable = driver.deferrable
-    sync_connection.autocommit = driver.autocommit  # whoever joins refuses that
+    sync_connection.autocommit = driver.autocommit  # which the store refuses to join
 
 
 async def _to_the_end(work: asyncio.Future[T], sync_connection: Any) -> T:
     """Wait for a thread, also when nobody wants its answer any more: what it has in its hands is
     the caller's. The server is asked to make an end of it then.
 
-    No task waits in between: whoever cancels all tasks of a loop would cancel that one, too.
+    No task waits in between: cancelling all tasks of a loop would cancel that one, too.
     """
     try:
         await asyncio.wait({work})
     except asyncio.CancelledError:
         if not work.done():
             await _cancelled_work(work, sync_connection)
-        work.exception()  # it was looked at: nobody is told that it was missed
+        work.exception()  # read here, so that asyncio does not log it as never retrieved
         raise
     return work.result()
 

@@ -31,7 +31,7 @@ def sqlite_bars(tables: Sequence[str], place: str | None) -> Iterator[str]:
 def postgres_bars(tables: Sequence[str], place: str | None, schema: str = "") -> Iterator[str]:
     """The same for PostgreSQL; ``schema`` is quoted already, and empty for the search path.
 
-    Nobody is in the middle of a change when a trigger is there: making it waits for those who are.
+    When a trigger is there, no change is under way: making it waits for transactions that are.
     """
     within = f"{schema}." if schema else ""
     if place is not None:

@@ -29,7 +29,7 @@ class LocalSubscription:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Unsubscribe, and let whoever waits go on."""
+        """Unsubscribe, and wake the threads that wait."""
         self._forget(self)
         with self._changed:
             self._is_closed = True

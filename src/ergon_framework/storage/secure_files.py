@@ -30,7 +30,7 @@ logger = logging.getLogger("ergon.storage")
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 _GROUP_FILE, _GROUP_FOLDER = 0o660, 0o770
-# Not blocking: to open a named pipe that somebody put there would wait for its other end.
+# Not blocking: opening a named pipe that another user put there would wait for its other end.
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK = frozenset({errno.ELOOP, errno.EMLINK})  # what systems answer to O_NOFOLLOW
@@ -49,7 +49,7 @@ class UnsafeFileError(PermissionError):
 class Folder:
     """An open folder: what is in it is reached through it, whatever its name leads to later.
 
-    Any thread may call any method; close it when nobody does any more.
+    Any thread may call any method; close it after the last call.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -57,7 +57,7 @@ class Folder:
         self.is_new = False
         """Whether :meth:`ensure` made it."""
         self.is_ours = False
-        """Whether nobody but us has a reason to put anything into it."""
+        """Whether no other user has a reason to put anything into it."""
         self._fd = fd
 
     @classmethod
@@ -82,7 +82,7 @@ class Folder:
 
     @classmethod
     def ensure_private(cls, path: Path) -> Folder:
-        """The same, inside a folder to which others deliver: for nobody but this user, ever."""
+        """The same, inside a folder that others write to: always private to this user."""
         make_folder(path)
         return cls._checked(path, is_private=True)
 
@@ -154,7 +154,7 @@ class Folder:
         return fd
 
     def open_delivered(self, name: str) -> int:
-        """Open, for reading, a regular file that somebody else may have put into it.
+        """Open, for reading, a regular file that another user may have put into it.
 
         Where others may write, one with several names is refused: it may be a second name of a file
         that they cannot read.
@@ -190,7 +190,7 @@ class Folder:
         os.fsync(self._fd)
 
     def make_pipe(self, name: str) -> None:
-        """Make a named pipe in it, for whoever the folder is for."""
+        """Make a named pipe in it, with the permissions of the folder."""
         if os.mkfifo in os.supports_dir_fd:
             os.mkfifo(name, PRIVATE_FILE, dir_fd=self._fd)
         else:
@@ -214,7 +214,7 @@ class Folder:
         return fd
 
     def give_to(self, path: Path) -> None:
-        """Let a folder that root made belong to whoever owns ``path``."""
+        """Give a folder that root made to the owner of ``path``."""
         give_to(self._fd, path)
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ def refuse_foreign_link(path: Path) -> None:
 
 
 def check_database(path: Path) -> None:
-    """Refuse an SQLite file, or a log beside it, that somebody else may have put there."""
+    """Refuse an SQLite file, or a log beside it, that another user may have put there."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         folder = path.parent.stat()
         if path.is_dir():
@@ -306,7 +306,7 @@ def tighten_database(path: Path) -> None:
 
 
 def give_to(fd: int, path: Path) -> None:
-    """Let a file made by root belong to whoever owns ``path``, as SQLite does with its own."""
+    """Give a file made by root to the owner of ``path``, as SQLite does with its own files."""
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
             owner = path.stat()
@@ -314,7 +314,7 @@ def give_to(fd: int, path: Path) -> None:
 
 
 def is_ours_alone(folder: os.stat_result) -> bool:
-    """Whether nobody but this user and root can put anything into a folder."""
+    """Whether only this user and root can put anything into a folder."""
     others = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return not others and folder.st_uid in (os.geteuid(), 0)
 

@@ -117,7 +117,7 @@ _NAMED_BY_A_VARIABLE = '"$URL_OF_THE_STORE"'
 
 
 def pasteable(command: str, operand: str, options: str = "") -> str:
-    """A command of ours that does what it says when somebody pastes it, whatever the operand is.
+    """A command of ours that does what it says when a user pastes it, whatever the operand is.
 
     Ids and names are text of users: a shell would run what is in them, and an option parser would
     take one that begins with ``-`` for an option.
@@ -130,7 +130,7 @@ def pasteable(command: str, operand: str, options: str = "") -> str:
 def given_options(config: Path | None, store: str | None) -> str:
     """The options by which a command was told its store, for the next command about the same.
 
-    A URL with a password is not shown: whoever pastes the command puts it into a variable first.
+    A URL with a password is not shown: the user puts it into a variable before the command.
     """
     said = "" if config is None else f" --config {shlex.quote(str(config))}"
     if store is not None:
@@ -139,7 +139,7 @@ def given_options(config: Path | None, store: str | None) -> str:
 
 
 def store_option(url: str) -> str:
-    """The option that names this store in a command somebody can paste; it shows no password.
+    """The option that names this store in a command that can be pasted; it shows no password.
 
     Empty where there is none to show: a store in memory, or a URL that holds a password.
     """

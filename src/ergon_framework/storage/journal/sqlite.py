@@ -135,7 +135,7 @@ MOST = 200_000
 _SCHEMA = Schema("journal", "ergon_framework.storage.journal")
 _TOPIC = "told"
 _SWEEP_AFTER = 2_000  # rows of this process between two sweeps: what others write they sweep
-_AT_ONCE = 2_000  # rows dropped by one commit, so that nobody waits long for his turn
+_AT_ONCE = 2_000  # rows dropped by one commit, so that other writers do not wait long
 _OLD = """
 DELETE FROM {table} WHERE number IN (
     SELECT number FROM {table} WHERE {at} < :before LIMIT :most

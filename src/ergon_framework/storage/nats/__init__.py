@@ -2,7 +2,7 @@
 
 The client library belongs to an event loop. A :class:`NatsClient` runs one in a thread of its own,
 so that any thread can make requests. A :class:`NatsStream` is one stream on it, written by commits
-that succeed only where nobody else has written since.
+that succeed only if no other client has written since.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class _Session:
             asked.answered.set_result(asked.replies)
 
     def give_up(self) -> None:
-        """The connection is gone: nobody will be answered."""
+        """The connection is gone: fail all requests that wait for a reply."""
         for asked in self.asked.values():
             if not asked.answered.done():
                 asked.answered.set_exception(ConnectionResetError("the connection was lost"))
@@ -163,7 +163,7 @@ class NatsClient:
         loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        with self._lock:  # whoever closes comes before it, or after it was begun
+        with self._lock:  # closing comes before this, or after the request has begun
             try:
                 loop = self._running()
             except BaseException:
@@ -295,5 +295,5 @@ async def _subscribe(client: Client, subject: str, callback: Callable[[], None])
 
 
 def is_lost(error: StoreUnavailableError) -> bool:
-    """Whether a request was under way, so that nobody knows what became of it."""
+    """Whether a request was under way, so that its outcome is not known."""
     return bool(error.details.get("is_lost"))

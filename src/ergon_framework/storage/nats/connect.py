@@ -65,7 +65,7 @@ class Signer:
         return _spelt(bytes([_USER]) + key)
 
     def has_expired(self, now: float) -> bool:
-        """Whether the JWT says that it counts no more: only to explain why nobody was let in."""
+        """Whether the JWT has expired: only to explain why the server refused us."""
         try:
             claims = json.loads(_decoded((self.jwt or "").split(".")[1]))
             return bool(0 < float(claims.get("exp") or 0) < now)
@@ -193,7 +193,7 @@ class QuickClient(Client):
     It ends a connection that is not encrypted and should be, before it says who it is: the library
     leaves it to the server whether there is TLS. ``is_checked`` tells that it was asked.
 
-    It takes TLS from a server that has it for those who want it (``allow_non_tls``).
+    It uses TLS also where the server leaves that to its clients (``allow_non_tls``).
 
     It knows the public half of a key by which the server knows the user.
     """
@@ -313,6 +313,6 @@ def _context(address: NatsAddress) -> ssl.SSLContext:
 
 
 def _refuse_unchecked(client: QuickClient) -> None:
-    """A version of the library that asks nobody before it talks is not to be used with TLS."""
+    """Refuse TLS with a version of the library that does not call our check before it sends."""
     if client.needs_tls and not client.is_checked:
         raise PlainServerError("nobody asked whether the line is encrypted")

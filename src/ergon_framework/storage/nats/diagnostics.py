@@ -60,7 +60,7 @@ class Account:
         except StoreUnavailableError as error:
             if not is_lost(error):
                 raise
-            return None  # whoever may not ask is not answered
+            return None  # a user without that permission gets no answer
         told = answer.get("server", {}).get("time")
         return None if told is None else instant(told)
 
@@ -149,7 +149,7 @@ def durability_of(config: Mapping[str, Any], monitor: str | None) -> Durability:
 
 
 def _syncs_always(monitor: str | None) -> bool | None:
-    """What the server's monitoring page says; None when nobody can be asked."""
+    """What the server's monitoring page says; None when it cannot be reached."""
     if monitor is None:
         return None
     try:

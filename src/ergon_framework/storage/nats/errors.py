@@ -30,7 +30,7 @@ _LOOK = "see that the server runs and can be reached: nats server check connecti
 
 
 def refused(address: NatsAddress, error: BaseException) -> ErgonError | None:
-    """The error of a server that lets nobody in like this, however often it is asked."""
+    """The error of a server that refuses these credentials or this TLS setting every time."""
     name, text = address.name, str(error)
     if type(error).__name__ == "PlainServerError":
         return connection_errors.plain(name, TLS_OPTIONS)
@@ -73,7 +73,7 @@ def away(name: str, error: BaseException) -> StoreUnavailableError:
 
 
 def lost(name: str, error: BaseException) -> ErgonError:
-    """The error of a request that nobody answered."""
+    """The error of a request without a reply."""
     if type(error).__name__ == "MaxPayloadError":
         return too_large(name)
     return StoreUnavailableError(

@@ -61,7 +61,7 @@ _LAST = "Nats-Batch-Commit"
 
 
 class OvertakenError(ConflictError):
-    """Somebody else has written meanwhile; nothing of the commit was."""
+    """Another client has written meanwhile; nothing of the commit was written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def address_of(url: str) -> PostgresAddress:
 def encryption(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What a connection must be told so that nobody between us and the server can read along.
 
-    By itself libpq asks for TLS and goes on without when whoever answers says that there is none.
+    By itself libpq asks for TLS, and goes on without it when the peer says that it has none.
     Nothing has to be said when the URL says something itself, or the surroundings that libpq reads
     do, or the server is on this machine.
     """
@@ -126,7 +126,7 @@ def unknown_option(text: str) -> ConfigurationError | None:
 
 
 def unreadable() -> ConfigurationError:
-    """The error about a URL of which nobody can be sure what it says."""
+    """The error about a URL that can be read in more than one way."""
     return ConfigurationError(
         "the URL of the PostgreSQL store cannot be read",
         remedy=f"{FORMS}; write @, :, /, ? and # in a password as %40, %3A, %2F, %3F and %23",

@@ -129,7 +129,7 @@ class PostgresDatabase:
         transaction; what it leaves undone is rolled back. ``before_waiting`` is called when no
         connection is at hand.
 
-        When the connection is lost, nobody knows whether what was being committed is there: the
+        When the connection is lost, it is not known whether what was being committed is there: the
         error has ``is_lost`` in its details.
         """
         for turn in itertools.count(1):
@@ -188,7 +188,8 @@ class PostgresDatabase:
             _undo(connection)
             raise
         except BaseException:
-            connection.close()  # it may be in the middle of anything
+            # An interrupt, say: the connection may be in the middle of a result or a transaction.
+            connection.close()
             raise
         finally:
             if watched.is_over:

@@ -21,7 +21,7 @@ _SETTINGS = (
     *("max_connections", "superuser_reserved_connections"),
 )
 _ASK = "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)"
-# What the server would do for somebody who asks for nothing; our own connections ask for it.
+# What the server does for sessions that set nothing; our own connections set it.
 _DEFAULT_COMMIT = "SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'"
 _IN_USE = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
 _OLDEST = """
@@ -53,7 +53,7 @@ def _one(connection: Connection, statement: str) -> str | None:
 
 
 def encryption(url: str) -> Observation:
-    """Whether somebody between us and the server could read along, or pretend to be it."""
+    """Whether a third party could read the connection, or pretend to be the server."""
     found, remedy = verification(address_of(url))
     return Observation("encryption", found, remedy)
 

@@ -67,7 +67,7 @@ MISSING = frozenset({"42P01", "42703", "3F000"})
 """A table, a column, a schema."""
 _DAMAGED = frozenset({"58030", "XX001", "XX002"})
 _AWAY = ("08", "53", "55", "57", "40", "28", "3D", "58")
-"""Classes of trouble that somebody can end without changing the program or its data."""
+"""Classes of trouble that an operator can end without changing the program or its data."""
 _LOOK = "see that the server runs, can be reached and lets this user in"
 _BEGIN_AGAIN = "nothing of it was done: begin the transaction again"
 _REMEDIES = {
@@ -89,7 +89,7 @@ def turns_for(error: BaseException) -> int:
 
 
 def refused(error: BaseException, name: str) -> ErgonError | None:
-    """The error of a server that lets nobody in like this, however often it is asked.
+    """The error of a server that refuses this connection however often it is tried.
 
     Errors while connecting carry no code: the text is all there is. It comes from the server, and
     in another language it is not known, which :func:`translate` then calls unavailable.

@@ -18,7 +18,7 @@ from ergon_framework.storage.sql_files import SchemaFiles
 
 _COMPATIBLE = re.compile(r"--\s*compatible:\s*(\d+)")
 _MADE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
-_LOCK = 0x6572676F6E  # "ergon": who makes tables waits for whoever else does
+_LOCK = 0x6572676F6E  # "ergon" in ASCII: processes that make tables wait for each other
 _TABLE = """
 CREATE TABLE IF NOT EXISTS ergon_schema (
     part text PRIMARY KEY,
@@ -53,7 +53,7 @@ class PostgresSchema(SchemaFiles):
             self.check(connection, name, namespace)
 
     def upgrade(self, connection: Connection, name: str, namespace: str | None) -> int:
-        """Bring the tables up to date, once, whoever comes first; the version they had."""
+        """Bring the tables up to date, in the process that comes first; the version they had."""
         with connection.transaction():
             connection.execute("SET LOCAL lock_timeout = '60s'; SET LOCAL statement_timeout = 0")
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
@@ -94,7 +94,7 @@ class PostgresSchema(SchemaFiles):
             return None if is_there is None else self._read(connection)
 
     def script(self, namespace: str | None) -> str:
-        """The SQL that makes the tables of this version, for those who run it by themselves."""
+        """The SQL that makes the tables of this version, for operators who run it themselves."""
         values = f"('{self.part}', {self.version}, {self.compatible})"
         lines = ["BEGIN;"]
         if namespace is not None:

@@ -204,7 +204,8 @@ class ConnectionPool:
 
     def renew(self) -> None:
         """In a process that was just forked: the connections are the parent's."""
-        self._inherited += self._idle  # closing them here would end them there
+        # Kept, so that they are not collected: closing one here would end the parent's session.
+        self._inherited += self._idle
         self._begin()
 
     @contextmanager
@@ -338,7 +339,7 @@ class ConnectionPool:
     def _give_back(self, connection: Connection) -> None:
         with suppress(psycopg.Error):
             if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                connection.close()  # its last user left a transaction open
+                connection.close()  # its last user left a transaction open, with its locks
         with self._lock:
             if not (connection.closed or self.is_closed):
                 self._idle.append(connection)
@@ -347,10 +348,10 @@ class ConnectionPool:
 
 
 def _is_alive(connection: Connection) -> bool:
-    """Whether the server has said nothing: an idle connection has nothing to read but its end.
+    """Whether there is nothing to read on an idle connection: all it could get is its end.
 
-    What it says may be why it hangs up, with the end still on its way. So nothing is read: to
-    connect again costs less than to find out with somebody's statement.
+    The server may have sent why it closes the connection, with the end still on its way. So any
+    data counts as dead, unread: to connect again costs less than a caller's failed statement.
     """
     try:
         poll = select.poll()

@@ -346,7 +346,7 @@ class RedisClient:
         pool, connection = self._borrow()
         is_whole = False
         try:
-            # Its own for this call: whoever had it before may have had less time, or more.
+            # Set for each call: the caller before may have had less time left, or more.
             connection._sock.settimeout(CALL_BUDGET.at_most(self._timeouts.response))  # noqa: SLF001 - it has no other name
             send(connection)
             answer = connection.read_response()
@@ -375,7 +375,7 @@ class RedisClient:
         """An idle connection that the server has not closed, or a new one."""
         self._refuse_when_closed()
         if time.monotonic() < self._silent_until:
-            message, remedy = self._silence  # whoever was told before may be somebody else
+            message, remedy = self._silence  # the first caller who got it may have been another one
             raise StoreUnavailableError(f"{message}, a moment ago", remedy=remedy)
         pool = self._pool
         try:
@@ -390,11 +390,11 @@ class RedisClient:
 
     def _give_back(self, pool: Any, connection: Any, is_whole: bool) -> None:
         if self._is_closed:
-            with suppress(Exception):  # whoever closes does the same at this moment
+            with suppress(Exception):  # the thread that closes does the same at this moment
                 connection.disconnect()
                 pool.release(connection)
             return
-        if not is_whole:  # nobody knows what comes next on it
+        if not is_whole:  # a late response could be taken for that of the next call
             connection.disconnect()
         pool.release(connection)
 
@@ -403,7 +403,7 @@ class RedisClient:
         return self._outside(self._reason(error))
 
     def _outside(self, error: ErgonError) -> ErgonError:
-        """How to tell it: who was answered before waits until the server lets us in again.
+        """The error for callers: once connected, a refusal counts as something that passes.
 
         Without a password in the URL, connecting is not refused: the first answer counts.
         """
@@ -420,7 +420,7 @@ class RedisClient:
             return translate(exceptions.ResponseError("DB index is out of range"), self.name)
         wrong = fault_of(self.address, error)
         if wrong is None and self._is_elsewhere:
-            self._go_to(self.address)  # who had the slot is gone: ask the first one who has it
+            self._go_to(self.address)  # the server that had the slot is gone: ask the first one
         reason = wrong or away(self.name, error)
         self._rest(error, reason)
         return reason
@@ -441,7 +441,7 @@ class RedisClient:
         """The server became a replica, which keeps its connections; the name in the URL may lead
         to the new primary by now, so the next call connects anew.
         """
-        if pool is self._pool:  # otherwise somebody was faster
+        if pool is self._pool:  # otherwise another thread was faster
             self._go_to(self.address)
             self._on_failover()
 

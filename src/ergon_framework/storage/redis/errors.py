@@ -19,7 +19,7 @@ _AWAY = (
     *("LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "ASK ", "MOVED", "NOREPLICAS"),
     *("MISCONF", "UNBLOCKED", "max number of clients"),
 )
-"""How the troubles begin that somebody can end without changing the program or its data."""
+"""How errors begin that an operator can end without changing the program or its data."""
 _PASSING = (exceptions.ClusterDownError, exceptions.TryAgainError, exceptions.AskError)
 _MOVED = "ERGONMOVED "
 _NO_SPACE = "No space left"
@@ -34,7 +34,7 @@ def is_deposed(error: exceptions.ResponseError) -> bool:
 
 
 def away(name: str, error: BaseException) -> StoreUnavailableError:
-    """Nobody answers there; nothing was asked yet."""
+    """The error of a server that cannot be reached; nothing was sent yet."""
     return StoreUnavailableError(
         f"{name} cannot be reached: {first_line(error)}",
         remedy="see that the server runs and can be reached (redis-cli -u URL ping)",
@@ -52,7 +52,7 @@ def lost(name: str, error: BaseException) -> StoreUnavailableError:
 
 
 def silent(name: str, error: BaseException) -> StoreUnavailableError:
-    """What to tell those who ask while it is left alone; nothing of theirs was asked."""
+    """The error for callers during the reconnect delay; nothing of theirs was sent."""
     return StoreUnavailableError(
         f"{name} did not answer: {first_line(error)}",
         remedy="see that the server runs and can be reached (redis-cli -u URL ping)",

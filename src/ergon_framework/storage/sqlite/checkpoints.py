@@ -112,7 +112,7 @@ class Checkpointer:
     def _locked(self) -> Iterator[bool]:
         try:
             lock = secure_files.open_file(self._lock_path, os.O_RDWR | os.O_CREAT)
-        except OSError as error:  # a folder that takes no new file, or a file of somebody else
+        except OSError as error:  # a folder that takes no new file, or a file of another user
             self._warn_of(error)
             yield False
             return

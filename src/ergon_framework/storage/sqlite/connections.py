@@ -130,7 +130,7 @@ def _in_our_words() -> Iterator[None]:
 
 
 def real_path(path: Path) -> Path:
-    """Where a path leads, links included; a link of somebody else is refused."""
+    """Where a path leads, links included; a link of another user is refused."""
     with _in_our_words():
         secure_files.refuse_foreign_link(path)
     return path.resolve()
@@ -251,7 +251,7 @@ _LOCK_WAIT = 0.003  # seconds
 _WRITE_NOTHING = "UPDATE ergon_schema SET version = version WHERE 0"
 
 _unsynced: dict[tuple[int, int], StoreBrokenError] = {}
-"""Files whose disk did not confirm a write to this process."""
+"""Files whose disk did not confirm a write to this process, by device and inode."""
 
 declare("storage.commit.before", "storage.commit.after")
 
@@ -326,7 +326,8 @@ class WriteConnection:
             raise StoreUnavailableError(
                 f"a commit to {self._path} failed: {error}", remedy="try again"
             ) from error
-        # Before anybody is told: SQLite commits into a file that has no name any more.
+        # Before the commit is acknowledged: SQLite also commits into a file that was removed or
+        # replaced, where no other process will ever look. A commit without a sync is no promise.
         if self._is_synced and not self._watch.leads_to(self._file):
             self._watch.look()
             raise gone(self._path)
@@ -344,8 +345,10 @@ class WriteConnection:
         return error
 
     def failed(self, error: sqlite3.Error) -> StoreError:
-        """What a failure of the store means for the connection and for whoever asked."""
+        """The error for the caller; a connection that cannot be used again is dropped."""
         if is_unsynced(error) and (file := self._watch.identity):
+            # After a failed fsync the kernel forgets which pages were not written: a second one
+            # would succeed and prove nothing. So this process writes to the file no more.
             _unsynced[file] = broken(self._path, error)
         if is_spent(error):
             self.drop()
@@ -427,7 +430,7 @@ def gone(path: Path) -> StoreUnavailableError:
 
 
 def ended_early(path: Path) -> StoreError:
-    """The error of work that ended the transaction, and with it everybody's."""
+    """The error of work that ended the transaction, which is that of the whole group."""
     return StoreError(
         f"work on {path} ended the transaction it was given",
         remedy="leave BEGIN, COMMIT and ROLLBACK to the store",
@@ -512,7 +515,7 @@ class ReadPool:
             self._close_counter()
 
     def hold(self, timeout: float) -> bool:
-        """Close everything and let nobody read until :meth:`resume`; False when some still read."""
+        """Close everything and stop new reads until :meth:`resume`; False when some still read."""
         self._counting.acquire()
         self._close_counter()
         self._free.acquire()
@@ -521,7 +524,7 @@ class ReadPool:
         return is_quiet
 
     def resume(self) -> None:
-        """End what :meth:`hold` began, in the thread that called it."""
+        """End what :meth:`hold` began, in the thread that called it: its locks are held."""
         self._free.release()
         self._counting.release()
 

@@ -57,7 +57,7 @@ class OpenFile:
         self.writer.close()
 
     def before_fork(self) -> None:
-        """Close every connection, so that the child inherits none, and let nobody in."""
+        """Close every connection, so that the child inherits none, and keep other threads out."""
         self._is_quiet = False
         with contextlib.suppress(TimeoutError, StoreError):  # StoreError: this thread writes
             self._exclusive.enter_context(self.writer.exclusive(self._fork_timeout))
@@ -66,7 +66,7 @@ class OpenFile:
         self._is_quiet &= self.readers.hold(self._fork_timeout)
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Let everybody in again; in a child only if nothing was in use."""
+        """Admit other threads again; in a child only if nothing was in use."""
         if in_child:
             self.writer.queue = CommitQueue()  # the callers that wait exist only in the parent
             if not self._is_quiet:
@@ -108,6 +108,8 @@ def release(file: OpenFile, connect: Connect) -> None:
 
 
 def _before_fork() -> None:
+    # An SQLite connection must not cross a fork: the child's copy would rely on file locks that
+    # only the parent has. Held until ``_after_fork``, so that no file is opened in between.
     _lock.acquire()
     for file in (*_files.values(), *_closing):
         file.before_fork()
@@ -136,7 +138,7 @@ class Database:
     connection, possibly by another thread than the caller's, together with the work of others: it
     is short, touches nothing but the connection, and does not begin or end transactions. No cursor
     leaves it, neither returned nor in a closure or an error: dropped later, in another thread, it
-    would reset a statement that somebody else is executing. Close cursors where they were used.
+    would reset a statement that another thread is executing. Close cursors where they were used.
     """
 
     def __init__(
@@ -184,11 +186,11 @@ class Database:
         """Run ``work`` in a transaction, and return what it returns once that is on disk.
 
         Without ``is_synced`` the commit does not wait for the disk: it survives the death of the
-        process, but a power cut may undo it, and only it and what came after. That is for what
-        nobody was promised, such as a lease.
+        process, but a power cut may undo it, and only it and what came after. That is for writes
+        that are no promise to any caller, such as a lease.
 
         Callers that arrive while a commit is under way share the next one. When ``work`` raises,
-        its own changes are undone and nobody else's; when the commit fails, everybody's are. Fetch
+        only its own changes are undone; when the commit fails, those of all callers are. Fetch
         all rows before returning: no cursor may leave ``work``.
 
         ``within`` is for callers that cannot wait as long as others: the seconds until ``work``

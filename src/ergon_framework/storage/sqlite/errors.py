@@ -38,7 +38,7 @@ def _codes(error: sqlite3.Error) -> tuple[int, int]:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether somebody else holds a lock, so that waiting helps."""
+    """Whether another connection holds a lock, so that waiting helps."""
     return _codes(error)[0] == sqlite3.SQLITE_BUSY
 
 
@@ -54,7 +54,7 @@ def is_write_failure(error: sqlite3.Error) -> bool:
 
 
 def is_unsynced(error: sqlite3.Error) -> bool:
-    """Whether an fsync failed: nobody knows what is on disk, and asking again would not tell."""
+    """Whether an fsync failed: what is on disk is unknown, and a second fsync would not tell."""
     return _codes(error)[1] in _UNSYNCED
 
 

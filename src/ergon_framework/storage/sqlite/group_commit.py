@@ -122,7 +122,7 @@ class CommitQueue:
             return tuple(self._waiting)
 
     def try_lead(self, thread: int) -> bool:
-        """Lead if nobody does and nobody waits."""
+        """Lead if no thread does; callers that wait always have a leader before them."""
         with self._lock:
             if self.leader is not None:
                 return False
@@ -149,7 +149,7 @@ class CommitQueue:
         return pending.is_leading
 
     def join(self, pending: PendingWrite) -> None:
-        """Enter the queue; lead at once if nobody does."""
+        """Enter the queue; lead at once if no thread leads."""
         with self._lock:
             self._waiting.append(pending)
             if self.leader is None:
@@ -166,7 +166,8 @@ class CommitQueue:
         with self._lock:
             rest = deque(pending for pending in self.group[1:] if not pending.is_gone)
             rest.extend(self._waiting)
-            self.group, self._waiting = self.group[:1], rest  # nothing can come between these two
+            # One statement: an interrupt between two would lose callers, or serve them twice.
+            self.group, self._waiting = self.group[:1], rest
 
     def wake_served(self) -> None:
         """Wake the group: those that were served, and those that never will be."""
@@ -215,7 +216,8 @@ class CommitQueue:
             behind = (n for n, pending in enumerate(queue) if n and not pending.has_work)
             count = min(next(behind, len(queue)), max_size if queue[0].has_work else 1)
             group, rest = list(islice(queue, count)), deque(islice(queue, count, None))
-            self.group, self._waiting = group, rest  # nothing can come between these two
+            # One statement: an interrupt between two would lose callers, or serve them twice.
+            self.group, self._waiting = group, rest
 
     def withdraw(self, pending: PendingWrite) -> bool:
         """Take a caller out again, after a timeout or a signal; False if its work has begun.
@@ -230,7 +232,9 @@ class CommitQueue:
                     if self._waiting:
                         self._promote()
                 return True
-            pending.is_gone = not pending.is_begun  # put back into the queue, it would lead nobody
+            # In a group already: marked, so that a leader does not put it back into the queue,
+            # where its turn to lead would come and no thread would be there to take it.
+            pending.is_gone = not pending.is_begun
             return pending.is_gone
 
 
@@ -279,7 +283,9 @@ class GroupCommitWriter:
                 self._commit_group(queue.group)
         finally:
             try:
-                if queue.leader == me:  # asked and not remembered: an interrupt may come anywhere
+                # Asked and not remembered: an interrupt may come between leading and a flag that
+                # says so, and a leader that never leaves would block the file for ever.
+                if queue.leader == me:
                     queue.leave()
             except BaseException:  # an interrupt at the first step of leaving
                 if queue.leader == me:
@@ -325,7 +331,7 @@ class GroupCommitWriter:
             self._connection.adopt(schema, timeout)
 
     def maintain(self, timeout: float) -> bool:
-        """Checkpoint when the log is long enough and nobody else does."""
+        """Checkpoint when the log is long enough and no other process does."""
         with self.exclusive():
             connection = self._connection.ready(timeout)
             return self._checkpointer.is_long() and self._checkpoint(connection)
@@ -341,7 +347,7 @@ class GroupCommitWriter:
 
     @contextlib.contextmanager
     def exclusive(self, timeout: float = -1) -> Iterator[None]:
-        """Have the connection to oneself: nobody else writes meanwhile."""
+        """Hold the connection alone: no other caller writes meanwhile."""
         queue, me = self.queue, get_ident()
         if queue.leader == me:
             raise nested()
@@ -398,6 +404,7 @@ class GroupCommitWriter:
                 pending.error = pending.error or _copy_of(error)
                 pending.is_served = True
             return
+        # First the callers go on, then the log is shortened: they do not wait for a checkpoint.
         self.queue.wake_served()
         if self._checkpointer.is_due():
             self._checkpoint(connection)

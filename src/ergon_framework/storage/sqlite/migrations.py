@@ -1,4 +1,4 @@
-"""Numbered schema files, applied once each to an SQLite file by whoever opens it first."""
+"""Numbered schema files, applied once each to an SQLite file by the process that opens it first."""
 
 from __future__ import annotations
 

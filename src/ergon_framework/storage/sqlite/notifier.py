@@ -1,7 +1,7 @@
 """Notifications between processes that share an SQLite file.
 
-Every subscriber has a named pipe in the folder ``<file>-bells``. Whoever commits writes one byte
-into the pipes of a topic.
+Every subscriber has a named pipe in the folder ``<file>-bells``. A process that commits writes one
+byte into each pipe of the topic.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FifoSubscription:
         return self._read
 
     def close(self) -> None:
-        """Unsubscribe: remove the pipe and wake whoever waits. Closing twice is fine."""
+        """Unsubscribe: remove the pipe and wake the threads that wait. Closing twice is fine."""
         with self._lock:
             if self._is_closed:
                 return
@@ -329,7 +329,7 @@ class FifoWriters:
     def write_all(self) -> None:
         """Wake the reader of each pipe."""
         if not self._seen and not os.access(self._folder, os.F_OK):
-            return  # nobody has ever subscribed
+            return  # no process has ever subscribed
         try:
             changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - a third of Path's time
         except OSError:
@@ -376,7 +376,7 @@ class FifoWriters:
         try:
             with Folder.trusted(Path(self._folder)) as folder:
                 self._find(folder)
-        except OSError:  # gone, or of somebody else: subscribers have been warned
+        except OSError:  # gone, or of another user: subscribers have been warned
             self.close()
             return
         is_settled = time.time_ns() - changed > self._resolution_ns
@@ -407,6 +407,6 @@ def _reach(folder: Folder, name: str) -> int:
 
 
 def _remove(folder: Folder, name: str) -> None:
-    """Nobody reads it, and names are never used twice: its subscriber is gone for good."""
+    """Remove a pipe without a reader: names are never used twice, so its subscriber is gone."""
     with contextlib.suppress(OSError):
         folder.unlink(name)
