@@ -1,13 +1,13 @@
 """A circuit breaker: closed, open, half-open, as state and arithmetic.
 
-Whoever keeps the state says what time it is and swaps the old state for the new one; nobody holds
-it while a call runs. A call that was let in carries a permit, and a report whose permit belongs to
-an earlier generation changes nothing.
+The caller keeps the state, passes the time, and swaps the old state for the new one; it is not
+locked while a call runs. A call that was let in carries a permit, and a report whose permit belongs
+to an earlier generation changes nothing.
 
 Several processes share a circuit, and a success is written only by a process that knows of failures
-before it. So whoever reports a failure says when it last saw a success: earlier failures do not
-count. And while others were heard of, a burst of failures has to last until all of them could know
-of it, and clear it, before it opens the circuit.
+before it. So a process that reports a failure says when it last saw a success: earlier failures do
+not count. And while other processes reported lately, a burst of failures has to last until each of
+them could have read it, and cleared it, before it opens the circuit.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Breaker:
     streak_since: float | None = None
     """When the first of them was."""
     heard: tuple[tuple[str, float], ...] = ()
-    """Who wrote it lately, and when."""
+    """The processes that wrote it lately, and when."""
 
     def peek(self, rule: BreakerRule, now: float) -> CircuitRefusal | None:
         """Whether a call would be refused now; changes nothing and promises nothing."""
@@ -155,7 +155,7 @@ class Breaker:
         return self
 
     def witnessed(self, by: Witness) -> Breaker:
-        """Without the failures that came before a success which somebody saw."""
+        """Without the failures that came before a success that a process saw."""
         if (
             self.state is not CircuitState.CLOSED
             or not self.streak
@@ -179,7 +179,7 @@ class Breaker:
         return self if probes == self.probes else replace(self, probes=probes)
 
     def shortened(self, rule: BreakerRule, now: float) -> Breaker:
-        """As it stands at most from now on, which somebody has to keep.
+        """With its times cut to what they can be from now on; the caller has to store it.
 
         A clock that was set back must not keep a circuit open, or a place taken, for longer than
         it ever was to be.
@@ -202,7 +202,7 @@ class Breaker:
         return Breaker(CircuitState.HALF_OPEN, self.failures, generation=self.generation)
 
     def restored(self, rule: BreakerRule, now: float) -> Breaker:
-        """As a process finds it that just started: nobody is left to report for old probes."""
+        """For a process that just started: no call is left that could report for old probes."""
         if self.state is CircuitState.CLOSED:
             return self
         if self.state is CircuitState.OPEN and now < self._open_until(rule, now):
@@ -244,7 +244,7 @@ class Breaker:
         return replace(before, failures=failures, streak=streak, streak_since=since, heard=heard)
 
     def is_confirmed(self, rule: BreakerRule, since: float, by: Witness, now: float) -> bool:
-        """Whether nobody else can know of a success among failures that began at ``since``."""
+        """Whether no other process can know of a success since ``since``, when failures began."""
         others = (name for name, at in self.heard if name != by.name and now - at < HEARD_FOR)
         return now - since >= rule.confirm_after or not any(others)
 
@@ -257,7 +257,7 @@ class Breaker:
     def _probed(self, rule: BreakerRule, permit: Permit, vote: Vote, now: float) -> Breaker:
         left = tuple(probe for probe in self.probes if probe.token != permit.token)
         if len(left) == len(self.probes):
-            return self  # its lease ran out, and its place went to somebody else
+            return self  # its lease ran out, and its place went to another probe
         if vote is Vote.FAILURE:
             return self._opened(rule, now, self.failures + 1)
         if vote is Vote.NEUTRAL:

@@ -1,4 +1,4 @@
-"""Who may start what: the rules by which a claim takes due jobs. Pure; no I/O.
+"""Which due jobs a claim takes: shares, limits and keys. Pure; no I/O.
 
 A worker asks for jobs (``ClaimRequest``). Due jobs stand in lanes, one for each executor and queue
 that they name. The queues of an executor take turns at being first and get equal shares; what one
@@ -111,7 +111,7 @@ _as_stored = (bool | int, int | None, int | float | None, int, int | float)
 def limits_from(row: Sequence[Any]) -> QueueLimits:
     """The limits of a queue by its row, whose values may be of any type.
 
-    A queue whose limits nobody can read waits, until somebody sets them again.
+    A queue whose limits cannot be read starts no job until an operator sets them again.
     """
     if not all(map(isinstance, row, _as_stored)):
         return QueueLimits(is_paused=True)
@@ -206,7 +206,7 @@ def admit(
 
     Each belongs to a pick, which has so much room. Picks of one queue share what its gate lets
     through: the first by priority and age gets that, and a limit key, whatever its pick. Of keys
-    that are ``unknown``, nobody knows how many run: their jobs neither start nor wait for the
+    that are ``unknown``, it is not known how many run: their jobs neither start nor wait for the
     key, and take no room.
     """
     admission = Admission()

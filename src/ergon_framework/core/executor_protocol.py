@@ -7,7 +7,7 @@ frames, however they were cut. No input raises. A line that is no frame becomes 
 
 Lines are cut at 0x0A and nowhere else, and are bounded in length: U+2028 and its like are ordinary
 characters of JSON text, so a reader of text lines would not do. The ``repr`` of a frame shows only
-fields that hold nobody's data: no arguments, results or error messages.
+fields that hold no user data: no arguments, results or error messages.
 
 Rules for editors: reasons never quote what a line holds. Fields may be added, never demanded: an
 executor that knows nothing but the specification must work for ever.
@@ -56,7 +56,7 @@ __all__ = [
 PROTOCOL_VERSION = "1"
 
 HANDLER_NOT_FOUND = "handler_not_found"
-"""The error type of an executor that has no such handler: nobody tries again."""
+"""The error type of an executor that has no such handler; the job is not retried."""
 
 HELD = "held"
 """The error type of a retry that was refused by a gate before anything was attempted."""
@@ -142,7 +142,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Reply(Discreet, frozen=True):
-    """An outcome as the orchestrator reads it: its result is JSON that nobody has looked into."""
+    """An outcome as the orchestrator reads it: its result is JSON that was not decoded."""
 
     _shown = ("job_id", "status", "error_type", "retry_after_seconds")
 
@@ -402,7 +402,7 @@ _BAD_STATUS = f"Expected one of {', '.join(Status)} - at `$.status`"
 
 
 def _last_reply(line: bytes) -> Reply | Stray:
-    """The same of a line without a newline: one that was cut short is nobody's answer."""
+    """The same of a line without a newline: one that was cut short answers no request."""
     frame = _reply(line)
     if isinstance(frame, Stray) and "truncated" in frame.reason:
         return Stray(frame.reason, frame.size)

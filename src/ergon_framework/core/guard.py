@@ -1,4 +1,4 @@
-"""One guarded call to somebody else's service: gates, attempts, waits, and one end.
+"""One guarded call to another service: gates, attempts, waits, and one end.
 
 The machine answers every event with the next thing to do; both drivers, sync and async, do exactly
 that and report back. The order is fixed: look at the circuit, sit out a cooldown, reserve quota,
@@ -73,7 +73,7 @@ class GuardRule:
 class RetryBudget:
     """How many calls may be between their first and their last attempt at once.
 
-    When everything fails, everybody retries, and the retries keep the other side down: at most
+    When everything fails, all callers retry, and the retries keep the service down: at most
     ``ratio`` of the calls under way, and always ``minimum``.
     """
 
@@ -181,7 +181,7 @@ class Guard:
     ) -> Do:
         """An attempt failed; ``may_retry`` is the answer of the retry budget.
 
-        ``is_time_up``: whoever runs the call ends it now, however much time it was given.
+        ``is_time_up``: the caller ends the call now, however much time it was given.
         """
         self.attempts += 1
         self.failure = failure
@@ -222,7 +222,7 @@ class Guard:
             return self._enter()
         if not self._may_sit_out(cooldown_until):
             return self._end(Stopped.COOLDOWN, cooldown_until)
-        # Not everybody at the same instant: they would be told to wait again.
+        # Spread out: callers that all come at one instant would be told to wait again.
         spread = (cooldown_until - now) * self._rule.retry.asked_spread * dice
         until = cooldown_until + spread
         is_in_time = self._deadline is None or until < self._deadline

@@ -6,7 +6,7 @@ combines the two. Dispatcher, rescue, pool and operators' commands turn what the
 
 Theory of operation. A **delivery** is counted by the store on every claim; an **attempt** only when
 a request reached an executor. A job whose deliveries run out without an outcome is poison, and is
-dead-lettered. A delivery that was nobody's fault (held by a gate, given back by a stopping worker,
+dead-lettered. A delivery that did not run the job (held by a gate, given back by a stopping worker,
 sent to a process that died before it read it) is *excused*: it is shown, but does not count for the
 limit. A request that was not read in its time is not charged, and not excused either: an executor
 that never reads must not keep its jobs for ever. A transition carries no instant, only a ``delay``:
@@ -269,7 +269,7 @@ def _died(snapshot: JobSnapshot, event: ProcessDied, rule: JobRule, dice: float)
     failure = Failure(Kind.LOST, "executor_died", event.detail)
     if event.was_alone:
         return _judged(snapshot, failure, rule, dice, is_charged=True)
-    # Nobody knows which of them it was: each is tried again alone, and none is charged.
+    # It is not known which of them killed it: each is tried again alone, and none is charged.
     transition = _again(snapshot, "lost", "executor_died", failure=failure, is_solo=True)
     return _limited(snapshot, transition, rule)
 

@@ -35,7 +35,7 @@ def latest_start(window: Window, now: float) -> float:
     """The latest start of a window that counts beside ``window``.
 
     One that begins later, by more than a day and more than the length of a window, was opened by a
-    clock that ran ahead and has been put right since. It would refuse everybody until it is over.
+    clock that ran ahead and has been put right since. It would refuse all calls until it is over.
     """
     return now + max(_DAY, window.end - window.start)
 
@@ -114,5 +114,5 @@ class Bucket:
         return Bucket(rate, burst, now + missing / rate)
 
     def _until_full(self, now: float) -> float:
-        # A clock that was set back must not make anybody wait longer than an empty bucket would.
+        # A clock that was set back must not make a caller wait longer than an empty bucket would.
         return min(self.full_at - now, self.burst / self.rate)

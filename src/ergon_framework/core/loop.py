@@ -9,7 +9,7 @@ in and have no outcome yet; the driver keeps that number, since it changes with 
 
 In *batch* mode a fetch waits until nothing is outstanding: batches are neither merged nor split. In
 *continuous* mode it happens as soon as a worker has nothing to do, as long as fewer than
-``concurrency + size`` are outstanding: memory is bounded and a slow transaction blocks nobody.
+``concurrency + size`` are outstanding: memory is bounded and a slow transaction blocks no other.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Loop:
         """The source answered with ``count`` transactions; returns how many to take in.
 
         What arrives while the loop is stopping goes back where the source allows it, and is worked
-        on otherwise: it is in our hands, and nobody else would ever see it.
+        on otherwise: the source has handed it over, and no other consumer would ever see it.
         """
         self.fetching = False
         self.fetch_attempt = 0

@@ -92,7 +92,7 @@ _REFUSED = Failure(Kind.REJECTED, "configuration_refused")
 def after_exit(
     rule: RestartRule, *, deaths: Sequence[float], now: float, is_refused: bool, is_done: bool
 ) -> Decision:
-    """What follows the exit of a worker that nobody asked to stop.
+    """What follows the exit of a worker that was not asked to stop.
 
     ``deaths`` are the instants of its unexpected exits, this one not included. A worker that is
     done is not started again even if something in its work went wrong: it would only do the same

@@ -20,7 +20,7 @@ def failure_text(code: object, message: object) -> str:
 
 
 def one_sentence(message: object) -> str:
-    """One line of somebody else's text, without the dot that our sentence brings."""
+    """One line of text from elsewhere, without its final dot: our sentence has its own."""
     text = " ".join(str(message or "").split())
     return (text if len(text) <= _LONGEST else text[:_LONGEST] + "…").rstrip(".")
 
@@ -40,7 +40,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} seconds"
 
 
-# ---- somebody else's text in a line of ours: nothing in it steers a terminal or begins a line ----
+# ---- text from elsewhere in a line of ours: nothing in it steers a terminal or begins a line -----
 
 
 def one_line(text: str) -> str:

@@ -104,7 +104,7 @@ class ClaimResult(msgspec.Struct, frozen=True):
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """One transition of one job; applied only if nobody else has changed it since."""
+    """One transition of one job; applied only if the job was not changed since."""
 
     key: Any
     id: str
@@ -127,7 +127,7 @@ class LeaseRenewal(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as anybody may look at it."""
+    """A job as callers of a store see it."""
 
     key: Any
     id: str
@@ -222,7 +222,7 @@ class JobStore(Protocol):
         """Cut leases that end later than they could if they were renewed now; how many.
 
         That happens when the store's clock is set back. ``leases`` says by worker how long it
-        claims for, ``others`` how long anybody else may.
+        claims for, ``others`` how long any other worker may.
         """
 
     def expired_leases(self, limit: int) -> list[Job]:
@@ -296,7 +296,7 @@ class PruneResult(msgspec.Struct, frozen=True):
 
 
 class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
-    """A row that the store cannot read and has set aside; nobody claims, ends or purges it."""
+    """A row that the store cannot read and has set aside: not claimed, ended or purged."""
 
     key: Any
     id: str  # this and the next two as far as they can be read
@@ -359,7 +359,7 @@ class JobAdmin(Protocol):
     def prune(self, limit: int) -> PruneResult:
         """Retention: purge jobs kept long enough, end expired ones, forget dead workers.
 
-        Also lets jobs run again that wait for a limit key nobody holds.
+        Also makes jobs due again that wait for a limit key which is free.
         """
 
 

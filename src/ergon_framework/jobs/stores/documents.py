@@ -157,7 +157,7 @@ def queue_of(
     counts: dict[str, int] | None = None,
     oldest_due_at: float | None = None,
 ) -> Queue:
-    """A queue as anybody may look at it."""
+    """A queue as callers of a store see it."""
     return Queue(
         name=name,
         is_paused=settings.is_paused,

@@ -81,7 +81,7 @@ ENDED, RUNNING, DUE, LATER, BLOCKED = range(5)
 DAY = 86_400.0
 FAILED_KEPT = 30 * DAY
 CANCELLED_KEPT = DAY
-"""How long a job is kept that the store itself ended: nobody was there to say."""
+"""Seconds that a job is kept which the store itself ended, without a worker's settings."""
 
 WORKER_FORGOTTEN_AFTER = DAY
 """Seconds after which a worker that said nothing more is taken off the list."""

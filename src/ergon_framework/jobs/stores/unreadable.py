@@ -1,7 +1,7 @@
 """Rows of jobs that cannot be read, and what a store does with one: it sets it aside.
 
-A row may be written by a newer version, by hand, or by a disk that forgot something. Whoever meets
-one that has not ended takes it out of the way of all others and notes what is wrong with it. The
+A row may be written by a newer version, by hand, or by a disk that forgot something. A call that
+meets one that has not ended sets it aside, so that it blocks no other, and notes what is wrong. The
 row itself stays as it is, until an operator has it read again or discards it.
 """
 
@@ -68,7 +68,7 @@ def note_of(text: object) -> Note:
 
 
 def was_status(note: Note) -> JobStatus:
-    """Where a job stood that was set aside; one whose state nobody knows is to be run."""
+    """The status of a job that was set aside; pending, where its status cannot be read."""
     try:
         return JobStatus(note.status)
     except ValueError:

@@ -152,7 +152,7 @@ class Ledger:
         record.changed_at = now
         record.history.append(entry)
         if transition.is_reset:
-            # Somebody wants it in spite of all that happened, an expiry that passed included.
+            # An operator wants it in spite of all that happened, an expiry that passed included.
             record.deliveries, record.last_error, record.expires_at = 0, None, None
         if not record.status.is_final:
             record.run_at = now + transition.delay

@@ -233,7 +233,7 @@ class QueueSet:
         else:
             self._unblock(new.limit_key)  # it may have been unblocked: then another is now
 
-    # ---- who goes next --------------------------------------------------------------------------
+    # ---- the next job ---------------------------------------------------------------------------
 
     def next(self, queue: MemoryQueue, offer: Offer, now: float) -> Record | None:
         """Take the next job of a queue that may start; an expired one may always."""

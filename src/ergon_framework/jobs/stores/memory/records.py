@@ -44,7 +44,7 @@ class MemoryJobRecords:
             for each in records:
                 if isinstance(each, JobRecord):
                     ledger.put(_record(each))
-            ledger.is_work = False  # whoever works here comes when the move is over
+            ledger.is_work = False  # workers come when the move is over
         load_settings(self._store, self, records)
 
     def discard(self, records: Sequence[TransferRecord]) -> None:

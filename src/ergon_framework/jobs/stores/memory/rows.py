@@ -46,7 +46,7 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
         return self.expires_at is not None and self.expires_at <= now
 
     def is_expired(self, now: float) -> bool:
-        """Whether it runs under a lease that nobody renewed."""
+        """Whether it runs under a lease that was not renewed in time."""
         return self.lease_expires_at is not None and self.lease_expires_at <= now
 
     def snapshot(self) -> JobSnapshot:
@@ -69,7 +69,7 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
         )
 
     def job(self) -> Job:
-        """As anybody may look at it."""
+        """As callers of the store see it."""
         new = self.new
         return Job(
             key=self.key,
@@ -141,5 +141,5 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
 
 
 def _copied(trace_context: dict[str, str] | None) -> dict[str, str] | None:
-    """Whoever changes what was given out shall not change what is kept."""
+    """A copy: a caller that changes what it was given must not change what is kept."""
     return None if trace_context is None else dict(trace_context)

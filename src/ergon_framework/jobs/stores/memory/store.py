@@ -143,7 +143,7 @@ class MemoryJobStore:
             return self._notifier.subscribe(topic)
 
     def close(self) -> None:
-        """Forget everything, and wake whoever waits for a notification."""
+        """Forget everything, and wake the threads that wait for a notification."""
         with self._lock:
             self._is_closed = True
             self.ledger = Ledger()
@@ -164,7 +164,7 @@ class MemoryJobStore:
         return False
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
-        """Matching jobs, the newest first; nobody is kept waiting while they are read."""
+        """Matching jobs, the newest first; the lock is free between two pages."""
         return islice(self._found(search), limit)
 
     def _found(self, search: Search) -> Iterator[Job]:

@@ -194,7 +194,7 @@ def forget_workers(tx: Tx) -> int:
 
 
 def wake_blocked(tx: Tx, freed: Counter[str], after: str, limit: int) -> tuple[bool, str]:
-    """Let jobs go whose limit key is free, whether or not somebody has told them.
+    """Make blocked jobs due whose limit key is free, also where a wake-up was missed.
 
     Answers whether any goes, and after which key to look the next time: all have their turn.
     """

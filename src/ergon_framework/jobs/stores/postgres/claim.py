@@ -6,12 +6,12 @@ claims under locks. The queues' rows are locked first, in the order of their nam
 keys of what was found; what runs is counted after the lock, so that it counts what others did
 before.
 
-Nobody waits for a limit key here. One that others hold is passed over: its jobs stay due, so that
+No claim waits for a limit key. One that others hold is passed over: its jobs stay due, so that
 no wake-up can miss them, and the worker asks again soon. No key is passed over for ever: it is held
 only by a transaction that found a job of it, and that one starts the job, or blocks it because the
 limit is reached, or has filled its slots with jobs that come before it; or by one that wakes jobs
 after some have ended. So two workers cannot refuse it to each other in turns: the one that is
-refused is so because the other has it, and whoever gets it moves something on.
+refused is so because the other has it, and the one that gets it changes the state of a job.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, Topic
 
 START_DEPTH = 1000
 MAX_DEPTH = 1_000_000
-"""How many jobs of a lane one claim looks past, where limit keys are held: few at first, as nobody
-holds one for long; the double each time that one is held still, so that the end is reached."""
+"""How many jobs of a lane one claim looks past, where limit keys are held: few at first, as each is
+held for a commit only; twice as many whenever one is still held, so that the end is reached."""
 
 Place = tuple[str | None, str | None, int | None, float | None, int | None]
 """Where a job stood: executor, queue, priority, due time and number."""
@@ -255,7 +255,7 @@ def claim_limited(
 
 
 def _gates(tx: Tx, picks: Sequence[Pick]) -> tuple[float, int, dict[str, QueueGate]]:
-    """The time, the least fence, and the gates, which nobody else passes until this is over."""
+    """The time, the least fence, and the gates; they stay locked until the transaction ends."""
     values = {"queues": texts(sorted({pick.queue for pick in picks}))}
     locked = tx.execute(_SQL["lock_gates"], values)
     counted = tx.execute(_SQL["running_in_queues"], values)
@@ -281,7 +281,7 @@ def _let_in(picks: Sequence[Pick], gates: Mapping[str, QueueGate], now: float) -
 
 
 def _open(settings: QueueLimits) -> QueueLimits:
-    """A queue that was paused a moment ago lets nobody through."""
+    """The limits of a queue; one that was paused since the scan starts no job."""
     return replace(settings, max_active=0) if settings.is_paused else settings
 
 
@@ -297,8 +297,10 @@ def _candidates(tx: Tx, picks: Sequence[Pick], skipped: SkippedKeys) -> list[lis
 
 
 def _running(tx: Tx, found: Sequence[Sequence[Row]]) -> tuple[Mapping[str, int], set[str]]:
-    """How many jobs run of each limit key that was found, and nobody changes that until this ends;
-    and the keys of which this cannot be said, as others hold them.
+    """How many jobs of each limit key run, and the keys whose count is not known.
+
+    The keys are locked, so that the count holds until the transaction ends; one that another
+    transaction has locked is not waited for.
     """
     keys = {row[_KEY] for rows in found for row in rows} - {None}
     if not keys:
@@ -324,7 +326,7 @@ def _apply(
     now: float,
     stamp: int,
 ) -> None:
-    """Write it down; who is over passes its turn on."""
+    """Write the admission; an outdated job passes its turn at a limit key on."""
     if admission.admitted:
         values = {"now": now, "stamp": stamp, "lease": request.lease, "worker": request.worker}
         tx.execute(_SQL["lease"], values | {"seqs": numbers(admission.admitted)})
@@ -522,7 +524,7 @@ class PostgresClaim:
                 return
 
     def _run(self, send: Callable[[Tx], Callable[[], None]]) -> None:
-        # Synced, too: a server that forgot a claim would give its fence to somebody else.
+        # Synced, too: after a crash, a server that lost a claim would give its fence away again.
         self._transactions.pipelined(send, "exchange")
 
     def _begin_cycle(self, lanes: Sequence[Lane]) -> list[Pick]:

@@ -34,7 +34,7 @@ Unconfirmed = set[Held]
 
 
 class Exchange:
-    """One call of one worker, or of whoever only settles."""
+    """One call of a worker, or of a client that only settles."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Exchange:
         keys = ((each.key, each.fence) for each in self._settlements) if memory.keyed else ()
         keyed = memory.keyed.intersection(keys)
         memory.keyed -= keyed
-        # Who waits for a key that is freed here is due when this claim begins.
+        # With freed keys the claim comes after the wake-up: jobs that wait for them are due then.
         applied = self._settle(None if keyed or memory.owed else claim)
         try:
             self._follow(claim)
@@ -74,7 +74,7 @@ class Exchange:
             if memory.owed and (claim is None or not claim.has_slots):
                 self._wake_owed()  # nothing brings this process back to it soon
         except StoreError as error:
-            # What is committed has to be told. Whoever asks next hears the error.
+            # What is committed has to be answered. The next call gets the error.
             if not applied and (claim is None or claim.is_empty):
                 raise
             logger.warning("an exchange was cut short: %s", error)
@@ -123,7 +123,7 @@ class Exchange:
         self._is_work |= batch.is_work
 
     def _resolve_unconfirmed(self, tx: Tx) -> Callable[[list[bool]], list[bool]]:
-        """A settlement that is refused because it was applied, when nobody knew, was applied.
+        """Answer True for a settlement that an earlier call applied and whose answer was lost.
 
         Answers how to correct what is told of them all.
         """
@@ -139,7 +139,7 @@ class Exchange:
             for place, key in answer.fetchall():
                 n = doubtful[place - 1]
                 if key is not None and not applied[n]:
-                    self._freed[key] += 1  # whoever applied it may not have told those who wait
+                    self._freed[key] += 1  # its wake-up may have been lost with the answer
                 applied[n] = True
             self._unconfirmed.difference_update(
                 (each.key, each.fence) for each in self._settlements
@@ -166,7 +166,7 @@ class Exchange:
             self._transactions.notify({Topic.WORK})
 
     def _wake_owed(self) -> None:
-        """Wait for the keys, holding nothing that others wait for, and wake who waits for them."""
+        """Wait for the keys, with no other lock held, and wake the jobs that wait for them."""
         owed = self._memory.owed
 
         def work(tx: Tx) -> bool:
@@ -198,7 +198,7 @@ class Exchange:
 
     def _lock_freed(self, tx: Tx) -> Callable[[], Counter[str]]:
         """Answers how to learn of the keys that others hold. A worker comes back to those, and
-        waits for none of them; whoever only settles may never come back.
+        waits for none of them; a client that only settles may never come back.
         """
         if not self._memory.has_claimed:
             lock_keys(tx, self._freed)

@@ -67,8 +67,8 @@ def taken(tx: Tx, jobs: Sequence[NewJob]) -> set[str]:
 class Insertion:
     """Adds jobs that may meet others, in the order given, within one transaction.
 
-    ``is_external``: it is somebody else's, and may stay open for long. Then it takes no lock that
-    claims wait for, and who waits for a limit key of a replaced job is let go by the next sweep.
+    ``is_external``: the transaction is the caller's, and may stay open for long. Then it takes no
+    lock that claims wait for, and jobs blocked by a replaced one are woken by the next prune.
     ``unseen``: by unique key, holders that were found outside, and which it may not be able to see.
     """
 
@@ -159,9 +159,9 @@ class Insertion:
 
     def _finish(self) -> None:
         self._write()
-        if (
-            self._freed and not self._is_external
-        ):  # last of all: who waits for this lock holds none that we wait for
+        # Last of all, so that no cycle of locks can form: transactions that wait for a limit key
+        # hold no lock that this one still needs.
+        if self._freed and not self._is_external:
             lock_keys(self._tx, self._freed)
             wake(self._tx, self._freed)
 

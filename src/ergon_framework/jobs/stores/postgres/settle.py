@@ -99,19 +99,19 @@ def shorten(tx: Tx, long: Iterable[tuple[int, str]]) -> None:
 
 
 def lock_keys(tx: Tx, keys: Iterable[str]) -> None:
-    """Wait until nobody else starts or wakes jobs of these limit keys."""
+    """Lock limit keys: no other transaction starts or wakes jobs of them until this one ends."""
     tx.execute(_SQL["lock_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
 
 
 def try_keys(tx: Tx, keys: Iterable[str]) -> Result:
-    """The same without waiting; answers with the keys that nobody else holds."""
+    """The same without waiting; answers with the keys that were free, and are locked now."""
     return tx.execute(_SQL["try_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
 
 
 def wake(tx: Tx, freed: Counter[str]) -> Result:
     """Let jobs go that wait for limit keys; answers with those that go.
 
-    Whoever has not locked a key may miss a job that begins to wait for it at this moment. To wake
+    Without the lock of a key, a job that begins to wait for it now may be missed. To wake
     too many does no harm: claims judge them again.
     """
     values = {"keys": texts(freed), "freed": numbers(freed.values())}
@@ -119,7 +119,7 @@ def wake(tx: Tx, freed: Counter[str]) -> Result:
 
 
 def blocked_keys(tx: Tx, after: str, limit: int) -> Result:
-    """Limit keys that somebody waits for."""
+    """Limit keys that jobs wait for."""
     return tx.execute(_SQL["blocked_keys"], {"after": after, "limit": limit})
 
 
@@ -143,7 +143,7 @@ def _waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
                 break
         else:
             waves.append({settlement.key: settlement})
-    # In the order of their numbers: whoever changes the same jobs meanwhile does so in this order.
+    # By number, as every transaction that changes several jobs does: no deadlock can come of it.
     return [[wave[key] for key in sorted(wave)] for wave in waves]
 
 

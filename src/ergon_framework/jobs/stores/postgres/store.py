@@ -122,7 +122,7 @@ class PostgresJobStore:
         return self.transactions.subscribe(topic)
 
     def announce(self) -> None:
-        """Wake the workers: for those who added jobs in a transaction of their own."""
+        """Wake the workers: for callers that added jobs in a transaction of their own."""
         self.transactions.announce()
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class PostgresJobStore:
     def _add_again(
         self, jobs: Sequence[NewJob], error: StoreUnavailableError
     ) -> list[EnqueueResult]:
-        """Nobody knows whether they are there. Their ids tell: no job is added twice."""
+        """Add jobs whose first answer was lost. Their ids tell whether they are there already."""
         try:
             try:
                 added = self._add(jobs)
@@ -358,7 +358,7 @@ class PostgresJobStore:
     def prune(self, limit: int) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
-        Also lets jobs run again that wait for a limit key nobody holds.
+        Also makes jobs due again that wait for a limit key which is free.
         """
         purged = self.transactions.stepwise(lambda tx: admin.purge_due(tx, limit), "sweep")
         outdated, freed = self.transactions.stepwise(
@@ -383,7 +383,7 @@ class PostgresJobStore:
 
         def work(tx: Tx) -> Queue:
             found: list[Row] = []
-            while not found:  # somebody else may take away what is there, before it is locked
+            while not found:  # another client may remove the row before it is locked
                 tx.execute(_DESK["touch_queue"], {"name": name})
                 found = tx.execute(_DESK["queue"], {"name": name}).fetchall()
             [[*before, now]] = found

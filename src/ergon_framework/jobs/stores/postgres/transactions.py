@@ -129,7 +129,7 @@ class PostgresTransactions:
         return self.database.subscribe(_CHANNELS[topic])
 
     def announce(self) -> None:
-        """Wake the workers: for those who added jobs in a transaction of their own."""
+        """Wake the workers: for callers that added jobs in a transaction of their own."""
         self.notify({Topic.WORK})
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class PostgresTransactions:
                 self.set_aside([(error.key, str(error))])
 
     def set_aside(self, odd: Sequence[tuple[int, str]], *, is_claimed: bool = False) -> None:
-        """Take rows that cannot be read out of everybody's way, by number and problem.
+        """Set rows aside that cannot be read, by number and problem.
 
         ``is_claimed``: they have just been claimed, which is undone.
         """

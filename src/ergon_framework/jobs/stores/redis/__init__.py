@@ -10,7 +10,7 @@ last, in few commands for many jobs. Whatever belongs to a job leaves with it.
 
 No decision about a job's state is made here: transitions come from the core, fenced. Where the
 store itself has to end a job (expired, replaced), the script sets it aside or gives its row back,
-and the transition comes with a second script; should nobody send it, the job still is where a prune
+and the transition comes with a second script; should that never be sent, the job is where a prune
 or the next call finds it. Which jobs a claim takes is decided in ``claim.lua``, by the rules of
 ``core/claim.py``: a differential test holds the two together. All keys of a store carry one hash
 tag: on a Redis Cluster it lives in one slot.

@@ -253,7 +253,7 @@ def claimed_job(job_id: str, row: Row, body: memoryview) -> ClaimedJob:
 
 
 def job_from(job_id: str, row: Row, body: memoryview, tale: memoryview) -> Job:
-    """A job as anybody may look at it."""
+    """A job as callers of the store see it."""
     history, failure, result = _told(bytes(tale))
     is_running = row.stage == RUNNING
     job = Job(
@@ -334,14 +334,14 @@ def pairs(words: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def worker_row(name: str, blob: bytes) -> tuple[Any, ...]:
-    """Id, instant and JSON; no instant where somebody else wrote nonsense."""
+    """Id, instant and JSON; no instant where the value is not what a store writes."""
     if len(blob) < _AT.size:
         return name, None, blob
     return name, *_AT.unpack_from(blob), blob[_AT.size :]
 
 
 def schedule_row(name: str, blob: bytes) -> tuple[Any, ...]:
-    """The fields of a schedule; none but the name where somebody else wrote nonsense."""
+    """The fields of a schedule; only its name where the value is not what a store writes."""
     try:
         row = _fields(blob)
     except msgspec.MsgspecError:
@@ -360,7 +360,7 @@ def read_settings(blob: bytes) -> QueueLimits:
     try:
         is_paused, max_active, rate, burst, full_at = _settings(blob)
     except msgspec.MsgspecError:
-        return QueueLimits(is_paused=True)  # nobody knows how it is limited, so that it waits
+        return QueueLimits(is_paused=True)  # its limits cannot be read: it waits until they are set
     return QueueLimits(is_paused, max_active or None, rate or None, burst, full_at)
 
 

@@ -58,8 +58,8 @@ logger = logging.getLogger("ergon.jobs")
 
 AT_ONCE = 500
 BYTES_AT_ONCE = 8 << 20
-"""Settlements, renewals or purged jobs of one script, and bytes of results: nobody else is served
-meanwhile."""
+"""Settlements, renewals or purged jobs of one script, and bytes of results: the server serves no
+other client meanwhile."""
 
 _SHORTEN = script("frozen", "rows", "transitions", "shorten")
 _RENEW = script("frozen", "rows", "transitions", "renew")
@@ -126,7 +126,7 @@ class RedisJobStore:
 
     @property
     def is_made(self) -> bool:
-        """Whether anybody has opened the store for writing; keys of other names are not ours."""
+        """Whether the store was ever opened for writing; keys of other names are not ours."""
         return self.transactions.is_made
 
     @property
@@ -330,7 +330,7 @@ class RedisJobStore:
     def prune(self, limit: int) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
-        Also lets jobs run again that wait for a limit key nobody holds.
+        Also makes jobs due again that wait for a limit key which is free.
         """
         purged = ended = workers = 0
         while purged + ended < limit:
@@ -460,7 +460,7 @@ class RedisJobStore:
         return found
 
     def _swap(self, what: str, name: str, before: bytes | None, after: bytes | None) -> None:
-        """Write a record, unless somebody else has changed it since it was read."""
+        """Write a record; ``ConflictError`` if another client changed it since it was read."""
         if not self.transitions.swap(what, name, before, after):
             raise ConflictError
 

@@ -49,7 +49,7 @@ class RedisTransactions:
     durability: str
     is_synced: bool
     is_made: bool
-    """Whether anybody has opened the store for writing; keys of other names are not ours."""
+    """Whether the store was ever opened for writing; keys of other names are not ours."""
 
     def __init__(
         self,
@@ -168,13 +168,13 @@ class RedisTransactions:
         try:
             answer = self.run(what, *args, blobs=blobs, is_repeatable=is_repeatable)
         except StoreUnavailableError:
-            self._inspect_at = 0.0  # who comes back may have been set up anew
+            self._inspect_at = 0.0  # the server that comes back may have other settings
             raise
         failpoint(AFTER[call])
         return answer
 
     def _refuse_another_server(self) -> None:
-        """Whoever was let in waits until the server is as it was, as for one that is away."""
+        """Refuse to write while the server would lose jobs, as if it were away."""
         try:
             self._look_at_the_server()
         except ConfigurationError as error:

@@ -88,7 +88,7 @@ class Transitions:
         ]
 
     def _holder(self, job: NewJob) -> str:
-        """Who holds the unique key of a job."""
+        """The job that holds the unique key of another."""
         found = self._transactions.call("HGET", "unique", job.unique_key or "")
         return job.id if found is None else str(found.decode())
 
@@ -115,7 +115,7 @@ class Transitions:
             if kind == b"late":
                 raise FiredError
             holder = rest[1].decode() if len(rest) > 1 else ""
-            transitions.pop(holder, None)  # somebody changed it since
+            transitions.pop(holder, None)  # another client changed it since
             if kind != b"again":
                 transitions[holder] = self._move_for(kind, rest, jobs, blobs)
             raise _ReplacedError
@@ -222,7 +222,7 @@ class Transitions:
         )
 
     def set_aside(self, odd: Sequence[Unreadable], *, is_claimed: bool = False) -> None:
-        """Take rows that cannot be read out of everybody's way.
+        """Set rows aside that cannot be read.
 
         ``is_claimed``: they have just been claimed, which is undone.
         """

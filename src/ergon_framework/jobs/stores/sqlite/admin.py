@@ -117,7 +117,7 @@ def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
 
 
 def prune(tx: Tx, limit: int) -> PruneResult:
-    """Purge, end what is outdated, forget dead workers, and wake who waits for a free key."""
+    """Purge, end what is outdated, forget dead workers, and wake jobs whose limit key is free."""
     purged = _purge_due(tx, limit)
     outdated = _end_outdated(tx, limit - purged)
     tx.cursor.execute(_SQL["forget_workers"], (tx.now - WORKER_FORGOTTEN_AFTER,))

@@ -97,7 +97,7 @@ class SqliteJobStore:
         return self.transactions.subscribe(topic)
 
     def announce(self) -> None:
-        """Wake the workers: for those who added jobs in a transaction of their own."""
+        """Wake the workers: for callers that added jobs in a transaction of their own."""
         self.transactions.announce()
 
     def maintain(self) -> bool:
@@ -137,7 +137,7 @@ class SqliteJobStore:
                 tx, request, self._turns, self._claim_bounds
             ).run()
 
-        # A claim is a promise to nobody: after a power cut the job is due again, and is run again.
+        # A claim is not synced: if a power cut undoes it, the job is due again, and is run again.
         return self.transactions.write(work, "exchange", is_synced=bool(settlements))
 
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
@@ -230,7 +230,7 @@ class SqliteJobStore:
     def prune(self, limit: int) -> PruneResult:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.
 
-        Also lets jobs run again that wait for a limit key nobody holds.
+        Also makes jobs due again that wait for a limit key which is free.
         """
         return self.transactions.write(lambda tx: admin.prune(tx, limit), "sweep")
 

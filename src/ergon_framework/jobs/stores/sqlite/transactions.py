@@ -30,7 +30,7 @@ SCHEMA = Schema("jobs", f"{SQL}.schema")
 
 
 # A cursor is closed where it was used. One that another thread drops later, with a result or with
-# an error, resets a statement that whoever has the connection by then may be executing.
+# an error, resets a statement that the next user of the connection may be executing.
 
 
 class SqliteTransactions:
@@ -66,7 +66,7 @@ class SqliteTransactions:
         return self.notifier.subscribe(topic)
 
     def announce(self) -> None:
-        """Wake the workers: for those who added jobs in a transaction of their own."""
+        """Wake the workers: for callers that added jobs in a transaction of their own."""
         self.notifier.notify(_WORK)
 
     def maintain(self) -> bool:

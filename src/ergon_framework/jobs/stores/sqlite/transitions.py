@@ -67,7 +67,7 @@ class Tx:
         return was_applied
 
     def set_aside(self, seq: int, problem: str) -> None:
-        """Take a row that cannot be read out of everybody's way; nothing else of it is changed."""
+        """Set a row aside that cannot be read; nothing else of it is changed."""
         found = odd_row(self.cursor, seq, problem)
         note = text_of(Note(found.status, problem))
         self.cursor.execute(_JOBS["set_aside"], (note, self.now, seq))
@@ -93,7 +93,7 @@ class Tx:
         self._is_any_blocked = True
 
     def wake_keys(self, most: int) -> None:
-        """Let jobs go whose limit key is free; nobody has told them."""
+        """Make blocked jobs due whose limit key is free: their wake-up was missed."""
         key = ""
         for _ in range(most):
             found = self.cursor.execute(_MOVES["next_blocked_key"], (key,)).fetchone()
@@ -175,7 +175,7 @@ class Tx:
             self.cursor.execute(_MOVES["set_history"], (latest(found[0]), seq))
 
     def _release(self, seq: int) -> None:
-        """A job stopped, or waits no more: whoever waits for its limit key may be next."""
+        """A job stopped, or waits no more: wake the jobs that wait for its limit key."""
         if self._is_any_blocked is None:
             self._is_any_blocked = self._finds("any_blocked")
             if self._finds("any_max_active"):
@@ -189,7 +189,7 @@ class Tx:
         return self.cursor.execute(_MOVES[statement]).fetchone() is not None
 
     def _wake(self, key: str) -> None:
-        """Let the first of each lane go: of some, a paused queue's say, nobody may come for it."""
+        """Make the first of each lane due, not of one: a paused queue would keep the key unused."""
         running = self.running_of_key(key)
         lane = ("", "")
         while found := self.cursor.execute(_MOVES["next_lane_of_key"], (key, *lane)).fetchone():
@@ -256,7 +256,7 @@ def _add(tx: Tx, job: NewJob) -> EnqueueResult:
 
 
 def _holder(tx: Tx, key: str) -> JobPosition | None:
-    """Who holds a unique key."""
+    """The job that holds a unique key."""
     row: JobPosition | None = tx.cursor.execute(_JOBS["key_holder"], (key,)).fetchone()
     return row
 
