@@ -1,4 +1,10 @@
-"""The rows of provider calls as records, out of the tables of a database and into them."""
+"""The rows of provider calls as records, out of the tables of a database and into them.
+
+Other stores have a part ``records``; ``SqlProviderStore`` has none. Opening that store makes its
+tables, and refuses tables that a move has left behind or not finished. A move must look at a
+database without making tables there, read tables that are frozen and write tables that are half
+moved. So ``ProviderRecords`` works on the database itself, before and without a store.
+"""
 
 from __future__ import annotations
 
@@ -100,11 +106,11 @@ class ProviderRecords:
 
     @property
     def name(self) -> str:
-        """What to call it in front of people."""
+        """The name shown to users, without a password."""
         return self._database.name
 
     def is_there(self) -> bool:
-        """Whether there are such tables; those of another version are refused."""
+        """Whether the database has the tables; tables of another version are refused."""
         if self._database.file is not None and not self._database.file.exists():
             return False
         with self._database.connect() as connection:
@@ -117,7 +123,7 @@ class ProviderRecords:
         return found is not None
 
     def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
-        """Rows after a place, in order."""
+        """A page of rows after a sort key, in order."""
         del kind  # there is one
         if not self.is_there():
             return []
@@ -132,7 +138,7 @@ class ProviderRecords:
         return cast("list[C]", found)
 
     def load(self, copies: Sequence[TransferRecord]) -> None:
-        """Put rows in, whatever was there."""
+        """Write rows, in place of rows with the same keys."""
         with self._database.connect() as connection:
             for table, rows in _by_table(copies):
                 _remove(connection, table, rows)
@@ -141,7 +147,7 @@ class ProviderRecords:
         failpoint("move.rows.after")
 
     def discard(self, copies: Sequence[TransferRecord]) -> None:
-        """Take rows out; those that are not there are fine."""
+        """Delete rows; rows that are not there are no error."""
         with self._database.connect() as connection:
             for table, rows in _by_table(copies):
                 _remove(connection, table, rows)
@@ -157,8 +163,9 @@ class ProviderRecords:
         return None if found is None else bytes(found)
 
     def store_id(self) -> str:
-        """Server, database and table, none of which is ever given twice; a file has no such, and
-        not all may ask a server.
+        """The numbers of server, database and table, which no other store ever has.
+
+        Empty for a file, which has no such numbers, and for a user that may not read them.
         """
         if self._database.file is not None or not self.is_there():
             return ""
@@ -168,7 +175,7 @@ class ProviderRecords:
             return " ".join(map(str, connection.execute(_HOME, {"name": _TABLES[0].name}).one()))
 
     def freeze(self, place: str | None) -> None:
-        """Refuse changes of all tables, or let them in again."""
+        """Refuse changes of all tables because they moved to ``place``; None allows them again."""
         names = [str(table.name) for table in _TABLES]
         with self._database.connect() as connection:
             is_server = connection.dialect.name == "postgresql"

@@ -1,6 +1,8 @@
 """The store in a database, on SQLite and on PostgreSQL alike: one object that has four parts.
 
 The port is flat, so every method is written out here and passed on to the part that has its tables.
+``MemoryProviderStore`` has the same signatures and no code in common: it takes one lock and decides
+by itself, as the oracle that this store is compared with.
 """
 
 from __future__ import annotations
