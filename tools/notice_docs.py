@@ -7,6 +7,7 @@ python tools/notice_docs.py --check    fail when the page is stale
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to find the tool beside this one
@@ -36,9 +37,9 @@ In the journal the objects among the fields become plain values: `call` is the n
 left out."""
 
 
-def part(name: str) -> str:
+def part(name: str, catalogue: Mapping[str, NoticeSpec]) -> str:
     """One part's heading and table."""
-    told = {notice: known for notice, known in CATALOGUE.items() if known.part == name}
+    told = {notice: known for notice, known in catalogue.items() if known.part == name}
     rows = (row(notice, known) for notice, known in told.items())
     heading = name[0].upper() + name[1:]
     return f"## {heading}\n\n" + table(["notice", "meaning", "fields", "routine"], rows)
@@ -51,15 +52,15 @@ def row(notice: str, known: NoticeSpec) -> list[str]:
     return [f"`{notice}`", known.text, fields, routine]
 
 
-def render() -> str:
+def render(catalogue: Mapping[str, NoticeSpec] = CATALOGUE) -> str:
     """The whole page."""
-    parts = dict.fromkeys(known.part for known in CATALOGUE.values())
-    return "\n\n".join([INTRO, *map(part, parts)]) + "\n"
+    parts = dict.fromkeys(known.part for known in catalogue.values())
+    return "\n\n".join([INTRO, *(part(each, catalogue) for each in parts)]) + "\n"
 
 
-def main() -> int:
+def main(root: Path = ROOT, catalogue: Mapping[str, NoticeSpec] = CATALOGUE) -> int:
     """Write or check the page; 1 when it is stale."""
-    return keep_page(ROOT, PAGE, render(), "tools/notice_docs.py")
+    return keep_page(root, PAGE, render(catalogue), "tools/notice_docs.py")
 
 
 if __name__ == "__main__":

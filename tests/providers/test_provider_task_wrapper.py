@@ -410,7 +410,7 @@ def test_a_worker_without_processes_carries_letters_too(
     """It hears of no process that begins; the parent of others leaves it to them."""
     started: list[bool] = []
     task_of(app, relays=True)
-    monkeypatch.setattr(celery_worker, "_started", lambda: started.append(True))
+    monkeypatch.setattr(celery_worker, "relay_thread", lambda: started.append(True))
     kind = type("TaskPool", (), {"__module__": pool})
     signals.worker_ready.send(sender=type("Consumer", (), {"pool": kind()})())
     assert bool(started) is begins

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -141,6 +142,15 @@ def numbers() -> Iterator[Numbers]:
     provider = MeterProvider([reader], shutdown_on_exit=False)
     yield Numbers(provider, reader)
     provider.shutdown()
+
+
+UseProvider = Callable[[TracerProvider], None]
+
+
+@pytest.fixture
+def use_provider(monkeypatch: pytest.MonkeyPatch) -> UseProvider:
+    """Makes a provider the global one for the test; the API lets a process do that only once."""
+    return lambda provider: monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
 
 
 @pytest.fixture

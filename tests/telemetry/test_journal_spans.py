@@ -43,6 +43,7 @@ from ergon_framework.telemetry.tracing import (
     start_span,
     trace_headers,
 )
+from tests.telemetry.conftest import UseProvider
 
 pytestmark = pytest.mark.req("ONE:trace")
 
@@ -228,13 +229,13 @@ def test_spans_that_are_switched_off_are_nowhere(kept: list[SpanRecord]) -> None
 
 
 def test_an_sdk_takes_over_and_the_journal_hears_of_its_spans(
-    kept: list[SpanRecord], monkeypatch: pytest.MonkeyPatch
+    kept: list[SpanRecord], use_provider: UseProvider
 ) -> None:
     """Set up at any time; only our own spans are kept, each once, with failures."""
     provider = TracerProvider(shutdown_on_exit=False)
     with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         pass
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    use_provider(provider)
     with (
         suppress(LookupError),
         span_at_edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j"}) as own,
@@ -267,14 +268,14 @@ class Spiteful(SpanProcessor):
 
 @pytest.mark.parametrize("moment", ["start", "end"])
 def test_an_sdk_that_fails_does_not_fail_the_work(
-    moment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    moment: str, use_provider: UseProvider, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A processor of the user's may raise anything; it is said once."""
     # Each kind of error is logged once in a process: here it is one that nobody has seen before.
     unseen = type(f"Unseen{uuid.uuid4().hex}", (RuntimeError,), {})
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(Spiteful(moment, unseen))
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    use_provider(provider)
     done = []
     for _ in range(2):
         with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
@@ -284,11 +285,9 @@ def test_an_sdk_that_fails_does_not_fail_the_work(
     assert [unseen.__name__ in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_a_trail_that_is_over_hears_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trail_that_is_over_hears_nothing_more(tmp_path: Path, use_provider: UseProvider) -> None:
     """An SDK keeps its processors for ever; each span goes to the trail of its time."""
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider(shutdown_on_exit=False))
+    use_provider(TracerProvider(shutdown_on_exit=False))
     heard: dict[str, list[SpanRecord]] = {"first": [], "second": []}
     for name, spans in heard.items():
         with (
@@ -303,11 +302,11 @@ def test_a_trail_that_is_over_hears_nothing_more(
 
 @pytest.mark.parametrize("joins", [True, False])
 def test_with_an_sdk_a_loops_own_trace_is_not_kept(
-    joins: bool, kept: list[SpanRecord], monkeypatch: pytest.MonkeyPatch
+    joins: bool, kept: list[SpanRecord], use_provider: UseProvider
 ) -> None:
     """One trace for thousands of units explains none; those that bring a trace are kept."""
     provider = TracerProvider(shutdown_on_exit=False)
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    use_provider(provider)
     kind = Joining if joins else MemoryConnector
     source = kind([Transaction("t1", metadata={"traceparent": PARENT}), Transaction("t2")])
     consumed("sync", source)
@@ -318,11 +317,11 @@ def test_with_an_sdk_a_loops_own_trace_is_not_kept(
 
 
 def test_a_disabled_sdk_leaves_the_trail(
-    kept: list[SpanRecord], monkeypatch: pytest.MonkeyPatch
+    kept: list[SpanRecord], monkeypatch: pytest.MonkeyPatch, use_provider: UseProvider
 ) -> None:
     """A provider whose tracers do nothing is no reason to lose the trace."""
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider(shutdown_on_exit=False))
+    use_provider(TracerProvider(shutdown_on_exit=False))
     with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}):
         pass
     assert len(kept) == 1

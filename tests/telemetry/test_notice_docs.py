@@ -26,17 +26,15 @@ def test_the_page_is_written_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Code 1 and what to do when it is stale."""
-    monkeypatch.setattr(notice_docs, "ROOT", tmp_path)
     monkeypatch.setattr("sys.argv", ["notice_docs.py", "--check"])
-    assert notice_docs.main() == 1
+    assert notice_docs.main(tmp_path) == 1
     assert "python tools/notice_docs.py" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["notice_docs.py"])
-    assert notice_docs.main() == 0
+    assert notice_docs.main(tmp_path) == 0
     monkeypatch.setattr("sys.argv", ["notice_docs.py", "--check"])
-    assert notice_docs.main() == 0
+    assert notice_docs.main(tmp_path) == 0
     changed = {**CATALOGUE, "new.told": NoticeSpec("Something.", ("a",), part="jobs")}
-    monkeypatch.setattr(notice_docs, "CATALOGUE", changed)
-    assert notice_docs.main() == 1
+    assert notice_docs.main(tmp_path, changed) == 1
 
 
 def test_the_page_of_this_checkout_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,7 +234,7 @@ def test_a_store_that_hangs_holds_up_nothing_else(
     fill_zone(tmp_path)
     app = create_app(settings=settings_in(tmp_path, "[server]\ntimeout = 2\n"))
     let_go = threading.Event()
-    monkeypatch.setattr(JobBackend, "_store", lambda _: let_go.wait(60))
+    monkeypatch.setattr(JobBackend, "opened", lambda _: let_go.wait(60))
     try:
         slow = ask(app, path="/api/v1/jobs")
         assert (slow.status_code, slow.json()["details"]["part"]) == (503, "jobs")

@@ -170,7 +170,7 @@ def know(task: RelayedTask) -> None:
 def carry(task: RelayedTask, *, is_now: bool = False) -> None:
     """Have a letter carried soon; with ``is_now`` at once, where no thread would do it later."""
     if not is_now:
-        _started().wake()
+        relay_thread().wake()
         return
     try:
         relay_of(task).pump()
@@ -240,7 +240,8 @@ def _relays(
         raise failure
 
 
-def _started() -> RelayThread:
+def relay_thread() -> RelayThread:
+    """The thread of this process that carries letters; started by the first call."""
     global _thread  # noqa: PLW0603 - one for the process
     with _lock:
         if _thread is None:
@@ -263,7 +264,7 @@ def _begin(sender: Any = None, **_: Any) -> None:
     if pool.__module__ == _PREFORK:
         return  # the parent: its children do this, and nothing may be open when they are forked
     if any(task.relays for task in _tasks):
-        _started()
+        relay_thread()
 
 
 def _end(**_: Any) -> None:
