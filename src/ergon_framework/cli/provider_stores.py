@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenProviderStore:
-    """An open store, and who reads the tables it is in."""
+    """An open store, and the inspector of its tables."""
 
     store: ProviderStore
     looking: ProviderInspector

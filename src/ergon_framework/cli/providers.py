@@ -172,7 +172,7 @@ def _share(rate: float | None) -> float | None:
 
 
 def _store_of_lane(desks: Iterable[OpenProviderStore], key: LaneKey) -> OpenProviderStore:
-    """The desk that knows a lane: a name with a typing error has a circuit that nobody asks."""
+    """The store that has a lane; an unknown lane is refused, as its name is probably mistyped."""
     known: list[LaneKey] = []
     for desk in desks:
         keys = [lane.key for lane in desk.store.health(key.tenant_id)]

@@ -1,6 +1,6 @@
 """Sets up an OpenTelemetry SDK that sends spans and metrics to a collector, or serves a page.
 
-Nothing is set up that the user's code has set up already, and nothing that nobody asked for. The
+Nothing is set up that the user's code has set up already, and nothing that was not asked for. The
 SDK is imported only then: it takes longer to load than some processes live.
 """
 
@@ -28,7 +28,7 @@ SHUTDOWN_TIMEOUT = 2.0
 
 
 def export(source: str, *, collector: str | None = None, port: int | None = None) -> None:
-    """Set up the SDK for this process; ``source`` says who it is."""
+    """Set up the SDK for this process; ``source`` is the name of the process."""
     readers: list[Any] = []
     if collector is not None:
         _send_spans(collector, source)
@@ -66,12 +66,12 @@ def export_environment(collector: str | None) -> Iterator[None]:
 
 
 def finish(timeout: float = SHUTDOWN_TIMEOUT) -> None:
-    """Send what is not sent yet, as far as time allows: a collector that is down holds nobody."""
+    """Send what is not sent yet, within ``timeout``: a collector may be down."""
     from opentelemetry import metrics, trace
 
     def flush() -> None:
         for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
-            with suppress(Exception):  # the work is done, and nobody is left to be told
+            with suppress(Exception):  # the work is done, and the process ends
                 getattr(provider, "force_flush", bool)()
 
     thread = threading.Thread(target=flush, name="ergon-sending", daemon=True)
@@ -88,7 +88,7 @@ def _send_spans(collector: str, source: str) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return  # the user's code has one
-    # Whoever set it up sends the rest at the end, for as long as it may: no exit hook waits longer.
+    # Code that set the SDK up calls finish() with a time limit; an exit hook would wait longer.
     provider = TracerProvider(resource=_resource(source), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{collector}/v1/traces")))
     trace.set_tracer_provider(provider)
@@ -120,7 +120,9 @@ def _measure(readers: list[Any], source: str) -> None:
     from opentelemetry.sdk.metrics import MeterProvider
 
     current = metrics.get_meter_provider()
-    if type(current).__module__.startswith("opentelemetry.metrics"):  # nobody's: the API's own
+    if type(current).__module__.startswith(
+        "opentelemetry.metrics"
+    ):  # the stand-in of the API: no SDK was set up
         provider = MeterProvider(readers, resource=_resource(source), shutdown_on_exit=False)
         metrics.set_meter_provider(provider)
     else:

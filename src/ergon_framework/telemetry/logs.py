@@ -37,7 +37,7 @@ class _Yielding(dict[str, Any]):
         return key not in FIELDS and dict.__contains__(self, key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (dict, (dict(self),))  # who reads a pickled record need not have Ergon
+        return (dict, (dict(self),))  # a reader of the pickled record may not have Ergon installed
 
 
 class _Factory:
@@ -78,7 +78,7 @@ def install_log_context() -> None:
 
 
 def uninstall_log_context() -> None:
-    """Go back to the factory before, unless somebody has replaced ours meanwhile."""
+    """Restore the factory from before, unless other code has replaced ours meanwhile."""
     with _lock:
         current = logging.getLogRecordFactory()
         if isinstance(current, _Factory):

@@ -1,7 +1,7 @@
 """Sums that are kept in the process and read when the metrics are collected.
 
 A counter of the OpenTelemetry SDK costs about as much per increment as a whole lifecycle of the
-engine. An observable one costs nothing until somebody looks.
+engine. An observable one costs nothing until it is collected.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class NoticeDispatcher:
         if self._entering is not None:
             self._entering.enter(attempt, context)
 
-    # The notices of each lifecycle come here without a Notice around them: most calls have nobody
-    # but the spans to read them.
+    # The notices of each lifecycle come here without a Notice around them: in most calls only the
+    # spans read them, and building a Notice would cost as much as the spans.
 
     def began(self, call: Call, run: Any) -> None:
         """A lifecycle started."""
@@ -207,6 +207,6 @@ _SINK = NoticeDispatcher(None, (), ())
 
 
 def emit(name: str, /, **fields: Any) -> None:
-    """A notice to whoever listens to this process; without anybody it costs a look."""
+    """Send a notice to the listeners of this process; without any, this costs one check."""
     if has_listeners():
         _SINK.emit(Notice(name, time.time(), fields))

@@ -69,7 +69,7 @@ def written(context: SpanContext) -> dict[str, str]:
 def inject(transaction: Transaction, carrier: dict[str, str] | None = None) -> Transaction:
     """The same transaction carrying the current trace context; unchanged when there is none.
 
-    Whoever sends many at once reads :func:`outgoing_metadata` once and gives it as ``carrier``.
+    To send many at once, read :func:`outgoing_metadata` once and give it as ``carrier``.
     """
     carrier = outgoing_metadata() if carrier is None else carrier
     if not carrier:

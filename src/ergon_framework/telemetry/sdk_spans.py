@@ -158,7 +158,7 @@ class LeanSpan(SdkSpan):
             self._own_links = self._new_links(links)
         return self
 
-    # Nobody but the SDK's constructors assigns these three, hence the read-only properties.
+    # Only the SDK's constructors assign these three, and they are not called: read-only is enough.
     @property
     def _attributes(self) -> Any:  # type: ignore[override]
         if self._own_attributes is None:
@@ -202,7 +202,7 @@ class LeanSpan(SdkSpan):
         self.finish(time_ns() if end_time is None else end_time, {})
 
     def finish(self, at: int, attributes: Mapping[str, Any], error: str | None = None) -> None:
-        """End it with its last attributes; containers that nobody touched stay unmade."""
+        """End the span with its last attributes; containers that were never used are not made."""
         with self._lock:
             if self._end_time is not None:
                 return  # user code ended it

@@ -59,7 +59,7 @@ def make_sink(
     meter_provider: metrics.MeterProvider | None = None,
     joins_trace: bool = False,
 ) -> Sink | None:
-    """The sink for an engine call; None when nobody would read it.
+    """The sink for an engine call; None when it would have no reader.
 
     Providers default to the ones configured globally. With neither a real tracer provider, nor a
     real meter provider, nor a listener, the engine builds no notices at all. Log records get their

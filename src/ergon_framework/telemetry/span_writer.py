@@ -25,7 +25,7 @@ class SpanParent:
 
     @property
     def context(self) -> Context:
-        """The context in which the parent is current: made only when somebody asks."""
+        """The context in which the parent is current, made on the first request."""
         return set_span_in_context(self.span, self.base)
 
 

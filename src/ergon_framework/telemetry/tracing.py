@@ -110,7 +110,7 @@ def real_provider() -> trace.TracerProvider | None:
 
 
 def tracer() -> trace.Tracer | None:
-    """The tracer of our spans; None when nobody would keep them."""
+    """The tracer of our spans; None when they would not be kept."""
     if not _is_on:
         return None
     provider = real_provider() if may_have_sdk() else None
@@ -230,7 +230,7 @@ def _current(
     above: SpanContext | None,
 ) -> Iterator[Span]:
     span = _started(chosen, name, _below(above), kind, attributes)
-    # A span of nobody must not hide the context that is handed on.
+    # A span that is not recorded must not replace the context that is propagated.
     current = span if span.get_span_context().is_valid else get_current_span()
     with trace.use_span(current, record_exception=False, set_status_on_exception=False):
         try:
@@ -244,7 +244,7 @@ def _current(
 def start_span(
     name: str, kind: SpanKind, attributes: Mapping[str, Any], carrier: Mapping[str, Any]
 ) -> Span | None:
-    """A span below what ``carrier`` says, which is current nowhere; None when nobody records it."""
+    """A span below what ``carrier`` says, current nowhere; None when it would not be recorded."""
     chosen = tracer()
     above = None if chosen is None else read(carrier)
     if chosen is None or above is None:
@@ -254,7 +254,7 @@ def start_span(
 
 
 def start_root(name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Span | None:
-    """The first span of a new trace, whatever is current; None when nobody records it."""
+    """The first span of a new trace, whatever is current; None when it would not be recorded."""
     chosen = tracer()
     if chosen is None:
         return None

@@ -1,7 +1,7 @@
 """A read-only admin application over ASGI, behind ``ergon serve``: probes, metrics, JSON lists.
 
 Promises: nothing here writes to a store; without a token only callers on this machine are answered;
-a store that hangs costs its own answers and nobody else's. Needs the extra ``api``.
+a store that hangs delays only the answers about itself. Needs the extra ``api``.
 
 Start with ``application`` (how it is made and served) and ``routes`` (what is put together).
 ``middleware`` is what every request passes first, ``responses`` how answers and errors look,

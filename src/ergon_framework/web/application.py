@@ -62,7 +62,7 @@ SHUTDOWN_GRACE = 10
 
 
 def check_place(host: str, tokens: Tokens | None) -> None:
-    """Refuse to be read from other machines by whoever comes along."""
+    """Refuse an address that other machines can reach when there is no token."""
     if tokens is None and not is_loopback(host):
         raise ConfigurationError(
             f"{host} can be reached from other machines, and there is no token",
@@ -85,7 +85,8 @@ def serve(
     check_place(server.host, tokens)
     from ergon_framework.web.routes import build_app, server_plan
 
-    # Elsewhere it is known under many names, and nobody gets in without a token.
+    # Host names are checked only on loopback, against DNS rebinding. Elsewhere a server has many
+    # names, and a token is required.
     names = server.names if is_loopback(server.host) else None
     app = build_app(server_plan(server, backends, tokens, names))
     sockets = bound_sockets(server.host, server.port)
@@ -144,7 +145,7 @@ def _server(app: FastAPI, ready: Callable[[], None]) -> Server:
         h11_max_incomplete_event_size=MAX_HEAD,  # of one that comes slowly; Bounds sees the others
         log_config=None,  # its records go where ours go
         access_log=False,  # a URL names a tenant
-        proxy_headers=False,  # nobody's word is taken for where a request comes from
+        proxy_headers=False,  # a header cannot claim that a request comes from this machine
         server_header=False,
         lifespan="off",
         ws="none",

@@ -48,7 +48,7 @@ class Bulkhead:
     async def call(self, question: Callable[[], T], seconds: float | None = None) -> T:
         """What the question answers or raises; ``StoreUnavailableError`` when that takes too long.
 
-        A question that nobody waits for any more is dropped, unless it has been begun.
+        A question whose caller has left is dropped, unless a thread has begun with it.
         """
         answer: Future[T] = Future()
         with self._lock:
@@ -57,12 +57,12 @@ class Bulkhead:
             self._running += is_needed
         if is_needed:
             SYSTEM_CLOCK.spawn(f"ergon-web-{self.name}", self._work)
-        patience = self.seconds if seconds is None else seconds
+        timeout = self.seconds if seconds is None else seconds
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
-            raise StoreUnavailableError(f"no answer within {patience:g} s") from None
+            raise StoreUnavailableError(f"no answer within {timeout:g} s") from None
 
     def _work(self) -> None:
         while True:
@@ -74,7 +74,7 @@ class Bulkhead:
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(question())
-                except BaseException as error:  # carried over to whoever asked
+                except BaseException as error:  # raised in the coroutine that asked
                     answer.set_exception(error)
 
 
@@ -111,13 +111,13 @@ class BackendPool:
         return self.backends.zones[name]
 
     async def call(self, part: str, question: Callable[[], T], seconds: float | None = None) -> T:
-        """What a part answers; ``PartAwayError`` when it does not."""
+        """What a part answers; ``BackendUnavailableError`` when it does not."""
         try:
             found = await self.bulkheads[part].call(question, seconds)
         except (JobNotFoundError, BoundaryNotFoundError):
             raise
         except (StoreError, BoundaryError, OSError) as error:
-            if part not in self._away:  # whoever asks again and again need not be told each time
+            if part not in self._away:  # logged once per outage, not for every request
                 logger.warning("%s does not answer: %s", part, error)
             self._away.add(part)
             code = error.code if isinstance(error, StoreError | BoundaryError) else "io"
@@ -129,7 +129,7 @@ class BackendPool:
 
 
 def backend_title(part: str) -> str:
-    """What a part is called in front of people."""
+    """The name of a part that is shown to users."""
     if part in _NAMES:
         return _NAMES[part]
     kind, _, name = part.partition(":")

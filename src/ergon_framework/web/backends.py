@@ -64,7 +64,7 @@ class JobBackend:
 
     @contextmanager
     def opened(self) -> Iterator[JobClient]:
-        """A client of the store; of an empty one where nobody has stored a job yet."""
+        """A client of the store; of an empty one where no job was ever stored."""
         with self._store() as store:
             yield JobClient(settings=self.setup.jobs, store=store)
 
@@ -101,7 +101,7 @@ class JobBackend:
 
 
 _NOBODY = LaneKey("*", "ergon", "readiness")
-"""A lane that nobody uses: reading it shows that the store answers."""
+"""A lane that no provider uses: reading it shows that the store answers."""
 
 
 class ProviderBackend:
@@ -123,7 +123,7 @@ class ProviderBackend:
 
     @cached_property
     def looking(self) -> ProviderInspector | None:
-        """Who reads its tables; None when it has none."""
+        """The inspector of its tables; None when it has none."""
         if self.database is None:
             return None
         from ergon_framework.providers.stores.inspector import SqlProviderInspector
@@ -138,7 +138,7 @@ class ProviderBackend:
         if database.file is not None:
             return file_has_table(database.file, "provider_dead_letters")
         if self._is_open:
-            return True  # whoever made them does not unmake them
+            return True  # opening the store has made the tables
         from ergon_framework.providers.migrations import commands
 
         with database.connect() as connection:
@@ -201,7 +201,7 @@ class ZoneBackend:
 
     name: str
     node: NodeAddress | None
-    """None when the settings let the node choose its port: then nobody knows where it is."""
+    """None when the settings let the node choose its port: then its address is not known."""
     settings: ZoneSettings
     timeout: float
 
@@ -241,7 +241,7 @@ class ZoneBackend:
         )
 
     def check(self) -> None:
-        """Raise ``ErgonError`` unless somebody answers for the zone."""
+        """Raise ``ErgonError`` unless the node or its folder answers for the zone."""
         self.status()
 
     def _asked(
@@ -351,7 +351,7 @@ def backends_of(settings: Settings, url: str | None = None) -> Backends:
 
 
 def _calls(url: str) -> dict[str, str]:
-    """A store that somebody names, if it is of a kind that keeps provider calls."""
+    """A store that was named by URL, if it is of a kind that keeps provider calls."""
     return {"": resolve_url(url, Path())} if keeps_calls(url) else {}
 
 

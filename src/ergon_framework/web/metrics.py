@@ -38,7 +38,7 @@ logger = logging.getLogger("ergon.web")
 
 
 MAX_SERIES = 1000
-"""Series of one family. Names of queues, consumers and providers are nobody's to bound but ours."""
+"""Series of one family. Users choose names of queues, consumers and providers without a limit."""
 MAX_LABEL = 200
 """Characters of a label's value."""
 

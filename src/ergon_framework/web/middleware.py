@@ -26,7 +26,7 @@ logger = logging.getLogger("ergon.web.access")
 
 PROBES = frozenset({"/live", "/ready", "/health/live", "/health/ready"})
 CALLER = "ergon.caller"
-"""Where in the scope the name of a known caller stands; absent for one who is not known."""
+"""The key in the scope for the name of a known caller; absent for an unknown one."""
 LOCAL = "local"
 """What a caller on this machine is called."""
 
@@ -117,7 +117,7 @@ def _name_in(host: str) -> str:
 
 
 class AccessLog:
-    """Tells who asked for what; not the query, which names tenants."""
+    """Logs who asked for which path, without the query, which names tenants."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -147,7 +147,7 @@ class AccessLog:
 MAX_HEAD = 16 * 1024
 """Bytes of a request before its body."""
 MAX_BODY = 64 * 1024
-"""Bytes of a request's body, which nobody reads."""
+"""Bytes of a request's body; no route reads it."""
 _METHODS = "GET, HEAD"
 
 
@@ -219,7 +219,7 @@ class RequestLimiter:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._left.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: who waited has it, or nobody waits any more
+            task.exception()  # read it, or asyncio warns: its waiter has it, or has left
 
 
 class _Answer:

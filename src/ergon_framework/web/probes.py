@@ -32,7 +32,7 @@ class Probe(BaseModel):
 def probe_routes(pool: BackendPool, prefix: str = "") -> APIRouter:
     """Both probes."""
     router = APIRouter(prefix=prefix, tags=["probes"])
-    looking = _Looking(pool)
+    readiness = _ReadinessCheck(pool)
 
     @router.get("/live", summary="Whether the process answers", response_model=Probe)
     async def live() -> Response:
@@ -47,7 +47,7 @@ def probe_routes(pool: BackendPool, prefix: str = "") -> APIRouter:
     )
     async def ready(request: Request) -> Response:
         """Whether everything can be told; which part cannot is for callers who may read it."""
-        away = await looking.away()
+        away = await readiness.away()
         if not away:
             return json_response({"status": "ready"})
         first, code = next(iter(away.items()))
@@ -58,8 +58,8 @@ def probe_routes(pool: BackendPool, prefix: str = "") -> APIRouter:
     return router
 
 
-class _Looking:
-    """Looks at all parts; those who ask meanwhile share what is found."""
+class _ReadinessCheck:
+    """Checks all parts; probes that come meanwhile share the result."""
 
     def __init__(self, pool: BackendPool) -> None:
         self._pool = pool

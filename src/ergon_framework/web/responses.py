@@ -188,7 +188,7 @@ class QueryParams(BaseModel):
 
 
 def given_once(request: Request) -> None:
-    """Refuse a parameter that is given twice: nobody could tell which one was meant."""
+    """Refuse a parameter that is given twice: it is not clear which one was meant."""
     given = Counter(name for name, _ in request.query_params.multi_items())
     for name, count in given.items():
         if count > 1 and name not in _LISTS:
@@ -208,7 +208,7 @@ def page(items: list[Any], next_cursor: str | None = None) -> dict[str, Any]:
 
 
 def cursor_text(place: Any) -> str:
-    """A place in a list as text that nobody needs to understand."""
+    """A place in a list as an opaque text."""
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
 
 

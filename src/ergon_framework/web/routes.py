@@ -94,7 +94,7 @@ def _routers(pool: BackendPool, plan: ServerPlan) -> list[tuple[APIRouter, bool]
     ]
     stores = list(pool.backends.providers.values())
     if stores:
-        # Whoever has a token may read every tenant.
+        # A token allows to read every tenant.
         authorize = None if plan.auth.tokens is None else lambda _, __: True
         found.insert(0, (create_router(readable_store(stores), authorize), False))
     return found

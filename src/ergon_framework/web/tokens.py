@@ -34,10 +34,10 @@ _OTHERS_MODE = 0o027
 
 
 class Tokens(Protocol):
-    """Who may ask."""
+    """The tokens that callers may have."""
 
     def caller(self, token: bytes) -> str | None:
-        """The name of whoever has this token; None when nobody has."""
+        """The name that belongs to a token; None when there is no such token."""
 
 
 class FixedTokens:
@@ -47,19 +47,19 @@ class FixedTokens:
         self._digests = {name: _digest(token.encode()) for name, token in named.items()}
 
     def caller(self, token: bytes) -> str | None:
-        """The name of whoever has this token, found in a time that does not tell how near it is."""
+        """The name that belongs to a token, found in a time that does not depend on the token."""
         given, found = _digest(token), None
         for name, digest in self._digests.items():
             if hmac.compare_digest(given, digest):
-                found = name  # and on: stopping here would tell which one it was
+                found = name  # and on: stopping here would tell by the time which one it was
         return found
 
 
 class FileTokens:
-    """The tokens of a file, read again when it changes; one that turns bad changes nothing.
+    """The tokens of a file, read again when it changes; a file that cannot be read changes nothing.
 
-    One without any line is not bad, unless somebody is just writing it: whoever deletes the last
-    line takes that token back. So does whoever removes the file.
+    A file without a line revokes all tokens, unless it is so young that it may just be written.
+    Removing the file revokes them too.
     """
 
     def __init__(self, file: Path) -> None:
@@ -69,7 +69,7 @@ class FileTokens:
         _warn_of_access(file)
 
     def caller(self, token: bytes) -> str | None:
-        """The name of whoever has this token by now."""
+        """The name that belongs to a token in the file as it is now."""
         mark = _mark(self._file)
         if mark != self._mark:
             self._mark = mark
@@ -102,7 +102,7 @@ class FileTokens:
             self._file.stat()
         except (FileNotFoundError, NotADirectoryError):
             return True
-        except OSError:  # it may be there: a passing trouble revokes nothing
+        except OSError:  # the file may be there: a temporary error revokes nothing
             return False
         return False
 
