@@ -81,7 +81,7 @@ DONE = DeliveryDecision(TaskEnd.DONE)
 
 @dataclass(slots=True)
 class CallDelivery:
-    """What one delivery knows of itself."""
+    """The state of one delivery of a call, from its claim to its end."""
 
     call: TaskCall
     lane: LaneKey
@@ -91,28 +91,28 @@ class CallDelivery:
     clock: Clock
     began_at: float
     is_ours: bool = False
-    """Whether the key was claimed, so that what comes of the call is written under it."""
+    """Whether this delivery holds the key, so that it records the end of the call under it."""
     lease_ends_at: float = 0.0
-    """When the key that was claimed is free for others, by the store's clock."""
+    """When the claim of the key ends, by the store's clock."""
     overtaken_by: ClaimResult | None = None
-    """What became of the key while this delivery stood still for longer than its lease."""
+    """The claim of another delivery, if this one stood still for longer than its lease."""
     verdict: DeliveryDecision = DONE
     held: OwnerLock | None = None
     mark: str | None = None
-    """That a message which came back is being tried; taken away when it ends as it should."""
+    """The mark that counts this redelivery as a lost worker; removed when the delivery ends."""
     end: FinalFailure | None = None
     letter: DeadLetter | None = None
 
     def arguments(
         self,
     ) -> tuple[str, str | None, str, dict[str, Any], ProviderExecutionContext]:
-        """What the provider is called with; the payload is its own, to do with as it likes."""
+        """The arguments of the provider; with a copy of the payload, which it may change."""
         call = self.call
         payload = plain_json(call.payload)
         return call.tenant_id, call.campaign_id, call.operation, payload, self.context
 
     def let_go(self) -> None:
-        """Say that no call is being made any more."""
+        """Release the owner lock: the call has ended."""
         held, self.held = self.held, None
         if held is not None:
             held.release()
@@ -145,7 +145,7 @@ class CallDelivery:
 def not_called(
     error: ProviderError | None, correlation_id: str, data: dict[str, Any] | None = None
 ) -> ProviderExecutionResult:
-    """The result where there was no call: what an earlier one gave, or why there was none."""
+    """The result of a delivery without a call: the data of an earlier one, or an error."""
     return ProviderExecutionResult(
         success=error is None,
         data=None if error is not None else data or {},
@@ -172,7 +172,11 @@ def settle(
     table: dict[str, Decision],
     keeping: ResultKeeping,
 ) -> None:
-    """Write under the key what came of the call, and its result as ``keeping`` says."""
+    """Record the end of the call under its key, with its result as ``keeping`` says.
+
+    If the process dies before this, the lease of the key has to end before another delivery may
+    call again; nothing here decides that the call was not made.
+    """
     if not run.is_ours:
         return
     try:
@@ -201,7 +205,7 @@ def _is_finished(
 
 
 def release_delivery(run: CallDelivery) -> None:
-    """The delivery ends as it should: its worker was not lost."""
+    """End a delivery in order: release its lock, and do not count its worker as lost."""
     run.let_go()
     mark, run.mark = run.mark, None
     try:
@@ -227,7 +231,7 @@ def abandon_delivery(run: CallDelivery) -> None:
 T = TypeVar("T")
 
 _UNLIMITED_BUDGET = 3600.0
-"""Seconds that a call without any budget is given before another one may take it over."""
+"""Seconds for which a call without a budget holds its key."""
 
 _REDELIVERY_MARK_TTL = 30 * 86_400.0
 """Seconds for which a lost worker is remembered: some queues take hours to deliver again."""
@@ -251,7 +255,7 @@ class ProviderTaskRunner:
         longest_wait: Callable[[], float] | None = None,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """``longest_wait`` is what the queue can hold a message back for, beside the options."""
+        """``longest_wait`` says for how many seconds the queue can hold a message back."""
         self.provider = provider
         self.task_name = task_name
         self.options = options or TaskOptions()
@@ -271,7 +275,7 @@ class ProviderTaskRunner:
         )
 
     def run(self, call: TaskCall) -> TaskEnding:
-        """Make one delivery's call. What goes wrong with it is in the ending."""
+        """Make the call of one delivery. Its failure is in the ending, and not raised."""
         return PROVIDER_BUDGET.run_within(self._budget(), partial(self._run, call))
 
     def _run(self, call: TaskCall) -> TaskEnding:
@@ -301,7 +305,7 @@ class ProviderTaskRunner:
         try:
             await in_time(
                 lambda: opened.append(self._open(call)),
-                lambda: opened.append(self._unopened(call)),
+                lambda: opened.append(self._defer_unclaimed(call)),
             )
             run = opened[0]
             if isinstance(run, TaskEnding):
@@ -313,9 +317,8 @@ class ProviderTaskRunner:
                 if not isinstance(each, CallDelivery):
                     continue
                 if isinstance(error, GeneratorExit):
-                    abandon_delivery(
-                        each
-                    )  # a coroutine that is thrown away cannot wait for a thread
+                    # The coroutine is being closed, and must not await: on this thread, then.
+                    abandon_delivery(each)
                 else:
                     await in_time(partial(abandon_delivery, each))
             raise
@@ -323,17 +326,17 @@ class ProviderTaskRunner:
 
     # -- before the call -----------------------------------------------------------------------
 
-    def _unopened(self, call: TaskCall) -> TaskEnding:
-        """The end of a delivery whose key could not even be asked for: no thread was free."""
-        run = self._begun(call)
+    def _defer_unclaimed(self, call: TaskCall) -> TaskEnding:
+        """Defer a delivery for which no thread was free to claim the key."""
+        run = self._new_delivery(call)
         return (
             run
             if isinstance(run, TaskEnding)
-            else self._put_off(run, TaskGate.STORE, _store_down_error())
+            else self._defer(run, TaskGate.STORE, _store_down_error())
         )
 
-    def _begun(self, call: TaskCall) -> CallDelivery | TaskEnding:
-        """A delivery whose call makes sense; the end of one that does not."""
+    def _new_delivery(self, call: TaskCall) -> CallDelivery | TaskEnding:
+        """The state of a delivery whose call is valid; the ending of an invalid one."""
         call_id = call.call_id or str(uuid.uuid4())
         correlation_id = call.correlation_id or call.carried.correlation_id or call_id
         try:
@@ -343,7 +346,7 @@ class ProviderTaskRunner:
 
     def _open(self, call: TaskCall) -> CallDelivery | TaskEnding:
         """Check the call and claim its key; an ending when there is nothing to call."""
-        run = self._begun(call)
+        run = self._new_delivery(call)
         if isinstance(run, TaskEnding):
             return run
         given_up = call.carried.given_up
@@ -358,8 +361,8 @@ class ProviderTaskRunner:
             away = _store_down_error()
             away.__cause__ = error
             abandon_delivery(run)
-            return self._put_off(run, TaskGate.STORE, away)
-        except BaseException:  # a time limit that strikes here, for example
+            return self._defer(run, TaskGate.STORE, away)
+        except BaseException:  # a soft time limit of the queue may strike right here
             abandon_delivery(run)
             raise
 
@@ -377,9 +380,9 @@ class ProviderTaskRunner:
         )
         validate_call(call.tenant_id, call.campaign_id, call.operation, call.payload, context)
         lane = self._runtime.lane(call.tenant_id).key
-        # Ours from now on: what the provider does with its own does not reach a letter or a key.
+        # A copy of our own: a provider that changes its payload must not change dead letter or key.
         call = replace(call, payload=plain_json(call.payload))
-        print_of_call = fingerprint(
+        request_digest = fingerprint(
             lane,
             call.campaign_id,
             call.operation,
@@ -387,16 +390,16 @@ class ProviderTaskRunner:
             secret_names=self._secret_names,
             volatile_names=self._volatile_names,
         )
-        key = context.idempotency_key = given or self._computed_key(print_of_call, call_id)
+        key = context.idempotency_key = given or self._computed_key(request_digest, call_id)
         store, owner = self.provider.store, str(uuid.uuid4())
-        guard = KeyClaim(store, call.tenant_id, key, print_of_call, owner, call_id)
+        guard = KeyClaim(store, call.tenant_id, key, request_digest, owner, call_id)
         names = LetterIdentity(self.task_name, call_id, key, correlation_id)
         return CallDelivery(call, lane, names, context, guard, clock, began_at)
 
-    def _computed_key(self, print_of_call: str, call_id: str) -> str:
+    def _computed_key(self, request_digest: str, call_id: str) -> str:
         if self.options.computed_keys == ComputedKeys.REQUEST:
-            return print_of_call
-        return message_key(print_of_call, call_id)
+            return request_digest
+        return message_key(request_digest, call_id)
 
     def _claimed(self, run: CallDelivery) -> CallDelivery | TaskEnding:
         guard, options, keep = run.guard, self.options, self._keep(run)
@@ -413,9 +416,9 @@ class ProviderTaskRunner:
             mark = guard.count_redelivery(options.max_redeliveries, max(keep, _REDELIVERY_MARK_TTL))
             if mark is None:
                 return self._lost_too_often(run)
-            # Found running, its worker may be lost elsewhere: that stays counted.
+            # A key that is in use elsewhere may belong to a lost worker: the mark stays.
             run.mark = mark if claim.state is ClaimState.MINE else None
-        return run if claim.state is ClaimState.MINE else self._not_ours(run, claim)
+        return run if claim.state is ClaimState.MINE else self._end_unclaimed(run, claim)
 
     def _lost_too_often(self, run: CallDelivery) -> TaskEnding:
         abandon_delivery(run)
@@ -423,7 +426,7 @@ class ProviderTaskRunner:
         error = ProviderInternalError(f"its worker was lost {times} times during this call")
         return self._bury(run, error, lost=times)
 
-    def _not_ours(self, run: CallDelivery, claim: ClaimResult) -> TaskEnding:
+    def _end_unclaimed(self, run: CallDelivery, claim: ClaimResult) -> TaskEnding:
         if claim.state is ClaimState.REPLAY:
             kept = self._keeping.read(run.guard, claim)
             if isinstance(kept, ProviderError):
@@ -433,7 +436,7 @@ class ProviderTaskRunner:
             busy = ProviderDependencyError(
                 "another call under this idempotency key is still under way", never_sent=True
             )
-            return self._put_off(run, TaskGate.DUPLICATE, busy)
+            return self._defer(run, TaskGate.DUPLICATE, busy)
         is_conflict = claim.state is ClaimState.CONFLICT
         error = conflict() if is_conflict else earlier_failure(claim)
         return self._failed_early(run, error, replayed=not is_conflict)
@@ -458,7 +461,7 @@ class ProviderTaskRunner:
     # -- ends without a call -------------------------------------------------------------------
 
     def _refused(self, call: TaskCall, correlation_id: str, error: ProviderError) -> TaskEnding:
-        """The call is so wrong that nothing can be written about it: the log alone tells of it."""
+        """Fail an invalid call. Its values fit into no row, so that only the log tells of it."""
         lane = LaneKey(str(call.tenant_id), self._runtime.provider_name, self._runtime.capability)
         ending = TaskEnding(TaskEnd.FAILED, not_called(error, correlation_id))
         log_ending(self.task_name, call, lane, ending)
@@ -473,16 +476,16 @@ class ProviderTaskRunner:
         result.replayed = replayed
         return self._ended(run, DeliveryDecision(TaskEnd.FAILED), result)
 
-    def _put_off(self, run: CallDelivery, gate: TaskGate, error: ProviderError) -> TaskEnding:
-        """The end is not known: ask again soon, and then less and less often."""
+    def _defer(self, run: CallDelivery, gate: TaskGate, error: ProviderError) -> TaskEnding:
+        """Defer a delivery whose gate gives no time: soon again, and then less and less often."""
         may_wait = gate in self.options.defer_on and self.options.max_deferrals > 0
         if may_wait:
-            attempts, moment = run.call.carried.attempts, self._moment(run.call)
+            attempts, moment = run.call.carried.attempts, self._inputs(run.call)
             verdict = decide_deferral(gate, 0.0, attempts, self.options, moment)
             if verdict is not None:
                 return self._ended(run, verdict, run.not_called(error))
         if gate is TaskGate.DUPLICATE and not (may_wait and run.call.may_wait):
-            # Nothing is lost: the other one makes the call.
+            # No dead letter: the delivery that holds the key makes the call.
             return self._ended(run, DeliveryDecision(TaskEnd.FAILED), run.not_called(error))
         return self._bury(run, error)
 
@@ -493,7 +496,7 @@ class ProviderTaskRunner:
         end: FinalFailure | None = None,
         lost: int = 0,
     ) -> TaskEnding:
-        """Give a call up that was not made by this delivery.
+        """Write the dead letter of a call that this delivery did not make.
 
         Each worker that was ``lost`` had begun an attempt; how many it ended is not known.
         """
@@ -514,7 +517,7 @@ class ProviderTaskRunner:
                 self._policy.backoff,
                 self._policy.max_attempts,
                 self.options,
-                self._moment(run.call),
+                self._inputs(run.call),
             )
             if verdict.end in {TaskEnd.DEAD, TaskEnd.FAILED} and self._is_overtaken(run):
                 return None
@@ -525,9 +528,9 @@ class ProviderTaskRunner:
         return ending
 
     def _is_overtaken(self, run: CallDelivery) -> bool:
-        """Whether another delivery has the key by now: it says how the call ended, not this one.
+        """Whether another delivery holds the key by now, which then decides how the call ended.
 
-        That takes a process which was stopped, or a machine which slept, for longer than the lease.
+        It happens when the process was stopped, or the machine slept, for longer than the lease.
         """
         guard = run.guard
         if not run.is_ours or guard.store.now() + _LEASE_MARGIN < run.lease_ends_at:
@@ -535,7 +538,7 @@ class ProviderTaskRunner:
         try:
             claim = guard.claim(self.lease_seconds, self._keep(run))
         except StoreError:
-            return False  # a letter that is one too many can be told by its key; none cannot
+            return False  # a dead letter too many is recognized by its key; a missing one is lost
         if claim.state is ClaimState.MINE:
             return False
         run.is_ours, run.overtaken_by = False, claim
@@ -544,7 +547,7 @@ class ProviderTaskRunner:
 
     def _close(self, run: CallDelivery, result: ProviderExecutionResult) -> TaskEnding:
         if run.overtaken_by is not None:
-            return self._not_ours(run, run.overtaken_by)
+            return self._end_unclaimed(run, run.overtaken_by)
         # Without a time limit: no other process writes it later, and without it a call that was
         # made would be made again.
         work = partial(self._settled, run, result)
@@ -568,7 +571,7 @@ class ProviderTaskRunner:
         carried, seconds = verdict.carried, verdict.seconds
         if is_undelivered:
             carried = msgspec.structs.replace(run.call.carried, given_up=run.end)
-            seconds = min(_LETTER_RETRY_DELAY, self._longest())
+            seconds = min(_LETTER_RETRY_DELAY, self._longest_deferral())
         carried = msgspec.structs.replace(carried, correlation_id=run.names.correlation_id)
         ending = TaskEnding(
             verdict.end,
@@ -583,12 +586,12 @@ class ProviderTaskRunner:
         log_ending(self.task_name, run.call, run.lane, ending)
         return ending
 
-    def _moment(self, call: TaskCall) -> DecisionInputs:
+    def _inputs(self, call: TaskCall) -> DecisionInputs:
         return DecisionInputs(
-            call.carried, self._wall(), self._dice(), call.may_wait, self._longest()
+            call.carried, self._wall(), self._dice(), call.may_wait, self._longest_deferral()
         )
 
-    def _longest(self) -> float:
+    def _longest_deferral(self) -> float:
         own = self.options.longest_deferral_seconds
         return own if self._longest_wait is None else min(own, self._longest_wait())
 

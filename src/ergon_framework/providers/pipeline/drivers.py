@@ -1,4 +1,9 @@
-"""The two drivers of a guarded call: a thread, and an event loop."""
+"""The two drivers of a guarded call: on a thread, and on an event loop.
+
+Both carry out what the guard decides, step by step; they differ only in how they wait. On an event
+loop every step that may wait for a store runs on a thread, unless it is known to be quick. A fast
+call goes without the guard while all goes well, and continues as a guarded call otherwise.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +33,16 @@ Ended = tuple[ProviderExecutionResult, list[AttemptRow]]
 
 
 class StoreLook(Protocol):
-    """A step that looks at the gates."""
+    """A step that asks the gates."""
 
     def __call__(self, *, looks: bool = True) -> Do:
-        """``looks``: in the store, if what is known is old."""
+        """With ``looks``, an old view of the circuits is read from the store before."""
 
 
 def run_call(
     runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, on_failure: OnFailure | None
 ) -> ProviderExecutionResult:
-    """Do what the machine says, in this thread, until it says that it is over."""
+    """Carry out the steps of a call on this thread, until the guard ends it."""
     work = partial(_run_steps, runtime, call, body, None, on_failure)
     return work() if runtime.is_local else PROVIDER_BUDGET.run_within(call.seconds_left, work)
 
@@ -45,7 +50,7 @@ def run_call(
 def run_fast(
     runtime: ProviderRuntime, fast: FastPathCall, body: AttemptBody, on_failure: OnFailure | None
 ) -> ProviderExecutionResult:
-    """Go the short way, and on with the machine when it turns out longer."""
+    """Make a call of the fast path; continue as a guarded call when the attempt did not succeed."""
     data, raised = None, None
     if fast.is_late:
         return _too_late(runtime, fast, on_failure)
@@ -65,7 +70,7 @@ def run_fast(
             runtime.recorder.add([row])
         return result
     call = fast.to_guarded_call()
-    work = partial(_run_steps, runtime, call, body, _judged(call, data, raised), on_failure)
+    work = partial(_run_steps, runtime, call, body, _first_step(call, data, raised), on_failure)
     return work() if runtime.is_local else PROVIDER_BUDGET.run_within(call.seconds_left, work)
 
 
@@ -77,7 +82,9 @@ def _run_steps(
     on_failure: OnFailure | None,
 ) -> ProviderExecutionResult:
     try:
-        result, rows = _go_on(runtime, call, body, call.begin() if first is None else first())
+        result, rows = _run_until_end(
+            runtime, call, body, call.begin() if first is None else first()
+        )
     except BaseException:
         _give_up(runtime, call)
         raise
@@ -85,8 +92,8 @@ def _run_steps(
     return result
 
 
-def _judged(call: GuardedCall, data: Any, raised: Exception | None) -> Callable[[], Do]:
-    """What the machine makes of the first attempt."""
+def _first_step(call: GuardedCall, data: Any, raised: Exception | None) -> Callable[[], Do]:
+    """The step that tells the guard of the first attempt."""
     return partial(call.succeeded, data) if raised is None else partial(call.failed, raised)
 
 
@@ -102,11 +109,11 @@ def _too_late(
 
 
 def _give_up(runtime: ProviderRuntime, call: GuardedCall) -> None:
-    """Give back what the call holds; what it did is on record all the same."""
+    """Give back what the call holds, and record the attempts that it made."""
     runtime.recorder.add(call.abandon())
 
 
-def _go_on(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
+def _run_until_end(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
     while do is not Do.END:
         if do is Do.ATTEMPT:
             do = _attempt(runtime, call, body)
@@ -142,7 +149,7 @@ def _end_of(call: GuardedCall, context: ProviderExecutionContext) -> float:
 
 
 def refuse_inside_loop() -> None:
-    """An async provider cannot be called synchronously from inside an event loop."""
+    """Refuse a synchronous call of an async provider from inside an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -156,14 +163,14 @@ def refuse_inside_loop() -> None:
 async def arun_call(
     runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, on_failure: OnFailure | None
 ) -> ProviderExecutionResult:
-    """Do what the machine says, in this task; what reads or writes a store does so on a thread."""
+    """Carry out the steps of a call in this task; steps that use a store run on a thread."""
     return await _arun_steps(runtime, call, body, None, on_failure)
 
 
 async def arun_fast(
     runtime: ProviderRuntime, fast: FastPathCall, body: AttemptBody, on_failure: OnFailure | None
 ) -> ProviderExecutionResult:
-    """The short way, on an event loop."""
+    """Make a call of the fast path on an event loop."""
     data, raised = None, None
     if fast.is_late:
         return await _step(
@@ -181,7 +188,7 @@ async def arun_fast(
         await _aconclude(runtime, fast, ended[0], [ended[1]], None)
         return ended[0]
     call = fast.to_guarded_call()
-    return await _arun_steps(runtime, call, body, _judged(call, data, raised), on_failure)
+    return await _arun_steps(runtime, call, body, _first_step(call, data, raised), on_failure)
 
 
 async def _arun_steps(
@@ -197,8 +204,8 @@ async def _arun_steps(
         elif runtime.is_local or not call.reads_store:
             do = call.begin()
         else:
-            do = await _look(runtime, call, call.begin)
-        result, rows = await _ago_on(runtime, call, body, do)
+            do = await _refresh_gates(runtime, call, call.begin)
+        result, rows = await _arun_until_end(runtime, call, body, do)
     except BaseException as error:
         await _abandon(runtime, call, error)
         raise
@@ -229,14 +236,14 @@ async def _step(
     *,
     is_quick: bool,
 ) -> T:
-    """One step of a call, which waits for the store no longer than the call's time lasts."""
+    """One step of a call, on a thread unless it is quick, within the time that the call has."""
     if is_quick:
         return work()
     return await offload(lambda: PROVIDER_BUDGET.run_within(call.seconds_left, work), runtime.steps)
 
 
-async def _look(runtime: ProviderRuntime, call: GuardedCall, look: StoreLook) -> Do:
-    """Look at the gates, in half of the time that is left; then go by what is known of them."""
+async def _refresh_gates(runtime: ProviderRuntime, call: GuardedCall, look: StoreLook) -> Do:
+    """Ask the gates on a thread; go by the old view when no thread is free in half of the time."""
     left = call.seconds_left
     return await offload(
         lambda: PROVIDER_BUDGET.run_within(call.seconds_left, look),
@@ -246,10 +253,13 @@ async def _look(runtime: ProviderRuntime, call: GuardedCall, look: StoreLook) ->
     )
 
 
-async def _ask(
+async def _ask_gate(
     runtime: ProviderRuntime, call: GuardedCall, ask: Callable[[], Do], late: Callable[[], Do]
 ) -> Do:
-    """Ask at a gate that may take a unit or a place; ``late`` if that could not begin in time."""
+    """Ask a gate that may take a unit or a place; ``late`` if no thread was free in time.
+
+    A step that has begun is waited for: what it took would otherwise be lost.
+    """
     if runtime.is_local:
         return ask()
     left = call.seconds_left
@@ -261,27 +271,33 @@ async def _ask(
     )
 
 
-async def _ago_on(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
+async def _arun_until_end(
+    runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do
+) -> Ended:
     is_local = runtime.is_local
     while do is not Do.END:
         if do is Do.ATTEMPT:
             do = await _aattempt(runtime, call, body)
         elif do is Do.ADMIT:
             passed = call.admit_cached()
-            do = passed if passed is not None else await _ask(runtime, call, call.admit, call.late)
+            do = (
+                passed
+                if passed is not None
+                else await _ask_gate(runtime, call, call.admit, call.late)
+            )
         elif do is Do.RESERVE:
-            do = await _ask(runtime, call, call.reserve, call.without_quota)
+            do = await _ask_gate(runtime, call, call.reserve, call.without_quota)
         else:
             await asleep_until(call.clock, call.until)
             is_quick = is_local or not call.reads_store
-            do = call.waited() if is_quick else await _look(runtime, call, call.waited)
+            do = call.waited() if is_quick else await _refresh_gates(runtime, call, call.waited)
     return await _step(runtime, call, call.finish, is_quick=is_local or not call.holds_anything)
 
 
 async def _abandon(runtime: ProviderRuntime, call: GuardedCall, error: BaseException) -> None:
     if call.is_handed_over:
         return
-    # A coroutine that is thrown away cannot wait for a thread.
+    # GeneratorExit closes the coroutine: it must not await any more, so the step runs right here.
     is_quick = runtime.is_local or not call.holds_anything or isinstance(error, GeneratorExit)
     await _step(runtime, call, partial(_give_up, runtime, call), is_quick=is_quick)
 
@@ -310,7 +326,8 @@ async def _bounded(body: AttemptBody, context: ProviderExecutionContext) -> Any:
     try:
         async with bound:
             return await body(context=context)
-    except Exception as error:  # of any kind: what goes wrong while it is cut short is not why
+    # Any error: a client may turn the cancellation into an error of its own. The timeout is why.
+    except Exception as error:
         if not bound.expired():
             raise
         raise ProviderTimeoutError(f"no answer within {limit:.3g} seconds") from error
@@ -325,7 +342,7 @@ async def _on_thread(
     """An attempt on a thread. Cancelled, it goes on there, and is settled when it has ended."""
     work = partial(body, context=context)
     if runtime.options.isolate:
-        # Not on a thread of the event loop's pool: its end would wait for a call that hangs.
+        # On a thread of its own: a pool would wait at its end for a call that hangs.
         work = partial(runtime.isolation.run, call.clock, _end_of(call, context), work)
     settle = partial(_settle, runtime, call)
     attempt = ThreadAttempt(work, settle)
@@ -342,7 +359,7 @@ async def _on_thread(
 
 
 def _settle(runtime: ProviderRuntime, call: GuardedCall, outcome: Outcome) -> None:
-    """The end of an attempt whose call was given up meanwhile."""
+    """Settle an attempt that ended after its call was cancelled."""
     data, error = outcome
     if error is None:
         call.succeeded(data)

@@ -426,7 +426,7 @@ class GuardedCall:
             self._guard.begun(self._began_at, None, self._began_at)
             return self.without_quota()
         if looks:
-            self._look()
+            self._refresh_gates()
         now = self._began_at
         refused, cooled = self._gates(now)
         return self._guard.begun(now, refused, cooled, random.random())  # noqa: S311 - jitter
@@ -500,7 +500,7 @@ class GuardedCall:
         self._data = data
         self._error = None
         self._is_late = self._deadline is not None and ended_at > self._deadline
-        self._note(ended_at, None, AttemptOutcome.SUCCESS)
+        self._log_attempt(ended_at, None, AttemptOutcome.SUCCESS)
         do = self._guard.succeeded()
         self._report(Vote.SUCCESS)
         return do
@@ -518,7 +518,7 @@ class GuardedCall:
         self._error = error
         self._never_sent = self._never_sent and error.never_sent
         if error.reason_code == Reason.RATE_LIMITED:
-            self._cool(error)
+            self._begin_cooldown(error)
         failure = Failure(decision.kind, error.reason_code, "", asked)
         time_up = is_time_up(raw)
         do = self._guard.failed(
@@ -529,7 +529,9 @@ class GuardedCall:
             is_time_up=time_up,
         )
         is_last = do is Do.END
-        self._note(ended_at, error, AttemptOutcome.FAILED if is_last else AttemptOutcome.RETRY)
+        self._log_attempt(
+            ended_at, error, AttemptOutcome.FAILED if is_last else AttemptOutcome.RETRY
+        )
         self._kept_vote = decision.vote or Vote.NEUTRAL
         vote = vote_of(self._kept_vote, self._policy.guard.breaker_scope, is_last=is_last)
         if vote is not None:
@@ -541,7 +543,7 @@ class GuardedCall:
     def waited(self, *, looks: bool = True) -> Do:
         """A wait is over."""
         if looks:
-            self._look()
+            self._refresh_gates()
         now = self.clock.now()
         refused, cooled = self._gates(now)
         return self._guard.waited(now, refused, cooled, random.random())  # noqa: S311 - jitter
@@ -647,7 +649,7 @@ class GuardedCall:
 
     # -- gates -----------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _refresh_gates(self) -> None:
         """Refresh the view of the circuits, within half of the time left for the whole call."""
         if not self._lane.is_fresh:
             left = self.seconds_left
@@ -658,13 +660,15 @@ class GuardedCall:
         cooled = self._lane.cooldown(self._policy.longest_cooldown)
         return None if wait is None else now + wait, now + cooled
 
-    def _cool(self, error: ProviderError) -> None:
+    def _begin_cooldown(self, error: ProviderError) -> None:
         asked = error.retry_after_seconds
         seconds = self._policy.default_cooldown if asked is None else asked
         if seconds > 0:
             self._lane.extend_cooldown(min(seconds, self._policy.longest_cooldown))
 
-    def _note(self, ended_at: float, error: ProviderError | None, outcome: AttemptOutcome) -> None:
+    def _log_attempt(
+        self, ended_at: float, error: ProviderError | None, outcome: AttemptOutcome
+    ) -> None:
         times = (self._started_at, ended_at)
         self._log.attempted(self.correlation_id, times, error, outcome, self._guard.delay)
 
