@@ -270,10 +270,10 @@ def test_after_failures_it_waits_longer_and_longer(
     """Whatever fails, the thread goes on; a look that works begins anew."""
     counter.fails_after = 0
     thread = RelayThread(lambda: [DeadLetterRelay(store, counter.open)], idle=2.0, dice=lambda: 0.5)
-    assert [thread.look() for _ in range(4)] == [1.0, 2.0, 4.0, 8.0]
+    assert [thread.poll() for _ in range(4)] == [1.0, 2.0, 4.0, 8.0]
     assert "relay.failed" in caplog.text
     counter.fails_after = None
-    assert [thread.look(), thread.look()] == [0.0, 2.0]
+    assert [thread.poll(), thread.poll()] == [0.0, 2.0]
 
 
 def test_a_store_that_cannot_be_opened_does_not_end_the_thread() -> None:
@@ -282,7 +282,7 @@ def test_a_store_that_cannot_be_opened_does_not_end_the_thread() -> None:
     def nothing() -> list[DeadLetterRelay]:
         raise StoreUnavailableError("not yet")
 
-    assert RelayThread(nothing, dice=lambda: 0.5).look() == 1.0
+    assert RelayThread(nothing, dice=lambda: 0.5).poll() == 1.0
 
 
 def test_one_relay_that_fails_does_not_stop_the_others(
@@ -292,7 +292,7 @@ def test_one_relay_that_fails_does_not_stop_the_others(
     away = MemoryProviderStore()
     away.close()
     relays = [DeadLetterRelay(away, counter.open), DeadLetterRelay(store, counter.open)]
-    assert RelayThread(lambda: relays, dice=lambda: 0.5).look() == 1.0
+    assert RelayThread(lambda: relays, dice=lambda: 0.5).poll() == 1.0
     assert ids(counter) == ["d-0", "d-1", "d-2"]
 
 

@@ -31,7 +31,7 @@ BOTH = RecordBatch([row("last", outcome="dead_letter")], [letter("d1", {"q": 1})
 
 def read_back(spill: Spill, limit: int = 500) -> list[RecordBatch]:
     """Everything there is, to the end."""
-    spill.look()
+    spill.scan()
     found: list[RecordBatch] = []
     while chunk := spill.chunk(limit):
         found += chunk

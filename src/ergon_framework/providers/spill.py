@@ -392,8 +392,8 @@ class Spill:
 
     # -- reading back ----------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Look for files that other processes left."""
+    def scan(self) -> None:
+        """Find files that processes left which have ended."""
         self._found = find_replayable(self.folder)
 
     def chunk(self, limit: int) -> list[RecordBatch]:

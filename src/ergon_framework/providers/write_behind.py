@@ -168,11 +168,14 @@ class WriteBehindQueue:
 
     def renew(self) -> None:
         """Begin with nothing: at first, and in a forked child, whose parent writes its own rows."""
+        # Held by the thread that takes a step. Callers that only add rows need no lock: appending
+        # to the queue is atomic. ``write_now`` takes none either, and may pause the queue while
+        # another thread takes a step: hence the second lock, around the pause alone.
         self._turn = threading.Lock()
         self._pausing = threading.RLock()
         self.queue.clear()
         self.counter.renew()
-        self._look_at = float("-inf")
+        self._scanned_at = float("-inf")
         self._in_progress: list[AttemptRow] = []
         self._reached: list[FlushMarker] = []
         self._failures = 0
@@ -226,7 +229,7 @@ class WriteBehindQueue:
     def add_when_full(self, rows: Sequence[AttemptRow]) -> None:
         """Take rows although there is little room: only final ones, and on disk if need be.
 
-        Never waits for the store, and for the disk only as long as it takes to rows bytes over.
+        Never waits for the store, and for the disk only until the system has taken the bytes.
         """
         finals = [row for row in rows if is_final(row)]
         self.counter.count(dropped=len(rows) - len(finals))
@@ -253,11 +256,11 @@ class WriteBehindQueue:
     # -- for the driver --------------------------------------------------------------------------
 
     def step(self) -> float | None:
-        """Do what can be done now. Seconds until it is worth coming back; None: when rows come."""
+        """Write a batch, and replay one; the seconds until the next step, None: when rows come."""
         with self._turn:
             try:
                 wait = self._step()
-            except Exception as error:  # a bug of ours must end neither the thread nor the rows
+            except Exception as error:  # a bug of ours must not end the thread: rows would pile up
                 self._pause(error)
                 wait = _RETRY_BACKOFF.cap
             self.counter.report(self._clock(), is_last=wait is None)
@@ -316,6 +319,8 @@ class WriteBehindQueue:
         rows = self._in_progress
         if not rows:
             return
+        # If the process dies in here, its rows are lost as far as they are not in the store: only
+        # rows that waited for longer than SPILL_AFTER, or did not fit, are on disk.
         refused = self._record(
             RecordBatch(rows), lambda: [RecordBatch([row]) for row in rows], is_alive=False
         )
@@ -329,9 +334,9 @@ class WriteBehindQueue:
         spill = self.spill
         if spill is None:
             return False
-        if now - self._look_at >= SCAN_INTERVAL:
-            self._look_at = now
-            spill.look()
+        if now - self._scanned_at >= SCAN_INTERVAL:
+            self._scanned_at = now
+            spill.scan()
         spoilt = spill.spoilt_count
         units = spill.chunk(self._batch)
         self.counter.count(lost=spill.spoilt_count - spoilt)
@@ -347,10 +352,11 @@ class WriteBehindQueue:
     def _record(
         self, whole: RecordBatch, pieces_of: Callable[[], list[RecordBatch]], *, is_alive: bool
     ) -> list[RecordBatch]:
-        """Write everything; what the store does not take is raised, or answered piece by piece.
+        """Write a batch; returns the pieces that the store refuses. Raises when the store is away.
 
-        A row that no store could ever take must not hold up all others. It is told from a store
-        that is away by another piece that is written alone: a different one each time.
+        A row that no store could ever take must not hold up all others. To tell such a row from a
+        store that is away, another piece is written alone, a different one at each failure: when
+        that works, the rest is written piece by piece. ``is_alive`` says that a write just worked.
         """
         try:
             self.store.record(whole)
@@ -377,7 +383,7 @@ class WriteBehindQueue:
         return True
 
     def _while_down(self, now: float) -> float:
-        """What can be done while the store is away; seconds until there is more to do."""
+        """Bring rows to disk while the store is away; the seconds until the next step."""
         if now - self._away_since >= SPILL_AFTER:
             self._spill_final_rows()
         self._make_room()
@@ -416,7 +422,7 @@ class WriteBehindQueue:
                 return
 
     def _set_aside(self, refused: list[RecordBatch]) -> None:
-        """Leave for people what the store will never take; nothing is held up if they get none."""
+        """Put rows that the store refuses into a file for people; a failure loses only the file."""
         if refused and self.spill is not None:
             try:
                 self.spill.set_aside(refused)
@@ -424,11 +430,11 @@ class WriteBehindQueue:
                 self.counter.note(error)
 
     def _make_room(self) -> None:
-        """The store is away: bring final rows to disk before there is no room for new ones."""
+        """Bring final rows to disk while the store is away, so that new ones have room."""
         spill = self.spill
         while len(self.queue) >= self.calm:
             if spill is None or not spill.is_usable:
-                return  # they stay: the store may be back before the room is used up
+                return  # the rows stay: the store may be back before the queue is full
             reached = len(self._reached)
             rows = self._take(self._batch)
             finals = [row for row in rows if is_final(row)]
@@ -485,7 +491,7 @@ class WriteBehindQueue:
             self.counter.emit("store.lost", error=self.counter.last_error)
 
     def _since(self, error: Exception) -> float:
-        """Since when the store says that it is away; if it blames a row, others are to be tried."""
+        """Since when the store is away; infinity when the error is about a row, not the store."""
         if not is_store_down(error):
             return float("inf")
         return min(self._away_since, self._clock())

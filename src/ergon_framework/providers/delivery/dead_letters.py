@@ -145,13 +145,13 @@ def redrive_refusal(letter: DeadLetter) -> str | None:
 
 RELAY_BATCH = 100
 MAX_FOREIGN = 10_000
-"""Letters of other apps beyond which a relay does not look."""
+"""Letters of other apps that a relay skips at most to find its own."""
 
 POLL_INTERVAL = 2.0
-"""Seconds between two looks at a store in which nothing was waiting."""
+"""Seconds between two polls of a store in which nothing was waiting."""
 
 SEND_LEASE = 60.0
-"""Seconds for which no other relay sends what one is sending."""
+"""Seconds for which one relay holds a letter that it sends again."""
 
 RELAY_LEASE = 10.0
 """Seconds for which one relay alone carries the letters of a store; renewed while it does."""
@@ -163,7 +163,7 @@ _LEASE_RETRY_DELAY = 0.25
 """Seconds after which ``drain`` asks again for a lease that another relay holds."""
 
 RETRY_BACKOFF = Backoff(base=1.0, factor=2.0, cap=60.0, low=0.8, high=1.2)
-"""After a look that failed."""
+"""Between two polls when the store or the queue fails."""
 
 declare(
     "providers.publish.before",
@@ -208,7 +208,7 @@ class RelayCounts:
 
 
 class _Lease:
-    """That one relay alone carries the letters of a store."""
+    """The lease by which one relay at a time carries the letters of a store."""
 
     def __init__(self, store: ProviderStore, ticks: Callable[[], float]) -> None:
         self._store = store
@@ -217,7 +217,7 @@ class _Lease:
         self._renew_at = self._ends_at = 0.0
 
     def take(self) -> bool:
-        """Ask for it, or for more time; whether it is ours."""
+        """Acquire or renew the lease; whether it is ours."""
         asked_at = self._ticks()
         claim = self._store.claim(
             ALL_TENANTS, _LEASE_NAME, _LEASE_NAME, self._owner, RELAY_LEASE, RELAY_LEASE
@@ -226,16 +226,17 @@ class _Lease:
         return claim.state is ClaimState.MINE
 
     def holds(self) -> bool:
-        """Whether it was ours all the time; it is renewed when half of the time is over."""
+        """Whether the lease is still ours without a gap; renewed when half of it is over."""
         if self._ticks() < self._renew_at:
             return True
         is_over = (
             self._ticks() >= self._renew_at + RELAY_LEASE / 2 or self._store.now() >= self._ends_at
         )
-        return not is_over and self.take()  # another one may have had it in between
+        # After its end another relay may have held the lease, and carried the same letters.
+        return not is_over and self.take()
 
     def release(self) -> None:
-        """Let the next one in at once. A store that does not answer lets it in a little later."""
+        """Release the lease. If the store does not answer, it ends by itself a little later."""
         try:
             failpoint("providers.relay.release")
             self._store.finish(
@@ -257,7 +258,7 @@ class DeadLetterRelay:
         batch: int = RELAY_BATCH,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tasks`` says whose letters it carries, each time it looks; None: those of all tasks."""
+        """``tasks`` names the tasks whose letters it carries, at each poll; None: all tasks."""
         self._store = store
         self._tasks = tasks
         self._lease = _Lease(store, ticks)
@@ -298,7 +299,7 @@ class DeadLetterRelay:
         return RelayCounts(published, redriven)
 
     def _look(self) -> tuple[RelayCounts, Exception | None]:
-        """Look without the lease first: most of the time nothing waits."""
+        """Carry what waits. Asks without the lease first: most of the time nothing waits."""
         if not any(self._waiting()[:2]):
             return RelayCounts(), None
         if not self._lease.take():
@@ -320,11 +321,11 @@ class DeadLetterRelay:
         if not pending and not redrive:
             return RelayCounts(), None
         refusals: list[Exception] = []
-        with self._post() as counter:
-            published = [self._try(self._publish, counter, each, refusals) for each in pending]
+        with self._post() as session:
+            published = [self._try(self._publish, session, each, refusals) for each in pending]
             self._refused = min(len(refusals), MAX_FOREIGN)
             sendable = self._sendable(redrive)
-            sent = [self._try(self._redrive, counter, each, refusals) for each in sendable]
+            sent = [self._try(self._redrive, session, each, refusals) for each in sendable]
         known, self._foreign = self._foreign, len(sent) - sum(sent)
         has_more = len(redrive) == limit and known < self._foreign < MAX_FOREIGN
         done = RelayCounts(sum(published), sum(sent), has_more)
@@ -333,34 +334,35 @@ class DeadLetterRelay:
     def _try(
         self,
         carry: Callable[[QueueSession, StoredLetter], bool],
-        counter: QueueSession,
+        session: QueueSession,
         stored: StoredLetter,
         refusals: list[Exception],
     ) -> bool:
-        """Carry one letter. What is wrong with one must not keep back those behind it."""
+        """Carry one letter. A letter that the queue refuses must not hold up those behind it."""
         try:
-            # A process that was stopped for a while may find that another one has gone on.
-            return self._lease.holds() and carry(counter, stored)
-        except (OSError, StoreError):  # the queue is away, or the store: the next would fare alike
+            # A process that was stopped for a while may have lost the lease to another one.
+            return self._lease.holds() and carry(session, stored)
+        except (OSError, StoreError):  # the queue or the store is away: the next letter would fail
             raise
         except Exception as error:
             refusals.append(error)
             return False
 
-    def _publish(self, counter: QueueSession, stored: StoredLetter) -> bool:
+    def _publish(self, session: QueueSession, stored: StoredLetter) -> bool:
         failpoint("providers.publish.before")
-        counter.publish(letter_message(stored.letter))
+        session.publish(letter_message(stored.letter))
+        # If the process dies here, the letter is published again, under the same id.
         failpoint("providers.publish.after")
         return self._move(stored, LetterStatus.PUBLISHED, LetterStatus.PENDING)
 
-    def _redrive(self, counter: QueueSession, stored: StoredLetter) -> bool:
+    def _redrive(self, session: QueueSession, stored: StoredLetter) -> bool:
         failpoint("providers.redrive.before")
-        if not counter.knows(stored.letter) or not self._is_mine(stored.letter):
+        if not session.knows(stored.letter) or not self._is_mine(stored.letter):
             return False
-        counter.send(stored.letter)
+        session.send(stored.letter)
         failpoint("providers.redrive.after")
-        if stored.published_at is None:  # it was wanted back before anybody heard of it
-            counter.publish(letter_message(stored.letter))
+        if stored.published_at is None:  # redriven before it was ever published
+            session.publish(letter_message(stored.letter))
         return self._move(stored, LetterStatus.REDRIVEN, LetterStatus.REDRIVE)
 
     def _is_mine(self, letter: DeadLetter) -> bool:
@@ -373,7 +375,7 @@ class DeadLetterRelay:
         for stored in letters:
             if redrive_refusal(stored.letter) is None:
                 yield stored
-            else:  # nothing can come of it: it must not stand in the way of the others
+            else:  # it can never be sent: back to published, or it would be found at each poll
                 self._move(stored, LetterStatus.PUBLISHED, LetterStatus.REDRIVE)
 
     def _move(self, stored: StoredLetter, status: LetterStatus, when: LetterStatus) -> bool:
@@ -381,7 +383,7 @@ class DeadLetterRelay:
 
 
 class RelayThread:
-    """Looks at relays over and over, on a thread of its own."""
+    """Polls the relays of this process, on a thread of its own."""
 
     def __init__(
         self,
@@ -390,11 +392,11 @@ class RelayThread:
         idle: float = POLL_INTERVAL,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """``relays`` is asked at every look, on the thread: it may take its time, and fail."""
+        """``relays`` is called at every poll, on the thread: it may be slow, and may fail."""
         self._relays = relays
         self._idle = idle
         self._dice = dice
-        self._bell = threading.Event()
+        self._wakeup = threading.Event()
         self._is_stopped = False
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="ergon-relay", daemon=True)
@@ -404,26 +406,26 @@ class RelayThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """There is something to carry."""
-        self._bell.set()
+        """Poll at once: there is a letter to carry."""
+        self._wakeup.set()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Have a last look, and end. What was not carried waits in its store."""
+        """Poll once more, and end. Letters that were not carried wait in their store."""
         self._is_stopped = True
-        self._bell.set()
+        self._wakeup.set()
         self._thread.join(timeout)
 
     def _run(self) -> None:
         while True:
-            self._bell.clear()
-            wait = self.look()
+            self._wakeup.clear()
+            wait = self.poll()
             if self._is_stopped:
                 return
             if wait > 0.0:
-                self._bell.wait(wait)
+                self._wakeup.wait(wait)
 
-    def look(self) -> float:
-        """Pump every relay once; the seconds until the next look."""
+    def poll(self) -> float:
+        """Pump every relay once; the seconds until the next poll."""
         moved, failure = False, None
         try:
             for relay in self._relays():

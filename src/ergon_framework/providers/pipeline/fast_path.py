@@ -1,10 +1,10 @@
 """The fast path: a closed circuit, no cooldown, quota in hand, one good attempt.
 
-Nearly every call is one of these, and the machine would answer each of its questions in the same
-way; so would it refuse every call at a gate that is known to be shut. Whatever turns out otherwise
-is handed to the machine at the point that was reached, so there is nothing that only this file
-decides; a test runs both ways side by side. Written for speed: each call of a function costs a
-hundredth of the whole.
+Nearly every call is one of these. The guard would decide each of its steps in the same way, and
+would refuse every call at a gate that is known to be shut. A call that turns out otherwise goes on
+as a ``GuardedCall`` from the point that it has reached: nothing is decided here alone, and a test
+runs both ways side by side. Written for speed: each call of a function costs a hundredth of the
+whole.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Who = tuple[str | None, str]
 
 
 class FastPathCall:
-    """One call on the short way, between its gates and its end."""
+    """One call of the fast path, from its admission to its end."""
 
     __slots__ = (
         "_began_at",
@@ -116,7 +116,7 @@ class FastPathCall:
         )
 
     def succeeded(self, data: Any) -> tuple[ProviderExecutionResult, AttemptRow] | None:
-        """The end of a good call; None when the machine has to judge it."""
+        """The result and the row of a successful call; None when the guard has to decide."""
         lane, policy, given = self._lane, self._policy, self._given
         if not isinstance(data, dict) or lane.needs_report(self._permits, Vote.SUCCESS):
             return None
@@ -174,7 +174,7 @@ class FastPathCall:
         return None if self._deadline is None else self._deadline - self._now()
 
     def to_guarded_call(self) -> GuardedCall:
-        """The machine, at the point this call has reached: its first attempt has ended."""
+        """A guarded call at the point that this call has reached: its first attempt is made."""
         call = GuardedCall(self._policy, self._lane, self._who, self._given, self._budget)
         call.take_over(
             self._began_at,
@@ -187,7 +187,7 @@ class FastPathCall:
 
 
 def seconds_of(given: ProviderExecutionContext, budget: float | None) -> float | None:
-    """What a call has by its caller and by the provider, if it names no instant."""
+    """The smaller one of the caller's budget and the provider's, in seconds."""
     seconds = given.timeout_budget_seconds
     if seconds is not None and (budget is None or seconds < budget):
         return seconds
@@ -203,11 +203,11 @@ def try_fast_path(
     may_wait: bool,
     may_refuse: bool,
 ) -> FastPathCall | ProviderExecutionResult | GuardedCall | None:
-    """A fast, if every gate is open; a refusal, if one is known to be shut; None otherwise.
+    """A fast call if every gate is open, a refusal if one is known to be shut, None otherwise.
 
-    With None nothing was taken or counted, and the machine looks closer; if the store was waited
-    for in vain, here is the machine that knows. ``may_wait`` says whether the store may be asked
-    for quota, which an event loop cannot wait for.
+    With None nothing was taken or counted, and a guarded call has to ask the gates. If the store
+    did not answer about the quota, the guarded call that is returned knows that, and does not wait
+    again. ``may_wait`` says whether the store may be asked for quota: not on an event loop.
     """
     seconds, policy, limiter = given.timeout_budget_seconds, runtime.policy, lane.quota
     if given.deadline is not None or (seconds is not None and seconds <= 0):
@@ -215,7 +215,7 @@ def try_fast_path(
     if given.max_attempts is not None:
         return None
     if given.attempt_offset >= policy.max_attempts:
-        return None  # no attempt is left: the machine says so
+        return None  # no attempt is left: the guard refuses the call
     wait = lane.peek()
     if wait != CLEAR:
         is_shut = may_refuse and wait >= 0
@@ -241,7 +241,7 @@ def try_fast_path(
             wait = limiter.retry_after()
             return _refused(runtime, lane, given, _QUOTA, wait) if may_refuse else None
     permits = lane.admit_cached()
-    if permits is None:  # it opened meanwhile; the machine begins anew, with this unit given back
+    if permits is None:  # the circuit opened meanwhile: a guarded call begins, and reserves anew
         if reservation is not None:
             refund(policy, lane, reservation)
         return None
@@ -256,9 +256,9 @@ def _refused(
     why: tuple[Stopped, str, str],
     wait: float,
 ) -> ProviderExecutionResult | None:
-    """The refusal of a call, if there is no row to write; otherwise the machine writes it.
+    """The refusal of a call, if it needs no row; None when a guarded call has to write one.
 
-    A gate that is shut is asked by everybody, over and over; all there is to do then is to count.
+    A gate that is shut refuses thousands of calls a second: most of them are only counted.
     """
     stop, stop_reason, reason = why
     if not runtime.recorder.skips_refusal(lane.key, reason):
