@@ -261,9 +261,11 @@ def test_a_store_that_takes_no_rows_can_still_be_read() -> None:
 
 
 def test_a_process_without_calls_need_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no patience no recorder is asked."""
+    """With a timeout of 0 no recorder is asked."""
     monkeypatch.setattr(module, "known_recorder", lambda _: pytest.fail("it was asked"))
-    told = ProviderHealthService(MemoryProviderStore(), patience=0).summary(TENANT, detail=True)
+    told = ProviderHealthService(MemoryProviderStore(), flush_timeout=0).summary(
+        TENANT, detail=True
+    )
     assert (told["providers"], told["is_current"]) == ([], True)
 
 

@@ -135,7 +135,7 @@ def test_odd_labels_are_refused_as_ever(labels: Any, kept: list[SpanRecord]) -> 
 
 
 def test_nobody_traces_and_the_envelope_is_as_it_was() -> None:
-    """Without SDK and trail nothing is added."""
+    """Without an SDK and a journal nothing is added."""
     transport = ScriptedTransport(VirtualClock(), [OK])
     produce("threads", transport, lambda p: p.append_fact(ENVELOPE, FACT))
     assert labels_of(transport) is None

@@ -1,4 +1,4 @@
-"""The trail: spans without an SDK, for traces that began at an edge of ours or came in."""
+"""Spans in the journal without an SDK, of traces that began at an edge of ours or came in."""
 
 from __future__ import annotations
 
@@ -169,13 +169,13 @@ def test_a_span_ends_once_and_is_bounded(kept: list[SpanRecord]) -> None:
 
 def test_foreign_tracers_hand_the_trace_on(kept: list[SpanRecord]) -> None:
     """Spans of other libraries are not kept, and do not cut the trace."""
-    trail: Any = tracing.journal_provider()
+    journal: Any = tracing.journal_provider()
     with span_at_edge("job.enqueue", SpanKind.PRODUCER, {}) as span:
-        with trail.get_tracer("theirs").start_as_current_span("theirs") as inner:
+        with journal.get_tracer("theirs").start_as_current_span("theirs") as inner:
             assert trace_headers(inner) == trace_headers(span)
             with span_at_edge("provider.call", SpanKind.CLIENT, {}):
                 pass
-        with trail.get_tracer("ergon").start_as_current_span("ours"):
+        with journal.get_tracer("ergon").start_as_current_span("ours"):
             pass
     call, ours, enqueue = kept
     assert call.parent_id == ours.parent_id == enqueue.span_id
@@ -286,7 +286,7 @@ def test_an_sdk_that_fails_does_not_fail_the_work(
 
 
 def test_a_trail_that_is_over_hears_nothing_more(tmp_path: Path, use_provider: UseProvider) -> None:
-    """An SDK keeps its processors for ever; each span goes to the trail of its time."""
+    """An SDK keeps its processors for ever; each span goes to the journal of its time."""
     use_provider(TracerProvider(shutdown_on_exit=False))
     heard: dict[str, list[SpanRecord]] = {"first": [], "second": []}
     for name, spans in heard.items():
@@ -328,7 +328,7 @@ def test_a_disabled_sdk_leaves_the_trail(
 
 
 def test_nobody_traces_and_nothing_happens() -> None:
-    """Without SDK and trail an edge is nothing, and what came in is handed on."""
+    """Without an SDK and a journal an edge has no span, and what came in is handed on."""
     context = SpanContext(int(TRACE, 16), 7, True, TraceFlags(1))
     with (
         trace.use_span(NonRecordingSpan(context)),

@@ -85,7 +85,7 @@ def test_a_refused_call_says_which_gate(kept: list[SpanRecord]) -> None:
 
 
 def test_a_call_goes_on_with_the_trace_of_its_context(kept: list[SpanRecord]) -> None:
-    """As of a task that a queue delivered; without any, there is no span on the trail."""
+    """As of a task that a queue delivered; without any, the journal has no span."""
     call(Scripted(clock=VirtualClock()))
     assert kept == []
     provider = Scripted(clock=VirtualClock())
@@ -108,7 +108,7 @@ def test_a_wrong_argument_is_a_failed_span(kept: list[SpanRecord]) -> None:
 
 
 def test_nobody_traces_and_the_context_is_as_it_was() -> None:
-    """Without SDK and trail a call is made as it is asked for."""
+    """Without an SDK and a journal a call is made as it is asked for."""
     provider = Scripted(clock=VirtualClock())
     call(provider, traceparent=PARENT)
     assert provider.seen[0].traceparent == PARENT

@@ -20,7 +20,7 @@ class OpenProviderStore:
     """An open store, and the inspector of its tables."""
 
     store: ProviderStore
-    looking: ProviderInspector
+    inspector: ProviderInspector
 
 
 @contextmanager
@@ -48,8 +48,8 @@ def opened_each(config: Path | None, url: str | None) -> Generator[OpenProviderS
     named = [] if url else call_stores(load_settings(config)).values()
     there = [each for each in named if has_calls(each, "provider_health_states")]
     for each in there or [named_store(config, url)]:
-        with opened(config, each) as desk:
-            yield desk
+        with opened(config, each) as store:
+            yield store
 
 
 def named_store(config: Path | None, url: str | None) -> str:

@@ -64,10 +64,10 @@ def health(
     from ergon_framework.providers.service import ProviderHealthService
 
     told: dict[str, dict[str, Any]] = {}
-    for desk in opened_each(config, store):
+    for opened in opened_each(config, store):
         # Only what is in the store: this process has made no calls.
-        service = ProviderHealthService(desk.store, patience=0)
-        for each in desk.looking.tenants(limit) if tenant is None else [tenant]:
+        service = ProviderHealthService(opened.store, flush_timeout=0)
+        for each in opened.inspector.tenants(limit) if tenant is None else [tenant]:
             found = service.summary(each, detail=True)
             told.setdefault(each, {**found, "providers": []})["providers"] += found["providers"]
     if as_json:
@@ -102,12 +102,12 @@ def circuit(
     from ergon_framework.providers.circuit import Circuit
 
     key = LaneKey(tenant, provider, capability)
-    with closing(opened_each(config, store)) as desks:
-        desk = _store_of_lane(desks, key)
-        before = desk.store.lane_state(key)
+    with closing(opened_each(config, store)) as stores:
+        opened = _store_of_lane(stores, key)
+        before = opened.store.lane_state(key)
         state = CircuitState.OPEN if wish is CircuitCommand.OPEN else CircuitState.CLOSED
-        Circuit(desk.store, key, BreakerRule()).force(state, seconds)
-        after = desk.store.lane_state(key)
+        Circuit(opened.store, key, BreakerRule()).force(state, seconds)
+        after = opened.store.lane_state(key)
     _check_written(before, after)
     until = after.breaker.open_until
     shape = {
@@ -141,9 +141,9 @@ def prune(
 
     deleted, before = 0, 0.0
     with progress("deleted") as move:
-        for desk in opened_each(config, store):
-            before = desk.store.now() - older_than * _DAY_SECONDS
-            while count := desk.store.prune(before, PRUNE_BATCH):
+        for opened in opened_each(config, store):
+            before = opened.store.now() - older_than * _DAY_SECONDS
+            while count := opened.store.prune(before, PRUNE_BATCH):
                 deleted += count
                 move(deleted)
     show_one({"deleted": deleted, "before": format_rfc3339(before)}, as_json=as_json)
@@ -171,13 +171,13 @@ def _share(rate: float | None) -> float | None:
     return None if rate is None else math.floor(rate * 10_000) / 10_000
 
 
-def _store_of_lane(desks: Iterable[OpenProviderStore], key: LaneKey) -> OpenProviderStore:
+def _store_of_lane(stores: Iterable[OpenProviderStore], key: LaneKey) -> OpenProviderStore:
     """The store that has a lane; an unknown lane is refused, as its name is probably mistyped."""
     known: list[LaneKey] = []
-    for desk in desks:
-        keys = [lane.key for lane in desk.store.health(key.tenant_id)]
+    for opened in stores:
+        keys = [lane.key for lane in opened.store.health(key.tenant_id)]
         if key in keys:
-            return desk
+            return opened
         known += keys
     names = ", ".join(f"{each.provider_name} {each.capability}" for each in known[:5])
     raise ConfigurationError(

@@ -33,8 +33,7 @@ from ergon_framework.providers.errors import (
     ProviderInternalError,
 )
 from ergon_framework.providers.execution import RENAMED, refuse_renamed
-from ergon_framework.providers.redaction import describe_safely as text_of
-from ergon_framework.providers.redaction import safe_message
+from ergon_framework.providers.redaction import describe_safely, safe_message
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.tasks import (
     MAX_RESULT_BYTES,
@@ -279,7 +278,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     def _tell_unbuilt(self, error: Exception) -> None:
         """Once for each mistake: every message meets the same one."""
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        text, where = text_of(error), f"{frame.filename}:{frame.lineno}"
+        text, where = describe_safely(error), f"{frame.filename}:{frame.lineno}"
         if text != self._told_unbuilt:
             self._told_unbuilt = text
             emit("task.unbuilt", task_name=self.name, error=text, where=where)
@@ -289,10 +288,10 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         longest = min(self._options.longest_deferral_seconds, self.longest_wait())
         seconds = min(LEAST_DEFERRAL.delay(times), longest)
         carried = msgspec.structs.replace(call.carried, unbuilt=times + 1)
-        told = ProviderDependencyError(
-            f"the provider could not be built: {text_of(error)}", never_sent=True
+        error_to_raise = ProviderDependencyError(
+            f"the provider could not be built: {describe_safely(error)}", never_sent=True
         )
-        self._send_again(call, carried, seconds, told)
+        self._send_again(call, carried, seconds, error_to_raise)
 
     def _send_again(
         self, call: TaskCall, carried: CallProgress, seconds: float, why: ProviderError

@@ -23,10 +23,10 @@ _FIRST, _LAST = 0.0, 253_402_300_799.0  # no instant of ours is older; later one
 class ProviderHealthService:
     """Reads summaries from one store. Any thread may ask."""
 
-    def __init__(self, store: str | ProviderStore, *, patience: float = FLUSH_TIMEOUT) -> None:
-        """A ``patience`` of 0 is for a process that makes no calls: it waits for nothing."""
+    def __init__(self, store: str | ProviderStore, *, flush_timeout: float = FLUSH_TIMEOUT) -> None:
+        """With a ``flush_timeout`` of 0 no rows are waited for: the process makes no calls."""
         self._store = store
-        self._patience = patience
+        self._flush_timeout = flush_timeout
 
     def summary(self, tenant_id: str | UUID, detail: bool = False) -> dict[str, Any]:
         """A tenant's summary as plain values; one that nobody knows has no providers.
@@ -36,7 +36,7 @@ class ProviderHealthService:
         when the store cannot answer.
         """
         store = open_store(self._store)
-        is_current = self._patience <= 0 or _is_flushed(store, self._patience)
+        is_current = self._flush_timeout <= 0 or _is_flushed(store, self._flush_timeout)
         given = str(tenant_id)
         shown = canonical_tenant(given) or given
         lanes = store.health(given) or (store.health(shown) if shown != given else [])
@@ -64,10 +64,10 @@ def canonical_tenant(text: str) -> str | None:
         return None
 
 
-def _is_flushed(store: ProviderStore, patience: float) -> bool:
+def _is_flushed(store: ProviderStore, flush_timeout: float) -> bool:
     recorder = known_recorder(store)  # without one, this process has made no calls
     try:
-        return recorder is None or recorder.flush(patience)
+        return recorder is None or recorder.flush(flush_timeout)
     except Exception as error:  # an older answer is better than none
         logger.warning("rows could not be flushed: %s", type(error).__name__)
         return False

@@ -362,7 +362,7 @@ class Spill:
                 self._sync(own, fd, start, end)
         except OSError as error:
             self._refused_at = self._clock()
-            raise _told(error, self.folder) from error
+            raise _translated(error, self.folder) from error
         failpoint("providers.spill.after")
 
     def sync(self) -> None:
@@ -377,7 +377,7 @@ class Spill:
             own.sync(fd)
         except OSError as error:
             own.is_dirty = True
-            raise _told(error, self.folder) from error
+            raise _translated(error, self.folder) from error
         finally:
             self._let_go(fd)
 
@@ -388,7 +388,7 @@ class Spill:
             with self._lock:
                 abandon(self.folder, lines, self.max_bytes)
         except OSError as error:
-            raise _told(error, self.folder) from error
+            raise _translated(error, self.folder) from error
 
     # -- reading back ----------------------------------------------------------------------------
 
@@ -531,7 +531,7 @@ def _size_of(paths: Sequence[Path]) -> int:
     return size
 
 
-def _told(error: OSError, folder: Path) -> StoreError:
+def _translated(error: OSError, folder: Path) -> StoreError:
     text = f"nothing can be kept in {folder}: {error.strerror or error}"
     if error.errno in _FULL_ERRNOS:
         return StoreFullError(text, remedy="free some disk space")

@@ -25,7 +25,7 @@ from ergon_framework.providers.execution import (
 )
 from ergon_framework.providers.redaction import safe_message
 from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskEnding
-from ergon_framework.telemetry.notices import emit as announce
+from ergon_framework.telemetry.notices import emit as emit_notice
 from ergon_framework.telemetry.notices import has_listeners
 from ergon_framework.telemetry.propagation import outgoing
 from ergon_framework.telemetry.tracing import (
@@ -51,7 +51,7 @@ def emit(name: str, /, **fields: object) -> None:
     if isinstance(key, tuple):
         tenant_id, provider_name, capability = key
         fields.update(tenant_id=tenant_id, provider_name=provider_name, capability=capability)
-    announce(name, **fields)
+    emit_notice(name, **fields)
     level = logging.INFO if name in _GOOD else logging.WARNING
     with suppress(Exception):  # a filter of the host's that raises is no failure of a call
         if logger.isEnabledFor(level):
@@ -75,7 +75,7 @@ def emit_calls(rows: Iterable[AttemptRow]) -> None:
                 "reason_code": row.reason_code,
                 "attempt": row.attempt_number,
             }
-            announce(name, **fields)
+            emit_notice(name, **fields)
 
 
 _NAME = "provider.call"

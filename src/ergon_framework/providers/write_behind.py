@@ -1,7 +1,8 @@
 """The write-behind queue: rows go to the store in batches, to the spill while it is down.
 
-Nothing here has a thread or waits: the recorder's thread calls ``Writer.step`` and is told when to
-come back. Rows leave memory only when they are written, kept on disk, or counted as gone.
+Nothing here has a thread or waits: the recorder's thread calls ``WriteBehindQueue.step``, which
+says when the next step is due. Rows leave memory only when they are written, kept on disk, or
+counted as gone.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class RowCounter:
         """Begin at nothing: at first, and in a forked child."""
         self._lock = threading.RLock()  # counting may be interrupted by a finalizer that counts
         self._counts = RowCounts()
-        self._told = RowCounts()
-        self._told_at = float("-inf")
+        self._reported = RowCounts()
+        self._reported_at = float("-inf")
         self.last_error: str | None = None
 
     def count(
@@ -110,12 +111,12 @@ class RowCounter:
 
     def report(self, now: float, *, is_last: bool = False) -> None:
         """Tell which counts have grown, at most once a second unless there is no later."""
-        if not is_last and now - self._told_at < _REPORT_INTERVAL:
+        if not is_last and now - self._reported_at < _REPORT_INTERVAL:
             return
-        counts, told = self.counts(), self._told
-        self._told, self._told_at = counts, now
+        counts, before = self.counts(), self._reported
+        self._reported, self._reported_at = counts, now
         for name in COUNTED_AS:
-            grown = getattr(counts, name) - getattr(told, name)
+            grown = getattr(counts, name) - getattr(before, name)
             if grown:
                 self.emit(f"records.{name}", rows=grown)
 

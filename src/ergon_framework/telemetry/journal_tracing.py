@@ -30,8 +30,7 @@ from opentelemetry.trace import (
 )
 
 from ergon_framework.ports.journal import SpanRecord
-from ergon_framework.telemetry.tracing import EDGES, SCOPE, is_loop_trace
-from ergon_framework.telemetry.tracing import journal_provider as current_trail
+from ergon_framework.telemetry.tracing import EDGES, SCOPE, is_loop_trace, journal_provider
 
 UNIT_ATTRIBUTES = ("rrq.job_id", "ergon.message_id", "transaction_id", "ergon.correlation_id")
 """The attributes that name the unit a span is about."""
@@ -85,7 +84,7 @@ def _span_processor(followed: JournalTracerProvider) -> Any:
             scope, context = span.instrumentation_scope, span.get_span_context()
             if scope is None or scope.name != SCOPE or context is None:
                 return
-            if current_trail() is not followed:
+            if journal_provider() is not followed:
                 return  # its time is over: an SDK has no way to let go of a processor
             if is_loop_trace(context.trace_id) and span.name not in EDGES:
                 return
@@ -126,8 +125,8 @@ class _PassThroughTracer(trace.Tracer):
 class JournalTracer(_PassThroughTracer):
     """Starts spans of traces that are recorded, and of those that begin at an edge."""
 
-    def __init__(self, trail: JournalTracerProvider) -> None:
-        self._trail = trail
+    def __init__(self, provider: JournalTracerProvider) -> None:
+        self._provider = provider
 
     def start_span(
         self,
@@ -146,13 +145,13 @@ class JournalTracer(_PassThroughTracer):
             if name not in EDGES:
                 return INVALID_SPAN
             shape = SpanContext(_new_id(128), _new_id(64), False, _SAMPLED)
-            return JournalSpan(self._trail, name, shape, None, start_time, attributes)
+            return JournalSpan(self._provider, name, shape, None, start_time, attributes)
         if not parent.trace_flags.sampled:
             return NonRecordingSpan(parent)
         shape = SpanContext(
             parent.trace_id, _new_id(64), False, parent.trace_flags, parent.trace_state
         )
-        return JournalSpan(self._trail, name, shape, parent, start_time, attributes)
+        return JournalSpan(self._provider, name, shape, parent, start_time, attributes)
 
     @contextmanager
     def start_as_current_span(  # type: ignore[override]
@@ -164,18 +163,18 @@ class JournalTracer(_PassThroughTracer):
 
 
 class JournalSpan(Span):
-    """A span of the trail. Events and links are not kept."""
+    """A span that the journal keeps. Events and links are not kept."""
 
     def __init__(
         self,
-        trail: JournalTracerProvider,
+        provider: JournalTracerProvider,
         name: str,
         context: SpanContext,
         parent: SpanContext | None,
         began_at: int | None,
         attributes: Mapping[str, Any] | None,
     ) -> None:
-        self._trail = trail
+        self._provider = provider
         self._name = name
         self._context = context
         self._parent = parent
@@ -227,9 +226,9 @@ class JournalSpan(Span):
             return
         self._is_ended = True
         ended_at = time_ns() if end_time is None else end_time
-        self._trail.keep(
+        self._provider.keep(
             span_record(
-                self._trail.source,
+                self._provider.source,
                 self._name,
                 (self._context, self._parent),
                 (self._began_at, ended_at),

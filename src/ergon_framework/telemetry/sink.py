@@ -43,7 +43,7 @@ def configure(settings: TelemetrySettings) -> None:
 
 
 def is_tracing() -> bool:
-    """Whether spans are recorded in this process; on the trail, those of the current trace."""
+    """Whether spans are recorded in this process; by the journal, only within a trace."""
     if not _chosen.spans:
         return False
     return real_provider() is not None or (
@@ -81,7 +81,7 @@ def make_sink(
 
 
 def _provider(*, joins: bool) -> Any:
-    """The SDK's provider; else the trail, for a call in which there can be traces."""
+    """The SDK's provider; else the journal's, for a call in which there can be traces."""
     real, follower = real_provider(), journal_provider()
     if real is not None:
         if follower is not None:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, ContextVar
 from typing import Any
 
-from opentelemetry import context as api
+from opentelemetry import context as otel_context
 from opentelemetry.context import Context as OtelContext
 from opentelemetry.context import get_current
 from opentelemetry.trace import (
@@ -78,11 +78,11 @@ def make_current(span: Span, base: OtelContext, context: Context) -> None:
 
 def _way_to_attach() -> Callable[[OtelContext], Any]:
     """The setter of the context variable, else the public function."""
-    api.get_current()  # old releases choose their implementation at the first use
-    runtime = getattr(api, "_RUNTIME_CONTEXT", None)
+    otel_context.get_current()  # old releases choose their implementation at the first use
+    runtime = getattr(otel_context, "_RUNTIME_CONTEXT", None)
     variable = getattr(runtime, "_current_context", None)
     is_usual = type(runtime).__name__ == "ContextVarsRuntimeContext"
-    return variable.set if is_usual and isinstance(variable, ContextVar) else api.attach
+    return variable.set if is_usual and isinstance(variable, ContextVar) else otel_context.attach
 
 
 (_SPAN,) = set_span_in_context(INVALID_SPAN, OtelContext())  # the key a span stands under
@@ -236,7 +236,7 @@ class LoopSpans:
         attributes = dict(self._attributes)
         span = self.writer.start(name, self._parent, self.ns(at), attributes, links)
         self.below = SpanParent(span, self.base)
-        # Of no trace at all, as on the trail: then only those who bring a trace have spans.
+        # No trace of its own, as with the journal: only transactions that bring a trace have spans.
         self.is_quiet = not self.below.parent.is_valid
         if not self.is_quiet and not self._parent.parent.is_valid:
             tracing.remember_loop_trace(self.below.parent.trace_id)

@@ -87,11 +87,11 @@ class Database:
                     tighten_file(self.file.absolute())
                 yield connection
         except SQLAlchemyError as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
         finally:
             engine.dispose()
 
-    def _told(self, error: SQLAlchemyError) -> ErgonError:
+    def _translated(self, error: SQLAlchemyError) -> ErgonError:
         cause = error.orig if isinstance(error, DBAPIError) else None
         if self.file is None:
             from ergon_framework.storage.postgres import errors as postgres_errors

@@ -44,11 +44,11 @@ _REVISION = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - our own n
 
 
 class _Tables(Schema):
-    """The provider tables as a part of the file: Alembic makes them, here they are looked at."""
+    """The provider tables in a file. Alembic makes them; here only their version is checked."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
-        """None: nothing is made here."""
+        """No files: nothing is made here."""
         return ()
 
     def apply(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -105,8 +105,8 @@ class _SqliteCursor:
 
     def fetch_each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
         """Run a statement once for each, in this order; what each answered."""
-        execute, spelt = self._cursor.execute, _sqlite_sql(sql)
-        return [execute(spelt, each).fetchall() for each in values]
+        execute, converted = self._cursor.execute, _sqlite_sql(sql)
+        return [execute(converted, each).fetchall() for each in values]
 
     def executemany(self, sql: str, values: Sequence[Values]) -> None:
         """Run a statement that answers nothing once for each, in this order."""
@@ -116,32 +116,32 @@ class _SqliteCursor:
         """Insert rows unless they are there; the transaction keeps other writers out."""
         sql = _insertion(into)
         ids = msgspec.json.encode([row[0] for row in rows]).decode()
-        known = {found for (found,) in self._cursor.execute(sql.looking, (ids,))}
+        known = {found for (found,) in self._cursor.execute(sql.select, (ids,))}
         fresh: dict[Any, Row] = {}
         for row in rows:
             if row[0] not in known:
                 fresh.setdefault(row[0], row)
-        self._cursor.executemany(sql.adding, fresh.values())
+        self._cursor.executemany(sql.insert, fresh.values())
         return set(fresh)
 
 
 class _Insertion(msgspec.Struct):
-    looking: str
-    adding: str
+    select: str
+    insert: str
 
 
 _insertions: dict[TableSpec, _Insertion] = {}
-_spellings: dict[str, str] = {}
+_converted: dict[str, str] = {}
 
 
 def _sqlite_sql(sql: str) -> str:
-    """A statement as SQLite takes it, which locks the whole file and not single rows."""
-    spelt = _spellings.get(sql)
-    if spelt is None:
-        spelt = sql.replace("FOR UPDATE", "")
-        if len(_spellings) < 1000:
-            _spellings[sql] = spelt
-    return spelt
+    """A statement without ``FOR UPDATE``: a transaction of SQLite locks the whole file anyway."""
+    converted = _converted.get(sql)
+    if converted is None:
+        converted = sql.replace("FOR UPDATE", "")
+        if len(_converted) < 1000:
+            _converted[sql] = converted
+    return converted
 
 
 def _insertion(into: TableSpec) -> _Insertion:
@@ -168,7 +168,7 @@ class SqliteProviderDatabase:
         self.name = str(self.path)
         self.is_closed = False
         self.now = clock
-        self._patience = busy_timeout
+        self._busy_timeout = busy_timeout
         self._lazy = LazyOpen(self._opened)
         self._lazy.open_early()
 
@@ -188,14 +188,15 @@ class SqliteProviderDatabase:
             failpoint(BEFORE[call])
             return result
 
-        seconds = PROVIDER_BUDGET.at_most(self._patience)
-        within = seconds if seconds < self._patience else None
+        # Only a call with less time than the busy timeout leaves the queue of commits early.
+        seconds = PROVIDER_BUDGET.at_most(self._busy_timeout)
+        within = seconds if seconds < self._busy_timeout else None
         try:
             result = self._lazy.get().write(whole, is_synced=is_synced, within=within)
             failpoint(AFTER[call])
             return result
         except (sqlite3.Error, OSError, OverflowError, UnicodeError) as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
 
     def read(self, work: Callable[[SqlCursor], T]) -> T:
         """Run ``work``, which changes nothing."""
@@ -207,7 +208,7 @@ class SqliteProviderDatabase:
         try:
             return self._lazy.get().read(whole)
         except (sqlite3.Error, OverflowError, UnicodeError) as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
 
     def to_db_time(self, instant: float | None) -> Any:
         """An instant as text that sorts by time."""
@@ -226,18 +227,18 @@ class SqliteProviderDatabase:
         try:
             if not self._has_tables():
                 _make_tables(self.path)
-            return Database(self.path, schema=_TABLES, busy_timeout=self._patience)
+            return Database(self.path, schema=_TABLES, busy_timeout=self._busy_timeout)
         except (sqlite3.Error, OSError) as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
 
     def _has_tables(self) -> bool:
         """Whether any of our migrations has run; a file that is not one is refused further on."""
         if not self.path.exists():
             return False
-        with closing(open_reader(self.path, connect, self._patience)) as connection:
+        with closing(open_reader(self.path, connect, self._busy_timeout)) as connection:
             return _revision(connection) is not None
 
-    def _told(self, error: Exception) -> StoreError:
+    def _translated(self, error: Exception) -> StoreError:
         if isinstance(error, OSError):
             return StoreUnavailableError(
                 f"a write to {self.path} failed: {error}", remedy="try again"
@@ -254,7 +255,7 @@ class SqliteProviderDatabase:
 
 
 def _make_tables(path: Path) -> None:
-    """As ``ergon db upgrade`` makes them. Imported late: most files have them."""
+    """Make the tables as ``ergon db upgrade`` does; Alembic is imported only for that."""
     from ergon_framework.providers.migrations.commands import upgrade
     from ergon_framework.providers.migrations.database import database_of
 
