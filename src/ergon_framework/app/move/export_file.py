@@ -41,6 +41,7 @@ from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.objectstore import ObjectStore
 from ergon_framework.ports.transfer import ObjectNameRecord, RecordStore, records_of
 from ergon_framework.storage import secure_files
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.sqlite.connections import connect, open_reader
 
@@ -130,14 +131,23 @@ def run(asked: Exporting, output: Output, tell: Tell, *, scratch: Path | None = 
             created_at=format_rfc3339(time.time()),
             schema={part.name: record_file.schema_of(part.name) for part in opened.parts},
         )
-        for _ in range(MAX_PASSES):
+
+        def attempt() -> Exported:
             output.begin()
             writer = RecordWriter(output.write, header)
             _write(opened, writer, tell)
-            if place.file is not None or _is_unchanged(opened, writer, tell):
-                return Exported(header, writer.finish(), opened.notes)
-    raise StoreError(
-        f"{place.name} goes on changing: it was read {MAX_PASSES} times, and never twice the same",
+            if place.file is None and not _is_unchanged(opened, writer, tell):
+                raise ConflictError
+            return Exported(header, writer.finish(), opened.notes)
+
+        return retry_conflicts(
+            attempt, max_attempts=MAX_PASSES, give_up=lambda: _goes_on_changing(place.name)
+        )
+
+
+def _goes_on_changing(name: str) -> StoreError:
+    return StoreError(
+        f"{name} goes on changing: it was read {MAX_PASSES} times, and never twice the same",
         remedy="stop whoever works with it, then export again",
     )
 

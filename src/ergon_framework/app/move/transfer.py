@@ -30,6 +30,7 @@ from ergon_framework.ports.transfer import (
     encode_move_state,
     move_state_of,
 )
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
 
 PAGE = 500
@@ -346,7 +347,7 @@ def look(part: Transfer, tell: Tell) -> list[Moved]:
 
 
 def begin(*parts: Transfer) -> None:
-    """Leave word that the target is not whole yet; it was looked at before (``earlier.py``)."""
+    """Write into the target that it is not complete yet; ``preflight`` has looked at it before."""
     _leave_word(parts, [MoveState(part.identity, birth=part.birth) for part in parts])
     failpoint("move.part.begun")
 
@@ -358,15 +359,21 @@ def move(part: Transfer, tell: Tell, *, shuts: bool = False) -> list[Moved]:
     source takes nothing more from when it was copied first, so that the last comparison holds.
     """
     found = [Moved(part.name, kind.title) for kind in part.kinds]
-    for turn in range(MAX_PASSES):
+    is_shut = not shuts
+
+    def attempt() -> list[Moved]:
+        nonlocal is_shut
         read = [
             _Copying(part, kind, tell, moved).run()
             for kind, moved in zip(part.kinds, found, strict=True)
         ]
         failpoint("move.part.copied")
-        if shuts and turn == 0:
+        if not is_shut:
+            # After the first copy, which takes longest: until here the source was in use.
             shut(part.source, part.where)
+            is_shut = True
             failpoint("move.part.shut")
+        # What is written between these two looks at the pulse may be missing in the target.
         pulse = part.pulse()
         sums = verified(part, read, tell)
         if sums is not None:
@@ -374,7 +381,13 @@ def move(part: Transfer, tell: Tell, *, shuts: bool = False) -> list[Moved]:
         if sums is not None and part.pulse() == pulse:
             return _compared(found, sums)
         tell(TransferProgress(part.name, "copying what came meanwhile", 0))
-    raise StoreError(
+        raise ConflictError
+
+    return retry_conflicts(attempt, max_attempts=MAX_PASSES, give_up=lambda: _keeps_growing(part))
+
+
+def _keeps_growing(part: Transfer) -> StoreError:
+    return StoreError(
         f"{part.name} keep coming into the store that is moved: it was copied {MAX_PASSES} times,"
         f" and {part.where} does not hold the same {part.name} yet",
         remedy="stop whoever adds there, then move again, or move with --shut, which refuses them",
@@ -389,7 +402,7 @@ def _compared(found: list[Moved], sums: list[KindDigest]) -> list[Moved]:
 
 
 def end(parts: Sequence[Transfer], found: Sequence[Sequence[Moved]]) -> None:
-    """Leave word that everything is there; when all parts of a move are, and not before."""
+    """Write into the targets that they are complete, once all parts of the move are."""
     sums = [
         {each.kind: (each.sum.count, each.sum.digest) for each in moved if each.sum}
         for moved in found
@@ -403,8 +416,10 @@ def end(parts: Sequence[Transfer], found: Sequence[Sequence[Moved]]) -> None:
 
 
 def _leave_word(parts: Sequence[Transfer], marks: Sequence[MoveState]) -> None:
-    """At once, where one database has it all: whoever works with a part that is open while another
-    is not has used what the next move would have to write.
+    """Write the move states of all parts, in one commit where one database holds all of them.
+
+    In several commits, a worker could begin to use a part that is open already while another part
+    is not, and the next move would overwrite what it did.
     """
     first, *others = parts
     if others and isinstance(first.target, JointMoveState):
@@ -429,7 +444,8 @@ class _Copying:
     def run(self) -> KindDigest:
         """Bring the target to what the source is; what the source was when it was read."""
         is_fresh = not self.part.target.dump(self.kind, None, 1)
-        # A key may have gone from one to another: first all let go of theirs.
+        # A unique key may have passed from one record to another: first all records that lost
+        # theirs are written, or the target would refuse the new owner.
         if not is_fresh and self.kind.holds_keys:
             left, read = self._walk(_lets_go)
             if not left:
@@ -492,7 +508,7 @@ class _Copying:
             )
 
     def _flush(self) -> None:
-        """What goes goes first: an id may be in use again."""
+        """Write what was collected. Deletions come first: an id may be in use again."""
         if self._going:
             self.part.target.discard(self._going)
         if self._coming:

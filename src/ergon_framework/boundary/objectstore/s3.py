@@ -24,15 +24,17 @@ from ergon_framework.boundary.objectstore.filesystem import (
 from ergon_framework.boundary.objectstore.s3_client import BucketClient, S3Download
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.objectstore import Blob
+from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
 
-_TURNS = 3  # at a folder that goes away while it is used
+_MAX_ATTEMPTS = 4  # to begin an upload in a folder that goes away while it is used
 
 
 class StagingArea:
-    """Where bytes on their way in are gathered; finished ones go on into the bucket.
+    """The folder where uploads are gathered until their digest is known; then they are sent.
 
-    Temporary files that nobody has touched for days may be cleared away by the system, folders too.
+    It lies among the temporary files, and the system may remove files and folders there that have
+    not been used for days: so the folder is made again when it is gone.
     """
 
     def __init__(
@@ -77,15 +79,16 @@ class StagingArea:
         path.unlink()
 
     def _begun(self, begin: Callable[[], FileUpload]) -> FileUpload:
-        """Begin in a folder that another process, which ends, may be about to remove."""
-        for _turn in range(_TURNS):
+        """Begin an upload. Another process that ends may just remove the folder: then again."""
+
+        def attempt() -> FileUpload:
             self._renew()
-            try:
-                return begin()
-            except StoreUnavailableError:
-                if self._uploads.path.is_dir():
-                    raise
-        return begin()
+            return begin()
+
+        def has_folder_gone(error: Exception) -> bool:
+            return isinstance(error, StoreUnavailableError) and not self._uploads.path.is_dir()
+
+        return retry_conflicts(attempt, max_attempts=_MAX_ATTEMPTS, is_conflict=has_folder_gone)
 
     def _renew(self) -> None:
         if not _is_own(self.folder) or not self._uploads.path.is_dir():
@@ -233,6 +236,8 @@ class S3ObjectStore:
             return False
         key = key_of(digest)
         failpoint("boundary.bucket_delete.before")
+        # The copy comes first: a process that dies in between leaves the blob in both places,
+        # never in none.
         self._client.copy(key, _aside(digest), blob.size)
         failpoint("boundary.bucket_delete.aside")
         self._client.delete(key)

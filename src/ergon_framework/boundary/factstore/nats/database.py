@@ -1,4 +1,10 @@
-"""The stream with its clock: transactions that are tried again, and notifications."""
+"""A zone's stream as a database: optimistic transactions, a cache of records, notifications.
+
+A transaction reads records, decides, and commits a batch of messages on the condition that the
+stream still ends where it ended when the records were read. If another process was faster, the
+transaction is tried again with what that one wrote. Transactions of one process take turns, so
+that they do not overtake each other.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +24,9 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.transfer import moved_away
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.storage.nats import NatsClient, OvertakenError
+from ergon_framework.storage.nats import NatsClient
 from ergon_framework.storage.nats.stream import MOST_MESSAGES
 from ergon_framework.storage.notifier import LocalNotifier
 from ergon_framework.storage.server import ServerClock
@@ -92,10 +99,10 @@ _BEFORE = {call: f"boundary.{call}.before" for call in _CALLS}
 _AFTER = {call: f"boundary.{call}.after" for call in _CALLS}
 declare(*_BEFORE.values(), *_AFTER.values())
 
-KEPT = 2
+KEPT_MESSAGES = 2
 """Messages of a record that are kept: when a commit has to be undone, the one before counts."""
-ROUNDS = 1000
-"""How often a step begins anew because others were faster, before it gives up."""
+MAX_ATTEMPTS = 1000
+"""How often a transaction is tried because other writers were faster, before it gives up."""
 
 
 class NatsDatabase:
@@ -137,19 +144,23 @@ class NatsDatabase:
 
     def read(self, work: Callable[[StreamTransaction], T]) -> T:
         """Run a step that writes nothing, on what is there now, while others go on."""
-        for _ in range(ROUNDS):
+
+        def attempt() -> T:
             transaction = self.begin_read()
             try:
                 result = work(transaction)
-            except BoundaryError:
+            except BoundaryError as error:
+                # A refusal counts only if nobody has changed meanwhile what it was based on.
                 if self._is_unchanged(transaction):
                     raise
-            else:
-                if not transaction.is_doubtful or self._is_unchanged(transaction):
-                    with self._turn:
-                        self._memory.learn(transaction.memory)
-                    return result
-        raise _too_busy(self.url)
+                raise ConflictError from error
+            if transaction.is_doubtful and not self._is_unchanged(transaction):
+                raise ConflictError
+            with self._turn:
+                self._memory.learn(transaction.memory)
+            return result
+
+        return self._retry(attempt)
 
     def transaction(self, work: Callable[[StreamTransaction], T], call: str) -> T:
         """Run a step until what it wants written is written."""
@@ -160,8 +171,8 @@ class NatsDatabase:
     ) -> tuple[T, int]:
         """Run a step until what it wants written is written; and where the stream ended then.
 
-        It is first tried with what is remembered. A refusal, or nothing to write, counts only when
-        the stream was seen to end where the memory does.
+        It is first tried with the cached records, without asking the server. Then a refusal, or
+        nothing to write, proves nothing: the step is run again on what the stream really holds.
         """
         self.refuse_reader()
         with self._turn:
@@ -178,55 +189,74 @@ class NatsDatabase:
     ) -> tuple[StreamTransaction, T]:
         # Whether a zone that went elsewhere is here again, only the stream can tell.
         is_sure = not self._is_current() or bool(self.opening.moved_to)
-        for _ in range(ROUNDS):
+
+        def attempt() -> tuple[StreamTransaction, T]:
             if is_sure:
                 self._refresh()
                 self._refuse_moved(call)
             transaction = self._begin(self._memory, is_sure=is_sure)
             try:
                 result = work(transaction)
-            except BoundaryError:
+            except BoundaryError as error:
                 if is_sure and self._is_unchanged(transaction):
                     raise
-            else:
-                has_news = transaction.finish()
-                if self._is_committed(transaction, call) if has_news else is_sure:
-                    return transaction, result
+                raise ConflictError from error
+            if transaction.finish():
+                self._commit(transaction, call)
+            elif not is_sure:  # nothing to write counts only when the stream was looked at
+                raise ConflictError
+            return transaction, result
+
+        def distrust_memory() -> None:
+            nonlocal is_sure
             is_sure = True
-        raise _too_busy(self.url)
+
+        return self._retry(attempt, before_retry=distrust_memory)
 
     def compare_and_set(self, work: Callable[[StreamTransaction], T], call: str, subject: str) -> T:
-        """Run a step that depends on one record, if that is all it wants written.
+        """Run a step that depends on one record and writes only that record.
 
-        What else is written meanwhile does not matter to it. So it reads while others go on, and
-        only writes in its turn.
+        Other records may change meanwhile: the commit depends on this record alone. So the step
+        reads while other transactions go on, and takes its turn only to write.
         """
         self.refuse_reader()
-        for _ in range(ROUNDS):
+
+        def attempt() -> T:
             transaction = self.begin_read()
             self._refuse_moved(call)
             try:
                 result = work(transaction)
-            except BoundaryError:
+            except BoundaryError as error:
                 if self._is_unchanged(transaction):
                     raise
-                continue
+                raise ConflictError from error
             if not transaction.finish():
                 return result
             message = transaction.only(subject)
-            if message is None:
+            if message is None:  # it wants more written than that record
                 return self.transaction(work, call)
             failpoint(_BEFORE[call])
-            with self._turn, suppress(OvertakenError):
+            with self._turn:
                 seq = self.stream.commit([message], None)
                 self._memory.follow(subject, Record(message.data, seq))
                 failpoint(_AFTER[call])
                 self._trim()
-                return result
-        raise _too_busy(self.url)
+            return result
 
-    def _is_committed(self, transaction: StreamTransaction, call: str) -> bool:
-        """Write what a step wants; False when somebody else was faster."""
+        return self._retry(attempt)
+
+    def _retry(
+        self, attempt: Callable[[], T], *, before_retry: Callable[[], None] | None = None
+    ) -> T:
+        return retry_conflicts(
+            attempt,
+            max_attempts=MAX_ATTEMPTS,
+            give_up=lambda: _too_busy(self.url),
+            before_retry=before_retry,
+        )
+
+    def _commit(self, transaction: StreamTransaction, call: str) -> None:
+        """Write what a step wants; ``OvertakenError`` when somebody else was faster."""
         messages = transaction.messages()
         if len(messages) > MOST_MESSAGES:
             raise StoreError(
@@ -234,11 +264,7 @@ class NatsDatabase:
                 remedy="do it in smaller parts",
             )
         failpoint(_BEFORE[call])
-        try:
-            transaction.was_written(self.stream.commit(messages, self._memory.last))
-        except OvertakenError:
-            return False
-        return True
+        transaction.was_written(self.stream.commit(messages, self._memory.last))
 
     def _trim(self) -> None:
         """Remove what records were before: all but two, of which one undoes half a commit."""
@@ -246,7 +272,7 @@ class NatsDatabase:
             worn = self._memory.worn()
         for subject in worn:
             with suppress(StoreError):  # another time will do
-                self.stream.trim(subject, KEPT)
+                self.stream.trim(subject, KEPT_MESSAGES)
 
     def clear(self, below: int, *subjects: str) -> None:
         """Remove messages that nobody sees any more; that is a matter of room alone."""

@@ -18,6 +18,7 @@ from ergon_framework.boundary.factstore.nats.schema import (
 from ergon_framework.boundary.factstore.nats.session import RecordCache, StreamTransaction
 from ergon_framework.errors import ConfigurationError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.factstore import NEW_EPOCH, OUTBOUND, StoreInfo
+from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.nats import NatsClient, NatsStream, OvertakenError, address_of
 from ergon_framework.storage.nats.diagnostics import (
     Account,
@@ -31,7 +32,7 @@ logger = logging.getLogger("ergon_framework.boundary")
 
 SCHEMA = 1
 _ZONE, _SCHEMA, _MOVED_TO = "ergon.zone", "ergon.schema", "ergon.moved_to"
-_ROUNDS = 50
+_MAX_ATTEMPTS = 50  # to found the store or undo a torn commit, while others do the same
 _CONFIG: dict[str, Any] = {
     "storage": "file",
     "retention": "limits",
@@ -162,18 +163,25 @@ class StreamSetup:
         """Found the store, or look whose it is."""
         if self._is_read_only:
             return self.read_info(self._begin(self.standing().last))
-        for _ in range(_ROUNDS):
+
+        def attempt() -> StoreInfo:
             self.mend(0, clock)
             last = self.standing().last
             transaction = self._begin(last)
             found = transaction.get(ZoneRecord, self.subjects.zone)
-            if found is not None:
-                return _info(found)
-            _found(transaction, self._zone, clock())
-            with suppress(OvertakenError):
+            if found is None:
+                _found(transaction, self._zone, clock())
                 self.stream.commit(transaction.messages(), last)
-        raise StoreUnavailableError(
-            f"others wrote to {self.name} all the time", remedy="try again when less is going on"
+                return self.read_info(self._begin(self.standing().last))
+            return _info(found)
+
+        return retry_conflicts(
+            attempt,
+            max_attempts=_MAX_ATTEMPTS,
+            give_up=lambda: StoreUnavailableError(
+                f"others wrote to {self.name} all the time",
+                remedy="try again when less is going on",
+            ),
         )
 
     def read_info(self, transaction: StreamTransaction) -> StoreInfo:
@@ -209,15 +217,15 @@ class StreamSetup:
         return last > 0 and self.stream.at(last) is None and self.standing().last == last
 
     def _undo(self) -> None:
-        for _ in range(_ROUNDS):
-            with suppress(OvertakenError):
-                undone = self.stream.undo_torn(self.subjects.everything, self.subjects.fence)
-                if undone:
-                    logger.warning(
-                        "%s had left a commit half done, which nobody was told of: undone",
-                        self.name,
-                    )
-                return
+        def attempt() -> int:
+            return self.stream.undo_torn(self.subjects.everything, self.subjects.fence)
+
+        # Whoever overtook us that often has opened the stream, too, and has undone it.
+        with suppress(OvertakenError):
+            if retry_conflicts(attempt, max_attempts=_MAX_ATTEMPTS):
+                logger.warning(
+                    "%s had left a commit half done, which nobody was told of: undone", self.name
+                )
 
     def _begin(self, last: int) -> StreamTransaction:
         memory = RecordCache()
