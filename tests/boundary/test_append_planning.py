@@ -11,7 +11,6 @@ from ergon_framework.boundary.factstore.append_plan import (
     Condition,
     KnownFact,
     judge_known,
-    unexplained,
 )
 from ergon_framework.boundary.factstore.hashchain import Prepared, prepare
 from ergon_framework.ports.factstore import (
@@ -19,7 +18,6 @@ from ergon_framework.ports.factstore import (
     Appended,
     CapacityExceeded,
     Conflict,
-    Gap,
     MissingReference,
     NewFact,
     Outcome,
@@ -142,23 +140,3 @@ def test_what_a_peer_sent_is_not_refused() -> None:
     facts = [fact("1", references=(ARTIFACT,)), fact("2"), fact("1")]
     outcomes = AppendPlanner(target).receive("inbound:b", facts)
     assert outcomes == [Appended(1), Conflict(9, b"x" * 32), Appended(1, True, b"")]
-
-
-@pytest.mark.parametrize(
-    ("after", "first", "gaps", "lost"),
-    [
-        (0, 1, [], None),
-        (5, 3, [], None),
-        (0, 4, [], (1, 3)),
-        (1, 4, [(2, 3)], None),
-        (0, 9, [(1, 2), (5, 6)], (3, 8)),
-        (0, 9, [(2, 3), (3, 8)], (1, 1)),
-        (2, 9, [(1, 4), (7, 8)], (5, 6)),
-    ],
-)
-def test_what_no_gap_explains(
-    after: int, first: int, gaps: list[tuple[int, int]], lost: tuple[int, int] | None
-) -> None:
-    """From the first offset that is lost to the last one."""
-    found = [Gap(OUTBOUND, *each, "disk", 0.0) for each in gaps]
-    assert unexplained(after, first, found) == lost

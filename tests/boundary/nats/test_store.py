@@ -18,7 +18,7 @@ from ergon_framework.boundary.factstore.hashchain import prepare
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.factstore.nats.append import StreamPlacement
-from ergon_framework.boundary.factstore.nats.consumers import MOST_SETTLED
+from ergon_framework.boundary.factstore.nats.consumers import MAX_SETTLED
 from ergon_framework.boundary.factstore.nats.records import ids_after
 from ergon_framework.boundary.factstore.nats.schema import Note
 from ergon_framework.boundary.factstore.nats.session import MOST_YOUNG, StreamTransaction
@@ -469,7 +469,7 @@ def test_a_worker_that_is_wrong_about_the_time_changes_nothing(
 def test_many_released_facts_are_confirmed_at_once(open_store: Open) -> None:
     """More items than one commit has room for are delivered again in pages, and all settled."""
     store = open_store()
-    number = MOST_SETTLED + 40
+    number = MAX_SETTLED + 40
     store.create_consumer("c", OUTBOUND)
     store.append(OUTBOUND, [new(f"id-{n}") for n in range(number)])
     copies = [

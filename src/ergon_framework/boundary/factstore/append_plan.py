@@ -1,4 +1,4 @@
-"""What an append is: new, a duplicate, a conflict, or refused. And which pages have holes.
+"""What an append is: new, a duplicate, a conflict, or refused.
 
 Decided here for every store that keeps facts outside its process. The memory store decides by
 itself: it is the model that the others are compared with. Nothing here waits or writes; the store
@@ -17,7 +17,6 @@ from ergon_framework.ports.factstore import (
     Appended,
     CapacityExceeded,
     Conflict,
-    Gap,
     MissingReference,
     NewFact,
     Outcome,
@@ -26,7 +25,7 @@ from ergon_framework.ports.factstore import (
 
 L = TypeVar("L")
 
-HALF = 16
+KEPT_DIGEST = 16
 """Bytes of a digest that are kept of a fact whose payload is gone."""
 
 
@@ -129,7 +128,7 @@ def judge_known(new: NewFact, known: KnownFact) -> Appended | Conflict:
     offset, digest, condition, envelope = known
     if condition is Condition.REPAIRED:  # which only the same content can do
         return Appended(offset, True, envelope, is_repaired=True)
-    if len(digest) < HALF or new.digest[: len(digest)] != digest:
+    if len(digest) < KEPT_DIGEST or new.digest[: len(digest)] != digest:
         return Conflict(offset, digest)  # also when the row no longer tells what it was
     return Appended(offset, True, envelope, is_damaged=condition is Condition.DAMAGED)
 
@@ -140,21 +139,3 @@ def _twin(fresh: Mapping[bytes, tuple[int, NewFact]], fact: Prepared) -> Appende
     if fact.new.digest != first.digest:
         return Conflict(offset, first.digest)
     return Appended(offset, True, first.envelope)
-
-
-def unexplained(after: int, first: int, gaps: Iterable[Gap]) -> tuple[int, int] | None:
-    """The first and the last offset between a cursor and what is kept that no gap explains.
-
-    ``first`` is the lowest offset that is kept; the gaps are in the order of their beginning.
-    """
-    start, last = after + 1, first - 1
-    lost: list[tuple[int, int]] = []
-    for gap in gaps:
-        if start > last:
-            break
-        if gap.first > start:
-            lost.append((start, min(gap.first - 1, last)))
-        start = max(start, gap.last + 1)
-    if start <= last:
-        lost.append((start, last))
-    return (lost[0][0], lost[-1][1]) if lost else None

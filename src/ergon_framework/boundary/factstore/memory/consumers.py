@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ergon_framework.boundary.factstore import consumers
-from ergon_framework.boundary.factstore import consumers as cursors
 from ergon_framework.boundary.factstore.consumers import (
     ACTIONS,
     not_next,
@@ -68,7 +67,9 @@ class MemoryConsumers:
         """Forget it and its quarantine; retention no longer waits for it."""
         with self._database.step() as state:
             one = state.consumer(name)
-            state.journal.append((self._database.clock(), "delete_consumer", cursors.deleted(one)))
+            state.journal.append(
+                (self._database.clock(), "delete_consumer", consumers.deleted(one))
+            )
             del state.consumers[name]
             state.items = {
                 number: item for number, item in state.items.items() if item.consumer != name
@@ -94,8 +95,8 @@ class MemoryConsumers:
             is_released = page is not None
             if page is None:
                 page = _next(state, one, limit, max_bytes, now)
-                cursors.give(one, page, holder)
-            cursors.hold(one, holder, lease, now)
+                consumers.give(one, page, holder)
+            consumers.hold(one, holder, lease, now)
             given = {fact.offset for fact in page.facts}
             state.served.update(item.id for item in state.released_to(name) if item.offset in given)
             return Fetched(_given(state, one), page, is_released)
@@ -109,7 +110,7 @@ class MemoryConsumers:
             for item in state.released_to(name):
                 if item.offset <= offset and item.id in state.served:
                     state.items[item.id] = replace(item, state="settled")
-            cursors.move(one, max(one.cursor, offset))
+            consumers.move(one, max(one.cursor, offset))
             if holder is not None:
                 one.held_until = self._database.clock() + one.lease
             return one.cursor
@@ -119,15 +120,15 @@ class MemoryConsumers:
         with self._database.step() as state:
             one = state.consumers.get(name)
             if one is not None and one.holder == holder:
-                cursors.let_go(one)
+                consumers.let_go(one)
 
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         """Set the cursor, also backwards, and write down that it was done and why."""
         with self._database.step() as state:
             one = state.consumer(name)
             memory_log = state.memory_log(one.log)
-            text = cursors.sought(one, offset, reason)
-            cursors.seek(one, offset, memory_log.first, memory_log.head)
+            text = consumers.sought(one, offset, reason)
+            consumers.seek(one, offset, memory_log.first, memory_log.head)
             state.journal.append((self._database.clock(), "seek", text))
             return _given(state, one)
 
@@ -236,4 +237,4 @@ def _pass(
     message = f"the fact at {offset} of {memory_log.name} is not what was stored there"
     item = Quarantined(0, one.name, memory_log.name, offset, "corrupted", message, 0, now)
     state.set_aside(item)
-    cursors.move(one, offset)
+    consumers.move(one, offset)

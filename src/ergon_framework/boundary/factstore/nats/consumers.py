@@ -6,7 +6,6 @@ from copy import copy
 from dataclasses import fields
 
 from ergon_framework.boundary.factstore import consumers
-from ergon_framework.boundary.factstore import consumers as cursors
 from ergon_framework.boundary.factstore.consumers import (
     ACTIONS,
     OPEN,
@@ -25,6 +24,7 @@ from ergon_framework.boundary.factstore.nats import pages
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
+from ergon_framework.boundary.factstore.page_plan import fill_page
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, Page, Quarantined
 
@@ -33,9 +33,9 @@ _SHARED = {each.name for each in fields(ConsumerInfo)} & {
 }
 
 
-MOST_SETTLED = 300
+MAX_SETTLED = 300
 """Items of one commit."""
-ROUNDS = 100
+MAX_CORRUPTED = 100
 """Corrupted facts that one call passes at most."""
 
 
@@ -92,7 +92,7 @@ class NatsConsumers:
 
         def work(transaction: StreamTransaction) -> None:
             one = reader_named(transaction, name)
-            transaction.note(self._database.clock(), "delete_consumer", cursors.deleted(one))
+            transaction.note(self._database.clock(), "delete_consumer", consumers.deleted(one))
             one.is_gone, one.items_above = True, transaction.tally.items
             one.holder = None
             transaction.put(transaction.subjects.consumer(name), one)
@@ -112,12 +112,12 @@ class NatsConsumers:
             refuse_late(info_of(one), holder, now)
             refuse_unserved(one, offset)
             settled = _delivered(transaction, one, offset)
-            for item in settled[:MOST_SETTLED]:
+            for item in settled[:MAX_SETTLED]:
                 item.state = "settled"
                 put(transaction, item)
-            if len(settled) > MOST_SETTLED:
+            if len(settled) > MAX_SETTLED:
                 return None  # the cursor moves when all of them are
-            cursors.move(one, max(one.cursor, offset))
+            consumers.move(one, max(one.cursor, offset))
             if holder is not None:
                 one.held_until = now + one.lease
             if one != before:
@@ -137,7 +137,7 @@ class NatsConsumers:
         def work(transaction: StreamTransaction) -> None:
             one = transaction.get(ConsumerRecord, transaction.subjects.consumer(name))
             if one is not None and not one.is_gone and one.holder == holder:
-                cursors.let_go(one)
+                consumers.let_go(one)
                 transaction.put(transaction.subjects.consumer(name), one)
 
         self._database.transaction(work, "desk")
@@ -148,8 +148,8 @@ class NatsConsumers:
         def work(transaction: StreamTransaction) -> ConsumerInfo:
             one = reader_named(transaction, name)
             log_state = transaction.log_state_or_new(one.log)
-            text = cursors.sought(one, offset, reason)
-            cursors.seek(one, offset, log_state.first, log_state.head)
+            text = consumers.sought(one, offset, reason)
+            consumers.seek(one, offset, log_state.first, log_state.head)
             transaction.note(self._database.clock(), "seek", text)
             transaction.put(transaction.subjects.consumer(name), one)
             return described(transaction, one)
@@ -333,18 +333,13 @@ def _released(
     below, log_state = _below(transaction, one), transaction.log_state(one.log)
     if not below or log_state is None:
         return None
-    page, size, is_full = Page([], 0, log_state.head), 0, False
-    most = min(limit, MOST_SETTLED)  # each is marked
-    for item in below:
-        entry = pages.entry_at(transaction, log_state, item.offset)
-        if entry is None:
-            continue
-        size += entry.size
-        is_full = is_full or len(page.facts) >= most or size > max_bytes
-        if not page.facts or not is_full:
-            page.facts.append(entry.seen(one.to_zone))
-            page.through = item.offset
-    return page if page.facts else None
+    entries = (pages.entry_at(transaction, log_state, item.offset) for item in below)
+    kept = (entry for entry in entries if entry is not None)
+    max_items = min(limit, MAX_SETTLED)  # each is marked
+    given = fill_page(kept, log_state.head, max_items, max_bytes).given
+    if not given:
+        return None
+    return Page([each.seen(one.to_zone) for each in given], given[-1].offset, log_state.head)
 
 
 def _next(
@@ -353,7 +348,7 @@ def _next(
     """The page after the cursor, which passes corrupted facts on its way."""
     log_state = transaction.log_state_or_new(one.log)
     passed: list[Gap] = []
-    for _ in range(ROUNDS):
+    for _ in range(MAX_CORRUPTED):
         lost = pages.unexplained(transaction, log_state, one.cursor)
         refuse_truncated(one, lost)
         stretch = pages.read(transaction, log_state, one.cursor, limit, max_bytes, one.to_zone)

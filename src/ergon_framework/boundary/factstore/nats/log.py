@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import TypeAlias
 
-from ergon_framework.boundary.factstore import hashchain
+from ergon_framework.boundary.factstore import hashchain, page_plan
 from ergon_framework.boundary.factstore.append_plan import AppendPlanner
 from ergon_framework.boundary.factstore.consumers import conflicting
 from ergon_framework.boundary.factstore.group_commit import (
@@ -28,6 +28,7 @@ from ergon_framework.boundary.factstore.nats.consumers import keep_whole, open_i
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item, LogState, Place
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
+from ergon_framework.boundary.factstore.page_plan import Hole
 from ergon_framework.boundary.factstore.records import corrupted
 from ergon_framework.core.link import leads_to
 from ergon_framework.errors import StoreError
@@ -405,10 +406,11 @@ def _dropped(
     log_state.cut_latest = _latest_below(transaction, log_state, last, place)
     log_state.first, log_state.first_seq, log_state.cut_chain = last + 1, place.seq + 1, place.chain
     log_state.head_seq = 0 if log_state.head == last else log_state.head_seq
-    lost = max(first, _confirmed_by_all(transaction, log) + 1)
-    if reason is not None and lost <= last:
-        _lose(transaction, log_state, lost, reason, now)
-        transaction.note(now, "truncate", f"{log} lost {lost} to {last}: {reason}")
+    if reason is not None:
+        lost = page_plan.lost_from(first, last, _slowest_cursor(transaction, log))
+        if lost is not None:
+            _lose(transaction, log_state, lost, reason, now)
+            transaction.note(now, "truncate", page_plan.loss_note(log, lost, last, reason))
     return last - first + 1, log_state.first_seq
 
 
@@ -432,10 +434,8 @@ def _lose(
     transaction: StreamTransaction, log_state: LogState, first: int, reason: str, now: float
 ) -> None:
     """Record that what was dropped from an offset on is lost; a loss that goes on is one."""
-    for gap in pages.gaps_of(transaction, log_state):
-        if gap.source_first is None and (gap.last + 1, gap.reason) == (first, reason):
-            first = gap.first
-            break
+    before = page_plan.continued_gap(pages.gaps_of(transaction, log_state), first, reason)
+    first = first if before is None else before.first
     log_state.gaps += 1
     gap = Gap(log_state.name, first, log_state.first - 1, reason, now)
     transaction.put(transaction.subjects.gap(log_state.name, first, is_ours=True), gap)
@@ -445,12 +445,15 @@ def _settled_by_all(transaction: StreamTransaction, log: str) -> int:
     """Up to where no required consumer needs anything, nor anybody what was set aside for it."""
     required = [each for each in _readers(transaction, log) if each.is_required]
     aside: list[Item] = [item for one in required for item in open_items(transaction, one.name)]
-    return min([*(one.cursor for one in required), *(item.offset - 1 for item in aside)], default=0)
+    return page_plan.settled_through(
+        min((one.cursor for one in required), default=None),
+        min((item.offset for item in aside), default=None),
+    )
 
 
-def _confirmed_by_all(transaction: StreamTransaction, log: str) -> int:
-    """Up to where every consumer has confirmed; where there is none, nobody has anything."""
-    return min((one.cursor for one in _readers(transaction, log)), default=0)
+def _slowest_cursor(transaction: StreamTransaction, log: str) -> int | None:
+    """Up to where every consumer has confirmed; None where there is no consumer."""
+    return min((one.cursor for one in _readers(transaction, log)), default=None)
 
 
 def _readers(transaction: StreamTransaction, log: str) -> list[ConsumerRecord]:
@@ -467,7 +470,7 @@ def _leg(
         found: list[Flaw | int] = []
         chain, seen = pages.place_of(transaction, log_state, at).chain, at
         for each in pages.all_after(transaction, log_state, at):
-            if isinstance(each, pages.Hole):
+            if isinstance(each, Hole):
                 found.append(Flaw(log_state.name, each.offset, "it is not what was stored there"))
                 chain = b""
             elif chain and not each.follows(chain):
@@ -489,7 +492,7 @@ def _leg(
 def _aged_one_by_one(transaction: StreamTransaction, log_state: LogState, before: float) -> int:
     last = log_state.first - 1
     for each in pages.all_after(transaction, log_state, last):
-        if isinstance(each, pages.Hole) or each.recorded_at >= before:
+        if isinstance(each, Hole) or each.recorded_at >= before:
             break
         last = each.offset
     return last

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from ergon_framework.boundary.factstore import append_plan
+from ergon_framework.boundary.factstore import page_plan
 from ergon_framework.boundary.factstore.nats.schema import NO_CHAIN, LogEntry, LogState, Place
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
+from ergon_framework.boundary.factstore.page_plan import Hole, PageRead, fill_page
 from ergon_framework.ports.factstore import Gap, Page
 
 CHUNK = 256
 """Entries of one answer."""
-
-
-@dataclass(slots=True)
-class StreamPage:
-    """A page and, when a corrupted fact ended it, which one."""
-
-    page: Page
-    corrupted: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """An entry that is not there, or not what was put there."""
-
-    offset: int
 
 
 def search(
@@ -133,29 +118,20 @@ def read(
     limit: int,
     max_bytes: int,
     to_zone: str | None,
-) -> StreamPage:
+) -> PageRead:
     """A stretch that ends at a limit, before a corrupted fact, or at the head."""
-    given: list[LogEntry] = []
-    size, through, corrupted = 0, log_state.head, None
     # One more than is asked for tells whether there are any behind.
     wanted = min(CHUNK, limit + 1)
-    for each in entries_after(
+    entries = entries_after(
         transaction, log_state, after, to_zone, chunk=wanted, max_bytes=max_bytes + (1 << 16)
-    ):
-        if isinstance(each, Hole):
-            corrupted = each.offset
-            through = given[-1].offset if given else each.offset - 1
-            break
-        size += each.size
-        if given and (len(given) >= limit or size > max_bytes):
-            through = given[-1].offset
-            break
-        given.append(each)
+    )
+    found = fill_page(entries, log_state.head, limit, max_bytes)
+    through = found.through
     chain = place_of(transaction, log_state, after).chain
     end = place_of(transaction, log_state, through).chain
-    facts = [each.seen(to_zone) for each in given]
+    facts = [each.seen(to_zone) for each in found.given]
     gaps = gaps_within(transaction, log_state, after, through)
-    return StreamPage(Page(facts, through, log_state.head, chain, end, gaps), corrupted)
+    return PageRead(Page(facts, through, log_state.head, chain, end, gaps), found.corrupted)
 
 
 def waiting(
@@ -197,4 +173,4 @@ def unexplained(
     """The first and the last offset above a cursor that are gone and that no gap explains."""
     if cursor + 1 >= log_state.first:
         return None
-    return append_plan.unexplained(cursor, log_state.first, gaps_of(transaction, log_state))
+    return page_plan.unexplained(cursor, log_state.first, gaps_of(transaction, log_state))

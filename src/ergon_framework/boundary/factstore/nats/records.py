@@ -28,6 +28,7 @@ from ergon_framework.boundary.factstore.nats.schema import (
     ZoneRecord,
 )
 from ergon_framework.boundary.factstore.nats.session import StreamTransaction
+from ergon_framework.boundary.factstore.page_plan import Hole
 from ergon_framework.boundary.factstore.parts import StoreParts
 from ergon_framework.boundary.factstore.records import (
     bounded,
@@ -412,7 +413,7 @@ def _facts(
             continue
         start = offset if log_state.number == number else 0
         for each in pages.all_after(transaction, log_state, start):
-            if isinstance(each, pages.Hole):
+            if isinstance(each, Hole):
                 raise corrupted(log_state.name, each.offset, place)
             yield FactRecord(log_state.number, log_state.name, each.seen(None), each.chain)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+from ergon_framework.boundary.factstore import page_plan
 from ergon_framework.boundary.factstore.nats.append import MANY, refer
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import (
@@ -346,19 +347,18 @@ class NatsLinks:
         return self._change(
             peer,
             "seal",
-            f"{peer or 'all links'}: {reason}",
-            lambda link: replace(link, is_sealed=True, reason=reason, at=self._database.clock()),
+            f"{page_plan.link_name(peer)}: {reason}",
+            lambda link: page_plan.sealed(link, reason, self._database.clock()),
         )
 
     def open(self, peer: str) -> Link:
         """Open it again."""
-
-        def opened(link: Link) -> Link:
-            if not link.is_sealed:
-                return link
-            return replace(link, is_sealed=False, reason="", at=self._database.clock())
-
-        return self._change(peer, "open", peer or "all links", opened)
+        return self._change(
+            peer,
+            "open",
+            page_plan.link_name(peer),
+            lambda link: page_plan.opened(link, self._database.clock()),
+        )
 
     def accept_epoch(self, peer: str, epoch: str | None) -> Link:
         """Trust the peer's store from now on, although it changed."""
@@ -366,7 +366,7 @@ class NatsLinks:
             peer,
             "accept_epoch",
             f"{peer}: {epoch}",
-            lambda link: replace(link, epoch=epoch, offset=0, chain=b"", at=self._database.clock()),
+            lambda link: page_plan.with_epoch(link, epoch, self._database.clock()),
         )
 
     def renew_epoch(self, epoch: str, why: str) -> StoreInfo:

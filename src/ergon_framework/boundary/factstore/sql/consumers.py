@@ -6,7 +6,7 @@ finds out whether the consumer has moved meanwhile. Then the page is read again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ergon_framework.boundary.factstore.consumers import (
@@ -26,6 +26,7 @@ from ergon_framework.boundary.factstore.consumers import (
     said_of,
     sought,
 )
+from ergon_framework.boundary.factstore.page_plan import fill_page
 from ergon_framework.boundary.factstore.sql import pages
 from ergon_framework.boundary.factstore.sql.rows import (
     LogRow,
@@ -45,7 +46,15 @@ from ergon_framework.boundary.factstore.sql.session import (
     SqlDatabase,
     note,
 )
-from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, Page, Quarantined
+from ergon_framework.ports.factstore import (
+    ConsumerInfo,
+    Fetched,
+    Gap,
+    Page,
+    Quarantined,
+    StoredFact,
+)
+from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 
 
 @dataclass(slots=True)
@@ -224,21 +233,29 @@ class SqlConsumers:
         lease: float = 30.0,
     ) -> Fetched:
         """The page after the cursor; the same one until it is confirmed."""
-        offer = self._offer(name, limit, max_bytes, holder)
         passed: list[int] = []
-        for _ in range(self._limits.serve_attempts):
+
+        def attempt() -> Fetched:
+            offer = self._offer(name, limit, max_bytes, holder)
             if offer.is_stuck:
                 self._pass(offer, holder)
-                passed += [offer.corrupted] if offer.corrupted and not offer.spoilt else []
-            elif self._note(offer, holder, lease):
-                offer.page.gaps[:0] = self._told(offer, passed)
-                return Fetched(offer.info, offer.page, offer.is_released)
-            offer = self._offer(name, limit, max_bytes, holder)
-        at, head = offer.info.cursor, offer.page.head
-        gaps = self._told(offer, passed)
-        return Fetched(offer.info, Page([], at, head, gaps=gaps))  # the rest is for the next call
+                passed.extend([offer.corrupted] if offer.corrupted and not offer.spoilt else [])
+                raise ConflictError  # the page behind it has to be read
+            # The page was read while others went on; noting it finds out whether they moved the
+            # cursor. Noted first, it could not be known how much is given out.
+            if not self._note(offer, holder, lease):
+                raise ConflictError
+            offer.page.gaps[:0] = self._gaps_of(offer, passed)
+            return Fetched(offer.info, offer.page, offer.is_released)
 
-    def _told(self, offer: _Offer, passed: Sequence[int]) -> list[Gap]:
+        try:
+            return retry_conflicts(attempt, max_attempts=self._limits.serve_attempts)
+        except ConflictError:  # the rest is for the next call
+            offer = self._offer(name, limit, max_bytes, holder)
+            at, head, gaps = offer.info.cursor, offer.page.head, self._gaps_of(offer, passed)
+            return Fetched(offer.info, Page([], at, head, gaps=gaps))
+
+    def _gaps_of(self, offer: _Offer, passed: Sequence[int]) -> list[Gap]:
         """What a consumer hears of the corrupted facts that were passed."""
         now = self._database.clock()
         return [Gap(offer.info.log, at, at, "corrupted", now) for at in passed]
@@ -254,7 +271,9 @@ class SqlConsumers:
 
         found = self._database.read(work)
         info = found.info if isinstance(found, _Offer) else found
-        if info.is_overlong(now):  # or it is our idea of the time that has fallen behind
+        # A lease longer than it may be was made by a clock that went back since. Or this process
+        # has slept, and its own idea of the time is behind: the server is asked before it is ended.
+        if info.is_overlong(now):
             now = self._database.asked_now()
         if info.is_overlong(now):
             info.held_until = now + info.lease
@@ -307,7 +326,7 @@ class SqlConsumers:
             session.run("consumers.served", info.served, info.deliveries, *held, info.name)
             return info
 
-        # A promise to nobody: after a power cut the same page is given out again.
+        # Not synced: if a power cut undoes it, the same page is given out again, which is allowed.
         noted = self._database.write(work, "desk", is_synced=False)
         if noted is None:
             return False
@@ -343,26 +362,28 @@ def _released(
 ) -> _Offer | None:
     """A page of facts out of quarantine, if there are any below the cursor."""
     bounds = (info.name, 0, info.cursor, limit)
-    offer = _Offer(info, Page([], 0, log.head), is_released=True)
-    given: list[int] = []
+    items: dict[int, int] = {}
     spoilt: list[int] = []
-    size, zones = 0, Zones(session)
-    for item, offset in session.all("quarantine.released", *bounds):
-        row = session.one("logs.fact", log.base + offset)
-        fact = None
-        if row is not None:
-            fact = fact_of(row, zones[row[1]], _before(session, info, row[1], offset))
-        if fact is None:
-            spoilt.append(item)
-            continue
-        size += len(fact.envelope) + len(fact.fact)
-        if given and size > max_bytes:
-            break
-        given.append(item)
-        offer.page.facts.append(fact)
-        offer.page.through = offset
-    offer.released, offer.spoilt = given, spoilt
-    return offer if given or spoilt else None
+
+    def facts() -> Iterator[StoredFact]:
+        zones = Zones(session)
+        for item, offset in session.all("quarantine.released", *bounds):
+            row = session.one("logs.fact", log.base + offset)
+            fact = None
+            if row is not None:
+                fact = fact_of(row, zones[row[1]], _before(session, info, row[1], offset))
+            if fact is None:
+                spoilt.append(item)
+                continue
+            items[offset] = item
+            yield fact
+
+    given = fill_page(facts(), log.head, limit, max_bytes).given
+    if not given and not spoilt:
+        return None
+    page = Page(given, given[-1].offset if given else 0, log.head)
+    released = [items[fact.offset] for fact in given]
+    return _Offer(info, page, released=released, is_released=True, spoilt=spoilt)
 
 
 # ---- quarantine -------------------------------------------------------------------------------

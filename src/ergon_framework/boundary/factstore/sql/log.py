@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
+from ergon_framework.boundary.factstore import page_plan
 from ergon_framework.boundary.factstore.group_commit import (
     GroupCommit,
     GuardedCallback,
@@ -23,6 +24,7 @@ from ergon_framework.boundary.factstore.hashchain import (
     prepare,
     read_proof,
 )
+from ergon_framework.boundary.factstore.page_plan import PageRead
 from ergon_framework.boundary.factstore.records import corrupted
 from ergon_framework.boundary.factstore.sql import pages
 from ergon_framework.boundary.factstore.sql.append import Arrival, arrival
@@ -108,22 +110,18 @@ def aged(
 
 
 def _settled_by_all(session: Session, log: LogRow) -> int:
-    """Up to where no required consumer needs anything, nor what was set aside for it."""
-    confirmed, aside = session.only("logs.needed", log.id)
-    if aside is not None:
-        return min(int(confirmed), int(aside) - 1)
-    return 0 if confirmed is None else int(confirmed)
+    return page_plan.settled_through(*session.only("logs.needed", log.id))
 
 
 def _write_down(session: Session, log: LogRow, end: int, reason: str, now: float) -> None:
-    """Record what somebody had not confirmed; where nobody reads, nobody has anything."""
-    [confirmed] = session.only("logs.slowest", log.id)
-    first = max(log.first, (confirmed or 0) + 1)
-    if first > end:
+    """Record what somebody had not confirmed."""
+    first = page_plan.lost_from(log.first, end, *session.only("logs.slowest", log.id))
+    if first is None:
         return
+    # The statement does what ``page_plan.continued_gap`` says: a loss that goes on is one gap.
     if not session.run("logs.widen_gap", end, now, log.id, first - 1, reason):
         session.run("logs.add_gap", log.id, first, end, reason, now)
-    note(session, now, "truncate", f"{log.name} lost {first} to {end}: {reason}")
+    note(session, now, "truncate", page_plan.loss_note(log.name, first, end, reason))
 
 
 VERIFIED_PER_READ = 200
@@ -196,7 +194,7 @@ def _check(log: LogRow, row: Row, to_zone: str | None, leg: Leg) -> None:
         leg.flaws.append(Flaw(log.name, offset, "it is not what was stored there"))
     elif leg.chain and next_chain(leg.chain, seal) != chain:
         leg.flaws.append(Flaw(log.name, offset, "it does not fit the hash chain"))
-    # From here on the stored chain counts: what comes after a flaw is judged by itself.
+    # Continue with the stored chain: one flaw must not make all facts after it look wrong.
     leg.reached, leg.chain = offset, chain
 
 
@@ -340,10 +338,10 @@ class SqlLog:
     ) -> Page:
         """Read what is kept, without a consumer; a log that is not there is empty."""
 
-        def work(session: Session) -> pages.PageRead:
+        def work(session: Session) -> PageRead:
             found = log_named(session, log)
             if found is None:
-                return pages.PageRead(Page([], 0, 0))
+                return PageRead(Page([], 0, 0))
             return pages.read(session, found, after, limit, max_bytes, to_zone)
 
         stretch = self._database.read(work)
@@ -391,7 +389,8 @@ class SqlLog:
                 return aged(session, found, start, before, self._limits.aged_facts)
 
             reached, is_all = self._database.read(work)
-        self._aged[log] = before, reached  # what is old stays old: no fact is looked at twice
+        # An old fact stays old: the next call with a later instant begins where this one ended.
+        self._aged[log] = before, reached
         return reached
 
     def gaps(self, log: str | None = None) -> list[Gap]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from ergon_framework.boundary.factstore import append_plan
+from ergon_framework.boundary.factstore import page_plan
 from ergon_framework.boundary.factstore.hashchain import NOBODY
+from ergon_framework.boundary.factstore.page_plan import Hole, PageRead, fill_page
 from ergon_framework.boundary.factstore.sql.rows import (
     LAST,
     LogRow,
@@ -23,22 +23,6 @@ ALL = -1
 """As many rows as there are."""
 
 
-@dataclass(slots=True)
-class PageRead:
-    """A page, and the offset of the corrupted fact that ended it, if one did."""
-
-    page: Page
-    corrupted: int | None = None
-
-
-@dataclass(slots=True)
-class _Step:
-    """One fact of a view, or the offset where there should be one."""
-
-    offset: int
-    fact: StoredFact | None
-
-
 def read(
     session: Session,
     log: LogRow,
@@ -48,29 +32,19 @@ def read(
     to_zone: str | None = None,
 ) -> PageRead:
     """The facts after an offset, up to a limit, the head or a corrupted one."""
-    facts: list[StoredFact] = []
-    through, size, corrupted = log.head, 0, None
-    for step in _steps(session, log, after, to_zone):
-        if step.fact is None:
-            corrupted = step.offset
-            through = facts[-1].offset if facts else corrupted - 1
-            break
-        size += len(step.fact.envelope) + len(step.fact.fact)
-        if facts and (len(facts) >= limit or size > max_bytes):
-            through = facts[-1].offset
-            break
-        facts.append(step.fact)
+    found = fill_page(_facts_or_hole(session, log, after, to_zone), log.head, limit, max_bytes)
+    # Most pages lie behind all that was ever dropped; for them no gap is looked for.
     is_whole = after >= log.first and not log.has_markers
-    gaps = [] if is_whole else gaps_of(session, log, after, through)
+    gaps = [] if is_whole else gaps_of(session, log, after, found.through)
     page = Page(
-        facts,
-        through,
+        found.given,
+        found.through,
         log.head,
         chain=chain_at(session, log, after),
-        end_chain=chain_at(session, log, through),
+        end_chain=chain_at(session, log, found.through),
         gaps=gaps,
     )
-    return PageRead(page, corrupted)
+    return PageRead(page, found.corrupted)
 
 
 def chain_at(session: Session, log: LogRow, offset: int) -> bytes:
@@ -89,13 +63,15 @@ def unexplained(session: Session, log: LogRow, after: int) -> tuple[int, int] | 
     """The first and the last offset after a place that are gone and that no gap explains."""
     if after + 1 >= log.first:
         return None
-    return append_plan.unexplained(after, log.first, gaps_of(session, log, after))
+    return page_plan.unexplained(after, log.first, gaps_of(session, log, after))
 
 
-def _steps(session: Session, log: LogRow, after: int, to_zone: str | None) -> Iterator[_Step]:
-    """The facts of a view in order; the first that is missing or has changed is the last step.
+def _facts_or_hole(
+    session: Session, log: LogRow, after: int, to_zone: str | None
+) -> Iterator[StoredFact | Hole]:
+    """The facts of a view in order; the first that is missing or has changed ends them.
 
-    Rows are read as steps are taken: who has enough just stops.
+    Rows are read as facts are taken: a reader that has enough just stops.
     """
     start = max(after, log.first - 1)
     rows, end = _rows(session, log, start, to_zone)
@@ -105,17 +81,18 @@ def _steps(session: Session, log: LogRow, after: int, to_zone: str | None) -> It
         first, before = (0, 0) if to_zone is None else row[7:]
         previous = offset - 1 if offset > first else before
         if previous > last or (count > 1 and previous != last):
-            yield _Step(max(last + 1, first) if first < offset else previous, None)
+            yield Hole(max(last + 1, first) if first < offset else previous)
             return
         zone = zones[row[1]]
         if zone != NOBODY:
             fact = fact_of(row, zone, previous)
-            yield _Step(offset, fact)
             if fact is None:
+                yield Hole(offset)
                 return
+            yield fact
         last = offset
     if last < end:
-        yield _Step(last + 1 if to_zone is None else end, None)
+        yield Hole(last + 1 if to_zone is None else end)
 
 
 def _rows(

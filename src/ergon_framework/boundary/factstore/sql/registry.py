@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ergon_framework.boundary.factstore import page_plan
 from ergon_framework.boundary.factstore.sql.session import (
     Row,
     Session,
@@ -144,9 +145,9 @@ class SqlLinks:
         """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
 
         def work(session: Session) -> Link:
-            now = self._database.clock()
-            session.run("store.seal", peer, True, reason, now)
-            note(session, now, "seal", f"{peer or 'all links'}: {reason}")
+            link = page_plan.sealed(link_to(session, peer), reason, self._database.clock())
+            session.run("store.seal", peer, link.is_sealed, link.reason, link.at)
+            note(session, link.at, "seal", f"{page_plan.link_name(peer)}: {reason}")
             return link_to(session, peer)
 
         return self._database.write(work, "desk")
@@ -155,10 +156,11 @@ class SqlLinks:
         """Open it again."""
 
         def work(session: Session) -> Link:
-            now = self._database.clock()
-            if link_to(session, peer).is_sealed:
-                session.run("store.seal", peer, False, "", now)
-            note(session, now, "open", peer or "all links")
+            now, kept = self._database.clock(), link_to(session, peer)
+            link = page_plan.opened(kept, now)
+            if link != kept:
+                session.run("store.seal", peer, link.is_sealed, link.reason, link.at)
+            note(session, now, "open", page_plan.link_name(peer))
             return link_to(session, peer)
 
         return self._database.write(work, "desk")
@@ -167,9 +169,9 @@ class SqlLinks:
         """Trust the peer's store from now on, although it changed: its frontier starts anew."""
 
         def work(session: Session) -> Link:
-            now = self._database.clock()
-            session.run("store.move", peer, epoch, 0, b"", now)
-            note(session, now, "accept_epoch", f"{peer}: {epoch}")
+            link = page_plan.with_epoch(link_to(session, peer), epoch, self._database.clock())
+            session.run("store.move", peer, link.epoch, link.offset, link.chain, link.at)
+            note(session, link.at, "accept_epoch", f"{peer}: {epoch}")
             return link_to(session, peer)
 
         return self._database.write(work, "desk")
