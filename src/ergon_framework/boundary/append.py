@@ -1,7 +1,7 @@
 """Appending in process: facts are checked, grouped and stored, and each producer is answered.
 
-Many threads that check at once only get in each other's way, so one of them checks for all; those
-who come while the last group is being committed are checked meanwhile.
+Many threads that check facts at once only compete for the interpreter, so one of them checks for
+all. Facts that arrive while a group is being committed are checked during that wait.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _untraced(envelope: bytes) -> dict[str, Any]:
 
 
 def store_trouble(error: StoreError) -> BoundaryError:
-    """The answer when the store itself is in trouble: the outcome is not known to be good."""
+    """The answer when the store itself has failed: nobody knows whether the fact was stored."""
     if isinstance(error, StoreFullError):
         return BufferFullError(error.message, remedy=error.remedy, retry_after=FULL_RETRY)
     is_latched = isinstance(error, StoreBrokenError)
@@ -288,22 +288,22 @@ class AppendBatcher:
             if isinstance(found, Admission) and found.new_fact.references:
                 found = self._with_bytes(found)
             admissions.append(found)
-            if time.perf_counter() > until:  # those who were served have waited long enough
+            if time.perf_counter() > until:  # callers of the group before have waited long enough
                 self.grouping.let_go()
         return self._zone.append_all(admissions)
 
     def _look(self, asked: PendingFact) -> None:
-        """Check what will be in the next group, while the store is at work on the last one.
+        """Check a fact of the next group while the store commits the last one.
 
-        Nothing of somebody else's is called in the middle of that: neither what reads a mapping of
-        their own kind, nor who listens to refusals. That is for the group it belongs to.
+        No code of the user is called in the middle of a commit: neither a mapping of the user's own
+        class is read, nor a listener told of a refusal. That waits for the fact's own group.
         """
         if type(asked.envelope) in _PLAIN and type(asked.fact) in _PLAIN:
             with suppress(Exception):
                 asked.admission = self._zone.admit(asked.envelope, asked.fact)
 
     def _checked(self, asked: PendingFact) -> Admission | BoundaryError:
-        """What can be said of a fact without a look into the store."""
+        """Check a fact without the store: its admission, or why it is refused."""
         try:
             return self._zone.admit(asked.envelope, asked.fact)
         except StoreError as error:
@@ -314,7 +314,7 @@ class AppendBatcher:
             return self._refused(unreadable(error))
 
     def _with_bytes(self, admission: Admission) -> Admission | BoundaryError:
-        """The same, if the artifacts are where they should be."""
+        """The admission, if the artifacts that it refers to are in the object store."""
         zone = self._zone
         self.grouping.let_go()  # the store will be asked
         try:

@@ -66,7 +66,12 @@ T = TypeVar("T")
 
 
 class BlobGuard:
-    """Any thread may use it."""
+    """Keeps a sweep from deleting bytes that are about to be named. Any thread may use it.
+
+    An object is stored first and named afterwards, so for a moment there are bytes without a name.
+    The guard lets nothing be deleted meanwhile: not what is being stored, and not what a fact of a
+    peer that is being taken in may refer to.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -105,9 +110,10 @@ class BlobGuard:
             return unbind()
 
     def remove(self, is_free: Callable[[], bool], delete: Callable[[], Any]) -> bool:
-        """Delete if nobody is storing anything and nothing names the bytes; whether it was done.
+        """Delete bytes if no thread is storing and no name stands for them; whether it was done.
 
-        What is left for now goes with a later sweep.
+        ``is_free`` is asked within the lock: nothing can be named between the answer and the
+        deletion. What is left now goes with a later sweep.
         """
         with self._lock:
             if self._storing or not is_free():
@@ -155,7 +161,7 @@ class Zone:
         self.blobs = BlobGuard()
         self._batcher = AppendBatcher(self)
         self.gates: dict[str, dict[str, Any]] = {}
-        """How the link to each peer stands, kept by whoever pulls from it."""
+        """The state of the link to each peer, as the peer's puller reports it."""
         self.certificate_expiry: float | None = None
         self.is_broken = False
         """The disk did not confirm a write: nothing is appended until the node starts again."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 from msgspec import Raw
 
-from ergon_framework.boundary.facts import schema as fields
+from ergon_framework.boundary.facts import schema
 from ergon_framework.boundary.facts.canonical import OBJECT, canonical, decode, load, read
 from ergon_framework.boundary.facts.ids import (
     UNSTABLE,
@@ -185,19 +185,19 @@ _decode_item = msgspec.json.Decoder(_Item).decode
 _decode_items = msgspec.json.Decoder(_Items).decode
 _decode_raw_items = msgspec.json.Decoder(_RawItems).decode
 
-_is_id = fields.MESSAGE_ID.fullmatch
-_is_subject = fields.SUBJECT.fullmatch
-_is_media_type = fields.MEDIA_TYPE.fullmatch
-_is_note = fields.NOTE.fullmatch
+_is_id = schema.MESSAGE_ID.fullmatch
+_is_subject = schema.SUBJECT.fullmatch
+_is_media_type = schema.MEDIA_TYPE.fullmatch
+_is_note = schema.NOTE.fullmatch
 # A producer has few zones, predicates and labels, and says them with every fact. Lengths are looked
 # at first, for what is remembered must be small.
-is_valid_word = lru_cache(1024)(fields.NOTE.fullmatch)
+is_valid_word = lru_cache(1024)(schema.NOTE.fullmatch)
 
 
 @lru_cache(1024)
 def are_valid_names(from_zone: str, to_zone: str, predicate: str) -> bool:
     """Whether these are names as the contract wants them. Call it with short ones only."""
-    is_zone, is_predicate = fields.ZONE.fullmatch, fields.PREDICATE.fullmatch
+    is_zone, is_predicate = schema.ZONE.fullmatch, schema.PREDICATE.fullmatch
     return bool(is_zone(from_zone) and is_zone(to_zone) and is_predicate(predicate))
 
 
@@ -228,8 +228,8 @@ def parse_batch(
 def composed(envelope: Any, fact: Any) -> Message:
     """The envelope and the fact that these words describe, or every mistake in them."""
     problems: Problems = []
-    envelope_fields = fields.named(envelope, "envelope", fields.ENVELOPE, problems)
-    fact_fields = fields.named(fact, "fact", fields.FACT, problems)
+    envelope_fields = schema.named(envelope, "envelope", schema.ENVELOPE, problems)
+    fact_fields = schema.named(fact, "fact", schema.FACT, problems)
     if problems:
         raise refusal(*problems)
     return Envelope(**envelope_fields), Fact(**fact_fields)
@@ -334,7 +334,7 @@ def _compact(raw: bytes) -> bytes:
 def _members(given: Any, *names: str) -> dict[str, Any]:
     """The fields of a whole request, which may have these and no others."""
     problems: Problems = []
-    found = fields.named(given, "", dict.fromkeys(names, (fields.anything, False)), problems)
+    found = schema.named(given, "", dict.fromkeys(names, (schema.anything, False)), problems)
     if problems:
         raise refusal(*problems)
     return found
@@ -348,7 +348,7 @@ def _raw_items(body: bytes) -> list[bytes]:
     items = _members(load(body, ""), "items").get("items")
     if not isinstance(items, list):
         reason = "missing" if items is None else "type"
-        text = "is missing" if items is None else f"is {fields.kind(items)} instead of an array"
+        text = "is missing" if items is None else f"is {schema.kind(items)} instead of an array"
         raise refusal(Problem("items", reason, text, "give an array of facts"))
     # Written with escapes only, so that text UTF-8 cannot carry spoils its own item alone.
     return [json.dumps(item).encode() for item in items]
@@ -373,14 +373,14 @@ def _is_sound(envelope: Envelope, fact: Fact) -> bool:
     try:
         return bool(
             _is_id(envelope.message_id)
-            and len(from_zone) <= fields.LONGEST_ZONE
-            and len(to_zone) <= fields.LONGEST_ZONE
-            and len(predicate) <= fields.LONGEST_PREDICATE
+            and len(from_zone) <= schema.LONGEST_ZONE
+            and len(to_zone) <= schema.LONGEST_ZONE
+            and len(predicate) <= schema.LONGEST_PREDICATE
             and are_valid_names(from_zone, to_zone, predicate)
             and _is_subject(fact.subject)
-            and len(fact.subject) <= fields.LONGEST_SUBJECT
+            and len(fact.subject) <= schema.LONGEST_SUBJECT
             and type(envelope.produced_at_unix_ms) is int
-            and 0 < envelope.produced_at_unix_ms <= fields.INT64
+            and 0 < envelope.produced_at_unix_ms <= schema.INT64
             and _has_sound_options(envelope)
         )
     except TypeError:  # something that is not text where text should be
@@ -389,23 +389,23 @@ def _is_sound(envelope: Envelope, fact: Fact) -> bool:
 
 def _has_sound_options(envelope: Envelope) -> bool:
     correlation, causation = envelope.correlation_id, envelope.causation_id
-    media_type, schema = envelope.object_media_type, envelope.object_schema
+    media_type, object_schema = envelope.object_media_type, envelope.object_schema
     return bool(
         (correlation is None or _is_note(correlation))
         and (causation is None or _is_note(causation))
-        and (schema is None or _is_note(schema))
+        and (object_schema is None or _is_note(object_schema))
         and (media_type is None or (_is_note(media_type) and _is_media_type(media_type)))
         and (envelope.labels is None or _are_labels(envelope.labels))
     )
 
 
 def _are_labels(labels: dict[str, str]) -> bool:
-    if type(labels) is not dict or len(labels) > fields.MOST_LABELS:
+    if type(labels) is not dict or len(labels) > schema.MOST_LABELS:
         return False
     for name, value in labels.items():
-        if len(name) > fields.LONGEST_LABEL or not is_valid_word(name):
+        if len(name) > schema.LONGEST_LABEL or not is_valid_word(name):
             return False
-        if value != "" and (len(value) > fields.LONGEST_NOTE or not is_valid_word(value)):
+        if value != "" and (len(value) > schema.LONGEST_NOTE or not is_valid_word(value)):
             return False
     return True
 

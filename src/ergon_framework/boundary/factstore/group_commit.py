@@ -1,12 +1,14 @@
-"""Group commit: callers that come together are served together.
+"""Group commit: requests that arrive together are served by one transaction.
 
-Whoever finds nobody at work serves itself. Those who come meanwhile, and those who do not want to
-wait, stand in line for a thread, which serves all of them at once, again and again, until nobody
-comes any more. One thread for all knows the way better than callers who take turns at it: what it
-works on stays with one processor, and nobody has to be woken for the next group to begin.
+A caller that finds nobody at work serves its own request, in its own thread. Requests that arrive
+meanwhile, and those of callers that do not want to wait, are queued for one background thread,
+which serves all of them as one group, and then the next group, until the queue stays empty. One
+thread serves groups faster than callers that take turns would: its data stays in the cache of one
+processor, and no caller has to be woken before the next group can begin.
 
-Everything here is written for an interrupt between any two steps. Those who watch a store are
-called beside an append, and whatever they raise does not reach it.
+A ``KeyboardInterrupt`` may be raised in the main thread between any two steps, and everything here
+is written for that: do not reorder it. Callbacks that watch a store are called during an append,
+and what they raise is logged and does not reach it.
 """
 
 from __future__ import annotations
@@ -30,14 +32,17 @@ logger = logging.getLogger("ergon_framework.boundary")
 
 
 def tell_head(seen: Callable[[str, int], None], log: str, outcomes: Sequence[Outcome]) -> None:
-    """Tell up to where a log has grown, if it has."""
+    """Call ``seen`` with the head of a log, if these outcomes say that it has grown."""
     new = [each.offset for each in outcomes if isinstance(each, Appended) and not each.is_duplicate]
     if new:
         seen(log, new[-1])
 
 
 class GuardedCallback:
-    """Somebody who is told. What is raised there is logged, once: it would be raised each time."""
+    """A callback whose errors are logged instead of raised.
+
+    Only the first error is logged: a callback that fails once usually fails each time.
+    """
 
     def __init__(self, seen: Callable[..., object], what: str) -> None:
         self._seen = seen
@@ -45,7 +50,7 @@ class GuardedCallback:
         self._was_logged = False
 
     def __call__(self, *told: Any) -> None:
-        """Tell."""
+        """Call it; never raises an ``Exception``."""
         try:
             self._seen(*told)
         except Exception:
@@ -60,7 +65,7 @@ Answer = TypeVar("Answer")
 
 
 class Waiter(Generic[Request, Answer]):
-    """A caller that waits in line."""
+    """A queued request whose caller sleeps until ``wake`` is released."""
 
     __slots__ = ("answer", "error", "is_gone", "request", "wake")
 
@@ -74,20 +79,20 @@ class Waiter(Generic[Request, Answer]):
         wake.acquire()
 
     def tell(self, answer: Answer) -> None:
-        """What it will find when it is woken."""
+        """Set what ``call`` will return."""
         self.answer = answer
 
     def fail(self, error: BaseException) -> None:
-        """What it will raise."""
+        """Set what ``call`` will raise."""
         self.error = error
 
 
 class Callback(Generic[Request, Answer]):
-    """A request whose caller has gone on, and wants to be called back."""
+    """A queued request whose caller has gone on; ``done`` is called with its outcome."""
 
     __slots__ = ("done", "group_done", "outcome", "request")
 
-    is_gone = False
+    is_gone = False  # nobody can be interrupted while waiting for it
 
     def __init__(
         self,
@@ -101,7 +106,7 @@ class Callback(Generic[Request, Answer]):
         self.outcome: Answer | BaseException | None = None
 
     def tell(self, answer: Answer | BaseException) -> None:
-        """What it will be told."""
+        """Set what ``done`` will be called with."""
         self.outcome = answer
 
     fail = tell
@@ -163,12 +168,12 @@ class AnsweredCallers:
 
 
 class GroupCommit(Generic[Request, Answer]):
-    """Gathers requests of many threads. ``serve`` answers all of a group, or raises for all.
+    """Gathers requests of many threads. ``serve`` answers all requests of a group, or raises.
 
-    With ``lets_go``, ``serve`` calls ``meanwhile`` as soon as it has to wait for anything, and who
-    was served before is woken then. Woken earlier, they would only stand in its way: in one
-    interpreter one thread runs at a time. ``look`` does for a request what needs no turn; who comes
-    soon during such a wait is looked at before it ends.
+    With ``lets_go``, ``serve`` promises to call ``meanwhile`` before it waits for anything, and the
+    callers of the group before are woken then. Woken earlier, they would compete with ``serve`` for
+    the interpreter, which runs one thread at a time. ``look`` is the part of serving a request that
+    needs no transaction; requests that arrive during such a wait are looked at before it ends.
     """
 
     def __init__(
@@ -197,19 +202,19 @@ class GroupCommit(Generic[Request, Answer]):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """In a forked process: the thread and those in line are the parent's."""
+        """Start afresh in a forked process: the thread and the queue belong to the parent."""
         self._turns = CommitQueue()
         self._lock = threading.RLock()  # a signal's handler may close at any step of its thread
         self._changed = threading.Condition(self._lock)
         self._line: SimpleQueue[Pending[Request, Answer] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._left = 0
-        """How many have yet to be called back."""
+        """Callbacks that have not been called yet."""
         self._served = AnsweredCallers()
         self._seen: deque[Pending[Request, Answer]] = deque()
-        """Those at the head of the line who were looked at."""
+        """Requests that were looked at, and come before the queue."""
         self._server: int | None = None
-        """The thread, while it serves."""
+        """The id of the background thread, while it serves a group."""
 
     @property
     def pending(self) -> int:
@@ -228,21 +233,22 @@ class GroupCommit(Generic[Request, Answer]):
         return thread is not None and thread.is_alive()
 
     def call(self, request: Request, before_waiting: Callable[[], None] | None = None) -> Answer:
-        """Answer one request, together with those of others when there are any.
+        """Answer one request, in one group with others when there are any.
 
-        ``before_waiting`` is called when others have to be waited for.
+        ``before_waiting`` is called if the request has to be queued.
         """
         turns, me = self._turns, get_ident()
         leader = turns.leader
         if leader == me:
             raise nested()
-        if leader is None:  # asked without the lock first: most who come find somebody at work
+        if leader is None:  # read without the lock first: most callers find somebody at work
             try:
                 if turns.try_lead(me):
                     return self._serve((request,))[0]
             finally:
                 try:
-                    if turns.leader == me:  # asked, not remembered: an interrupt comes anywhere
+                    # Read again, not remembered: an interrupt may come before an assignment.
+                    if turns.leader == me:
                         turns.leave()
                 except BaseException:  # an interrupt at the first step of leaving
                     if turns.leader == me:
@@ -270,7 +276,7 @@ class GroupCommit(Generic[Request, Answer]):
     ) -> None:
         """Leave a request to the thread, which calls ``done`` with the answer or the error.
 
-        When all of a group have been told, each ``group_done`` among them is called once.
+        After all callbacks of a group, each ``group_done`` among them is called once.
         """
         if not self._stands_in_line(Callback(request, done, group_done)):
             if self._is_closed:
@@ -281,14 +287,14 @@ class GroupCommit(Generic[Request, Answer]):
             )
 
     def let_go(self) -> None:
-        """Wake those who were served; to be called by ``serve``, or by any thread on its behalf."""
+        """Wake the callers that were answered. ``serve`` calls it, or any thread on its behalf."""
         self._served.wake()
 
     def meanwhile(self, is_over: Callable[[], bool] | None = None) -> None:
-        """Wake those who were served; to be called by ``serve`` before it waits.
+        """Wake the callers that were answered; ``serve`` calls this before it waits.
 
-        With ``is_over``, which lets other threads run and says whether there is nothing to wait for
-        any more, those who come are looked at until then, or until nobody comes.
+        ``is_over`` lets other threads run, and says whether the wait has ended. Until it has, or no
+        request arrives any more, requests are taken from the queue and looked at.
         """
         self.let_go()
         look = self._look
@@ -305,13 +311,13 @@ class GroupCommit(Generic[Request, Answer]):
                 return
             in_vain = 0
             self._seen.append(asked)
-            with suppress(BaseException):  # serving it meets it again, in the group it belongs to
+            with suppress(BaseException):  # serving the request meets the same error again
                 look(asked.request)
 
     def close(self) -> None:
-        """Take nothing more, and return when all who left something have been called back.
+        """Take no more requests, and return when all callbacks have been called.
 
-        Callers in line are not waited for, they wait themselves. Closing twice is fine.
+        Callers that wait for an answer get it, but are not waited for. Closing twice is fine.
         """
         with self._lock:
             thread = self._thread
@@ -319,7 +325,7 @@ class GroupCommit(Generic[Request, Answer]):
                 self._is_closed = True
                 self._line.put(None)
             if self._turns.leader == get_ident() or thread is threading.current_thread():
-                return  # within a call, which would wait for itself
+                return  # called from within ``serve``, which would wait for itself
             self._changed.wait_for(lambda: self._left <= 0)
         if thread is not None:
             thread.join(self._close_timeout)
@@ -330,7 +336,9 @@ class GroupCommit(Generic[Request, Answer]):
             has_thread = self._thread is not None or self._begin()
             if self._is_closed or not has_thread:
                 return False
-            self._left += is_left  # a signal's handler cannot close between the look and these two
+            # In the lock: a signal handler in this thread may close at any other step, and a
+            # request that is queued behind the end would never be answered.
+            self._left += is_left
             self._line.put(asked)
         return True
 
@@ -343,11 +351,11 @@ class GroupCommit(Generic[Request, Answer]):
             thread.start()
         except RuntimeError:  # there are too many, or the interpreter is on its way out
             return False
-        self._thread = thread  # unless there is an interrupt: then it says so itself
+        self._thread = thread  # after an interrupt before this line, the thread does it itself
         return True
 
     def _alone(self, request: Request) -> Answer:
-        """Wait for a turn of one's own, where there is no thread."""
+        """Serve a request in this thread, in turn with others, where no thread can be started."""
         turns, me = self._turns, get_ident()
         try:
             turns.wait(PendingWrite(None, 0.0), 1)
@@ -364,20 +372,22 @@ class GroupCommit(Generic[Request, Answer]):
     # ---- in the thread ----
 
     def _run(self) -> None:
-        with self._lock:  # which whoever began it lets go of when it is known, or was interrupted
+        # The caller that started this thread holds the lock until it has noted the thread, or was
+        # interrupted before it could; then the thread notes itself.
+        with self._lock:
             me = threading.current_thread()
             if self._thread not in {None, me}:
-                return  # another one was begun meanwhile: two would take from one line
+                return  # another thread was started meanwhile: two would take from one queue
             self._thread = me
         while (first := self._awaited()) is not None:
             try:
                 self._serve_crowd(first)
-            except BaseException:  # an error of our own: whoever comes next is served
+            except BaseException:  # a bug here must not keep later requests from being served
                 logger.exception("the thread %s stumbled", self._name)
-            del first  # nothing of it stays here while nobody comes
+            del first  # an idle thread must not keep a request and its zone alive
 
     def _awaited(self) -> Pending[Request, Answer] | None:
-        """The first of a crowd; nobody at the end, or when nobody has come for a while."""
+        """Wait for a request; None after ``close``, or when none has come for a while."""
         while True:
             with suppress(Empty):
                 if self._seen:
@@ -390,13 +400,13 @@ class GroupCommit(Generic[Request, Answer]):
                     return None
 
     def _serve_crowd(self, first: Pending[Request, Answer]) -> None:
-        """Serve group after group until nobody comes any more."""
+        """Serve group after group until the queue stays empty."""
         turns, me = self._turns, get_ident()
         asked: Pending[Request, Answer] | None = first
         try:
             while asked is not None:
                 if turns.leader != me:
-                    turns.wait(PendingWrite(None, 0.0), 1)  # whoever serves itself ends first
+                    turns.wait(PendingWrite(None, 0.0), 1)  # until no caller serves itself
                 self._server = me
                 group = self._gathered(asked)
                 self._serve_group(group)
@@ -409,7 +419,7 @@ class GroupCommit(Generic[Request, Answer]):
                 turns.leave()
 
     def _gathered(self, first: Pending[Request, Answer]) -> list[Pending[Request, Answer]]:
-        """The first and all behind it who can be served together."""
+        """The first request and all behind it that fit into one group."""
         group, weigh, max_group = [first], self._weigh, self._max_group
         weight = weigh(first.request)
         with suppress(Empty):
@@ -422,7 +432,7 @@ class GroupCommit(Generic[Request, Answer]):
         return [each for each in group if not each.is_gone]
 
     def _next(self, *, is_crowded: bool) -> Pending[Request, Answer] | None:
-        """Whoever comes next; nobody when callers may serve themselves again."""
+        """The next request; None when callers may serve themselves again."""
         with suppress(Empty):
             return self._taken()
         self.let_go()
@@ -432,14 +442,14 @@ class GroupCommit(Generic[Request, Answer]):
         return None
 
     def _taken(self) -> Pending[Request, Answer] | None:
-        """The first in line; raises Empty."""
+        """The next request without waiting; raises ``Empty``."""
         if self._seen:
             with suppress(IndexError):  # another thread was faster
                 return self._seen.popleft()
         return self._kept(self._line.get_nowait())
 
     def _kept(self, asked: Pending[Request, Answer] | None) -> Pending[Request, Answer] | None:
-        """What came out of the line. The end of it goes back: it is what the thread looks for."""
+        """What was taken from the queue. The end mark goes back: the thread looks for it later."""
         if asked is None:
             self._line.put(None)
         return asked
@@ -455,13 +465,13 @@ class GroupCommit(Generic[Request, Answer]):
         else:
             for each, answer in pairs:
                 each.tell(answer)
-        self.let_go()  # where nothing had to be waited for
+        self.let_go()  # the callers of the group before, if ``serve`` did not wait for anything
         self._served.add(waiting)
         if not self.lets_go:
             self.let_go()
 
     def _call_back(self, left: Sequence[Callback[Request, Answer]]) -> None:
-        """Tell those who have gone on; out of turn, for they may want to call again."""
+        """Call callbacks without leading: a callback may make a request of its own."""
         if not left:
             return
         self._turns.leave()
@@ -477,22 +487,22 @@ class GroupCommit(Generic[Request, Answer]):
 
 
 def nothing(_is_over: Callable[[], bool] | None = None, /) -> None:
-    """What most have to do before they wait."""
+    """The ``before_wait`` of stores that nobody watches."""
 
 
 def _tell(tell: Callable[..., None], *answer: object) -> None:
     try:
         tell(*answer)
-    except BaseException:  # whatever it is, it is not the thread's
+    except BaseException:  # a callback's error must not end the thread
         logger.exception("a callback that was told about a commit failed")
 
 
 def _retold(error: BaseException) -> BaseException:
-    """The error for one of several callers: each gets an instance of its own to raise."""
+    """A copy of the error for one of several callers: raising changes its traceback."""
     told: Exception
     if isinstance(error, StoreError | BoundaryError):
-        with suppress(Exception):  # one whose kind cannot be copied is told as doubt
-            told = copy(error)  # with its code, its reason and what else it says
+        with suppress(Exception):  # an error that cannot be copied is replaced below
+            told = copy(error)
             told.__cause__ = error.__cause__
             return told
     told = StoreUnavailableError(

@@ -1,9 +1,9 @@
 """Hashes: the ledger's keys, the checksum of a row, and the chain that holds a log together.
 
-A fact's ``record`` stands for all that its author and its sender gave; it is worked out before a
+A fact's ``record`` is the hash of all that its author and its sender gave; it is computed before a
 transaction begins. Its ``seal`` adds what the log gave: number, size, instant. The row keeps a
-checksum of the seal as its ``mark``, and the chain is the hash over all seals. What nobody searches
-for is kept in one column, ``proof``: few columns are written faster than many.
+checksum of the seal as its ``mark``, and the chain is the hash over all seals. Values that are
+never searched for are packed into one column, ``proof``: few columns are written faster than many.
 
 No text has a NUL in it, so NULs keep the parts apart in what is hashed.
 

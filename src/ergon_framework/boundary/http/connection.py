@@ -40,7 +40,7 @@ class Peer:
 
 
 class ResponseWriter:
-    """Writes to a transport, which may go away at any time."""
+    """Writes answers to a transport, which may go away at any time, as fast as the client reads."""
 
     __slots__ = ("_drained", "_flowed_at", "_taken", "_transport", "_written", "is_paused")
 
@@ -61,7 +61,10 @@ class ResponseWriter:
     async def write_stream(
         self, request: Request, head: bytes, length: int, chunks: AsyncIterator[bytes]
     ) -> None:
-        """Send the pieces; the head goes with the first, so that an error before it is answered."""
+        """Send head and pieces.
+
+        The head is sent with the first piece: an error before it can still become the answer.
+        """
         left = length
         async with contextlib.aclosing(_closing(chunks)) as pieces:
             async for piece in pieces:
@@ -363,10 +366,11 @@ class ServerConnection(asyncio.Protocol):
         """Refuse that request: there is no room for it."""
         if self._intake is not None:
             self._intake.refuse(responses.no_room())
-            asyncio.get_running_loop().call_soon(self._advance)  # not within the parser
+            # Later: this may be called while the parser of that very connection is running.
+            asyncio.get_running_loop().call_soon(self._advance)
 
     def _advance(self) -> None:
-        """Begin what may begin. An answer that is given at once does not come back in here."""
+        """Begin the next requests. Not reentrant: an answer given at once calls it again."""
         if self._is_advancing or self._outflow is None:
             return
         self._is_advancing = True
@@ -465,7 +469,11 @@ class ServerConnection(asyncio.Protocol):
             self._transport.close()
 
     def _linger(self) -> None:
-        """Closing with unread bytes could take the answer from the client again."""
+        """Close in a few seconds, and throw away what the client sends until then.
+
+        Closing a socket with unread bytes sends a reset, and the client's kernel may drop the
+        answer before the client has read it.
+        """
         self._lingers_until = self._service.clock() + LINGER_TIME
         self._pending.clear()
         if self._transport is not None:

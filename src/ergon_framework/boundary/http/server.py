@@ -122,7 +122,9 @@ class Acceptor(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._end_speaking)
 
     def _end_speaking(self) -> None:
-        """Closing with unread bytes could take the alert from the client again."""
+        """Send no more, but stay open: closing now could reset the connection before the client
+        has read the alert.
+        """
         if self._raw is not None and not self._raw.is_closing():
             with contextlib.suppress(OSError):  # the client may be gone already
                 self._raw.write_eof()

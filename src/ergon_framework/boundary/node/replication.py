@@ -61,15 +61,16 @@ from ergon_framework.telemetry.tracing import is_traced
 
 
 def is_alone(store: FactStore) -> bool:
-    """Whether a zone has one node at most: its folder is locked, a server is shared."""
+    """Whether a zone has one node at most: a folder is locked by its node, a server is shared."""
     return isinstance(store, SqliteFactStore)
 
 
 def holder_of(store: FactStore) -> str:
-    """Who pulls for a zone.
+    """The name under which a node holds the lease of its consumer at a peer.
 
-    Where there is one node, the zone itself: a node that was killed and started again goes on at
-    once. Nodes that share a server have a name each, so that one pulls and the others wait.
+    A zone with one node uses the epoch of its store: a node that was killed and started again has
+    the same name, and goes on at once. Nodes that share a server have a name each, so that one of
+    them pulls and the others wait.
     """
     return f"{store.info().epoch}" if is_alone(store) else _process(os.getpid())
 
@@ -298,7 +299,7 @@ class Puller:
         self._show(lag=0)
 
     async def run(self) -> None:
-        """Pull until :meth:`stop`; trouble of any kind is waited out."""
+        """Pull until :meth:`stop`; after an error of any kind, try again later."""
         while not self._is_stopping:
             try:
                 await self.turn()
@@ -317,7 +318,7 @@ class Puller:
         self._signal.notify_all()
 
     async def leave(self) -> None:
-        """Let go of the name at the peer, so that whoever comes next need not wait."""
+        """Release the lease at the peer, so that the next node need not wait until it expires."""
         asked = {"consumer_name": self._consumer, "holder": self._holder}
         with contextlib.suppress(BoundaryError, OSError):
             await self._transport.call(f"{ADMIN}ReleaseLease", encode(asked), timeout=LEAVING)
@@ -340,9 +341,10 @@ class Puller:
             return  # its retention did not wait for this zone
         self.zone.gates[self.peer]["held_by"] = None  # the peer served us: nobody else pulls
         failpoint("boundary.pull.fetched")
+        # The fetch may have waited long. Meanwhile an operator may have sealed the link, or another
+        # node of this zone may have taken in the same page: then this one is thrown away.
         now = await self._in_thread(self._standing)
         if now.is_sealed or now.offset != link.offset:
-            # While the fetch waited, by an operator or another node of this zone: ask again.
             return
         if batch.zone not in ("", self.peer):
             raise self._other_zone(batch.zone)
@@ -356,6 +358,8 @@ class Puller:
             await self._ask_back(link)
             return
         after = await self._receive(link, batch)
+        # First the commit here, then the confirmation there. A process that dies in between gets
+        # the same page again, and its ids are known: nothing is lost, and nothing is stored twice.
         failpoint("boundary.pull.received")
         if after.offset > batch.cursor:
             await self._call(

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from ergon_framework.boundary.objectstore import blob_io as digests
-from ergon_framework.boundary.objectstore import disk
+from ergon_framework.boundary.objectstore import blob_io, disk
 from ergon_framework.boundary.objectstore.blob_io import (
     PAGE,
     ByteQueue,
@@ -126,7 +125,7 @@ class FileUpload:
         self._fd = fd
         self._known = digest
         self._is_kept = is_kept
-        self._digester = digests.Digester(uploads.crew)
+        self._digester = blob_io.Digester(uploads.crew)
         self._pending = ByteQueue()
         self._written = 0
 
@@ -153,7 +152,7 @@ class FileUpload:
             self._flush(is_last=True)
             self._sync()
             digest = self._digester.digest()
-            digests.compare(digest, expected, self._known, size=self.size)
+            blob_io.compare(digest, expected, self._known, size=self.size)
             self._uploads.place(self._path, digest)
         self._let_go()
         return Blob(digest, self.size)

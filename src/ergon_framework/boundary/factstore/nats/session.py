@@ -1,8 +1,8 @@
-"""What one transaction sees of the stream, and what it wants written.
+"""One transaction on a stream: the records that it reads, and the messages that it writes.
 
-A transaction reads records, decides, and says what is to be written. It is written if the stream
-still ends where it ended when the transaction began; otherwise it begins anew with what is there
-then. What was read is remembered for later transactions as long as nobody else writes.
+A transaction reads records, decides, and collects messages. They are committed if the stream still
+ends where it ended when the transaction began; otherwise the transaction is run again on what the
+stream holds then. Records stay cached for later transactions until another process writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.nats import Message, NatsStream, Stored
 
 MOST = 5_000
-"""Records, and places of entries."""
+"""Records that are cached, and places of entries; then the cache begins anew."""
 WORN = 50
 """Writes after which earlier messages of a record are removed."""
 
@@ -49,16 +49,16 @@ class RecordCache:
 
     def __init__(self) -> None:
         self.highest = 0
-        """Where the stream has ever ended."""
+        """The highest sequence at which the stream was ever seen to end."""
         self._last = -1
         self.records: dict[str, Record] = {}
         self.lists: dict[str, set[str]] = {}
         self.log_states: dict[str, LogState] = {}
         """Logs with their young entries."""
         self.places: dict[tuple[str, int], Place] = {}
-        """Of entries, which stay where they are whoever writes, unless the server loses some."""
+        """Of entries, which never move; only a server that loses messages makes them wrong."""
         self._written: Counter[str] = Counter()
-        """How often records were written by this process since they were last worn."""
+        """How often this process wrote each record since its old messages were trimmed."""
 
     @property
     def last(self) -> int:
@@ -71,19 +71,19 @@ class RecordCache:
         self.highest = max(self.highest, last)
 
     def forget(self, last: int) -> None:
-        """Somebody else has written."""
+        """Drop cached records: another process has written, up to ``last``."""
         self.last = last
         self.records.clear()
         self.lists.clear()
         self.log_states.clear()
 
     def begin_anew(self, last: int) -> None:
-        """The server may have lost what it had: nothing that was known counts."""
-        self.highest, self.places = 0, {}  # those who still read keep the old ones
+        """Drop everything: the server may have lost messages, and other ones take their place."""
+        self.highest, self.places = 0, {}  # a new dict: transactions under way keep the old one
         self.forget(last)
 
     def add(self, records: Mapping[str, Record]) -> None:
-        """Records that were just written."""
+        """Cache records that were just written."""
         self.records |= records
         self._written.update(list(records))
         for subjects, listed in self.lists.items():
@@ -95,7 +95,7 @@ class RecordCache:
             self.places.clear()
 
     def worn(self) -> list[str]:
-        """Records that were written often, once each time."""
+        """Records that were written often enough for their old messages to be trimmed."""
         found = [each for each, count in self._written.items() if count >= WORN]
         for each in found:
             del self._written[each]
@@ -104,15 +104,15 @@ class RecordCache:
         return found
 
     def follow(self, subject: str, record: Record) -> None:
-        """A record was written, whatever else was written before it."""
+        """Cache a record that was written without looking at where the stream ended."""
         if record.seq == self.last + 1:
             self.last = record.seq
             self.add({subject: record})
         else:
-            self.forget(-1)
+            self.forget(-1)  # other messages came between, and nobody here has read them
 
     def view(self) -> RecordCache:
-        """The same, for somebody who reads while others go on."""
+        """A copy, for a transaction that only reads while others write."""
         seen = RecordCache()
         seen.last, seen.places = self.last, self.places
         seen.records, seen.log_states = dict(self.records), dict(self.log_states)
@@ -120,7 +120,7 @@ class RecordCache:
         return seen
 
     def learn(self, seen: RecordCache) -> None:
-        """Take over what somebody has read, unless things have moved on."""
+        """Take over what a reading transaction has read, unless the stream has grown since."""
         if seen.last == self.last:
             self.records |= seen.records
             self.lists |= seen.lists
@@ -139,9 +139,10 @@ T = TypeVar("T")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 MOST_YOUNG = 32
-"""Entries of a log whose ids are not written yet: whoever opens it reads them."""
+"""Entries of a log whose ids are not in the ledger yet. A process that opens the log has to read
+them, so there are few."""
 GONE = b""
-"""The content of a record that was taken away."""
+"""The content of a record that was deleted."""
 
 
 class StreamTransaction:
@@ -153,20 +154,20 @@ class StreamTransaction:
         self.stream = stream
         self.subjects = subjects
         self.is_sure = is_sure
+        """Whether the stream was seen to end where the cache says."""
         self.is_moving = False
-        """Facts of another store are put here, whose ids may be there already."""
-        """Whether the stream was seen to end where the memory says."""
+        """Whether facts of another store are copied here, whose ids may be there already."""
         self.is_longer = 0
         """How many entries this step adds."""
         self.is_doubtful = False
-        """Whether something was missing: that is damage, unless somebody was just cutting."""
+        """Whether an entry was missing: damage, unless another process was just truncating."""
         self.memory = memory
         self._puts: dict[str, bytes] = {}
         self._entries: list[Message] = []
         self._others: list[Message] = []
         self._log_states: dict[str, LogState] = {}
         self._asked: dict[int, Stored] = {}
-        """Entries of ids that were asked for, by their sequences."""
+        """Entries that were read for ids in question, by their sequences."""
 
     # ---- records --------------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ class StreamTransaction:
         return {subject: decode(kind, data) for subject, data in every.items() if data}
 
     def fetch(self, subjects: Sequence[str]) -> None:
-        """Read records at once that will be asked for one by one."""
+        """Read records in one round trip that will be asked for one by one."""
         missing = [each for each in subjects if each not in self.memory.records]
         if missing:
             absent = set(missing) - set(self._read(missing))
@@ -209,7 +210,7 @@ class StreamTransaction:
 
     @property
     def tally(self) -> Counters:
-        """What is counted."""
+        """Counters of the whole store."""
         return self.get(Counters, self.subjects.tally) or Counters()
 
     def note(self, now: float, action: str, details: str) -> None:
@@ -268,7 +269,7 @@ class StreamTransaction:
         return sorted(logs, key=lambda log_state: (log_state.name != OUTBOUND, log_state.name))
 
     def replace_log_state(self, log_state: LogState) -> None:
-        """Let a log stand elsewhere."""
+        """Replace the state of a log, when a move places it."""
         self._log_states[log_state.name] = log_state
 
     @property
@@ -277,7 +278,7 @@ class StreamTransaction:
         return self.memory.last + len(self._entries) + 1
 
     def add(self, log_state: LogState, entry: Message, key: bytes, known: Known) -> None:
-        """Write an entry; its id is written with others, soon."""
+        """Write an entry. Its id stays young: it is written to the ledger later, with others."""
         self._entries.append(entry)
         log_state.young[key] = known
         self.is_longer += 1
@@ -297,7 +298,7 @@ class StreamTransaction:
         return entry
 
     def _repaired(self, log_state: LogState, seq: int) -> LogEntry | None:
-        """What was written down in the place of a damaged entry."""
+        """The copy that was written for a damaged entry, if there is one."""
         found = self.stream.last(self.subjects.repair(log_state.name, seq))
         return None if found is None else schema.read(log_state.number, seq, found.data)
 
@@ -307,7 +308,7 @@ class StreamTransaction:
         return None if stored is None else self.entry(log_state, stored)
 
     def repair(self, log_state: LogState, known: Known, told: Prepared) -> LogEntry | None:
-        """Write down what a damaged entry was, by a duplicate of its fact; None if not known."""
+        """Restore a damaged entry from a duplicate of its fact; None when that is not possible."""
         stored = self._asked.get(known.seq)
         data = None if stored is None else schema.repaired(log_state.number, stored.data, told)
         if data is None:
@@ -316,7 +317,7 @@ class StreamTransaction:
         return schema.read(log_state.number, known.seq, data)
 
     def remember(self, log_state: LogState, entry: LogEntry) -> None:
-        """Keep in mind where an entry is."""
+        """Cache where an entry is."""
         self.memory.places[log_state.name, entry.offset] = Place(entry.seq, entry.chain)
 
     def remembered(self, log_state: LogState, offset: int) -> Place | None:
@@ -353,10 +354,11 @@ class StreamTransaction:
     # ---- the end of the step --------------------------------------------------------------------
 
     def finish(self) -> bool:
-        """Work out what is to be written for logs that were changed; whether there is anything.
+        """Collect what is to be written for changed logs; whether there is anything to write.
 
-        A step that adds one entry writes nothing else, as long as few are young. Any other writes
-        down the ids of all young entries, and how the logs stand.
+        A transaction that adds one entry writes nothing else, as long as few entries are young: one
+        message is the cheapest commit. Any other transaction writes the ids of all young entries
+        to the ledger, and the states of the logs.
         """
         for log_state in self._log_states.values():
             kept = self.memory.log_states.get(log_state.name)
@@ -364,13 +366,13 @@ class StreamTransaction:
                 continue
             if self._is_plain():
                 continue
-            # Somebody who died between two batches may have left ids of entries that are there.
+            # A process that died between two batches may have left ids whose entries are here.
             is_sure = self.is_sure or self.is_moving
             there = self._sealed(list(log_state.young)) if is_sure else {}
             for key, known in log_state.young.items():
                 if key not in there:
                     self.add_id(key, known)
-                elif not there[key].seq:  # it came here before its fact
+                elif not there[key].seq:  # a move has copied the id before its fact
                     self._others.append(Message(self.subjects.id(key), schema.id_record(known)))
             log_state.young.clear()
             self._puts[self.subjects.log_state(log_state.name)] = encode(log_state)
@@ -386,19 +388,22 @@ class StreamTransaction:
         return is_young and len(self._entries) == 1
 
     def messages(self) -> list[Message]:
-        """All that is to be written: what others depend on comes last."""
+        """All messages, entries first: their sequences follow from where the stream ends."""
         records = (Message(*each) for each in self._puts.items())
         return [*self._entries, *self._others, *records]
 
     def only(self, subject: str) -> Message | None:
-        """The message of a step that writes this one record, where it is still what was read."""
+        """The message of a transaction that writes only this record; None if it writes more.
+
+        It is accepted only if the record has not been written since it was read.
+        """
         if self._entries or self._others or self._puts.keys() != {subject}:
             return None
         expected = {EXPECTED: str(self.memory.records[subject].seq)}
         return Message(subject, self._puts[subject], expected)
 
     def was_written(self, last: int) -> None:
-        """Remember what is in the stream now, which ends there."""
+        """Update the cache after a commit; ``last`` is where the stream ends now."""
         first = last - len(self.messages()) + 1
         seqs = {message.subject: first + n for n, message in enumerate(self.messages())}
         self.memory.log_states |= self._log_states

@@ -1,11 +1,12 @@
 """Facts on their way into logs, within one transaction and few round trips.
 
-Who appends holds the rows of the logs, so it is alone there until it commits. What it found and
-what it wrote is remembered for the next time, and holds as long as the log's row says the same.
+An append locks the rows of its logs, so that no other process can append there until it commits.
+What it read and wrote is cached for the next append, and valid as long as the log's row is the
+same.
 
-A group of appends is small when few producers come together, and then what the driver does around
-each statement costs more than the facts do. So these are sent by the driver's lowest layer, in one
-round trip.
+When few producers append at once, groups are small, and the driver's work around each statement
+costs more than the facts. So statements are sent by the driver's lowest layer, libpq, as one
+pipeline in one round trip.
 """
 
 from __future__ import annotations
@@ -72,11 +73,12 @@ class PipelineExecutor:
         is_planned: bool,
         meanwhile: BeforeWait,
     ) -> None:
-        """Execute these as one transaction, commit and announce, in one round trip.
+        """Execute these as one transaction, commit and notify, in one round trip.
 
-        Raises what the server refuses. What lies between two syncs of a pipeline is a transaction
-        by itself, so nobody has to say BEGIN. ``is_planned``: the tables that are searched may have
-        grown since a plan was made. ``meanwhile`` is called before the server is waited for.
+        Raises what the server refuses. Statements between two syncs of a pipeline are one implicit
+        transaction, so no BEGIN is sent. With ``is_planned`` they are planned anew: the tables that
+        they search may have grown since they were prepared. ``meanwhile`` is called before the
+        server is waited for.
         """
         answers = self._sent(connection, statements, meanwhile, is_planned=is_planned)
         if any(map(_is_forgotten, answers)):
@@ -153,7 +155,7 @@ def _answers(line: PGconn, meanwhile: BeforeWait) -> tuple[list[PGresult], list[
         line.consume_input()
     wait.modify(line.socket, select.POLLIN)
     while len(found) < 3:
-        # Asked for too early, an answer would be waited for while no other thread can run.
+        # ``get_result`` would block with the interpreter's lock held: no other thread could run.
         while line.is_busy():
             meanwhile(lambda: bool(wait.poll(0)))
             wait.poll()
@@ -418,15 +420,15 @@ class LookupNeededError(Exception):
 
 
 class OptimisticAppend:
-    """Believes that nobody else has touched the log, and that no id was there before.
+    """Assumes that no other process has changed the log, and that all ids are new.
 
-    Nothing is looked up, so one statement is enough. Where it was wrong the server refuses, and all
-    has to be done again with care.
+    Nothing is looked up, so one statement is enough. If the assumption was wrong, the server
+    refuses the statement, and ``LockedAppend`` does everything again.
     """
 
     REFUSALS = (
         LookupNeededError,
-        psycopg.errors.DivisionByZero,  # the log stands elsewhere, or an id is an old one
+        psycopg.errors.DivisionByZero,  # how the statement refuses: another head, or a known id
         psycopg.errors.UniqueViolation,
         psycopg.errors.InvalidSqlStatementName,  # a pooler gave us another server connection
     )

@@ -63,10 +63,11 @@ _RETRY_DELAY = 0.2  # seconds between two attempts at an append whose answer was
 
 
 class PostgresAppender:
-    """Writes facts into the tables, with as few round trips as can be.
+    """Writes facts into the tables, with as few round trips as possible.
 
-    A group of appends is tried without a look at what is there, by one statement; where that is not
-    enough, the logs are locked and everything is looked up first.
+    A group of appends is first sent optimistically: one statement that assumes that no other
+    process has appended and that all ids are new. If the server refuses it, the logs are locked and
+    everything is looked up first.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class PostgresAppender:
         self._notifier = notifier
         self._tuning = tuning
         self.cache = LogCache()
-        """Used by whose turn it is to append, and nobody else."""
+        """Used only by the thread that appends; group commit lets in one at a time."""
         self.locked_groups = 0
-        """Groups that are still to be appended with a look at what is there."""
+        """Groups that are still to be appended with locks before optimism is tried again."""
         announced = (database.channel, database.server.own_payload)
         self.pipeline = PipelineExecutor(database.wordings.writing, announced)
 
@@ -195,7 +196,7 @@ class PostgresAppender:
         wanted: Lookup,
         before_wait: BeforeWait,
     ) -> Written[list[list[Outcome]]] | None:
-        """Append without a look at what is there, where that is enough."""
+        """Append with one statement, if all it needs is cached; None if locks are needed."""
         self.locked_groups = max(0, self.locked_groups - 1)
         if self.locked_groups or not OptimisticAppend.may(self.cache, wanted):
             return None
@@ -211,7 +212,7 @@ class PostgresAppender:
             self.locked_groups = self._tuning.locked_groups
             return None
         except BaseException:
-            self.cache.forget()  # it may have names of what is now undone
+            self.cache.forget()  # it may name views that are rolled back
             raise
         return outcomes, entry.placed.added, entry.placed.heads
 
@@ -253,9 +254,10 @@ class PostgresAppender:
         cache: LogCache,
         call: str,
     ) -> Written[T]:
-        """One attempt at it, in one pipeline, with the announcement behind the transaction.
+        """Run one transaction in one pipeline, and notify listeners behind it.
 
-        Within it, an announcement would make all commits of the database wait for one another.
+        A ``NOTIFY`` within the transaction would serialize all commits of the database: PostgreSQL
+        takes a global lock for its queue of notifications.
         """
         database = self._database
         try:
@@ -271,7 +273,7 @@ class PostgresAppender:
                 if entry.placed.added:
                     session.send("logs.announce", database.channel, database.server.own_payload)
         except BaseException:
-            cache.forget()  # it may have names of what is now undone
+            cache.forget()  # it may name views that are rolled back
             raise
         return result, entry.placed.added, entry.placed.heads
 

@@ -137,7 +137,7 @@ class SqliteAppend:
         runs = self.placement.runs_to_write()
         if runs:
             self._session.run_all("logs.new_run", runs)
-        # Only now: had one of these statements failed, nobody would notice what was remembered.
+        # Last: if one of the statements above fails, the memory must not know of the new ids.
         self._ledger.add_all(self.placement.fresh)
         for log in self._tables.logs.values():
             self._ledger.reach(log)
@@ -145,7 +145,7 @@ class SqliteAppend:
 
 
 def _insert(cursor: sqlite3.Cursor, rows: Sequence[Row]) -> None:
-    """Write rows with few statements: after each, threads that wait would be let in between."""
+    """Write rows with few statements: each statement gives other threads a chance to run."""
     at = 0
     while left := len(rows) - at:
         count = min(1 << left.bit_length() - 1, MOST_ROWS)
@@ -169,10 +169,10 @@ class SqliteAppender:
     def __init__(self, database: SqliteDatabase, ledger_tuning: LedgerTuning | None = None) -> None:
         self._database = database
         self.ledger = Ledger()
-        """Used by who has the writing connection, and nobody else."""
+        """Used only by the thread that has the writing connection."""
         self.compactor = Compactor(self.ledger, ledger_tuning)
         self._spare = Ledger()
-        """Used to look things up when nothing can be written."""
+        """A second ledger, for look-ups when the writing connection cannot be used."""
         self._looking = threading.Lock()
 
     def append(
@@ -229,7 +229,8 @@ class SqliteAppender:
                 return Cut(0, True)
             last = last_of(session, found)
             if found.first <= last and found.sealed < last:
-                # The ids are in the rows that are to go: first they are written down elsewhere.
+                # Some ids are only in the rows that are to go. They have to be in a segment first,
+                # or a dropped fact could be appended again.
                 self.ledger.follow(session, found)
                 self.compactor.flush(session)
                 return Cut(0, False)
@@ -256,17 +257,17 @@ class SqliteAppender:
     ) -> T:
         """Run a transaction that changes logs in memory as well."""
 
-        def careful(session: SqliteSession) -> T:
+        def forgetting(session: SqliteSession) -> T:
             try:
                 return work(session)
             except BaseException:
-                self.ledger.logs.clear()  # they may have names of what is now undone
+                self.ledger.logs.clear()  # they may name views that are rolled back
                 raise
 
-        return self._database.write(careful, call, before_waiting=before_waiting)
+        return self._database.write(forgetting, call, before_waiting=before_waiting)
 
     def look_up(self, work: Callable[[SqliteSession, Ledger], T]) -> T:
-        """Look into the ledger in the writer's turn or, where nothing can be written, beside it."""
+        """Look into the ledger with the writing connection, or beside it if that fails."""
 
         def with_ledger(connection: sqlite3.Connection, ledger: Ledger) -> T:
             def refreshed(session: SqliteSession) -> T:

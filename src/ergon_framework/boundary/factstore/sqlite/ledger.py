@@ -1,11 +1,11 @@
 """Every id that was ever appended, with the first half of its digest and its offset: an LSM tree.
 
-Random keys in one tree would cost a page of the disk per append. So the youngest ids are kept in
-memory, where they came from the rows of their facts and can be had from there again. When they are
-many they are written down in the order of their keys as a segment, a slice at a time, by whoever
-appends; until that is done the rows stay what counts. Segments of a kind are merged into a
-larger one in the same way. What is in memory changes within a transaction; when that fails, all of
-it is forgotten and read again.
+Keys are random: in one B-tree each append would touch another page of the disk. So the youngest ids
+are kept in memory, in a memtable that can be rebuilt from the rows of their facts. A full memtable
+is frozen and written as a segment, in the order of its keys; each append writes a slice of it.
+Until the last slice is written the rows stay the source of these ids. Segments of one level are
+merged into one of the next level in the same way. The memory changes within a transaction; when
+that transaction fails, all of it is forgotten and read again.
 
 A segment is cut into parts of about five hundred ids by the first bits of the key, each with a
 Bloom filter: keys are hashes, so they are spread evenly over their space. An id is written as its
@@ -45,12 +45,12 @@ _ANY = b"\xff" * BLOOM
 
 
 def packed(digest: bytes, offset: int) -> bytes:
-    """What an id stands for, as it is written behind its key."""
+    """Encode digest and offset of an id as they are written behind its key."""
     return digest[:DIGEST] + offset.to_bytes(OFFSET)
 
 
 def unpacked(known: bytes) -> Known:
-    """What an id stands for."""
+    """Decode digest and offset of an id."""
     return known[:DIGEST], int.from_bytes(known[DIGEST:])
 
 
@@ -65,7 +65,7 @@ def part_of(key: bytes, bits: int) -> int:
 
 
 def lowest(part: int, bits: int) -> bytes:
-    """What no key of a part is below, and none of the part before is above."""
+    """The lower bound of a part's keys; all keys of the parts before are below it."""
     return (part << (32 - bits)).to_bytes(5)[1:] if part < 1 << bits else b"\xff" * (KEY + 1)
 
 
@@ -133,7 +133,7 @@ _LOGS = load(SQL, "logs.sql")
 
 @dataclass(slots=True)
 class Segment:
-    """Ids that were written down together."""
+    """A sorted run of ids in the file, cut into parts. Only ``live`` segments are searched."""
 
     id: int
     level: int
@@ -144,7 +144,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Place:
-    """Up to where a log's ids are known here, and what the chain was there."""
+    """Up to which offset the ids of a log are in memory, and the log's hash chain there."""
 
     head: int
     chain: bytes
@@ -152,7 +152,7 @@ class Place:
 
 @dataclass(slots=True)
 class FrozenMemtable:
-    """Ids that are being written down: those of each log up to an offset."""
+    """A memtable that is being written as a segment: ids of each log up to an offset."""
 
     buckets: Buckets
     count: int
@@ -161,7 +161,7 @@ class FrozenMemtable:
 
 @dataclass(slots=True)
 class Ledger:
-    """What one process remembers of the ledger. Used within one transaction at a time."""
+    """The ledger as one process has it in memory. Used within one transaction at a time."""
 
     memtable: Buckets = field(default_factory=lambda: [{} for _ in range(256)])
     memtable_count: int = 0
@@ -187,7 +187,7 @@ class Ledger:
         self._reached, self.logs = {}, {}
 
     def refresh(self, cursor: SqliteSession) -> None:
-        """Notice what other processes did to the segments. Call it first in a transaction."""
+        """Reload if another process has changed the segments. Call it first in a transaction."""
         [changes] = cursor.execute(_SQL["changes"]).fetchone()
         if changes != self.changes:
             self.forget()
@@ -195,10 +195,10 @@ class Ledger:
             self.changes = changes
 
     def log(self, cursor: SqliteSession, name: str) -> LogRow:
-        """A log whose ids are all known: from memory, when nobody else has touched it.
+        """A log whose ids are all known; from memory, unless another process has changed it.
 
-        It may be changed to what it will be after this transaction. Should that fail, it is not
-        what the next one finds, and is read again.
+        The caller may change the row to what it will be after the transaction. If that fails, the
+        row no longer agrees with the file, which the next transaction notices, and reads it again.
         """
         log = self.logs.get(name)
         if log is None or not self._is_current(cursor, log):
@@ -216,13 +216,13 @@ class Ledger:
         return bool(changes == self.changes and last == log.base + log.head and chain == log.chain)
 
     def follow(self, cursor: SqliteSession, log: LogRow) -> None:
-        """Know every id of a log, also those that other processes have added."""
+        """Read the ids that were added to a log since it was read last, by any process."""
         reached = self._reached.get(log.id)
         if reached is None:
             reached = self._reached[log.id] = Place(log.sealed, b"")
         elif reached.head == log.head and reached.chain == log.chain:
             return
-        elif reached.head >= log.head:  # the file is another one, or an older one
+        elif reached.head >= log.head:  # the file was replaced, for example by a backup
             self.forget()
             self.refresh(cursor)
             reached = self._reached[log.id] = Place(log.sealed, b"")
@@ -267,7 +267,7 @@ class Ledger:
         self._reached[log.id] = Place(log.head, log.chain)
 
     def freeze(self) -> FrozenMemtable:
-        """Set the ids in memory apart, to be written down."""
+        """Begin a new memtable; the old one is to be written as a segment."""
         self.frozen = FrozenMemtable(self.memtable, self.memtable_count, self._reached)
         self._reached = {log: replace(place) for log, place in self._reached.items()}
         self.memtable, self.memtable_count = [{} for _ in range(256)], 0
@@ -329,7 +329,12 @@ class _Growth:
 
 
 class Compactor:
-    """Writes ids in memory down as segments, and merges segments, a slice at a time."""
+    """Writes memtables as segments, and merges segments, a slice at a time.
+
+    There is no background thread: each append pays for a slice, within its own transaction. A
+    process that dies leaves a segment that is ``growing``; whoever loads the ledger next lets it
+    die, for its ids are still in the rows or in the segments it was merged from.
+    """
 
     def __init__(self, ledger: Ledger, tuning: LedgerTuning | None = None) -> None:
         self._ledger = ledger
@@ -339,7 +344,7 @@ class Compactor:
         self._growth: _Growth | None = None
 
     def step(self, cursor: SqliteSession, appended: int) -> None:
-        """Do as much as so many appends call for."""
+        """Do the compaction that ``appended`` facts have to pay for."""
         self._look(cursor)
         tuning = self._tuning
         if self._ledger.memtable_count >= tuning.memtable_limit and self._ledger.frozen is None:
@@ -351,14 +356,14 @@ class Compactor:
                 self._credit = 0
 
     def flush(self, cursor: SqliteSession) -> None:
-        """Write down some of the ids that are in memory, however few they are."""
+        """Write a part of the memtable, however few ids it has."""
         self._look(cursor)
         if self._ledger.frozen is None:
             self._ledger.freeze()
         self._slice(cursor)
 
     def ingest(self, cursor: SqliteSession, ids: Mapping[bytes, bytes]) -> None:
-        """Write ids down that no row has, as a segment of their own."""
+        """Write ids that no row has as a segment of their own, all at once."""
         self._look(cursor)
         growth = self._new(cursor, Segment(0, 0, self._bits_for(len(ids)), len(ids)), [])
         entries = [key + ids[key] for key in sorted(ids)]
@@ -374,7 +379,7 @@ class Compactor:
         return bits_for(count, self._tuning.ids_per_part)
 
     def _look(self, cursor: SqliteSession) -> None:
-        """When the ledger was read anew, what somebody had begun is not continued."""
+        """After the ledger was reloaded, drop what was begun: another process may have, too."""
         if self._loaded == self._ledger.loaded:
             return
         self._loaded, self._growth = self._ledger.loaded, None
@@ -426,7 +431,9 @@ class Compactor:
         target, part = growth.target, growth.part
         if not cursor.execute(_SQL["grown"], (target.id, part)).rowcount:
             self._growth = None
-            self._ledger.forget()  # a commit failed, or another process decided otherwise
+            # The row of the segment is not as it was left: a commit failed, or another process
+            # let the segment die.
+            self._ledger.forget()
             return
         if isinstance(growth.source, FrozenMemtable):
             ids = _ids_in_memory(growth.source, target.bits, part)
@@ -475,7 +482,7 @@ def _let_die(cursor: SqliteSession, segment: Segment) -> None:
 
 
 def _is_founded(cursor: SqliteSession, frozen: FrozenMemtable) -> bool:
-    """Whether the logs are what they were: the commit that set the batch apart may have failed."""
+    """Whether the logs still hold the frozen ids: the commit that appended them may have failed."""
     for log, place in frozen.heads.items():
         number = (log << OFFSET_BITS) + place.head
         row = cursor.execute(_LOGS["chain"], (number,)).fetchone()
