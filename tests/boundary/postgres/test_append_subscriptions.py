@@ -10,6 +10,7 @@ import pytest
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND
+from ergon_framework.storage.postgres.pool import ConnectionPool
 from tests.boundary.postgres.test_store import ids, put
 
 LOOKS = 10_000_000
@@ -39,15 +40,14 @@ def test_who_watches_is_told_before_a_connection_is_waited_for(store: PostgresFa
     told: list[str] = []
 
     store.watch_waits(lambda _=None, /: told.append("waiting"))
-    for idle in store.database.server._pool._idle:
-        idle.close()
+    store.database.server.run(lambda connection: connection.close())  # the one that was idle
 
     def refused(*_: object) -> Any:
         assert told == ["waiting"]
         raise StoreUnavailableError("away", details={"is_lost": False})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.database.server._pool, "connect", refused)
+        patch.setattr(ConnectionPool, "connect", refused)
         with pytest.raises(StoreUnavailableError, match="away"):
             put(store, "b")
     put(store, "b")

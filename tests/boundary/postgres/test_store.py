@@ -19,7 +19,6 @@ from ergon_framework.boundary.factstore.postgres.database import (
     namespace_of,
     zones_in,
 )
-from ergon_framework.boundary.factstore.sql import consumers
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.errors import (
     BoundaryError,
@@ -231,33 +230,50 @@ def test_who_slept_ends_nobodys_lease(open_store: Open) -> None:
     assert holder.confirm("c", 1, holder="h") == 1
 
 
-def test_what_was_confirmed_meanwhile_is_not_put_back(
-    open_store: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever settles an item holds it: a confirmation comes before or after, not in between."""
-    store, rival = open_store(), open_store()
+def test_what_was_confirmed_meanwhile_is_not_put_back(open_store: Open, url: str) -> None:
+    """Whoever settles an item locks it: a confirmation comes before or after, not in between."""
+    store = open_store()
     put(store, "a")
     store.create_consumer("c", OUTBOUND)
     store.serve("c", 1, 1 << 20)
     item = store.set_aside("c", 1, reason="failed", message="m", attempts=1)
     store.settle(item.id, "released")
-    store.serve("c", 5, 1 << 20, holder="h")
-    confirming = threading.Thread(target=rival.confirm, args=("c", 1), kwargs={"holder": "h"})
-    looked, seen = consumers._numbered, list[str]()
+    errors: list[BoundaryError] = []
 
-    def slow(*given: Any) -> Any:
-        found = looked(*given)
-        if not confirming.ident:
-            confirming.start()
-            confirming.join(0.5)  # time enough, if nobody held it
-            seen.extend(each.state for each in rival.quarantine(state=None))
-        return found
+    def settle() -> None:
+        try:
+            store.settle(item.id, "quarantined")
+        except BoundaryError as error:
+            errors.append(error)
 
-    monkeypatch.setattr(consumers, "_numbered", slow)
-    assert store.settle(item.id, "quarantined").state == "quarantined"
-    confirming.join(WAIT)
-    assert seen == ["released"]
-    assert [each.state for each in store.quarantine(state=None)] == ["quarantined"]
+    settling = threading.Thread(target=settle)
+    confirmed = "UPDATE {zone}.quarantine SET state = 'settled' WHERE id = %s"
+    with psycopg.connect(url) as confirming, psycopg.connect(url, autocommit=True) as admin:
+        statement = sql.SQL(confirmed).format(zone=sql.Identifier(store.namespace))
+        confirming.execute(statement, (item.id,))
+        settling.start()
+        wait_for_lock(admin)
+        confirming.commit()
+    settling.join(WAIT)
+    assert [each.reason for each in errors] == ["wrong_state"]
+    assert [each.state for each in store.quarantine(state=None)] == ["settled"]
+
+
+def wait_for_lock(admin: psycopg.Connection[Any]) -> None:
+    """Until some session of the database waits for a row that another one has changed."""
+    pause, waiting = (
+        threading.Event(),
+        (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        ),
+    )
+    for _ in range(int(WAIT * 100)):
+        row = admin.execute(waiting).fetchone()
+        if row is not None and row[0]:
+            return
+        pause.wait(0.01)
+    raise AssertionError("nobody waits")
 
 
 # ---- rows that changed --------------------------------------------------------------------------

@@ -35,7 +35,6 @@ from ergon_framework.ports.factstore import (
 )
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.storage.sql_files import load
-from ergon_framework.storage.sqlite import connections
 from ergon_framework.testing.suites.factstore.subject import new, other
 from tests.boundary.sqlite.conftest import ZONE, Open
 
@@ -189,13 +188,10 @@ def test_a_full_disk(store: SqliteFactStore) -> None:
 
 
 @pytest.mark.req("BOUNDARY:badinput", "P11")
-def test_a_disk_that_does_not_confirm(
-    open_store: Open, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_does_not_confirm(open_store: Open, path: Path) -> None:
     """Nothing more is acknowledged by this process, and what was acknowledged can be read."""
     store = open_store()
     put(store, "a")
-    monkeypatch.setattr(connections, "_unsynced", dict(connections._unsynced))
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
 
