@@ -150,7 +150,7 @@ class Anchor:
 
 
 def anchored(folder: Path) -> Heads:
-    """What the anchor in a folder says, for who only looks; nothing when there is none."""
+    """What the anchor in a folder says, only read; nothing when there is none."""
     try:
         data = (folder / FILE).read_bytes()
     except OSError:

@@ -212,7 +212,7 @@ Answer: TypeAlias = Receipt | BoundaryError
 READ_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What a caller's own subclass of ``str`` or ``Mapping`` may raise when it is read."""
 MAX_CHECK_TIME = 0.003
-"""Seconds of checking facts after which those who were served before are woken in any case."""
+"""Seconds of checking facts after which the callers of the group before are woken in any case."""
 
 
 _PLAIN = frozenset({Envelope, Fact, dict})
@@ -238,7 +238,7 @@ class AppendTarget(Protocol):
 
     @property
     def answering(self) -> Receipts:
-        """Counts answers, and tells who listens."""
+        """Counts answers, and tells listeners."""
 
     def admit(self, envelope: EnvelopeLike, fact: FactLike) -> Admission:
         """Check one fact, without a look into the store."""

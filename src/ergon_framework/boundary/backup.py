@@ -71,7 +71,7 @@ def looked_at(
 
 
 def _owner(file: Path) -> str:
-    """Whose store it is: a folder says it itself, so that nobody has to."""
+    """The zone of a store: a folder says it itself, so no name has to be given."""
     with Database(file, schema=SCHEMA, read_only=True) as database:
         found = database.read(lambda connection: connection.execute(_SQL["store"]).fetchone())
     if found is None:

@@ -55,7 +55,7 @@ def run_maintenance(
 
 
 def truncate(zone: Zone) -> tuple[int, int]:
-    """Drop payloads past their time: how many, and how many of them somebody still wanted."""
+    """Drop payloads past their time: how many, and how many of them a consumer still wanted."""
     rule = zone.settings.retention
     if rule.facts is None:
         return 0, 0
@@ -98,7 +98,7 @@ def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
                 return removed + done
             try:
                 zone.delete(orphan.bucket, orphan.key, before=before)
-            except BoundaryError:  # a fact came to refer to it, or somebody removed it, meanwhile
+            except BoundaryError:  # meanwhile a fact refers to it, or it was removed
                 continue
             done += 1
             zone.telling.count("collected")
@@ -112,7 +112,7 @@ def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
 def reconcile_removed(
     zone: Zone, objects: SharedObjectStore, is_stopping: Callable[[], bool]
 ) -> None:
-    """Bring back what was removed while another node named it; forget what nobody wants."""
+    """Restore what was removed while another node named it; forget what has no name."""
     before = zone.clock() - zone.settings.retention.orphans
     for gone in objects.removed():
         if is_stopping():

@@ -58,7 +58,7 @@ class ReloadingFile(Generic[T]):
         try:
             value = self._load()
         except ErgonError as error:
-            if self._stamped() == stamp:  # otherwise somebody is still writing
+            if self._stamped() == stamp:  # otherwise it is still being written
                 self._stamp, self.problem = stamp, error
                 if self._on_problem is not None:
                     self._on_problem(error)

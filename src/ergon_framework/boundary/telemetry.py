@@ -1,6 +1,6 @@
-"""What a zone tells: notices to whoever listens, counts, a log line, and the spans of a fact.
+"""What a zone reports: notices to listeners, counts, log lines, and the spans of a fact.
 
-A count exists for each event; a notice is built only when somebody listens.
+A count exists for each event; a notice is built only when there is a listener.
 
 The spans are ``boundary.publish``, ``boundary.append`` and ``boundary.pull``. A fact carries its
 trace in the labels of its envelope, as the producer wrote them: they are advisory, no part of its
@@ -99,7 +99,7 @@ class ZoneEvents:
         self.commit_seconds.add(seconds)
 
     def tell(self, name: str, **fields: Any) -> None:
-        """A notice to whoever listens."""
+        """Send a notice to listeners."""
         if has_listeners():
             self._sink.emit(Notice(name, self._clock(), fields))
 
@@ -111,7 +111,7 @@ class ZoneEvents:
     def warn_in_sums(self, kind: str, name: str, text: str, **fields: Any) -> None:
         """A notice each time; in the log the first of a kind, and then how many more there were.
 
-        Whoever is refused may come back a thousand times a second.
+        A client that is refused may come back a thousand times a second.
         """
         now = self._clock()
         with self._lock:
@@ -263,7 +263,7 @@ def pulled(zone: str, peer: str, delivery: Delivery, seconds: float) -> None:
 
 
 def carrier_of(new: NewFact) -> Mapping[str, str] | None:
-    """The labels of a fact that came with a trace; None without one, or when nobody traces."""
+    """The labels of a fact that came with a trace; None without one, or when tracing is off."""
     if not is_traced() or new.envelope.find(_MARK) < 0:
         return None
     try:

@@ -127,7 +127,7 @@ PEER = "zone:"
 HARD, SOFT = 0.8, 0.5
 """Of the capacity: where appends are refused, and where the operator is warned."""
 TOLD_EPOCH = "told_epoch"
-"""The attribute with the epoch that somebody was told of last."""
+"""The attribute with the epoch that was reported last."""
 READ_AT_ONCE = 10_000
 """Facts that are read within one call, at most."""
 
@@ -267,7 +267,7 @@ class Zone:
         if isinstance(told, BoundaryError):
             self.answering.refused(told, new)
             raise told
-        return told  # nobody is told of it yet: the caller may still roll back
+        return told  # not reported yet: the caller may still roll back
 
     def append_all(
         self, admissions: Sequence[Admission | BoundaryError]
@@ -349,7 +349,7 @@ class Zone:
             try:
                 found = os.statvfs(folder)
             except OSError:
-                continue  # it is not there: whoever needs it says so
+                continue  # it is not there: the caller that needs it reports it
             free = found.f_bavail * found.f_frsize
             if found.f_blocks and free < self.settings.limits.free_bytes:
                 return f"{folder} has {free >> 20} MiB left"

@@ -248,7 +248,7 @@ class Receiving:
                 yield from self._stream()
                 break
             except BoundaryError as error:
-                if self.received > before:  # whoever gets on has all his patience back
+                if self.received > before:  # progress was made: count attempts anew
                     call = RetriedCall(rule, (yield Now()))
                 yield from endured(error, call, dice)
         digest = self.hashed.digest()
@@ -285,7 +285,7 @@ def saving(
 
 
 def opening(reference: Reference, rule: RetryRule, dice: Dice) -> Flow[IO[bytes]]:
-    """An artifact as a file, verified, at its start; whoever opened it closes it."""
+    """An artifact as a file, verified, at its start; the caller closes it."""
     file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - the caller's
     try:
         yield from Receiving(reference, file).script(rule, dice)

@@ -157,7 +157,7 @@ class ConsumerSession:
         """A confirmation that confirms nothing: no fact has the offset 0.
 
         It must not be the cursor. Facts released from quarantine lie below that, and would be
-        confirmed with it although nobody has handled them.
+        confirmed with it although they were not handled.
         """
         return self._body({"offset": 0})
 
@@ -181,7 +181,7 @@ class ConsumerSession:
         yield from self._call(ADMIN + "SeekConsumer", _encoded(fields))
 
     def release(self) -> Flow[None]:
-        """Let somebody else have the name, now rather than when the lease ends."""
+        """Release the lease now, so that another process need not wait until it expires."""
         yield Send(ADMIN + "ReleaseLease", self._body({}), min(self.timeout, LEAVING))
 
     def release_counted(self) -> Flow[None]:
@@ -247,7 +247,7 @@ class ConsumeLoop:
     # ---- the whole ----
 
     def script(self) -> Flow[ConsumeReport]:
-        """Pages until somebody says stop, or until there are none."""
+        """Pages until the run is stopped, or until there are none."""
         try:
             yield from self._pages()
         except ConsumerHeldError as error:
@@ -298,7 +298,7 @@ class ConsumeLoop:
                 yield from self._pace((yield Now()) - began_at)
 
     def _pace(self, waited: float) -> Flow[None]:
-        """The node waits for facts on our behalf; should it not, nobody asks without a pause."""
+        """Fetch a page; the node waits for facts. If it did not wait, pause here."""
         pause = max(self.wait, IDLE)
         if waited < pause / 2:
             yield Pause(pause - waited)

@@ -75,7 +75,7 @@ PATIENCE = RetryRule(
     on=RETRIED,
     max_retry_after=30.0,
 )
-"""How a run waits for a node that is away: until it is back or somebody says stop."""
+"""How a run waits for a node that is away: until it is back, or the run is stopped."""
 
 BACKOFF = Backoff(base=0.5, factor=2.0, cap=30.0)
 """Between two attempts at one fact."""

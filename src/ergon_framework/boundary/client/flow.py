@@ -1,4 +1,4 @@
-"""What a client does, as a generator of effects, and who performs them: threads or tasks.
+"""What a client does, as a generator of effects, and what performs them: threads or tasks.
 
 A flow yields what it wants done (``Send``, ``Put``, ``Wait``, …) and is sent what came of it, so
 both colours take the same steps. ``repeated`` retries an effect by the rule of the caller's call.
@@ -98,7 +98,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Let seconds pass; the result is whether somebody said stop, which cuts it short."""
+    """Let seconds pass; the result is whether a stop was asked for, which cuts it short."""
 
     seconds: float
 
@@ -137,7 +137,7 @@ _AWAITED = "a coroutine"
 
 
 def refuse_unrun(answer: Any, what: str, *, is_awaited: bool = False) -> None:
-    """Refuse an answer that stands for work which nobody has begun: it would be confirmed undone.
+    """Refuse a result that stands for work not begun, as a coroutine: it would be confirmed undone.
 
     With ``is_awaited`` a coroutine is fine, since the caller runs it.
     """
@@ -155,7 +155,7 @@ def refuse_unrun(answer: Any, what: str, *, is_awaited: bool = False) -> None:
 def failure_of(error: BoundaryError) -> Failure:
     """What a call's error means for another attempt.
 
-    A name that somebody else holds is no reason to ask again at once: who holds it is at work.
+    A lease that another process holds is no reason to ask again at once: that process is at work.
     """
     match error:
         case BufferFullError():
@@ -191,7 +191,7 @@ def endured(error: BoundaryError, call: RetriedCall, dice: Dice) -> Flow[None]:
     verdict = call.failed(failure_of(error), (yield Now()), chance)
     if not isinstance(verdict, RetryAfter):
         raise error
-    # The one who says stop wants to hear how it stands, not to wait for better news.
+    # After a stop the caller wants the error now, not another attempt.
     if verdict.delay > 0 and (yield Pause(verdict.delay)):
         raise error
 
@@ -232,7 +232,7 @@ LOOK = 0.25
 
 
 def never() -> bool:
-    """Nobody says stop."""
+    """The stop flag of a run that is never stopped."""
     return False
 
 

@@ -335,7 +335,7 @@ class Outbox:
         )
 
     def script(self, *, until_empty: bool) -> outbox_drain.MakeScript:
-        """Make the steps of a drain, for whoever performs them; ``drain`` does in this thread."""
+        """The steps of a drain, for a caller that performs them; ``drain`` performs them itself."""
 
         def make(is_stopped: Callable[[], bool]) -> DrainSteps[DrainReport]:
             return Drain(
@@ -368,7 +368,7 @@ class Outbox:
             return not self._thread.is_alive()
 
     def wake(self) -> None:
-        """Let whoever drains look now, in any process: after a commit, or a sign of life."""
+        """Let a drain look now, in any process: after a commit, or a sign of life of the node."""
         self._spool.notify()
 
     # ---- after the node was restored from a backup ----

@@ -365,7 +365,7 @@ def _failure(error: BoundaryError) -> Failure:
 MakeScript: TypeAlias = Callable[[Callable[[], bool]], DrainSteps[DrainReport]]
 """Makes the script, given how to ask whether it is to stop."""
 IsOver: TypeAlias = Callable[[], bool]
-"""Whether whoever drains just now has left nothing to do for those who wait."""
+"""Whether the drain that holds the lock has left nothing to do for one that waits."""
 
 
 class Stop(Protocol):
@@ -385,7 +385,7 @@ def drain(
     waits: bool,
     is_over: IsOver,
 ) -> DrainReport:
-    """Run a drain in this thread, once nobody else does, unless it is over by then."""
+    """Run a drain in this thread once no other drain runs, unless nothing is left by then."""
     with _listening(spool) as subscription:
         lock = spool.lock()
         while not lock.try_gain():
@@ -408,7 +408,7 @@ def drain(
             return drive(make(stop.is_set), perform)
         finally:
             lock.release()
-            spool.notify()  # somebody may be waiting for the lock
+            spool.notify()  # another drain may be waiting for the lock
 
 
 def drive(script: DrainSteps[DrainReport], perform: Callable[[Effect], Any]) -> DrainReport:

@@ -265,7 +265,7 @@ class DrainLock:
         self._descriptor = -1
 
     def try_gain(self) -> bool:
-        """Take it if nobody has it; never waits."""
+        """Take it if it is free; never waits."""
         try:
             descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
@@ -298,7 +298,7 @@ class DrainLock:
             os.close(descriptor)
 
     def refusal(self) -> StoreUnavailableError:
-        """The error for who does not want to wait."""
+        """The error for a drain that does not want to wait."""
         try:
             holder = self._path.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
@@ -324,7 +324,7 @@ _PACKAGE = "ergon_framework.boundary.client"
 _SCHEMA = Schema("outbox", f"{_PACKAGE}.outbox_migrations")
 _SQL = load(_PACKAGE, "outbox.sql")
 _TOPIC = "outbox"
-_GRACE = 3600.0  # seconds after which a copy that no row refers to belongs to nobody
+_GRACE = 3600.0  # seconds after which a copy that no row refers to is an orphan
 
 _encode = msgspec.json.Encoder().encode
 
@@ -446,14 +446,14 @@ class OutboxStore:
         return len(rows)
 
     def lock(self) -> DrainLock:
-        """The lock of those who send."""
+        """The lock that a drain holds."""
         return DrainLock(self.path.with_name(f"{self.path.name}-drain"))
 
     def sweep(self) -> int:
         """Remove copies of files whose fact never came to be; how many."""
         rows = self._read(lambda cursor: cursor.execute(_SQL["all_files"]).fetchall())
         lists = [_files_of(files) for [files] in rows]
-        if not all(lists):  # one can no longer be read: whose files those are, nobody knows
+        if not all(lists):  # one list cannot be read: it may refer to any file
             return 0
         known = {file.path for files in lists for file in files}
         return self.folder.sweep(known, self._clock() - _GRACE)
@@ -506,7 +506,7 @@ class OutboxStore:
     # ---- waking ----
 
     def notify(self) -> None:
-        """Wake whoever drains, in any process."""
+        """Wake the drain, in any process."""
         self._notifier.notify(_TOPIC)
 
     def subscribe(self) -> FifoSubscription:

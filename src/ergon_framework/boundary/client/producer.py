@@ -112,7 +112,7 @@ class Producer(ProducerBase):
             return on_its_way.told(self._run(script))
 
     def once(self) -> Producer:
-        """The same producer without patience: one attempt at each call, for who repeats himself."""
+        """A producer that makes one attempt per call, for callers with their own retry loop."""
         other = Producer(self._transport)
         other.adopt(self)
         return other
@@ -203,7 +203,7 @@ class AsyncProducer(ProducerBase):
             return on_its_way.told(await self._run(script))
 
     def once(self) -> AsyncProducer:
-        """The same producer without patience: one attempt at each call, for who repeats himself."""
+        """A producer that makes one attempt per call, for callers with their own retry loop."""
         other = AsyncProducer(self._transport)
         other.adopt(self)
         return other

@@ -325,7 +325,7 @@ def publishing(
 
 
 class _Watch:
-    """Who is told about each file."""
+    """Reports the progress of each file."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._callback = progress if callable(progress) else None

@@ -32,7 +32,7 @@ class BlobSource(Protocol):
 
 
 class Reported:
-    """The source's bytes, with somebody told how many have gone; may be read anew."""
+    """The source's bytes, with their progress reported; may be read anew."""
 
     def __init__(self, source: BlobSource, report: Report) -> None:
         self._source = source

@@ -198,7 +198,7 @@ def hash_of_python(message_id: str, value: Any) -> str | None:
     try:
         spellings = {json.dumps(value), json.dumps(value, sort_keys=True)}
     except (TypeError, ValueError, RecursionError):
-        return None  # then nobody has hashed that
+        return None  # no hash has such a text
     first, *others = (each.encode() for each in spellings)
     return hash_of_object(message_id, first, *others)
 

@@ -40,7 +40,7 @@ class ConsumerView(Protocol):
 
 
 def unknown(name: str) -> BoundaryNotFoundError:
-    """Nobody reads under that name."""
+    """The error for a consumer that does not exist."""
     return BoundaryNotFoundError(
         f"there is no consumer {name!r}",
         reason="consumer_not_found",
@@ -63,7 +63,7 @@ def refuse_other(one: ConsumerView, log: str, to_zone: str | None) -> None:
 
 
 def refuse_held(info: ConsumerInfo, holder: str | None, now: float) -> None:
-    """Only who holds a leased name may use it."""
+    """Refuse everybody but the holder of a lease."""
     if info.holder == holder or not info.is_held(now):
         return
     raise ConsumerHeldError(
@@ -75,9 +75,9 @@ def refuse_held(info: ConsumerInfo, holder: str | None, now: float) -> None:
 
 
 def refuse_late(info: ConsumerInfo, holder: str | None, now: float) -> None:
-    """Also who held the name once, and lost it to another one or to a seek, may not use it.
+    """Refuse a former holder, which lost the lease to another process or to a seek.
 
-    Who was merely slow may finish, as long as nobody has taken its place.
+    A holder that was merely slow may finish, as long as no other has taken its place.
     """
     refuse_held(info, holder, now)
     if holder is not None and holder != info.holder:
@@ -106,7 +106,7 @@ def refuse_unserved(one: ConsumerView, offset: int) -> None:
 
 
 def refuse_truncated(one: ConsumerView, lost: tuple[int, int] | None) -> None:
-    """Nobody passes what was dropped unread without having said so."""
+    """Refuse to serve past facts that were dropped unread and that no gap explains."""
     if lost is not None:
         raise BoundaryError(
             f"facts {lost[0]} to {lost[1]} of {one.log} are no longer kept",
@@ -203,7 +203,7 @@ class ConsumerCursor(Protocol):
 
 
 def move(one: ConsumerCursor, cursor: int) -> None:
-    """Set a cursor further; what comes next was delivered to nobody yet."""
+    """Move a cursor forward; the next fact has not been delivered yet."""
     if cursor != one.cursor:
         one.cursor, one.deliveries = cursor, 0
 
@@ -222,13 +222,13 @@ def give(one: ConsumerCursor, page: Page, holder: str | None) -> None:
 
 
 def hold(one: ConsumerCursor, holder: str | None, lease: float, now: float) -> None:
-    """Lease the name to whoever asks for it under a name of its own."""
+    """Lease the consumer to a caller that names itself."""
     if holder is not None:
         one.holder, one.lease, one.held_until = holder, lease, now + lease
 
 
 def let_go(one: ConsumerCursor) -> None:
-    """Nobody holds the name."""
+    """End the lease."""
     one.holder, one.held_until, one.deliveries = None, 0.0, 0
 
 

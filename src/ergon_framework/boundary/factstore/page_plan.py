@@ -54,7 +54,7 @@ class PageItems(Generic[I]):
 
     given: list[I]
     through: int
-    """Whoever confirms the page confirms everything up to here."""
+    """Confirming the page confirms everything up to here."""
     corrupted: int | None = None
     """The fact that ended it, if one did."""
 
@@ -113,7 +113,7 @@ def settled_through(confirmed: int | None, aside: int | None) -> int:
 
 
 def lost_from(first: int, last: int, confirmed: int | None) -> int | None:
-    """From which of the dropped offsets on somebody has lost facts; None when nobody has.
+    """The first of the dropped offsets that some consumer has lost; None when none has.
 
     ``confirmed`` is the lowest cursor of all consumers. Where there is none, everything counts as
     lost: a consumer that comes later is told of it.

@@ -306,7 +306,7 @@ class FactStoreOfParts:
         return self._links.attribute(name)
 
     def set_attribute(self, name: str, value: str) -> None:
-        """Write a text down about this very store, for whoever opens it next; no move copies it."""
+        """Write an attribute of this very store, for the next process; no move copies it."""
         self._links.set_attribute(name, value)
 
     def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:

@@ -26,7 +26,7 @@ from ergon_framework.ports.transfer import (
 L = TypeVar("L", bound=TransferRecord)
 
 BARRED = ("facts", "gaps", "consumers", "quarantine", "objects", "awaited", "links")
-"""Tables that nobody changes in a zone that was moved."""
+"""Tables that are frozen in a zone that was moved."""
 
 
 def dump_books(store: StoreParts, kind: type[C], after: Any, limit: int) -> list[C]:

@@ -25,7 +25,7 @@ HELD = 1 << 20
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """One request at a time. Whoever waits is woken by everything that happens.
+    """One request at a time. Every event on the connection wakes the coroutine that waits.
 
     Connections of one event loop may share the ``room`` in which they receive.
     """
@@ -46,7 +46,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     # ---- what the client does ----
 
     def begin(self, reader: ResponseReader, deadline: float | None = None) -> None:
-        """Expect an answer; whoever still waits at the deadline gets a ``TimeoutError``."""
+        """Expect an answer; whatever still waits at the deadline gets a ``TimeoutError``."""
         self.reader = reader
         self._deadline = deadline
         if deadline is not None and (self._timer is None or deadline < self._timer.when()):
@@ -158,7 +158,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         """Something came in."""
         reader = self.reader
-        if reader.is_done:  # nobody asked for anything
+        if reader.is_done:  # an answer without a request
             self.close()
             return
         try:

@@ -1,4 +1,4 @@
-"""The client for threads: a few kept connections to one node, used by whoever calls.
+"""The client for threads: a few kept connections to one node, shared by all callers.
 
 A request is sent once. A kept connection that the node has closed is noticed before anything is
 sent over it; one that dies with a request in it is an error, as with a new one, since whoever calls
@@ -337,7 +337,7 @@ class HttpTransport:
         connection.close()
 
     def leave(self) -> None:
-        """One who talked has ended."""
+        """Give back a place among the connections."""
         self._places.release()
 
     def lost(self, error: Exception) -> Exception:

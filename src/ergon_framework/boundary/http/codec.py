@@ -72,7 +72,7 @@ def _segment(name: str) -> str:
 class ResponseReader:
     """One answer on its way in; after ``is_done`` it is there as a whole.
 
-    ``take()`` gives out the body as it arrives; who does not call it gets it in one piece with
+    ``take()`` gives out the body as it arrives; without it, the body is given in one piece with
     ``body()``, and then it may not be longer than ``limit``.
     """
 
@@ -100,7 +100,7 @@ class ResponseReader:
         self.is_headed = False  # status and headers are complete
         self.is_done = False
         self.keeps_alive = False
-        self.held = 0  # bytes of the body that nobody has taken yet
+        self.held = 0  # bytes of the body that were not taken yet
         self.received = 0
         self._is_bodyless = is_head
         self.is_streamed = limit is None
@@ -185,7 +185,7 @@ class ResponseReader:
             self.is_done = True
 
     def on_message_begin(self) -> None:
-        """Something follows an answer that is complete: nobody has asked for it."""
+        """Note that bytes follow an answer that is complete, which no request asked for."""
         if self.is_done:
             self.keeps_alive = False
 
@@ -249,7 +249,7 @@ def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> Bou
 
 
 def error_of_head(status: int, headers: Mapping[str, str]) -> BoundaryError:
-    """The same for an answer to HEAD, in which nobody can say more."""
+    """The error of an answer to HEAD, which has no body that could say more."""
     told = f"the answer has the HTTP status {status}"
     shape = {"code": _code(status), "message": told, "details": {"remedy": _ASK}}
     return _completed(error_of_shape(shape), status, headers)

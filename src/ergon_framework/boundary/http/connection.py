@@ -110,7 +110,7 @@ class ResponseWriter:
 
 
 async def discard(chunks: AsyncIterator[bytes]) -> None:
-    """Close a stream that nobody will read."""
+    """Close a stream that will not be read."""
     async with contextlib.aclosing(_closing(chunks)):
         pass
 
@@ -174,7 +174,7 @@ class ServerConnection(asyncio.Protocol):
         self._rested_at = service.clock()
 
     def open(self, transport: asyncio.Transport, guest: Peer) -> None:
-        """Serve whoever is at the other end."""
+        """Serve the client at the other end."""
         self._guest = guest
         self._transport = transport
         self._outflow = ResponseWriter(transport, self._rested_at)

@@ -18,7 +18,7 @@ from ergon_framework.boundary.http.responses import JSON, Headers, Refusal
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. Without TLS the identity is empty."""
+    """The client of a request. Without TLS its identity is empty."""
 
     identity: str = ""
     """The zone in the certificate's SAN URI ``bsfg://zone/<name>``, else its common name."""

@@ -190,7 +190,7 @@ class RequestParser:
         self._url = self._url + part if self._url else part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or a trailer, which nobody here reads."""
+        """Take one header, or a trailer, which is ignored."""
         if self.incoming is not None:
             return
         name = name.lower()

@@ -76,7 +76,7 @@ def malformed(problem: str) -> Refusal:
 
 
 def tls_expected_elsewhere() -> Refusal:
-    """Somebody speaks TLS to a plain port."""
+    """The error for a client that speaks TLS to a plain port."""
     return Refusal(
         400,
         "invalid_argument",
@@ -131,7 +131,7 @@ def unknown_coding() -> Refusal:
 
 
 def from_a_browser() -> Refusal:
-    """A page that somebody looks at must not speak to a node that lets everybody in."""
+    """The error for a request of a web page: a browser must not speak to an insecure node."""
     return Refusal(
         403,
         "permission_denied",
@@ -142,7 +142,7 @@ def from_a_browser() -> Refusal:
 
 
 def foreign_host() -> Refusal:
-    """A name that somebody else gave this address."""
+    """The error for a host name that is not one of the node's own."""
     return Refusal(
         403,
         "permission_denied",

@@ -104,7 +104,7 @@ class Acceptor(asyncio.Protocol):
             limit = self._service.limits.handshake_seconds
             transport = await secured(raw, connection, current, self._refused, limit)
         except ProbeDisconnected:
-            raw.abort()  # a probe does that every few seconds, and harms nobody
+            raw.abort()  # health probes do that every few seconds
         except OSError as error:
             if self._lingers_until is None:
                 self._service.denied(self._address, _why(error))
@@ -257,7 +257,7 @@ class Server:
         self._timer = loop.call_later(SWEEP_INTERVAL, self._tick)
 
     async def stop(self, grace: float = 10.0) -> None:
-        """Accept nobody new, let what runs end within ``grace`` seconds, then close everything."""
+        """Accept no more clients, let requests end within ``grace`` seconds, then close all."""
         self.state.is_stopping = True
         for listener in self._listeners:
             listener.close()

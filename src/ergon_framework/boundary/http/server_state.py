@@ -40,7 +40,7 @@ class Head:
 
 
 class HeadCache:
-    """Those of one server. Only heads that nothing is wrong with, whoever sends them."""
+    """Parsed heads of one server, shared by all its connections. Only valid heads are kept."""
 
     def __init__(self, max_heads: int = MAX_HEADS) -> None:
         self._max_heads = max_heads
@@ -70,7 +70,7 @@ class HeadCache:
 logger = logging.getLogger("ergon_framework.boundary")
 
 Denied = Callable[[str, str], None]
-"""Told the address and why nobody there was served."""
+"""Called with the address of a client that was not served, and why."""
 Failed = Callable[[Exchange, BaseException], None]
 """Told the exchange and the error that was no answer."""
 
@@ -169,7 +169,7 @@ class ServerState:
             logger.error("on_error itself failed: %s", describe(fault))  # noqa: TRY400
 
     def denied(self, address: str, why: str) -> None:
-        """Tell about somebody who was turned away."""
+        """Report a client that was turned away."""
         if self._on_denied is None:
             logger.warning("%s was not served: %s", address, why)
             return
@@ -204,9 +204,9 @@ class ServerState:
         return ""
 
     def crowded_out(self, members: Iterable[Member]) -> Member | None:
-        """Who goes first when there is no room: the oldest of the address that has most of them.
+        """The connection to end when there is no room: the oldest of the address that has most.
 
-        Somebody who keeps many connections without using them ends his own.
+        A client that keeps many connections without using them loses its own ones.
         """
         waiting = list(members)
         if not waiting:

@@ -93,7 +93,7 @@ Refused = Callable[[ssl.SSLError], None]
 
 
 class ProbeDisconnected(ConnectionResetError):
-    """Somebody connected and went without a word, as whoever only looks whether we listen."""
+    """The client connected and closed without sending a byte, as a health probe does."""
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class _Handshake(ssl.SSLObject):
                 self._is_refused = True
                 self.observer.on_refused(error)
             else:
-                self.observer = None  # a connection lives long, and nobody is told any more
+                self.observer = None  # a connection lives long, and the observer is done
                 return
         self.incoming.read()
         raise ssl.SSLWantReadError
@@ -194,7 +194,7 @@ class ServerContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Begin a connection whose bytes somebody else carries."""
+        """Begin a connection whose bytes are carried by the caller."""
         made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         if isinstance(made, _Handshake):
             made.incoming, made.outgoing = incoming, outgoing
@@ -216,7 +216,7 @@ def server_context(cert: File, key: File, ca: File, crl: File | None = None) -> 
 def client_context(cert: File, key: File, ca: File, crl: File | None = None) -> ssl.SSLContext:
     """A context that shows a certificate, and trusts servers whose own is signed by ``ca``.
 
-    It checks the host name. Who expects a certain zone instead, sets ``check_hostname`` to false
+    It checks the host name. A caller that expects a zone instead sets ``check_hostname`` to false
     and compares ``peer_identity``.
     """
     return _filled(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), cert, key, ca, crl)
@@ -274,11 +274,11 @@ class Certificates:
         self._files = ReloadingFile(files, load, on_problem=on_problem, every=every, clock=clock)
 
     def server(self) -> ssl.SSLContext:
-        """For the next connection that somebody makes to us."""
+        """The context for the next incoming connection."""
         return self._files.current().server
 
     def client(self) -> ssl.SSLContext:
-        """For the next connection that we make."""
+        """The context for the next outgoing connection."""
         return self._files.current().client
 
     @property

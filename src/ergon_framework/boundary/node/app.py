@@ -493,7 +493,7 @@ class NodeApplication:
             raise
 
     def denied(self, caller: Caller, operation: str) -> None:
-        """Tell who was refused what."""
+        """Report a client that was refused, and what it asked for."""
         self.zone.telling.warn_in_sums(
             f"{caller.identity} {operation}",
             "call.denied",
@@ -560,7 +560,7 @@ class NodeApplication:
             await asyncio.wait([news], timeout=min(left, PRESENCE_INTERVAL))
 
     def _is_over(self, exchange: Exchange) -> bool:
-        """Whether nobody waits any more: the node stops, or the client has gone."""
+        """Whether the wait has lost its purpose: the node stops, or the client has gone."""
         return not self.is_ready or exchange.is_gone
 
     def _news(self) -> None:

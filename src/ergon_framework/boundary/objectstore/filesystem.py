@@ -162,7 +162,7 @@ class FileUpload:
         self._let_go(remove=True)
 
     def pause(self) -> None:
-        """Let go, and keep the bytes for whoever goes on with ``partial``."""
+        """Close the upload, and keep the bytes; ``partial`` continues it."""
         if self._fd >= 0 and self._is_kept:
             with self._ended_by_errors():
                 self._flush(is_last=True)
@@ -198,7 +198,7 @@ class FileUpload:
             failpoint("boundary.object.sync.before")
             disk.sync_file(self._fd)
         except OSError as error:
-            self.abort()  # what an unconfirmed file holds is nobody's guess
+            self.abort()  # what a file holds that was not synced is not known
             raise self._uploads.unsynced(error) from error
         failpoint("boundary.object.sync.after")
 
@@ -350,7 +350,7 @@ class UploadFolder:
         self.direct.close()
 
     def _private(self) -> tuple[Path, int]:
-        """A file of nobody else's, locked."""
+        """A new file that no other upload uses, locked."""
         while True:
             path = self.path / f"{secrets.token_hex(16)}.new"
             fd = _taken(path)
@@ -426,7 +426,7 @@ class FilesystemObjectStore:
     def stat(self, digest: bytes) -> Blob | None:
         """Whether they are there, and how many.
 
-        Who gave the file its name may have died before that was synced; so it is done here again.
+        The process that renamed the file may have died before the sync, so it is done here again.
         """
         self._uploads.check()
         with disk.told(self.folder):

@@ -149,7 +149,7 @@ class MemoryUpload:
         self._data = None
 
     def pause(self) -> None:
-        """Let go, and keep the bytes for whoever goes on with ``partial``."""
+        """Close the upload, and keep the bytes; ``partial`` continues it."""
         data, self._data = self._data, None
         if data and self._known is not None:
             self._store.keep_part(self._known, data)

@@ -220,7 +220,7 @@ def told(place: str, *, is_opening: bool = False) -> Iterator[None]:
 def translated(
     error: BaseException, place: str, *, is_opening: bool = False
 ) -> tuple[StoreError, bool]:
-    """The store's error for it, and whether somebody has to set something right."""
+    """The store's error for it, and whether an operator has to change something."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     text = str(error)
@@ -336,7 +336,7 @@ class BucketClient:
         self._told = partial(told, self.bucket.place)
 
     def check(self, *, is_opening: bool = False) -> None:
-        """Raise when there is no bucket, or nobody who lets us in."""
+        """Raise when there is no bucket, or no access to it."""
         with self._told(is_opening=is_opening):
             for _ in self._client.list(OWNER, chunk_size=1):
                 return

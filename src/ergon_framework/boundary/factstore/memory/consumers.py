@@ -27,7 +27,7 @@ from ergon_framework.ports.factstore import ConsumerInfo, Fetched, Gap, Page, Qu
 
 
 class MemoryConsumers:
-    """The part of the store that knows who reads and how far, and gives facts out."""
+    """The part of the store with the consumers: cursors, leases, quarantine, pages."""
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database

@@ -233,5 +233,5 @@ def _settled_by_all(state: ZoneState, log: str) -> int:
 
 
 def _confirmed_by_all(state: ZoneState, log: str) -> int:
-    """Up to where every consumer has confirmed; where there is none, nobody has anything."""
+    """Up to where every consumer has confirmed; 0 where there is none."""
     return min((one.cursor for one in state.consumers.values() if one.log == log), default=0)

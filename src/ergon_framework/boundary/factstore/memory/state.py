@@ -269,7 +269,7 @@ class ZoneState:
     ledger: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
     """Of all logs: an id's key stands for its log as well."""
     consumers: dict[str, ConsumerInfo] = field(default_factory=dict)
-    """Without ``lag`` and ``waiting_since``, which are worked out when somebody asks."""
+    """Without ``lag`` and ``waiting_since``, which are computed when they are read."""
     items: dict[int, Quarantined] = field(default_factory=dict)
     items_made: int = 0
     served: set[int] = field(default_factory=set)
@@ -346,7 +346,7 @@ class MemoryDatabase:
 
     @contextmanager
     def step(self) -> Iterator[ZoneState]:
-        """The state for one step of one caller; who waits for facts is woken afterwards."""
+        """The state for one step of one caller; subscribers are woken afterwards."""
         with self._lock:
             if self._is_closed:
                 raise StoreUnavailableError(

@@ -25,7 +25,7 @@ class MemoryFactStore(FactStoreOfParts):
     is_synced = False
 
     largest: int | None = None
-    """Nobody but the settings limits a fact."""
+    """The store itself does not limit the size of a fact."""
 
     def __init__(self, zone: str, *, clock: Callable[[], float] = time.time) -> None:
         self.database = MemoryDatabase(zone, clock)

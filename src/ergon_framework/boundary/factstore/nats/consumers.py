@@ -40,7 +40,7 @@ MAX_CORRUPTED = 100
 
 
 class NatsConsumers:
-    """The part of the store that knows who reads and how far, and gives facts out."""
+    """The part of the store with the consumers: cursors, leases, quarantine, pages."""
 
     def __init__(self, database: NatsDatabase) -> None:
         self._database = database

@@ -79,7 +79,7 @@ class Notifier:
         self._line.notify(self._topic)
 
     def _listen(self) -> None:
-        """Wake who waits here when another process has added facts."""
+        """Wake subscribers of this process when another process has added facts."""
         subscription = self._local.subscribe(self._topic)
         while subscription.wait(None):
             self._wake()
@@ -150,7 +150,7 @@ class NatsDatabase:
             try:
                 result = work(transaction)
             except BoundaryError as error:
-                # A refusal counts only if nobody has changed meanwhile what it was based on.
+                # A refusal counts only if what it was based on has not changed meanwhile.
                 if self._is_unchanged(transaction):
                     raise
                 raise ConflictError from error
@@ -256,7 +256,7 @@ class NatsDatabase:
         )
 
     def _commit(self, transaction: StreamTransaction, call: str) -> None:
-        """Write what a step wants; ``OvertakenError`` when somebody else was faster."""
+        """Write what a step wants; ``OvertakenError`` when another process was faster."""
         messages = transaction.messages()
         if len(messages) > MOST_MESSAGES:
             raise StoreError(
@@ -275,7 +275,7 @@ class NatsDatabase:
                 self.stream.trim(subject, KEPT_MESSAGES)
 
     def clear(self, below: int, *subjects: str) -> None:
-        """Remove messages that nobody sees any more; that is a matter of room alone."""
+        """Remove messages that no record refers to any more; it only frees room."""
         for subject in subjects:
             with suppress(StoreError):  # what was committed counts, whether they go or not
                 self.stream.purge(subject, below)
@@ -286,7 +286,7 @@ class NatsDatabase:
         return StreamTransaction(self.stream, self.subjects, memory, is_sure=is_sure)
 
     def begin_read(self) -> StreamTransaction:
-        """Books for who does not hold up others."""
+        """Begin a transaction that only reads, and does not hold up others."""
         last = self.opening.standing().last
         with self._turn:
             if last != self._memory.last or not self._is_current():
@@ -303,7 +303,7 @@ class NatsDatabase:
         return self._memory.last >= 0 and self._connections == self.stream.client.connections
 
     def _is_unchanged(self, transaction: StreamTransaction) -> bool:
-        """Whether nobody has written since a step began."""
+        """Whether the stream still ends where it ended when a step began."""
         last = self.opening.standing().last
         return (
             last == transaction.memory.last and self._connections == self.stream.client.connections

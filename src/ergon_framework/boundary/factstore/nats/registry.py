@@ -125,7 +125,7 @@ class FirstNames:
 
 @dataclass(frozen=True, slots=True)
 class _LastScan:
-    """What was last read of the names, for whoever goes through them page by page."""
+    """The last scan of names, kept for callers that go through them page by page."""
 
     bucket: str | None
     version: tuple[int, ...]
@@ -388,7 +388,7 @@ class NatsLinks:
         return None if found is None else found.value
 
     def set_attribute(self, name: str, value: str) -> None:
-        """Write a text down about this very store, for whoever opens it next."""
+        """Write an attribute of this very store, for the process that opens it next."""
         self._database.transaction(
             lambda transaction: transaction.put(
                 transaction.subjects.attribute(name), Attribute(value)

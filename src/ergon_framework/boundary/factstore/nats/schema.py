@@ -247,7 +247,7 @@ class ConsumerRecord:
     items_above: int = 0
     """Items up to this number were forgotten with an earlier consumer of this name."""
     nothing_released: int = -1
-    """How many notes there were when nothing was released: whoever releases takes one."""
+    """How many notes there were when nothing was released: each release writes a note."""
     aside_through: int = LAST
     """Nothing behind this offset was ever set aside."""
 
@@ -464,7 +464,7 @@ class Subjects:
         return f"{self.root}.log.{token(log)}.f.{zone}"
 
     def entry(self, log: str, to_zone: str) -> str:
-        """A fact or, when it goes to nobody, a marker."""
+        """A fact or, without a zone that it goes to, a marker."""
         kind = "m" if to_zone == NOBODY else f"f.{token(to_zone)}"
         return f"{self.root}.log.{token(log)}.{kind}"
 

@@ -108,7 +108,7 @@ class StreamSetup:
     def freeze(self, place: str | None) -> None:
         """Say in the stream itself that the zone went elsewhere, or that it is here again.
 
-        Whoever writes asks how the stream stands when somebody else has written, and sees it.
+        A process that writes reads the state of the stream after another has written, and sees it.
         """
         config = self.standing().config
         said = {key: value for key, value in config["metadata"].items() if key != _MOVED_TO}
@@ -195,7 +195,7 @@ class StreamSetup:
         """After a new connection: undo what a server left in part, and see what it has lost.
 
         A server that comes back with less than it had acknowledged has gone back in time: the store
-        begins a new epoch, so that everybody who reads from it notices.
+        begins a new epoch, so that all its readers notice.
         """
         if self._is_read_only:
             return
@@ -213,14 +213,14 @@ class StreamSetup:
                 self.stream.commit(transaction.messages(), last)
 
     def _has_lost_its_end(self, last: int) -> bool:
-        """Whether the newest message is gone: nobody ever removes that one."""
+        """Whether the newest message is gone: the store never removes that one."""
         return last > 0 and self.stream.at(last) is None and self.standing().last == last
 
     def _undo(self) -> None:
         def attempt() -> int:
             return self.stream.undo_torn(self.subjects.everything, self.subjects.fence)
 
-        # Whoever overtook us that often has opened the stream, too, and has undone it.
+        # The processes that overtook this one have opened the stream, too, and have undone it.
         with suppress(OvertakenError):
             if retry_conflicts(attempt, max_attempts=_MAX_ATTEMPTS):
                 logger.warning(

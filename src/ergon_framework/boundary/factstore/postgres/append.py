@@ -251,7 +251,7 @@ class CachedTables:
         self.ended.append((run.last or 0, view.id, run.first))
 
     def stored(self, number: int) -> Row | None:
-        """A row as it is in the database, which nobody looks into here."""
+        """A row as it is in the database: not known without a look-up."""
         raise LookupNeededError
 
     def zone_of(self, view: int) -> str | None:
@@ -404,7 +404,7 @@ class LockedAppend:
         self._tables.names = {(row[0], row[1]): Reference(*row) for row in found}
 
     def _meet(self, name: str, state: tuple[int, bytes, int]) -> None:
-        """Remember a log as it stands; when somebody else has touched it, read it anew."""
+        """Cache a log as it stands; if another process has changed it, read it anew."""
         cache = self._tables.cache
         log = cache.logs.get(name)
         if log is not None and (log.head, log.chain, cache.cuts[name]) == state:

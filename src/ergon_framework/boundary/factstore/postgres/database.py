@@ -79,7 +79,7 @@ class PostgresTuning:
     """How a store behaves when the server does not do what is expected of it."""
 
     poll_interval: float = 5.0
-    """Seconds after which new facts are looked for without a notification, while somebody waits."""
+    """Seconds after which new facts are looked for without a notification, for subscribers."""
     locked_groups: int = 16
     """Groups for which the logs are locked, after one that could not be appended otherwise."""
     lost_answer_timeout: float = 5.0
@@ -130,7 +130,7 @@ class PostgresZoneDatabase:
         return self.server.server_now()
 
     def close(self) -> None:
-        """Let go of everything; who waits for a notification is let go, too. Twice is fine."""
+        """Close everything, and end the wait for notifications. Closing twice is fine."""
         self.is_closed = True
         self.server.close()
 
@@ -247,7 +247,7 @@ class FactNotifier:
             return bool(news)
 
     def _listen(self, subscription: LocalSubscription) -> None:
-        """Wake who waits when others have added facts.
+        """Wake subscribers when other processes have added facts.
 
         A notification may come for nothing, and none may come at all, say behind a pooler.
         """

@@ -93,7 +93,7 @@ class PostgresSession:
     def each(self, statement: str, *values: Any) -> Iterator[Row]:
         """Rows with payloads, as they are asked for; other statements may be run in between.
 
-        Their sizes are looked at first: who stops after a small page has not paid for what lies
+        Their sizes are read first: a reader that stops early has not paid for what lies
         behind it. Only within a transaction that sees one state of the tables.
         """
         number, text = next(_names), self._statements[statement].rstrip(b"; \n")

@@ -219,7 +219,7 @@ class PostgresAppender:
     def _repeat_if_lost(self, attempt: Callable[[], T]) -> T:
         """Repeat an append when the connection was lost before the server had answered.
 
-        Nobody knows then whether it was committed. Repeating is safe: ids that are there already
+        Then it is not known whether it was committed. Repeating is safe: ids that are there already
         are answered as duplicates.
         """
         try:
@@ -349,7 +349,7 @@ class PostgresFactStore(FactStoreOfParts):
     """The logs and their ledger."""
 
     largest: int | None = None
-    """Nobody but the settings limits a fact."""
+    """The store itself does not limit the size of a fact."""
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class _Offer:
 
 
 class SqlConsumers:
-    """The part of the store that knows who reads and how far, and gives facts out."""
+    """The part of the store with the consumers: cursors, leases, quarantine, pages."""
 
     def __init__(self, database: SqlDatabase, limits: BatchLimits) -> None:
         self._database = database
@@ -290,7 +290,7 @@ class SqlConsumers:
         self._database.write(work, "desk", is_synced=False)
 
     def _pass(self, offer: _Offer, holder: str | None) -> None:
-        """Set the corrupted fact after the cursor aside, unless somebody was faster."""
+        """Set the corrupted fact after the cursor aside, unless another process has done so."""
 
         def work(session: Session) -> None:
             now, at = self._database.clock(), offer.corrupted

@@ -114,7 +114,7 @@ def _settled_by_all(session: Session, log: LogRow) -> int:
 
 
 def _write_down(session: Session, log: LogRow, end: int, reason: str, now: float) -> None:
-    """Record what somebody had not confirmed."""
+    """Record a gap for what some consumer had not confirmed."""
     first = page_plan.lost_from(log.first, end, *session.only("logs.slowest", log.id))
     if first is None:
         return
@@ -365,7 +365,7 @@ class SqlLog:
         return self._drop(log, last, loss_reason)
 
     def cut(self, log: str, through: int) -> None:
-        """Drop payloads up to an offset, whoever reads them; without a gap."""
+        """Drop payloads up to an offset, although consumers may want them; without a gap."""
         self._drop(log, lambda _, found: min(through, found.head), None)
 
     def _drop(self, log: str, last_of: LastOf, loss_reason: str | None) -> int:

@@ -182,7 +182,7 @@ class SqlLinks:
         return None if row is None else str(row[0])
 
     def set_attribute(self, name: str, value: str) -> None:
-        """Write a text down about this very store, for whoever opens it next."""
+        """Write an attribute of this very store, for the process that opens it next."""
         self._database.write(
             lambda session: session.run("store.set_attribute", name, value), "desk"
         )

@@ -84,7 +84,7 @@ def _log(row: Row) -> LogRow:
     head, total, chain, at, view = first - 1, base_total, base_chain, last_at, last_view
     if last is not None:
         head, (total, chain, at, view) = last & LAST, rest
-        # A row that was damaged must not stop the log; whoever verifies it is told.
+        # A damaged row must not stop the log; verification reports it.
         total = total if isinstance(total, int) else base_total
         chain = chain if isinstance(chain, bytes) else bytes(32)
     base = number << OFFSET_BITS

@@ -34,7 +34,7 @@ class BatchLimits:
     """Facts whose age one read looks at."""
     serve_attempts: int = 100
     """How often one call to serve a consumer reads the page anew, after each corrupted fact that
-    was set aside and after each move of the consumer by somebody else."""
+    was set aside and after each move of the consumer by another process."""
 
 
 class Session(Protocol):
@@ -146,7 +146,7 @@ class StoreIdentity:
                 return info
             info = self._check(found, zone)
             if found[3]:
-                # It may have gone back in time: who read from it before must notice.
+                # It may have gone back in time: processes that read from it before must notice.
                 return self._renewed(session, info, "a copy was opened")
             session.run("store.opened", info.epoch, now)
             return info

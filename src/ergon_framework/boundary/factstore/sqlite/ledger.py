@@ -332,8 +332,8 @@ class Compactor:
     """Writes memtables as segments, and merges segments, a slice at a time.
 
     There is no background thread: each append pays for a slice, within its own transaction. A
-    process that dies leaves a segment that is ``growing``; whoever loads the ledger next lets it
-    die, for its ids are still in the rows or in the segments it was merged from.
+    process that dies leaves a segment that is ``growing``; the next process that loads the ledger
+    lets it die, for its ids are still in the rows or in the segments it was merged from.
     """
 
     def __init__(self, ledger: Ledger, tuning: LedgerTuning | None = None) -> None:

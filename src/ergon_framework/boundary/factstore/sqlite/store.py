@@ -160,7 +160,7 @@ class SqliteFactStore(FactStoreOfParts):
     """The logs and their ledger."""
 
     largest: int | None = None
-    """Nobody but the settings limits a fact."""
+    """The store itself does not limit the size of a fact."""
 
     def __init__(
         self,
