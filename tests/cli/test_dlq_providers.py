@@ -168,6 +168,33 @@ def test_a_letter_that_cannot_be_sent_again_is_refused(ergon: Ergon, letter: str
 
 
 @pytest.mark.usefixtures("store")
+def test_one_letter_that_cannot_be_sent_again_keeps_back_all_that_are_named(ergon: Ergon) -> None:
+    """Exit code 2 says that nothing was started: no letter is marked, and no job goes back."""
+    bury_a_job()
+    answer = ergon("dlq", "requeue", "letter-0", "secret", "letter-1", "job-0")
+    assert (answer.code, "nothing was requeued" in answer.err) == (2, True)
+    assert (status("letter-0"), status("letter-1")) == (
+        LetterStatus.PENDING,
+        LetterStatus.PUBLISHED,
+    )
+    assert ergon("jobs", "show", "job-0", "--json").json["status"] == "failed"
+
+
+def test_one_that_cannot_be_sent_again_in_another_store_keeps_back_all(
+    ergon: Ergon, workplace: Workplace
+) -> None:
+    """Every store is looked at before the first is changed."""
+    own = '\n[providers.crm]\nprovider = "shop:Crm"\nstore = "sqlite:///crm.db"\n'
+    workplace.settings(SETTINGS + own)
+    for file, name in (("work", "letter-0"), ("crm", "secret")):
+        with closing(open_store(f"sqlite:///{file}.db")) as store:
+            letter = replace(LETTER, dead_letter_id=name, has_secrets=name == "secret")
+            store.record(RecordBatch([], [letter]))
+    assert ergon("dlq", "requeue", "letter-0", "secret").code == 2
+    assert status("letter-0") is LetterStatus.PENDING
+
+
+@pytest.mark.usefixtures("store")
 def test_all_that_can_be_sent_again_are(ergon: Ergon) -> None:
     """Those that cannot are counted; jobs are among all."""
     bury_a_job()

@@ -218,6 +218,8 @@ def apply_to_letters(
     where: LetterStores, do: Deal, wanted: LetterFilter, limit: int | None, *, is_dry: bool
 ) -> LetterCounts:
     """Do it in every store, with at most so many letters."""
+    if do is redrive and wanted.ids:
+        _refuse_unsendable(where, wanted)  # in any of the stores, before one of them is changed
     tally = LetterCounts()
     for store in where.opened():
         left = None if limit is None else limit - tally.matched
@@ -226,10 +228,28 @@ def apply_to_letters(
     return tally
 
 
+def _refuse_unsendable(where: LetterStores, wanted: LetterFilter) -> None:
+    """It is an error to name a letter whose call cannot be made again."""
+    from ergon_framework.ports.providerstore import LetterStatus
+    from ergon_framework.providers.delivery.dead_letters import redrive_refusal
+
+    for store in where.opened():
+        for stored in wanted.of(store, (LetterStatus.PENDING, LetterStatus.PUBLISHED), None):
+            letter = stored.letter
+            why = redrive_refusal(letter)
+            if why is not None:
+                raise ConfigurationError(
+                    f"nothing was requeued: the dead letter {letter.dead_letter_id} cannot be sent"
+                    f" again: {why}",
+                    remedy="make the call anew, and then ergon dlq purge deletes the letter",
+                    details={"id": letter.dead_letter_id},
+                )
+
+
 def redrive(
     store: ProviderStore, wanted: LetterFilter, limit: int | None, *, is_dry: bool
 ) -> LetterCounts:
-    """Ask for calls to be made again: a relay sends them. It is an error to name one it cannot."""
+    """Ask for calls to be made again: a relay sends them. Those that cannot be are counted."""
     from ergon_framework.ports.providerstore import LetterStatus
     from ergon_framework.providers.delivery.dead_letters import redrive_refusal
     from ergon_framework.telemetry.notices import emit
@@ -239,12 +259,6 @@ def redrive(
     for stored in wanted.of(store, ready, limit):
         letter = stored.letter
         why = redrive_refusal(letter)
-        if why is not None and wanted.ids:
-            raise ConfigurationError(
-                f"the dead letter {letter.dead_letter_id} cannot be sent again: {why}",
-                remedy="make the call anew, and then ergon dlq purge deletes the letter",
-                details={"id": letter.dead_letter_id},
-            )
         tally.matched += 1
         tally.refused += why is not None
         if why is None and not is_dry:
