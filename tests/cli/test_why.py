@@ -383,30 +383,32 @@ def test_a_job_that_is_gone(why: Why) -> None:
 # ---- provider calls ------------------------------------------------------------------------------
 
 
+LETTER = DeadLetter(
+    dead_letter_id="letter-1",
+    tenant_id="t",
+    campaign_id=None,
+    task_name="rank.snapshot",
+    provider_name="rank",
+    capability="snapshot",
+    operation="fetch",
+    idempotency_key="job-1/abc",
+    correlation_id="order-9",
+    reason_code="timeout",
+    error_type="ProviderTimeoutError",
+    error_message="no answer",
+    attempts=2,
+    occurred_at=1_700_000_005.0,
+    payload={"card": "4111"},
+)
+
+
 @pytest.fixture
 def calls(why: Why) -> Iterator[None]:
     """A call that was retried and given up with a dead letter."""
     last = ROW._replace(id="r2", attempt_number=2, outcome="dead_letter", created_at=1.7e9 + 5)
-    letter = DeadLetter(
-        dead_letter_id="letter-1",
-        tenant_id="t",
-        campaign_id=None,
-        task_name="rank.snapshot",
-        provider_name="rank",
-        capability="snapshot",
-        operation="fetch",
-        idempotency_key="job-1/abc",
-        correlation_id="order-9",
-        reason_code="timeout",
-        error_type="ProviderTimeoutError",
-        error_message="no answer",
-        attempts=2,
-        occurred_at=1_700_000_005.0,
-        payload={"card": "4111"},
-    )
-    other = replace(letter, dead_letter_id="letter-2", idempotency_key="x", correlation_id="y")
+    other = replace(LETTER, dead_letter_id="letter-2", idempotency_key="x", correlation_id="y")
     with closing(open_store("sqlite:///work.db")) as store:
-        store.record(RecordBatch([ROW, last], [letter, other]))
+        store.record(RecordBatch([ROW, last], [LETTER, other]))
         store.extend_cooldown(LANE, store.now() + 300)
         yield
 
@@ -426,6 +428,61 @@ def test_a_provider_call(why: Why, unit: str) -> None:
     assert "Its dead letter letter-1 waits to be carried to its queue" in told
     assert "letter-2" not in told
     assert "4111" not in told
+
+
+@pytest.mark.parametrize("unit", ["order-9", "job-1/abc"])
+def test_the_calls_of_each_tenant_are_told_apart(why: Why, unit: str) -> None:
+    """The same key means another call to another tenant, however many attempts the first made."""
+    theirs = ROW._replace(id="r2", tenant_id="globex", outcome="success", created_at=1.7e9 - 5)
+    many = [ROW._replace(id=f"m{n}", created_at=1.7e9 + n / 1000) for n in range(300)]
+    with closing(open_store("sqlite:///work.db")) as store:
+        store.record(RecordBatch([*many, theirs], [replace(LETTER, attempts=300)]))
+    found = why(unit, "--json").json["found"]
+    statuses = {each["tenant"]: each["status"] for each in found}
+    assert statuses == {"globex": "success", "t": "dead_letter"}
+    told = {each["tenant"]: " ".join(each["why"]) for each in found}
+    assert "succeeded after" in told["globex"]
+    assert ("letter-1" in told["globex"], "letter-1" in told["t"]) == (False, True)
+    answer = why(unit).out
+    assert f"Call {unit} of tenant globex succeeded." in answer
+    assert f"Call {unit} of tenant t was given up and is a dead letter." in answer
+
+
+@pytest.mark.parametrize("unit", ["order-9", "job-1", "job-1/abc"])
+def test_a_call_that_left_only_a_dead_letter(why: Why, unit: str) -> None:
+    """A worker that is killed writes no attempts, and the next one gives the call up."""
+    with closing(open_store("sqlite:///work.db")) as store:
+        store.record(RecordBatch([], [LETTER]))
+    shape = why(unit, "--json").json
+    assert (shape["kind"], shape["status"], shape["tenant"]) == ("call", "dead_letter", "t")
+    assert "Its dead letter letter-1 waits" in " ".join(shape["why"])
+
+
+def test_a_dead_letter_that_came_after_the_last_attempt(why: Why) -> None:
+    """It says how the call ended; the attempt before it does not."""
+    with closing(open_store("sqlite:///work.db")) as store:
+        store.record(RecordBatch([ROW], [LETTER]))
+    assert why("order-9", "--json").json["status"] == "dead_letter"
+
+
+def test_a_dead_letter_among_very_many(why: Why) -> None:
+    """However many of its tenant came later, and of one id the newest are told."""
+    later = [
+        replace(
+            LETTER,
+            dead_letter_id=f"later-{n}",
+            idempotency_key=f"k{n}",
+            correlation_id="batch",
+            occurred_at=1.7e9 + 10 + n,
+        )
+        for n in range(1_010)
+    ]
+    with closing(open_store("sqlite:///work.db")) as store:
+        store.record(RecordBatch([ROW], [LETTER, *later]))
+    assert "Its dead letter letter-1" in why("order-9").out
+    told = why("batch").out
+    assert "1000 older dead letters are left out." in told
+    assert "Its dead letter later-1009" in told
 
 
 OWN_STORE = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ergon_framework.app.explain.explanation import Explanation, Question
 from ergon_framework.app.settings.stores import (
@@ -27,8 +28,13 @@ from ergon_framework.ports.providerstore import (
     StoredLetter,
 )
 
+if TYPE_CHECKING:
+    from ergon_framework.providers.stores.inspector import SqlProviderInspector
+
 MAX_ROWS = 200
 MAX_SHOWN = 10
+WAITING = (LetterStatus.PENDING, LetterStatus.PUBLISHED)
+"""Letters with whose calls nothing has been done since they were given up."""
 _FATES = {
     LetterStatus.PENDING: "waits to be carried to its queue",
     LetterStatus.PUBLISHED: "is in the dead-letter queue",
@@ -39,7 +45,10 @@ _FATES = {
 
 
 def explain_call(asked: Question) -> Iterator[Explanation]:
-    """The calls with this correlation id, execution id, idempotency key or dead letter."""
+    """The calls with this correlation id, execution id, idempotency key or dead letter.
+
+    One explanation for each tenant: the same key means different calls to different tenants.
+    """
     troubles = []
     for url in _stores(asked):
         try:
@@ -57,7 +66,8 @@ def lanes_holding(asked: Question, units: Collection[str]) -> Iterator[str]:
     from ergon_framework.providers.stores import open_store
 
     for url in _stores(asked):
-        refused = [row for row in _rows(url, sorted(units)) if row.attempt_number == 0]
+        rows = _inspector(url).attempts_named(sorted(units), MAX_ROWS)
+        refused = [row for row in rows if row.attempt_number == 0]
         if refused:
             with closing(open_store(url)) as store:
                 yield from _lanes(store, refused[-1:], ())
@@ -66,13 +76,28 @@ def lanes_holding(asked: Question, units: Collection[str]) -> Iterator[str]:
 def _in_store(url: str, unit: str) -> Iterator[Explanation]:
     from ergon_framework.providers.stores import open_store
 
-    rows = _rows(url, [unit])
+    looking = _inspector(url)
+    found = looking.attempts_named([unit], MAX_ROWS)
+    named = looking.letters_named(unit, _keys(found))
     with closing(open_store(url)) as store:
-        letters = _letters(store, unit, rows)
-        if not rows and not letters:
-            return
-        why = [*_attempts(rows), *_lanes(store, rows, letters), *map(_letter, letters)]
-    yield Explanation("call", unit, _status(rows, letters), why)
+        for tenant in sorted({row.tenant_id for row in found} | set(named)):
+            rows = [row for row in found if row.tenant_id == tenant]
+            ids = named.get(tenant, [])
+            letters = store.letters(ids=ids[:MAX_SHOWN], limit=MAX_SHOWN) if ids else []
+            why = [*_attempts(rows), *_lanes(store, rows, letters)]
+            if len(ids) > MAX_SHOWN:
+                why.append(f"{len(ids) - MAX_SHOWN} older dead letters are left out.")
+            why += map(_letter, letters)
+            yield Explanation("call", unit, _status(rows, letters), why, tenant=tenant)
+
+
+def _keys(rows: Sequence[AttemptRow]) -> dict[str, set[str]]:
+    """The idempotency keys of these attempts, by tenant."""
+    keys: dict[str, set[str]] = {}
+    for row in rows:
+        if row.idempotency_key is not None:
+            keys.setdefault(row.tenant_id, set()).add(row.idempotency_key)
+    return keys
 
 
 def _stores(asked: Question) -> Iterator[str]:
@@ -92,32 +117,23 @@ def _place(url: str) -> str:
     return f"the provider calls in {place_of(url)}"
 
 
-def _rows(url: str, units: Sequence[str]) -> list[AttemptRow]:
+def _inspector(url: str) -> SqlProviderInspector:
     from ergon_framework.providers.migrations.database import database_of
     from ergon_framework.providers.stores.inspector import SqlProviderInspector
 
-    return SqlProviderInspector(database_of(url)).attempts_named(units, MAX_ROWS)
-
-
-def _letters(store: ProviderStore, unit: str, rows: Sequence[AttemptRow]) -> list[StoredLetter]:
-    keys = {row.idempotency_key for row in rows} - {None}
-    named = store.letters(ids=(unit,), limit=1)
-    if named or not rows:
-        return named
-    tenants = sorted({row.tenant_id for row in rows})
-    found = (each for tenant in tenants for each in store.letters(tenant_id=tenant, limit=1000))
-    return [
-        each
-        for each in found
-        if unit == each.letter.correlation_id or each.letter.idempotency_key in keys
-    ]
+    return SqlProviderInspector(database_of(url))
 
 
 def _status(rows: Sequence[AttemptRow], letters: Sequence[StoredLetter]) -> str:
-    if not rows:
-        return "dead_letter" if letters else "unknown"
+    if not rows or any(_gave_up_after(rows[-1], each) for each in letters):
+        return "dead_letter"
     last = rows[-1]
     return "refused" if last.attempt_number == 0 else str(last.outcome)
+
+
+def _gave_up_after(last: AttemptRow, stored: StoredLetter) -> bool:
+    """Whether the call was given up without another row: a worker that is killed writes none."""
+    return stored.status in WAITING and stored.letter.occurred_at > last.created_at
 
 
 # ---- what is told --------------------------------------------------------------------------------
@@ -187,7 +203,7 @@ def _letter(stored: StoredLetter) -> str:
     at = format_rfc3339(letter.occurred_at)
     why = failure_text(letter.reason_code, letter.error_message)
     attempts = counted(letter.attempts, "attempt")
-    is_waiting = stored.status in (LetterStatus.PENDING, LetterStatus.PUBLISHED)
+    is_waiting = stored.status in WAITING
     sent = " (ergon dlq requeue sends it again)" if is_waiting else ""
     return (
         f"It was given up at {at} after {attempts}: {why}. Its dead letter"

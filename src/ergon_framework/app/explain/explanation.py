@@ -47,6 +47,8 @@ class Explanation(msgspec.Struct, frozen=True):
     why: list[str]
     as_of: str | None = None
     """When that was so, if it may have changed since."""
+    tenant: str | None = None
+    """Whose it is, where each tenant has ids of its own."""
 
     @property
     def standing(self) -> str:
@@ -59,12 +61,14 @@ class Explanation(msgspec.Struct, frozen=True):
     @property
     def lead(self) -> str:
         """The first sentence: what it is, which one, and how it stands."""
-        return f"{self.kind.capitalize()} {self.id} {self.standing}."
+        whose = "" if self.tenant is None else f" of tenant {self.tenant}"
+        return f"{self.kind.capitalize()} {self.id}{whose} {self.standing}."
 
     def shape(self) -> dict[str, Any]:
         """As programs get it."""
         shape = {"kind": self.kind, "id": self.id, "status": self.status, "why": self.why}
-        return shape if self.as_of is None else shape | {"as_of": self.as_of}
+        more = {"as_of": self.as_of, "tenant": self.tenant}
+        return shape | {name: value for name, value in more.items() if value is not None}
 
 
 @dataclass

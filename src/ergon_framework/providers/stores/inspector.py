@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -48,18 +48,57 @@ class SqlProviderInspector:
             return list(connection.scalars(names))
 
     def attempts_named(self, units: Sequence[str], limit: int) -> list[AttemptRow]:
-        """The latest attempts under these ids or keys, or keys below them; the oldest first."""
+        """The latest attempts under these ids or keys, or keys below them; the oldest first.
+
+        The limit is for each tenant: one with many attempts hides none of another.
+        """
         keys = [_attempt.idempotency_key.startswith(f"{unit}/", autoescape=True) for unit in units]
         named = (_attempt.correlation_id, _attempt.task_execution_id, _attempt.idempotency_key)
-        wanted = (
-            select(*(getattr(_attempt, name) for name in AttemptRow._fields))
+        newest_first = _attempt.created_at.desc()
+        number = func.row_number().over(partition_by=_attempt.tenant_id, order_by=newest_first)
+        found = (
+            select(
+                *(getattr(_attempt, name) for name in AttemptRow._fields), number.label("number")
+            )
             .where(or_(*(column.in_(units) for column in named), *keys))
-            .order_by(_attempt.created_at.desc())
-            .limit(limit)
+            .subquery()
+        )
+        wanted = (
+            select(*(found.c[name] for name in AttemptRow._fields))
+            .where(found.c.number <= limit)
+            .order_by(found.c.created_at)
         )
         with self._database.connect() as connection:
-            newest = [AttemptRow(*row) for row in connection.execute(wanted)]
-        return [row._replace(created_at=from_db_time(row.created_at)) for row in reversed(newest)]
+            rows = [AttemptRow(*row) for row in connection.execute(wanted)]
+        return [row._replace(created_at=from_db_time(row.created_at)) for row in rows]
+
+    def letters_named(self, unit: str, keys: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+        """The ids of the dead letters of each tenant, the newest first.
+
+        Of letters with this id, correlation id or key, or a key below it, and of those with one of
+        the keys of their tenant. Only ids are read: a payload may be long.
+        """
+        wanted = (
+            select(_letter.tenant_id, _letter.dead_letter_id)
+            .where(
+                or_(
+                    _letter.dead_letter_id == unit,
+                    _letter.correlation_id == unit,
+                    _letter.idempotency_key == unit,
+                    _letter.idempotency_key.startswith(f"{unit}/", autoescape=True),
+                    *(
+                        and_(_letter.tenant_id == tenant, _letter.idempotency_key.in_(theirs))
+                        for tenant, theirs in keys.items()
+                    ),
+                )
+            )
+            .order_by(_letter.occurred_at.desc(), _letter.dead_letter_id.desc())
+        )
+        found: dict[str, list[str]] = {}
+        with self._database.connect() as connection:
+            for tenant, letter_id in connection.execute(wanted):
+                found.setdefault(tenant, []).append(letter_id)
+        return found
 
     def letter_places(
         self,
