@@ -13,10 +13,11 @@ from tools.source_rules import (
     core_imports,
     growing_delays,
     judge_mentions,
-    new_debt,
+    new_shortcuts,
     private_attributes,
     replaced_constants,
     rules_for,
+    shortcuts,
     sleeps,
     violations,
 )
@@ -109,7 +110,7 @@ def test_each_rule_binds_its_files(path: str, expected: set[Rule]) -> None:
 def test_a_violation_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code is 1, and the output says where and what to do."""
     (tmp_path / "a.py").write_text("x = 1\njudge()\n")
-    assert source_rules.main(package=tmp_path) == 1
+    assert source_rules.main(package=tmp_path, tests=tmp_path) == 1
     assert "a.py:2: only the core calls judge" in capsys.readouterr().out
 
 
@@ -121,6 +122,7 @@ def test_this_source_keeps_to_the_rules() -> None:
 def test_a_test_that_reaches_into_a_class_is_refused(tmp_path: Path) -> None:
     """A file may have as many such places as it is known for, and no more."""
     (tmp_path / "test_a.py").write_text("pool._idle\npool._busy\n")
-    assert len(new_debt(tmp_path, {})) == 2
-    assert len(new_debt(tmp_path, {"private_attributes": {"test_a.py": 1}})) == 2
-    assert new_debt(tmp_path, {"private_attributes": {"test_a.py": 2}}) == []
+    found = shortcuts(tmp_path)
+    assert len(new_shortcuts(found, {})) == 2
+    assert len(new_shortcuts(found, {"private_attributes": {"test_a.py": 1}})) == 2
+    assert new_shortcuts(found, {"private_attributes": {"test_a.py": 2}}) == []
