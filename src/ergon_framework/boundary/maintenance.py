@@ -15,16 +15,11 @@ from ergon_framework.boundary.objectstore.blob_io import SharedObjectStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError
-from ergon_framework.ports.factstore import NEW_EPOCH
 
 LOSS = "retention"
 """The reason of gaps that the loss policy makes."""
 SLICE = 500
 """Objects looked at in one go."""
-
-
-SKEW = 60.0
-"""Seconds by which the clocks of a bucket and of a log may differ."""
 
 
 class Kept(NamedTuple):
@@ -150,13 +145,10 @@ def _candidates(zone: Zone) -> Iterator[bytes]:
     objects = zone.objects
     if isinstance(objects, SharedObjectStore):
         before = zone.clock() - zone.settings.retention.orphans
-        return objects.put_before(before, since=_began_at(zone) - SKEW)
+        # Only the server's clock says what came first: the clock of this machine may be anywhere.
+        # The server counts whole seconds.
+        since = objects.own(zone.store.info().epoch) + 1.0
+        return objects.put_before(before, since=since)
     if isinstance(objects, FilesystemObjectStore):
         return objects.put_since(objects.own(zone.store.info().epoch))
     return objects.digests()
-
-
-def _began_at(zone: Zone) -> float:
-    """When the epoch of the zone's log began."""
-    renewed = zone.store.attribute(NEW_EPOCH)
-    return zone.store.info().created_at if renewed is None else float(renewed.partition(" ")[0])

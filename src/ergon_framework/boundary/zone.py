@@ -196,7 +196,7 @@ class Zone:
             anchor = _anchored(store, folders_of(settings))
             if anchor is not None:
                 held.callback(anchor.close)
-            if isinstance(objects, FilesystemObjectStore):
+            if isinstance(objects, FilesystemObjectStore | SharedObjectStore):
                 objects.own(store.info().epoch)
             own_clock = clock or clock_of(store)
             zone = cls(name, store, objects, settings, clock=own_clock, held=held.pop_all())

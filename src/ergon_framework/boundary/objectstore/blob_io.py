@@ -289,6 +289,11 @@ class Dated(NamedTuple):
 class SharedObjectStore(Protocol):
     """What such a store offers beside the port."""
 
+    def own(self, epoch: str) -> float:
+        """Since when the log of that epoch has this place, by the server's clock: from now on, if
+        it was another one.
+        """
+
     def put_before(self, instant: float, *, since: float = 0.0) -> Iterator[bytes]:
         """Everything that came before an instant, but not before another one."""
 

@@ -127,7 +127,7 @@ def _is_own(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and is_private
 
 
-_ROOT, _ASIDE = "sha256", "removed"
+_ROOT, _ASIDE, _EPOCHS = "sha256", "removed", "epochs"
 _NAME = re.compile(rf"(?:{_ROOT}/../..|{_ASIDE})/([0-9a-f]{{64}})")
 
 declare(
@@ -243,6 +243,15 @@ class S3ObjectStore:
         self._client.delete(key)
         failpoint("boundary.bucket_delete.after")
         return True
+
+    def own(self, epoch: str) -> float:
+        """Since when the log of that epoch has this place, by the server's clock: from now on, if
+        it was another one.
+        """
+        self._check_open()
+        key = f"{_EPOCHS}/{hashlib.sha256(epoch.encode()).hexdigest()}"
+        self._client.put_new(key, epoch.encode())
+        return self._client.put_at(key).timestamp()
 
     def put_before(self, instant: float, *, since: float = 0.0) -> Iterator[bytes]:
         """Everything that came before an instant, but not before another one."""
