@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from contextlib import closing
 from pathlib import Path
 
@@ -124,6 +125,19 @@ def test_facts_in_the_folder_are_not_left_behind(directory: Path) -> None:
     assert fact_file(zone_setup(environ={}).settings) == directory / "a" / "facts.db"
     Path("ergon.toml").write_text(f'{text}\nstore = "{SERVER}"')
     assert store_of(zone_setup(environ={})) == SERVER
+
+
+def test_the_hint_for_facts_in_a_folder_is_toml(directory: Path) -> None:
+    """A zone and a folder of any name: what the hint says to write is what the settings read."""
+    text = f'[store]\nurl = "{SERVER}"\n[zones."Werk Süd"]\ndata = \'a "b"\''
+    Path("ergon.toml").write_text(text)
+    Path('a "b"').mkdir()
+    Path('a "b"/facts.db').touch()
+    with pytest.raises(SettingsError, match="has facts in") as caught:
+        zone_setup(environ={})
+    value, _, heading = caught.value.remedy.partition("write ")[2].partition(" under ")
+    read = tomllib.loads(f"{heading}\n{value}")
+    assert read == {"zones": {"Werk Süd": {"store": f'sqlite:///{directory}/a "b"/facts.db'}}}
 
 
 @pytest.mark.slow

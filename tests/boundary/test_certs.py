@@ -107,6 +107,14 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
     ]
 
 
+def test_a_folder_without_authority_says_how_to_make_one_there(tmp_path: Path) -> None:
+    """The command names the folder, and can be pasted."""
+    folder = tmp_path / "my certs"
+    with pytest.raises(ConfigurationError) as caught:
+        issue(folder, "a")
+    assert caught.value.remedy.endswith(f"  ergon boundary certs ca --folder '{folder}'")
+
+
 @pytest.mark.req("BOUNDARY:badinput")
 def test_bad_requests_are_refused(tmp_path: Path) -> None:
     """No authority, a broken one, a zone called ca, a folder that is a file."""

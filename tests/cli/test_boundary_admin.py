@@ -408,6 +408,21 @@ def test_restore_into_a_new_folder_says_what_follows(backed_up: Desk) -> None:
     assert backed_up("verify", "--data", "fresh").code == 0
 
 
+def test_restore_quotes_names_in_the_commands_that_it_prints(desk: Desk) -> None:
+    """The zone and the folder of the backup have spaces; each command is one that can be pasted."""
+    with Zone.open("Werk Süd", ZoneSettings(data="my zone")) as zone:
+        zone.put("batch-files", "one", b"hello")
+    assert desk("backup", "my copy", "--data", "my zone").code == 0
+    made = desk("restore", "my copy", "--data", "fresh")
+    assert "  ergon boundary open --peer 'Werk Süd' --accept-epoch" in made.out
+    for path in Path("my copy").rglob("*"):
+        if path.is_file() and path.read_bytes() == b"hello":
+            path.chmod(0o600)
+            path.write_bytes(b"jello")
+    damaged = desk("restore", "my copy", "--data", "other")
+    assert f"`ergon boundary verify --data '{desk.place}/my copy'`" in damaged.err
+
+
 @pytest.mark.req("BOUNDARY:badinput")
 def test_restore_refuses_what_would_do_harm(backed_up: Desk) -> None:
     """A folder that is not empty, one in use, another zone's, one that holds no backup."""

@@ -26,6 +26,7 @@ from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import Built, Reference, Section, Settings
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import store_url
+from ergon_framework.core.text import toml_table
 from ergon_framework.errors import ConfigurationError, SettingsError, WiringError
 from ergon_framework.ports.settings_model import (
     Count,
@@ -300,7 +301,7 @@ def _entry(name: str, settings: Settings) -> ProviderSettings:
     where = "there is no settings file" if settings.file is None else f"in {settings.file}"
     raise SettingsError(
         f"there is no provider {name!r} ({where}); {did_you_mean(name, list(known))}",
-        remedy=f'add a table [providers.{name}] with provider = "module:Class"',
+        remedy=f'add a table {toml_table("providers", name)} with provider = "module:Class"',
     )
 
 

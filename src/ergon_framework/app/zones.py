@@ -22,6 +22,7 @@ from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import is_folder, is_server, open_fact_store
+from ergon_framework.core.text import toml_table, toml_text
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
 from ergon_framework.ports.transfer import move_state_of
@@ -73,15 +74,16 @@ def implicit_store(name: str, settings: ZoneSettings, *, has_folder: bool) -> Zo
     moved_to, place = _moved_to(name, file), StoreLocation(url).name
     if is_same(moved_to, place):
         return settings
+    table = toml_table("zones", name)
     if moved_to:
         raise SettingsError(
             f"zone {name!r} was moved to {moved_to}, and [store] names {place}",
-            remedy=f"name {moved_to} under [store], or with store under [zones.{name}]",
+            remedy=f"name {moved_to} under [store], or with store under {table}",
         )
     raise SettingsError(
         f"zone {name!r} has facts in {file}, and [store] names {place}",
         remedy=f"move them there:  {_move_command(name, file, url)}; or, to leave them in the"
-        f' file, write store = "sqlite:///{file.absolute()}" under [zones.{name}]',
+        f" file, write store = {toml_text(f'sqlite:///{file.absolute()}')} under {table}",
     )
 
 

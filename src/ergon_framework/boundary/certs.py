@@ -6,6 +6,7 @@ import datetime as dt
 import ipaddress
 import os
 import secrets
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -149,7 +150,7 @@ def _read_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey
     except (OSError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"{folder} holds no usable authority (ca.pem and ca.key)",
-            remedy="make one first: ergon boundary certs ca",
+            remedy=f"make one first:  ergon boundary certs ca --folder {shlex.quote(str(folder))}",
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigurationError(

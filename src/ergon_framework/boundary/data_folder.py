@@ -133,6 +133,10 @@ def _read(text: bytes) -> Unfinished:
 FILE, OBJECTS, LOCK = "facts.db", "objects", "node.lock"
 
 
+class FolderInUseError(ConfigurationError):
+    """Another process has the folder of a zone."""
+
+
 class DataFolder:
     """A zone's folder, locked for this process."""
 
@@ -164,7 +168,7 @@ class DataFolder:
         except OSError:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
             os.close(descriptor)
-            raise ConfigurationError(
+            raise FolderInUseError(
                 f"{folder} is in use by another node"
                 + (f", process {holder}" if holder.isdigit() else ""),
                 remedy="stop that one first, or name another folder",

@@ -12,6 +12,7 @@ import glob
 import os
 import re
 import secrets
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -206,7 +207,8 @@ def _check_whole(source: Path, zone: Zone) -> None:
             f"the backup {source} is damaged: {flaws[0].where}: {flaws[0].what}"
             + (f", and {len(flaws) - 1} flaws more" if len(flaws) > 1 else ""),
             reason="backup_damaged",
-            remedy=f"take another backup; `ergon boundary verify --data {source}` lists the flaws,"
+            remedy="take another backup;"
+            f" `ergon boundary verify --data {shlex.quote(str(source))}` lists the flaws,"
             " and --no-verify restores what there is",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -276,7 +277,7 @@ def _next_steps(zone: str, last_at: float | None) -> str:
         "Start the node. Then tell again what was told since the backup:\n"
         f"  ergon boundary outbox resend OUTBOX{since}\n"
         "At each peer, when its epoch alert appears:\n"
-        f"  ergon boundary open --peer {printable(zone)} --accept-epoch"
+        f"  ergon boundary open --peer {shlex.quote(printable(zone))} --accept-epoch"
     )
 
 

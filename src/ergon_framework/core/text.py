@@ -7,6 +7,7 @@ it steers a terminal or looks like a line of ours.
 from __future__ import annotations
 
 import json
+import re
 
 _LONGEST = 200
 
@@ -74,6 +75,20 @@ def quoted_json(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
+def toml_text(text: str) -> str:
+    """A text as a settings file writes it, on one line."""
+    safe = text.replace("\\", r"\\").replace('"', r"\"")
+    return '"' + "".join(c if c.isprintable() else rf"\U{ord(c):08x}" for c in safe) + '"'
+
+
+def toml_table(section: str, name: str) -> str:
+    """The heading of a table as a settings file writes it, whatever its name is."""
+    return f"[{section}.{name if _BARE.fullmatch(name) else toml_text(name)}]"
+
+
+_BARE = re.compile("[A-Za-z0-9_-]+")
 
 
 def _escaped(char: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import WHY_ENDED, JobStatus
 from ergon_framework.core.rfc3339 import format_rfc3339
-from ergon_framework.core.text import counted, duration, failure_text, indented
+from ergon_framework.core.text import counted, duration, failure_text, indented, toml_table
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import SILENT_AFTER, entries, executor_of, last_told
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
@@ -150,7 +150,7 @@ def _held_by_workers(
 
 
 def _waits_for(job: Job, executor: str, settings: JobsSettings) -> str:
-    start = f"start a worker with [executors.{executor}], or the script of this name"
+    start = f"start a worker with {toml_table('executors', executor)}, or the script of this name"
     if not job.executor or settings.executor_wait is None:
         return f"It waits until one has: {start}."
     return (

@@ -23,7 +23,7 @@ import msgspec
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, JobStatus
-from ergon_framework.core.text import failure_text, indented, one_line
+from ergon_framework.core.text import failure_text, indented, one_line, toml_table
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.event_loop import EventLoop
@@ -591,7 +591,7 @@ def default_executor(settings: JobsSettings, executors: Mapping[str, ExecutorSet
         if wanted not in executors:
             raise ConfigurationError(
                 f"there is no executor {wanted!r}; known are {known}",
-                remedy=f"add a table [executors.{wanted}], or correct [jobs]",
+                remedy=f"add a table {toml_table('executors', wanted)}, or correct [jobs]",
             )
     return name
 

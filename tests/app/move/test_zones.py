@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.schema import zones_there
-from ergon_framework.boundary.data_folder import DataFolder
+from ergon_framework.boundary.data_folder import DataFolder, Unfinished, held
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
 from ergon_framework.boundary.zone import Zone
@@ -46,6 +46,15 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     (tmp_path / "old").mkdir()
     with_facts(facts_in(tmp_path / "old"))
     return tmp_path / "old", tmp_path / "new"
+
+
+def test_a_restore_that_has_not_ended_is_ended_first(places: tuple[Path, Path]) -> None:
+    """No node runs, so nobody is told to stop one; the hint is that of the restore."""
+    with held(places[0]) as mark:
+        mark.say(Unfinished(draft=str(places[0]), is_armed=True))
+    with pytest.raises(ConfigurationError, match="has not ended") as caught:
+        moved(facts_in(places[0]), facts_in(places[1]), zone=ZONE)
+    assert caught.value.remedy == "run the same `ergon boundary restore` again"
 
 
 def test_a_zone_arrives_whole(places: tuple[Path, Path]) -> None:

@@ -32,6 +32,7 @@ from ergon_framework.app.settings.stores import (
     store_url,
 )
 from ergon_framework.core.job import route
+from ergon_framework.core.text import toml_table
 from ergon_framework.errors import ErgonError, StoreUnavailableError, WiringError
 from ergon_framework.jobs.child_process import executor_environment
 from ergon_framework.jobs.pool import checked
@@ -216,7 +217,7 @@ def _check_executor(
 ) -> None:
     if wanted not in setup.executors and not checking.has_problem("executors", wanted):
         hint = did_you_mean(wanted, list(setup.executors))
-        remedy = f"add a table [executors.{wanted}]"
+        remedy = f"add a table {toml_table('executors', wanted)}"
         checking.add_problem(path, f"there is no executor {wanted!r}; {hint}", remedy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def no_work_at(place: StoreLocation) -> ConfigurationError:
     if zones:
         return ConfigurationError(
             f"{told}, but the facts of zone {', '.join(zones)}",
-            remedy=f"--zone {zones[0]} moves them",
+            remedy=f"--zone {shlex.quote(zones[0])} moves them",
         )
     is_redis = not place.is_database
     keys = "; the URL ends with the number of the database, and has ?prefix=NAME if the keys do"

@@ -14,7 +14,7 @@ from ergon_framework.app.move.transfer import (
     is_empty,
 )
 from ergon_framework.app.store_location import is_same
-from ergon_framework.boundary.data_folder import DataFolder
+from ergon_framework.boundary.data_folder import DataFolder, FolderInUseError
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.factstore import ConsumerStore
 from ergon_framework.ports.jobstore import JobAdmin
@@ -160,8 +160,8 @@ def locked(folder: Path) -> DataFolder:
     """The folder of a zone that is to be read, held so that no node starts there meanwhile."""
     try:
         return DataFolder.lock(folder)
-    except ConfigurationError as error:
-        raise ConfigurationError(
+    except FolderInUseError as error:
+        raise FolderInUseError(
             error.message,
             remedy="stop the zone's node; --force moves what it leaves behind meanwhile",
             details=error.details,

@@ -33,6 +33,7 @@ from ergon_framework.app.settings.sections import (
     TelemetrySettings,
 )
 from ergon_framework.app.settings.source import KeyPath, SettingsSource, did_you_mean, read_toml
+from ergon_framework.core.text import toml_table
 from ergon_framework.errors import MissingExtraError, SettingsError, WiringError
 from ergon_framework.ports.settings_model import SettingsModel
 from ergon_framework.storage.urls import placeholder
@@ -327,7 +328,7 @@ def _check_there(source: SettingsSource, path: KeyPath, name: str) -> None:
     known = _names(source, "policies")
     if name not in known:  # one that is there and wrong has been told already
         problem = f"there is no policy {name!r}; {did_you_mean(name, known)}"
-        source.add_problem(path, problem, f"add a table [policies.{name}]")
+        source.add_problem(path, problem, f"add a table {toml_table('policies', name)}")
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

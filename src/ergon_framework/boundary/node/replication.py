@@ -12,6 +12,7 @@ import contextlib
 import os
 import random
 import secrets
+import shlex
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -574,7 +575,8 @@ class Puller:
             f"the store of {self.peer} is another one than before, or went back in time",
             code="failed_precondition",
             reason="epoch_changed",
-            remedy=f"look into it; `ergon boundary open --peer {self.peer} --accept-epoch` goes on",
+            remedy="look into it;"
+            f" `ergon boundary open --peer {shlex.quote(self.peer)} --accept-epoch` goes on",
             details={"epoch": batch.epoch, "known": link.epoch},
         )
 
