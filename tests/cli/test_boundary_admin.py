@@ -12,6 +12,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 import pytest
 
 from ergon_framework.boundary import backup
+from ergon_framework.boundary.client.outbox import Outbox
 from ergon_framework.boundary.node.status import status as status_of
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
@@ -28,6 +30,8 @@ from ergon_framework.boundary.verification import Finding, Progress, size_of, ve
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.transfer import MoveState, records_of
+from tests.boundary.outbox_node import Node as OutboxNode
+from tests.boundary.outbox_node import envelope, fact
 from tests.cli.boundary_node import Desk, message, running
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")
@@ -403,9 +407,22 @@ def test_restore_into_a_new_folder_says_what_follows(backed_up: Desk) -> None:
     """Every command that it prints can be pasted."""
     answer = backed_up("restore", "copy", "--data", "fresh")
     assert answer.code == 0
-    assert "ergon boundary outbox resend OUTBOX --since " in answer.out
+    assert "  ergon boundary outbox resend OUTBOX\n" in answer.out
     assert "ergon boundary open --peer plant-a --accept-epoch" in answer.out
     assert backed_up("verify", "--data", "fresh").code == 0
+
+
+def test_restore_has_a_producer_whose_clock_is_behind_tell_again(backed_up: Desk) -> None:
+    """The outbox knows when it sent something by its own clock, an hour behind the node's."""
+    with Outbox(
+        "outbox.db", OutboxNode(), keep_sent=86400.0, clock=lambda: time.time() - 3600
+    ) as outbox:
+        outbox.add(envelope("e:1"), fact(1))
+        outbox.drain(until_empty=True)
+    printed = backed_up("restore", "copy", "--data", "fresh").out
+    (hint,) = re.findall("  ergon boundary (outbox resend .*)", printed)
+    words = hint.replace("OUTBOX", "outbox.db").split()
+    assert backed_up(*words, "--json").json == {"resent": 1}
 
 
 def test_restore_quotes_names_in_the_commands_that_it_prints(desk: Desk) -> None:

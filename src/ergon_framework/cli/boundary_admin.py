@@ -244,7 +244,7 @@ def restore(
         made = restored(backup, folder, objects=objects, replace=replace, checks=check, report=move)
     show_one(asdict(made), as_json=as_json)
     if not as_json:
-        print(_next_steps(made.zone, made.last_at))
+        print(_next_steps(made.zone))
 
 
 def _places_of(config: Path | None, zone: str | None) -> tuple[Path, str | None]:
@@ -271,11 +271,13 @@ def _places_of(config: Path | None, zone: str | None) -> tuple[Path, str | None]
     return file.parent, None if objects == str(file.parent / OBJECTS) else objects
 
 
-def _next_steps(zone: str, last_at: float | None) -> str:
-    since = "" if last_at is None else f" --since {int(last_at)}"
+def _next_steps(zone: str) -> str:
+    """What remains to be done. An outbox knows the time by its producer's clock, which may be
+    behind the node's: so all that it keeps is told again, and the node recognises what it has.
+    """
     return (
-        "Start the node. Then tell again what was told since the backup:\n"
-        f"  ergon boundary outbox resend OUTBOX{since}\n"
+        "Start the node. Then let every outbox tell again what it keeps:\n"
+        "  ergon boundary outbox resend OUTBOX\n"
         "At each peer, when its epoch alert appears:\n"
         f"  ergon boundary open --peer {shlex.quote(printable(zone))} --accept-epoch"
     )

@@ -83,7 +83,10 @@ def resend(
     file: OutboxFile,
     since: Annotated[
         float | None,
-        typer.Option(metavar="T", help="Sent since then, in Unix seconds [default: all]."),
+        typer.Option(
+            metavar="T",
+            help="Sent since then, in the producer's Unix seconds [default: all].",
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -374,7 +374,8 @@ class Outbox:
     # ---- after the node was restored from a backup ----
 
     def resend(self, since: float | None = None) -> int:
-        """Send again what was sent since an instant (Unix seconds; None: all that is kept).
+        """Send again what was sent since an instant of this computer's clock (Unix seconds; None:
+        all that is kept, which is right when the node's clock may be another).
 
         ``keep_sent`` says for how many seconds it is. The facts go back to their places in the
         line, with their files; the node recognises those that it has. How many there were.
