@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.core.drain import PATIENCE, Answered, DrainMachine, Wait
+from ergon_framework.core.drain import DRAIN_BACKOFF, Answered, DrainMachine, Wait
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff
 
@@ -14,9 +14,9 @@ AWAY = Failure(Kind.TRANSIENT, "unavailable")
 
 def test_facts_go_in_batches() -> None:
     """As many as fit, unless something makes them go one by one."""
-    assert DrainMachine(PATIENCE).batch_size(500) == 500
-    assert DrainMachine(PATIENCE, stops_at_refusal=True).batch_size(500) == 1
-    machine = DrainMachine(PATIENCE, looks_up=True)
+    assert DrainMachine(DRAIN_BACKOFF).batch_size(500) == 500
+    assert DrainMachine(DRAIN_BACKOFF, stops_at_refusal=True).batch_size(500) == 1
+    machine = DrainMachine(DRAIN_BACKOFF, looks_up=True)
     assert machine.batch_size(500) == 1
     machine.recovered()
     assert machine.batch_size(500) == 500
@@ -24,7 +24,7 @@ def test_facts_go_in_batches() -> None:
 
 def test_a_refused_batch_goes_one_by_one() -> None:
     """Until as many facts as it had have left the queue."""
-    machine = DrainMachine(PATIENCE)
+    machine = DrainMachine(DRAIN_BACKOFF)
     machine.split(2)
     assert machine.batch_size(500) == 1
     machine.answered(0, [AWAY])
@@ -48,7 +48,7 @@ def test_what_answers_mean(
     taken: int, failures: list[Failure], stops: bool, answered: Answered
 ) -> None:
     """A refusal is final, and only stops the queue where that is wanted; the rest passes."""
-    machine = DrainMachine(PATIENCE, stops_at_refusal=stops)
+    machine = DrainMachine(DRAIN_BACKOFF, stops_at_refusal=stops)
     assert machine.answered(taken, failures) == answered
 
 

@@ -42,7 +42,7 @@ from ergon_framework.core.job import (
     Unread,
     next_transition,
 )
-from ergon_framework.core.retry import LONGEST_DELAY, Backoff, GiveUp, RetryAfter, RetryRule, judge
+from ergon_framework.core.retry import MAX_DELAY, Backoff, GiveUp, RetryAfter, RetryRule, judge
 
 ACTIVE = JobStatus.ACTIVE
 WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
@@ -327,7 +327,7 @@ def test_what_was_asked_for_lengthens_the_backoff() -> None:
 def test_what_was_asked_for_is_capped() -> None:
     """Nobody can make a job wait longer than the rule allows, nor less than nothing."""
     assert asked(1e9, replaces=True, cap=60.0) == 60.0
-    assert asked(1e30, replaces=True) == LONGEST_DELAY
+    assert asked(1e30, replaces=True) == MAX_DELAY
     assert asked(-7.0, replaces=True) == 0.0
     assert asked(-7.0, replaces=False) == 10.0
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.redelivery import (
-    LEAST_DEFERRAL,
+    MIN_DEFERRAL,
     DeliveryCounts,
     RedeliveryRule,
     defer,
@@ -92,5 +92,5 @@ def test_a_deferral_is_spread_by_a_tenth(seconds: float, deferrals: int, dice: f
         assert again is None
         return
     assert again is not None
-    least = max(seconds, LEAST_DEFERRAL.delay(deferrals))
+    least = max(seconds, MIN_DEFERRAL.delay(deferrals))
     assert again.delay == min(least + dice * min(5.0, 0.1 * least), RULE.longest_wait)

@@ -7,13 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.rollup import FEW, DurationHistogram, Rollup, SlidingHour, merged
+from ergon_framework.core.rollup import (
+    MAX_EXACT_SAMPLES,
+    DurationHistogram,
+    Rollup,
+    SlidingHour,
+    merged,
+)
 
 milliseconds = st.integers(0, 1 << 31) | st.integers(0, 300) | st.integers(50, 5000)
 many = st.builds(
     lambda seed, size: random.Random(seed).choices(range(5000), k=size),  # noqa: S311
     st.integers(0, 1 << 32),
-    st.integers(0, 3 * FEW),
+    st.integers(0, 3 * MAX_EXACT_SAMPLES),
 )
 lists = st.lists(milliseconds, max_size=20) | many
 counts = st.integers(0, 1000)
@@ -46,14 +52,14 @@ def copy_of(rollup: Rollup) -> Rollup:
     return merged([rollup])
 
 
-@given(st.lists(milliseconds, min_size=1, max_size=FEW), st.integers(1, 100))
+@given(st.lists(milliseconds, min_size=1, max_size=MAX_EXACT_SAMPLES), st.integers(1, 100))
 def test_few_durations_are_exact(values: list[int], hundredths: int) -> None:
     """Up to so many, a percentile is the one of the textbook."""
     bounded = [min(value, (1 << 31) - 1) for value in values]
     assert durations_of(values).percentile(hundredths) == nearest_rank(bounded, hundredths)
 
 
-@given(st.integers(0, 1 << 32), st.integers(FEW + 1, 800))
+@given(st.integers(0, 1 << 32), st.integers(MAX_EXACT_SAMPLES + 1, 800))
 def test_many_durations_are_within_two_percent(seed: int, size: int) -> None:
     """Beyond that, it is wrong by at most two parts in a hundred."""
     dice = random.Random(seed)  # noqa: S311 - hypothesis chose it

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.core.schedule import (
-    MOST_AT_ONCE,
-    ON_TIME,
+    MAX_MISFIRES,
+    MISFIRE_GRACE,
     Due,
     Instants,
     Misfire,
@@ -61,7 +61,7 @@ def test_after_a_stop_the_policy_decides(misfire: Misfire, fires: tuple[float, .
 
 
 @pytest.mark.req("JOBS:cron")
-@pytest.mark.parametrize("late", [0.0, 1.0, ON_TIME])
+@pytest.mark.parametrize("late", [0.0, 1.0, MISFIRE_GRACE])
 def test_a_fire_that_is_noticed_late_is_not_skipped(late: float) -> None:
     """A worker that was busy for a moment has missed nothing."""
     assert due(regular(3600), 3600.0, 3600.0 + late, Misfire.SKIP).fires == (3600.0,)
@@ -70,7 +70,7 @@ def test_a_fire_that_is_noticed_late_is_not_skipped(late: float) -> None:
 @pytest.mark.req("JOBS:cron")
 def test_a_missed_fire_is_skipped() -> None:
     """With ``skip``, what is older than a minute is over."""
-    plan = due(regular(3600), 3600.0, 3600.0 + ON_TIME + 1, Misfire.SKIP)
+    plan = due(regular(3600), 3600.0, 3600.0 + MISFIRE_GRACE + 1, Misfire.SKIP)
     assert plan == Due((), 7200.0)
 
 
@@ -78,7 +78,7 @@ def test_a_missed_fire_is_skipped() -> None:
 def test_making_up_is_bounded() -> None:
     """However long the stop was, ``all`` enqueues the last hundred, the oldest of them first."""
     plan = due(regular(100), 100.0, 1_000_000.0, Misfire.ALL)
-    assert len(plan.fires) == MOST_AT_ONCE
+    assert len(plan.fires) == MAX_MISFIRES
     assert (plan.fires[0], plan.fires[-1]) == (1_000_000.0 - 9_900.0, 1_000_000.0)
 
 
@@ -115,9 +115,9 @@ def test_the_plan_is_what_a_plain_walk_finds(
         assert plan == Due((), expected)
         return
     walked = [at for at in calendar if expected <= at <= now]
-    wanted = walked[-MOST_AT_ONCE if misfire is Misfire.ALL else -1 :]
+    wanted = walked[-MAX_MISFIRES if misfire is Misfire.ALL else -1 :]
     if misfire is Misfire.SKIP:
-        wanted = [at for at in wanted if now - at <= ON_TIME]
+        wanted = [at for at in wanted if now - at <= MISFIRE_GRACE]
     assert plan.fires == tuple(wanted)
     assert plan.next_at == next((at for at in calendar if at > now), None)
 

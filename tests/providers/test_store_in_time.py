@@ -24,7 +24,7 @@ from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteProviderDatabase
 from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskEnding, TaskGate, TaskOptions
-from ergon_framework.storage.deadlines import LEAST, PROVIDER_BUDGET
+from ergon_framework.storage.deadlines import MIN_TIMEOUT, PROVIDER_BUDGET
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import Scripted, WatchedStore, acall, call, rows, used
 
@@ -275,7 +275,7 @@ def test_patience_is_what_is_left() -> None:
     """Never more than the store's own, never less than it takes to say how it ended."""
     assert PROVIDER_BUDGET.at_most(5.0) == 5.0
     assert PROVIDER_BUDGET.run_within(None, lambda: PROVIDER_BUDGET.at_most(5.0)) == 5.0
-    assert PROVIDER_BUDGET.run_within(-1.0, lambda: PROVIDER_BUDGET.at_most(5.0)) == LEAST
+    assert PROVIDER_BUDGET.run_within(-1.0, lambda: PROVIDER_BUDGET.at_most(5.0)) == MIN_TIMEOUT
     assert PROVIDER_BUDGET.run_within(1000.0, lambda: PROVIDER_BUDGET.at_most(5.0)) == 5.0
     assert (
         5.0 < PROVIDER_BUDGET.run_within(1000.0, lambda: PROVIDER_BUDGET.at_most(5000.0)) <= 1000.0
@@ -284,7 +284,7 @@ def test_patience_is_what_is_left() -> None:
         PROVIDER_BUDGET.run_within(
             0.0, lambda: PROVIDER_BUDGET.run_within(1000.0, lambda: PROVIDER_BUDGET.at_most(5.0))
         )
-        == LEAST
+        == MIN_TIMEOUT
     )
     assert (
         PROVIDER_BUDGET.run_within(

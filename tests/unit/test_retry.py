@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import (
-    LONGEST_DELAY,
+    MAX_DELAY,
     RFC_STEP_RETRIES,
     RFC_SUCCESS_RETRIES,
     Backoff,
@@ -51,7 +51,7 @@ def test_delay_is_the_formula_of_the_rfc(base: float, factor: float, cap: float,
     """While nothing overflows, the delay is base * factor**k, clipped to a cap above zero."""
     exact = base * factor**k
     expected = min(exact, cap) if cap > 0.0 else exact
-    assert Backoff(base, factor, cap).delay(k) == min(expected, LONGEST_DELAY)
+    assert Backoff(base, factor, cap).delay(k) == min(expected, MAX_DELAY)
 
 
 @pytest.mark.req("R3-BO")
@@ -80,7 +80,7 @@ def test_delay_is_always_a_usable_number(
     """No schedule ever gives NaN, infinity, a negative wait, an error or more than the longest."""
     delay = Backoff(base, factor, cap, low, high, free).delay(k, roll)
     assert isinstance(delay, float)
-    assert 0.0 <= delay <= LONGEST_DELAY
+    assert 0.0 <= delay <= MAX_DELAY
 
 
 @pytest.mark.req("T3.22")
@@ -88,7 +88,7 @@ def test_delay_is_always_a_usable_number(
 def test_overflow_ends_at_the_cap(base: float, factor: float, cap: float) -> None:
     """Where the power can no longer be computed, the wait is the cap, or the longest there is."""
     assert Backoff(base, factor, cap).delay(10**6) == cap
-    assert Backoff(base, factor).delay(10**6) == LONGEST_DELAY
+    assert Backoff(base, factor).delay(10**6) == MAX_DELAY
     assert Backoff(0.0, factor).delay(10**6) == 0.0
 
 
@@ -96,13 +96,13 @@ def test_overflow_ends_at_the_cap(base: float, factor: float, cap: float) -> Non
 def test_overflow_without_an_error_is_no_nan() -> None:
     """A product that becomes infinite without raising, times a jitter of zero, is a number."""
     assert Backoff(1e300, 1e10, low=0.0, high=1.0).delay(1, dice=0.0) == 0.0
-    assert Backoff(1e300, 1e10, low=0.5, high=1.5).delay(1, dice=0.0) == LONGEST_DELAY / 2
+    assert Backoff(1e300, 1e10, low=0.5, high=1.5).delay(1, dice=0.0) == MAX_DELAY / 2
 
 
 @pytest.mark.req("T3.22")
 def test_whole_numbers_overflow_like_floats() -> None:
     """A schedule written with ints gives the same waits, however large the power."""
-    assert Backoff(1, 2, low=0.5, high=0.5).delay(5000) == LONGEST_DELAY / 2
+    assert Backoff(1, 2, low=0.5, high=0.5).delay(5000) == MAX_DELAY / 2
     assert Backoff(1, 2, cap=7).delay(10**6) == 7.0
 
 
@@ -123,7 +123,7 @@ def test_jitter_comes_after_the_cap_and_within_its_bounds(
     plain = Backoff(base, factor, cap).delay(k)
     wait = Backoff(base, factor, cap, low, high).delay(k, roll)
     slack = 1e-12 * plain
-    assert low * plain - slack <= wait <= min(high * plain + slack, LONGEST_DELAY)
+    assert low * plain - slack <= wait <= min(high * plain + slack, MAX_DELAY)
 
 
 @pytest.mark.req("T3.22")
@@ -216,7 +216,7 @@ def test_an_absurd_request_for_patience_is_bounded(after: float) -> None:
     """Infinity or NaN from a peer becomes a wait a platform can make."""
     answer = verdict(RetryRule(2), failure(Kind.THROTTLED, after))
     assert isinstance(answer, RetryAfter)
-    assert 0.0 <= answer.delay <= LONGEST_DELAY
+    assert 0.0 <= answer.delay <= MAX_DELAY
 
 
 @given(st.floats(0.0, 100.0), st.floats(0.0, 100.0), st.floats(0.001, 100.0))

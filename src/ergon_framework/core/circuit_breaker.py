@@ -15,14 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-PROBE_PATIENCE = 1.0
+PROBE_RETRY_DELAY = 1.0
 """Seconds after which to ask again at a circuit whose probes are under way."""
 
 
-HEARD_FOR = 60.0
+REPORTER_TIMEOUT = 60.0
 """Seconds for which a process that wrote the circuit counts as one that uses it."""
 
-_MOST_HEARD = 8
+_MAX_REPORTERS = 8
 
 NEVER = float("-inf")
 
@@ -87,7 +87,7 @@ class Witness:
     succeeded_at: float = NEVER
 
 
-NOBODY = Witness()
+UNKNOWN_WITNESS = Witness()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,12 @@ class Breaker:
         return _probe(self, rule, token, now)
 
     def report(
-        self, rule: BreakerRule, permit: Permit, vote: Vote, now: float, by: Witness = NOBODY
+        self,
+        rule: BreakerRule,
+        permit: Permit,
+        vote: Vote,
+        now: float,
+        by: Witness = UNKNOWN_WITNESS,
     ) -> Breaker:
         """The circuit after a call that was let in has ended, or was given up."""
         if permit.generation != self.generation:
@@ -245,14 +250,18 @@ class Breaker:
 
     def is_confirmed(self, rule: BreakerRule, since: float, by: Witness, now: float) -> bool:
         """Whether no other process can know of a success since ``since``, when failures began."""
-        others = (name for name, at in self.heard if name != by.name and now - at < HEARD_FOR)
+        others = (
+            name for name, at in self.heard if name != by.name and now - at < REPORTER_TIMEOUT
+        )
         return now - since >= rule.confirm_after or not any(others)
 
     def _heard(self, by: Witness, now: float) -> tuple[tuple[str, float], ...]:
         if not by.name:
             return self.heard
-        kept = [(n, at) for n, at in self.heard if n != by.name and 0 <= now - at < HEARD_FOR]
-        return (*kept[1 - _MOST_HEARD :], (by.name, now))
+        kept = [
+            (n, at) for n, at in self.heard if n != by.name and 0 <= now - at < REPORTER_TIMEOUT
+        ]
+        return (*kept[1 - _MAX_REPORTERS :], (by.name, now))
 
     def _probed(self, rule: BreakerRule, permit: Permit, vote: Vote, now: float) -> Breaker:
         left = tuple(probe for probe in self.probes if probe.token != permit.token)
@@ -301,4 +310,4 @@ def _probe(
 
 def _full(taken: tuple[Probe, ...], now: float) -> CircuitRefusal:
     """All places are taken; a probe mostly ends long before its lease, so look again soon."""
-    return CircuitRefusal(min(now + PROBE_PATIENCE, *(probe.expires_at for probe in taken)))
+    return CircuitRefusal(min(now + PROBE_RETRY_DELAY, *(probe.expires_at for probe in taken)))

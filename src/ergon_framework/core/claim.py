@@ -55,7 +55,7 @@ class ClaimBounds:
 
 DEFAULT_BOUNDS = ClaimBounds()
 
-_KNOWN = {"is_paused": bool, "max_active": int | None, "rate": float | None, "burst": int}
+_SETTINGS = {"is_paused": bool, "max_active": int | None, "rate": float | None, "burst": int}
 
 
 def checked_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,10 +64,12 @@ def checked_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any) -> Any:
-    if name not in _KNOWN:
-        raise JobError(f"a queue has no setting {name!r}", remedy=f"known are {', '.join(_KNOWN)}")
+    if name not in _SETTINGS:
+        raise JobError(
+            f"a queue has no setting {name!r}", remedy=f"known are {', '.join(_SETTINGS)}"
+        )
     try:
-        found = msgspec.convert(value, _KNOWN[name])
+        found = msgspec.convert(value, _SETTINGS[name])
     except msgspec.ValidationError as error:
         raise JobError(f"{name} of a queue: {error}", remedy="give a value of that type") from None
     if found is not None and name != "is_paused" and not found > 0:

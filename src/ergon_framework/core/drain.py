@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff, GiveUp, RetriedCall, RetryAfter, RetryRule, judge
 
-PATIENCE = Backoff(base=0.2, factor=2.0, cap=15.0, low=0.5, high=1.0)
-_WITHOUT_END = 1 << 62  # attempts: a queue waits for as long as it takes
-_LEAST_CAP = 60.0  # seconds that a peer may ask for, however short the backoff
+DRAIN_BACKOFF = Backoff(base=0.2, factor=2.0, cap=15.0, low=0.5, high=1.0)
+_UNLIMITED_ATTEMPTS = 1 << 62  # attempts: a queue waits for as long as it takes
+_MIN_DELAY_CAP = 60.0  # seconds that a peer may ask for, however short the backoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class DrainMachine:
         self._stops_at_refusal = stops_at_refusal
         self._singles = 0  # how many of the next facts are sent one by one
         self._rule = RetryRule(
-            attempts=_WITHOUT_END,
+            attempts=_UNLIMITED_ATTEMPTS,
             backoff=backoff,
             on=frozenset(Kind) - {Kind.REJECTED},
-            max_retry_after=max(backoff.cap, _LEAST_CAP),
+            max_retry_after=max(backoff.cap, _MIN_DELAY_CAP),
         )
         self._call = RetriedCall(self._rule, began_at=0.0)
 

@@ -49,10 +49,10 @@ class Stopped(StrEnum):
     STORE = "store_unavailable"  # nobody can say whether there is quota left
 
 
-_EARLY = float("-inf")
+_NEVER = float("-inf")
 """Before any deadline."""
 
-_WHY = {
+_STOPPED_BY = {
     GiveUpReason.NOT_RETRYABLE: Stopped.NOT_RETRYABLE,
     GiveUpReason.ATTEMPTS_SPENT: Stopped.ATTEMPTS_SPENT,
     GiveUpReason.BUDGET_SPENT: Stopped.BUDGET_SPENT,
@@ -142,7 +142,7 @@ class Guard:
             return self._end(Stopped.CIRCUIT_OPEN, refused_until)
         return self._after_cooldown(now, cooldown_until, dice)
 
-    def reserved(self, refused_until: float | None, now: float = _EARLY) -> Do:
+    def reserved(self, refused_until: float | None, now: float = _NEVER) -> Do:
         """Quota was reserved, or refused until the window ends; a store may take its time."""
         if refused_until is not None:
             return self._end(Stopped.QUOTA, refused_until)
@@ -155,7 +155,7 @@ class Guard:
         """The store could not be asked for quota."""
         return self._end(Stopped.STORE)
 
-    def admitted(self, refused_until: float | None, now: float = _EARLY) -> Do:
+    def admitted(self, refused_until: float | None, now: float = _NEVER) -> Do:
         """The circuit let the call in, or refused it; no attempt begins after the deadline."""
         if refused_until is not None:
             return self._end(Stopped.CIRCUIT_OPEN, refused_until)
@@ -188,7 +188,7 @@ class Guard:
         attempt = self._offset + self.attempts - 1
         verdict = judge(self._rule.retry, attempt, self._began_at, failure, now, dice)
         if isinstance(verdict, GiveUp):
-            return self._end(_WHY[verdict.why])
+            return self._end(_STOPPED_BY[verdict.why])
         if is_time_up or (self._deadline is not None and now + verdict.delay >= self._deadline):
             return self._end(Stopped.BUDGET_SPENT)
         if not may_retry:

@@ -21,8 +21,8 @@ from typing import TypeAlias, assert_never
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import (
-    LONGEST_DELAY,
-    SHORTEST_HOLD,
+    MAX_DELAY,
+    MIN_HOLD,
     GiveUpReason,
     RetryAfter,
     RetryRule,
@@ -257,7 +257,7 @@ def _waited(snapshot: JobSnapshot, event: Expired | ExecutorMissing) -> Transiti
 
 def _held(snapshot: JobSnapshot, failure: Failure, rule: JobRule) -> Transition:
     asked = rule.held_delay if failure.retry_after is None else failure.retry_after
-    delay = min(max(SHORTEST_HOLD, asked), LONGEST_DELAY)
+    delay = min(max(MIN_HOLD, asked), MAX_DELAY)
     if rule.retry.max_retry_after is not None:
         delay = min(delay, rule.retry.max_retry_after)
     return _again(snapshot, "held", failure.code, excuses=True, delay=delay, failure=failure)

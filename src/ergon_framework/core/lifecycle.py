@@ -27,8 +27,8 @@ from typing import TypeAlias, assert_never
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import (
-    LONGEST_DELAY,
-    SHORTEST_HOLD,
+    MAX_DELAY,
+    MIN_HOLD,
     Backoff,
     RetryAfter,
     RetryRule,
@@ -276,7 +276,7 @@ def _hold(rule: LifecycleRule, cursor: Cursor, failure: Failure) -> Action:
 def hold_of(failure: Failure | None) -> float:
     """How long to wait for the gate that refused."""
     asked = None if failure is None else failure.retry_after
-    return HELD_DELAY if asked is None else min(max(SHORTEST_HOLD, asked), LONGEST_DELAY)
+    return HELD_DELAY if asked is None else min(max(MIN_HOLD, asked), MAX_DELAY)
 
 
 def _leave(

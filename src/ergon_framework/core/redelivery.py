@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff, GiveUp, RetryRule, judge
 
-LEAST_DEFERRAL = Backoff(base=1.0, factor=2.0, cap=60.0)
+MIN_DEFERRAL = Backoff(base=1.0, factor=2.0, cap=60.0)
 """Between two messages of one call, however soon a gate says that it will open: behind a gate that
 lets in one call at a time, all of them would be back at once."""
 
@@ -64,7 +64,7 @@ def defer(
     until = now + gate_opens_in
     is_same_wait = until <= counts.waits_until + _SAME_WAIT and gate_opens_in > _SAME_WAIT
     deferrals = counts.deferrals if is_same_wait else counts.deferrals + 1
-    held = RetryRule(rule.max_deferrals + 1, LEAST_DEFERRAL, frozenset({Kind.HELD}))
+    held = RetryRule(rule.max_deferrals + 1, MIN_DEFERRAL, frozenset({Kind.HELD}))
     failure = Failure(Kind.HELD, "gate_closed", retry_after=gate_opens_in)
     verdict = judge(held, deferrals - 1, now, failure, now, dice)
     if isinstance(verdict, GiveUp):

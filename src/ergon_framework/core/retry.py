@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 from ergon_framework.core.failure import Failure, Kind
 
-LONGEST_DELAY = 1e9
+MAX_DELAY = 1e9
 """Seconds. An uncapped schedule ends here instead of overflowing; no platform waits longer."""
-SHORTEST_HOLD = 0.1
+MIN_HOLD = 0.1
 """Seconds at least between two looks at a gate that says it is open, and is not."""
 
 
@@ -40,16 +40,16 @@ class Backoff:
             return 0.0
         try:
             # Infinity would become NaN under a jitter of zero, and a huge int would not multiply.
-            wait = min(self.base * float(self.factor) ** (k - self.free), LONGEST_DELAY)
+            wait = min(self.base * float(self.factor) ** (k - self.free), MAX_DELAY)
         except OverflowError:
-            wait = LONGEST_DELAY
+            wait = MAX_DELAY
         if self.cap > 0.0:
             wait = min(wait, self.cap)
         if self.low != self.high:
             wait *= self.low + (self.high - self.low) * dice
         elif self.low != 1.0:
             wait *= self.low
-        return min(wait, LONGEST_DELAY)
+        return min(wait, MAX_DELAY)
 
     @property
     def is_jittered(self) -> bool:
@@ -119,7 +119,7 @@ def judge(
         return GiveUp(GiveUpReason.ATTEMPTS_SPENT)
     delay = rule.backoff.delay(attempt, dice)
     if failure.retry_after is not None:
-        asked = min(max(0.0, failure.retry_after), LONGEST_DELAY)
+        asked = min(max(0.0, failure.retry_after), MAX_DELAY)
         if rule.max_retry_after is not None:
             asked = min(asked, rule.max_retry_after)
         asked += asked * rule.asked_spread * dice

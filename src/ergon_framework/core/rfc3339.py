@@ -16,7 +16,7 @@ _EPOCH = 719_468  # days from 0000-03-01 to 1970-01-01
 _EARLIEST = -62_167_219_200  # 0000-01-01T00:00:00Z
 _END = 253_402_300_800  # 10000-01-01T00:00:00Z, which four digits cannot say
 _MINUTE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):", re.ASCII)
-_REST = re.compile(r"(\d\d)(?:\.(\d{1,9}))?(?:[Zz]|([+-]\d\d):(\d\d))", re.ASCII)
+_SECONDS_AND_ZONE = re.compile(r"(\d\d)(?:\.(\d{1,9}))?(?:[Zz]|([+-]\d\d):(\d\d))", re.ASCII)
 _MISSHAPEN = "not of the form 2025-01-01T12:00:00Z or 2025-01-01T12:00:00.5+02:00"
 
 
@@ -24,7 +24,7 @@ _MISSHAPEN = "not of the form 2025-01-01T12:00:00Z or 2025-01-01T12:00:00.5+02:0
 def parse_rfc3339(text: str) -> float:
     """The instant that an RFC 3339 text names, or a ValueError that says why it names none."""
     minute: int = _start_of_minute(text[:17])
-    match = _REST.fullmatch(text, 17)
+    match = _SECONDS_AND_ZONE.fullmatch(text, 17)
     if match is None:
         raise ValueError(_MISSHAPEN)
     seconds, fraction, offset_hours, offset_minutes = match.groups()

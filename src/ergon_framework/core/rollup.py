@@ -1,9 +1,9 @@
 """What a minute of calls came to, in a form that adds up: over minutes, and over processes.
 
-Up to ``FEW`` durations are kept as they are, so that a quiet lane's percentiles are exact. More are
-counted in buckets: one per millisecond below 64, then 32 per doubling, of which the middle is
-wrong by at most one part in 64. Whether durations are kept or counted depends on how many there are
-and on nothing else; so the order in which roll-ups are merged does not matter.
+Up to ``MAX_EXACT_SAMPLES`` durations are kept as they are, so that a quiet lane's percentiles are
+exact. More are counted in buckets: one per millisecond below 64, then 32 per doubling, of which the
+middle is wrong by at most one part in 64. Whether durations are kept or counted depends on how many
+there are and on nothing else; so the order in which roll-ups are merged does not matter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-FEW = 100
+MAX_EXACT_SAMPLES = 100
 """How many durations are kept as they are."""
 
 _EXACT = 64  # below this, every millisecond has a bucket of its own
@@ -79,7 +79,7 @@ class DurationHistogram:
         """One more."""
         value = 0 if milliseconds < 0 else min(milliseconds, _LARGEST)
         self.count += 1
-        if self.count <= FEW:
+        if self.count <= MAX_EXACT_SAMPLES:
             self._few.append(value)
             return
         self._spread()
@@ -89,7 +89,7 @@ class DurationHistogram:
     def merge(self, other: DurationHistogram) -> None:
         """Take in another's, which stays as it is."""
         self.count += other.count
-        if self.count <= FEW:
+        if self.count <= MAX_EXACT_SAMPLES:
             self._few += other._few
             return
         self._spread()
@@ -100,7 +100,7 @@ class DurationHistogram:
     def percentile(self, hundredths: int) -> int | None:
         """The smallest duration that so many in a hundred do not exceed; None when there is none.
 
-        Nearest rank; exact for up to ``FEW``, within 2 % beyond.
+        Nearest rank; exact for up to ``MAX_EXACT_SAMPLES``, within 2 % beyond.
         """
         if not self.count:
             return None
@@ -126,7 +126,7 @@ class DurationHistogram:
         """What :meth:`encode` wrote; ValueError when it did not."""
         durations = cls()
         kind, rest = data[:1], data[1:]
-        if kind == _KEPT and len(rest) % 4 == 0 and len(rest) <= 4 * FEW:
+        if kind == _KEPT and len(rest) % 4 == 0 and len(rest) <= 4 * MAX_EXACT_SAMPLES:
             durations._few = list(struct.unpack(f"<{len(rest) // 4}I", rest))
             durations.count = len(durations._few)
         elif kind == _COUNTED and rest and len(rest) % 6 == 0:
@@ -239,7 +239,7 @@ class SlidingHour:
     def p95(self) -> int | None:
         """Milliseconds that 95 of 100 attempts did not exceed; None when none was made."""
         if self._p95 is None and self.attempts:
-            if self.attempts <= FEW:
+            if self.attempts <= MAX_EXACT_SAMPLES:
                 self._p95 = merged(self.minutes.values()).p95
             else:
                 self._order = self._order or sorted(self._buckets, reverse=True)

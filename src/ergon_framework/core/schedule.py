@@ -17,10 +17,10 @@ from typing import TypeAlias
 Instants: TypeAlias = Callable[[float], Iterator[float]]
 """Every fire after an instant, that instant excluded, the earliest first; perhaps without end."""
 
-ON_TIME = 60.0
+MISFIRE_GRACE = 60.0
 """Seconds. A fire that is found no later than that was not missed, only noticed late."""
 
-MOST_AT_ONCE = 100
+MAX_MISFIRES = 100
 """How many missed fires are made up for at most; those before are dropped."""
 
 
@@ -28,8 +28,8 @@ class Misfire(StrEnum):
     """What to do when several fires, or an old one, are found due at once."""
 
     ONCE = "once"  # the last of them stands for all
-    SKIP = "skip"  # the last of them, if it is no older than ON_TIME
-    ALL = "all"  # each of them, up to MOST_AT_ONCE
+    SKIP = "skip"  # the last of them, if it is no older than MISFIRE_GRACE
+    ALL = "all"  # each of them, up to MAX_MISFIRES
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ def due(instants: Instants, expected: float, now: float, misfire: Misfire) -> Du
     """
     if expected > now:
         return Due((), expected)
-    most = MOST_AT_ONCE if misfire is Misfire.ALL else 1
+    most = MAX_MISFIRES if misfire is Misfire.ALL else 1
     fires = _latest(instants, expected, now, most)
-    if misfire is Misfire.SKIP and fires[-1] < now - ON_TIME:
+    if misfire is Misfire.SKIP and fires[-1] < now - MISFIRE_GRACE:
         fires = ()
     return Due(fires, next(instants(now), None))
 
@@ -62,7 +62,7 @@ def upcoming(instants: Instants, expected: float, count: int) -> tuple[float, ..
 
 def _latest(instants: Instants, first: float, now: float, most: int) -> tuple[float, ...]:
     """The last ``most`` fires from ``first`` to ``now``, both included."""
-    reach = ON_TIME
+    reach = MISFIRE_GRACE
     while now - reach > first:
         found = deque(_until(instants(now - reach), now), most)
         if len(found) == most:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 
-_LONGEST = 200
+_MAX_LENGTH = 200
 
 
 def failure_text(code: object, message: object) -> str:
@@ -23,7 +23,7 @@ def failure_text(code: object, message: object) -> str:
 def one_sentence(message: object) -> str:
     """One line of text from elsewhere, without its final dot: our sentence has its own."""
     text = " ".join(str(message or "").split())
-    return (text if len(text) <= _LONGEST else text[:_LONGEST] + "…").rstrip(".")
+    return (text if len(text) <= _MAX_LENGTH else text[:_MAX_LENGTH] + "…").rstrip(".")
 
 
 def counted(count: int, what: str) -> str:

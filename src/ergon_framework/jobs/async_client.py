@@ -34,7 +34,7 @@ from ergon_framework.jobs.results import (
 )
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, Job, NewJob, Search, Topic
-from ergon_framework.storage.deadlines import CALL_BUDGET, LEAST
+from ergon_framework.storage.deadlines import CALL_BUDGET, MIN_TIMEOUT
 from ergon_framework.storage.external_transactions import run_on
 
 FINAL = tuple(status for status in JobStatus if status.is_final)
@@ -153,7 +153,7 @@ MAX_THREADS = 8
 MAX_LENT_THREADS = 100_000
 """The same on connections that are lent, of which no server has so many. Who had to wait for a
 thread might be the one whose commit all the others wait for."""
-DEADLINE_MARGIN = 2 * LEAST
+DEADLINE_MARGIN = 2 * MIN_TIMEOUT
 """Seconds after its deadline for which a call waits for the thread that asks the store."""
 
 

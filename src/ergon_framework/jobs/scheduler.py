@@ -22,7 +22,7 @@ import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ergon_framework.core.rfc3339 import format_rfc3339
-from ergon_framework.core.schedule import ON_TIME, Due, Misfire, due, upcoming
+from ergon_framework.core.schedule import MISFIRE_GRACE, Due, Misfire, due, upcoming
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cron
 from ergon_framework.jobs.newjob import MAX_PAYLOAD, new_job
@@ -343,7 +343,7 @@ class Scheduler:
             return now  # another worker fired it: look again
         fired(spans)
         emit("schedule.fired", schedule=schedule.name, jobs=len(jobs), late=now - expected)
-        if now - expected > ON_TIME:
+        if now - expected > MISFIRE_GRACE:
             _tell_late(schedule, expected, now, len(jobs))
         return plan.next_at
 

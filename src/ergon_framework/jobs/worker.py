@@ -38,7 +38,7 @@ from ergon_framework.jobs.validation import name as name_of
 from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.jobstore import FullJobStore, Search, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
-from ergon_framework.storage.deadlines import LEAST
+from ergon_framework.storage.deadlines import MIN_TIMEOUT
 from ergon_framework.telemetry.notices import NoticeDispatcher, has_listeners
 
 logger = logging.getLogger("ergon.jobs")
@@ -465,7 +465,7 @@ class Worker:
         """Seconds left for a store that may not answer: when nothing is owed to it, the grace."""
         is_owed = bool(self._store_thread.leases.claims)
         grace = self._timing.shutdown_grace
-        most = grace if is_owed else min(grace, max(LEAST, self.settings.grace))
+        most = grace if is_owed else min(grace, max(MIN_TIMEOUT, self.settings.grace))
         return max(0.0, since + most - self.loop.now())
 
     # ---- for the pools ----

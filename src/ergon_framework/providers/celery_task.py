@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
-from ergon_framework.core.redelivery import LEAST_DEFERRAL
+from ergon_framework.core.redelivery import MIN_DEFERRAL
 from ergon_framework.errors import MissingExtraError, WiringError
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.errors import (
@@ -286,7 +286,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     def _wait_for_provider(self, call: TaskCall, error: Exception) -> NoReturn:
         times = call.carried.unbuilt
         longest = min(self._options.longest_deferral_seconds, self.longest_wait())
-        seconds = min(LEAST_DEFERRAL.delay(times), longest)
+        seconds = min(MIN_DEFERRAL.delay(times), longest)
         carried = msgspec.structs.replace(call.carried, unbuilt=times + 1)
         error_to_raise = ProviderDependencyError(
             f"the provider could not be built: {describe_safely(error)}", never_sent=True

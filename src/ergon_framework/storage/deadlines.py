@@ -19,7 +19,7 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
 
 T = TypeVar("T")
 
-LEAST = 0.5
+MIN_TIMEOUT = 0.5
 """Seconds that a store has in any case: a call whose time is over still says how it ended."""
 
 
@@ -51,7 +51,7 @@ class TimeBudget:
     def at_most(self, seconds: float) -> float:
         """``seconds``, or what is left of the budget where that is less."""
         until = self._until.get()
-        return seconds if until is None else min(seconds, max(LEAST, until - monotonic()))
+        return seconds if until is None else min(seconds, max(MIN_TIMEOUT, until - monotonic()))
 
     def is_less_than(self, seconds: float) -> bool:
         """Whether less than ``seconds`` is left."""
@@ -78,8 +78,8 @@ It is apart from ``CALL_BUDGET``: the provider's own code may use other stores d
 """
 
 
-_LOOK = 0.25  # seconds between two looks
-_IDLE_LOOKS = 40  # without anything to watch, before the thread ends
+_CHECK_INTERVAL = 0.25  # seconds between two looks
+_MAX_IDLE_CHECKS = 40  # without anything to watch, before the thread ends
 
 
 class HasSocket(Protocol):
@@ -155,10 +155,12 @@ class SocketWatchdog:
     def _watch(self) -> None:
         idle = 0
         while True:
-            sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + _LOOK)  # a socket knows no other time
+            sleep_until(
+                SYSTEM_CLOCK, SYSTEM_CLOCK.now() + _CHECK_INTERVAL
+            )  # a socket knows no other time
             with self._lock:
                 idle = 0 if self._watched else idle + 1
-                if idle >= _IDLE_LOOKS:
+                if idle >= _MAX_IDLE_CHECKS:
                     self._is_watched = False
                     return
                 now = self.ticks()

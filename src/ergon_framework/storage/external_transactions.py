@@ -153,7 +153,7 @@ T = TypeVar("T")
 
 CANCEL_TIMEOUT = 5.0
 """Seconds for asking a server to cancel what it is doing."""
-AGAIN = 0.5
+CANCEL_RETRY_DELAY = 0.5
 """Seconds until it is asked once more."""
 
 
@@ -321,4 +321,4 @@ def _cancel_on_server(sync_connection: Any, ended: threading.Event) -> None:
     while not ended.is_set():
         with suppress(psycopg.Error):
             sync_connection.cancel_safe(timeout=CANCEL_TIMEOUT)
-        ended.wait(AGAIN)
+        ended.wait(CANCEL_RETRY_DELAY)

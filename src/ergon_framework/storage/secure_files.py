@@ -36,7 +36,7 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK = frozenset({errno.ELOOP, errno.EMLINK})  # what systems answer to O_NOFOLLOW
 _ALLOWED_NOT = frozenset({errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOTSUP, errno.EINVAL})
 _SIDE_FILES = ("-wal", "-shm", "-journal")
-_TRIES = 10
+_MAX_TRIES = 10
 
 
 class UnsafeFileError(PermissionError):
@@ -328,7 +328,7 @@ def _create_or_open(
     """Never both in one step: a file that is there must not be taken for one that was made."""
     if not flags & os.O_CREAT:
         return _opened(folder_fd, name, flags, path), False
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         try:
             mode = 0o666 if is_public else PRIVATE_FILE
             return _opened(folder_fd, name, flags | os.O_EXCL, path, mode), True

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-GOOD_FOR = 30.0
+CLOCK_TTL = 30.0
 """Seconds after which the server is asked again."""
 
 
@@ -30,7 +30,7 @@ class ServerClock:
     def __call__(self) -> float:
         """What time it is there."""
         now = self._ticks()
-        if now - self._asked_at >= GOOD_FOR:
+        if now - self._asked_at >= CLOCK_TTL:
             self._begin(now)
         at, time_then = self._known
         return time_then + (now - at)
@@ -66,10 +66,10 @@ class ServerClock:
             lock.release()
 
 
-ROUNDS = 9
-SLOW = 0.02
+LATENCY_SAMPLES = 9
+SLOW_LATENCY = 0.02
 """Seconds for one question, above which a store is far away."""
-ASKEW = 1.0
+MAX_CLOCK_SKEW = 1.0
 """Seconds by which two clocks may differ before that is worth knowing."""
 
 
@@ -86,19 +86,19 @@ class Observation:
 def latency(ask: Callable[[], object]) -> Observation:
     """How long a question takes that costs the server nothing."""
     took = []
-    for _ in range(ROUNDS):
+    for _ in range(LATENCY_SAMPLES):
         begun = time.perf_counter()
         ask()
         took.append(time.perf_counter() - begun)
     middle = statistics.median(took)
-    remedy = "" if middle < SLOW else "bring workers and store closer together"
+    remedy = "" if middle < SLOW_LATENCY else "bring workers and store closer together"
     return Observation("latency", f"{middle * 1000:.2f} ms for one question", remedy)
 
 
 def skew(theirs: float, asked_at: float, answered_at: float) -> Observation:
     """By how much the server's clock differs from ours."""
     difference = theirs - (asked_at + answered_at) / 2
-    if abs(difference) < max(ASKEW, answered_at - asked_at):
+    if abs(difference) < max(MAX_CLOCK_SKEW, answered_at - asked_at):
         return Observation("clock", f"{difference * 1000:+.0f} ms from this machine's")
     return Observation(
         "clock",

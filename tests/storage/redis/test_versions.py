@@ -14,7 +14,7 @@ from ergon_framework.errors import StoreSchemaError
 from ergon_framework.storage.redis.address import address_of
 from ergon_framework.storage.redis.client import RedisClient
 from ergon_framework.storage.redis.diagnostics import (
-    OLDEST,
+    MIN_VERSION,
     persistence_of,
     refuse_unsafe,
     version,
@@ -53,7 +53,7 @@ def test_scripts_call_nothing_newer_than_the_oldest_server() -> None:
     found = {word for file in SCRIPTS for word in _CAPITALS.findall(file.read_text())}
     assert {"ZRANGEBYLEX", "HSET", "TIME"} <= found
     assert found - SINCE.keys() - WORDS == set()
-    assert max(SINCE[word] for word in found - WORDS) <= OLDEST
+    assert max(SINCE[word] for word in found - WORDS) <= MIN_VERSION
 
 
 def test_programs_call_nothing_newer_than_the_oldest_server() -> None:
@@ -61,7 +61,7 @@ def test_programs_call_nothing_newer_than_the_oldest_server() -> None:
     found = {word for file in PROGRAMS for word in _CALLED.findall(file.read_text())}
     assert {"HGETALL", "CONFIG", "SUBSCRIBE"} <= found
     assert found - SINCE.keys() == set()
-    assert max(SINCE[word] for word in found) <= OLDEST
+    assert max(SINCE[word] for word in found) <= MIN_VERSION
 
 
 @pytest.mark.parametrize(

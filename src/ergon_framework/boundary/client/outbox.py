@@ -66,7 +66,7 @@ from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.boundary.telemetry import publishing
-from ergon_framework.core.drain import PATIENCE
+from ergon_framework.core.drain import DRAIN_BACKOFF
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (
@@ -198,7 +198,7 @@ class Outbox:
         strict_ids: bool = False,
         on_refusal: OnRefusal = "set_aside",
         recover: Recovery = "append",
-        backoff: Backoff = PATIENCE,
+        backoff: Backoff = DRAIN_BACKOFF,
         batch_items: int = 500,
         batch_bytes: int = 1 << 20,
         poll: float = 1.0,

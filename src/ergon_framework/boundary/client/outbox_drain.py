@@ -28,7 +28,7 @@ from ergon_framework.boundary.client.outbox_store import OutboxFile, OutboxItem,
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.schema import identity_digest, spelled
 from ergon_framework.boundary.model import Envelope, Fact, Receipt
-from ergon_framework.core.drain import PATIENCE, DrainMachine
+from ergon_framework.core.drain import DRAIN_BACKOFF, DrainMachine
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import (
@@ -143,7 +143,7 @@ class DrainRule:
     """``stop``: nothing passes a refused fact, and facts go one by one."""
     recover: Recovery = "append"
     """``lookup``: ask first what the node has of the facts at the front, at each beginning."""
-    backoff: Backoff = PATIENCE
+    backoff: Backoff = DRAIN_BACKOFF
     batch_items: int = 500
     batch_bytes: int = 1 << 20
     poll: float = 1.0

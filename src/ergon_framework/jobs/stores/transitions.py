@@ -86,8 +86,8 @@ CANCELLED_KEPT = DAY
 WORKER_FORGOTTEN_AFTER = DAY
 """Seconds after which a worker that said nothing more is taken off the list."""
 
-LONGEST_HISTORY = 32 * 1024
-MOST_ENTRIES = 200
+MAX_HISTORY_BYTES = 32 * 1024
+MAX_HISTORY_ENTRIES = 200
 """Characters and entries of history that a job keeps: the latest."""
 
 _RULE = JobRule()
@@ -139,11 +139,11 @@ def entry_of(transition: Transition, deliveries: int, now: float) -> bytes:
 
 def latest(history: str) -> str:
     """Half of what may be kept, so that it is not shortened again with every transition."""
-    entries = history.split("\n")[-MOST_ENTRIES // 2 :]
+    entries = history.split("\n")[-MAX_HISTORY_ENTRIES // 2 :]
     length = 0
     for n, entry in enumerate(reversed(entries)):
         length += len(entry) + 1
-        if n and length > LONGEST_HISTORY // 2:
+        if n and length > MAX_HISTORY_BYTES // 2:
             return "\n".join(entries[-n:])
     return "\n".join(entries)
 

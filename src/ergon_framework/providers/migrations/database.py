@@ -107,13 +107,13 @@ class Database:
 def _greet(connection: Any, _record: Any) -> None:
     import psycopg
 
-    from ergon_framework.storage.postgres.pool import ALWAYS
+    from ergon_framework.storage.postgres.pool import SESSION_SETTINGS
 
     try:
-        connection.execute(ALWAYS)
+        connection.execute(SESSION_SETTINGS)
         connection.commit()
     except psycopg.Error as error:  # which nobody else turns into one of SQLAlchemy's
-        raise DBAPIError(ALWAYS, None, error) from error
+        raise DBAPIError(SESSION_SETTINGS, None, error) from error
 
 
 def database_of(url: str) -> Database:

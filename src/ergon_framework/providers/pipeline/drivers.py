@@ -21,7 +21,7 @@ from ergon_framework.providers.execution import ProviderExecutionContext, Provid
 from ergon_framework.providers.pipeline.guarded_call import GuardedCall
 from ergon_framework.providers.pipeline.request import AttemptBody
 from ergon_framework.providers.threads import NotBegunError, Outcome, ThreadAttempt, offload
-from ergon_framework.storage.deadlines import LEAST, PROVIDER_BUDGET
+from ergon_framework.storage.deadlines import MIN_TIMEOUT, PROVIDER_BUDGET
 
 if TYPE_CHECKING:
     from ergon_framework.providers.execution import OnFailure
@@ -266,7 +266,7 @@ async def _ask_gate(
     return await offload(
         lambda: PROVIDER_BUDGET.run_within(call.seconds_left, ask),
         runtime.steps,
-        within=None if left is None else max(left, LEAST),
+        within=None if left is None else max(left, MIN_TIMEOUT),
         late=late,
     )
 

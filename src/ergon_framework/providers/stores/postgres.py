@@ -54,7 +54,12 @@ from ergon_framework.storage.deadlines import PROVIDER_BUDGET, HasSocket, Socket
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.postgres import errors
 from ergon_framework.storage.postgres.errors import turns_for
-from ergon_framework.storage.postgres.pool import ALWAYS, connect_within, pooling_of, refuse_shared
+from ergon_framework.storage.postgres.pool import (
+    SESSION_SETTINGS,
+    connect_within,
+    pooling_of,
+    refuse_shared,
+)
 from ergon_framework.storage.server import ServerClock
 
 _NO_SUCH_TASK = "23503"
@@ -200,7 +205,7 @@ def _session_setup(url: URL) -> str:
     timeouts = [
         f"SET {name} = '{value}'" for name, value in _SESSION_TIMEOUTS.items() if name not in given
     ]
-    return "; ".join([ALWAYS, *timeouts])
+    return "; ".join([SESSION_SETTINGS, *timeouts])
 
 
 class PostgresProviderDatabase:

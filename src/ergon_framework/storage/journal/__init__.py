@@ -7,6 +7,6 @@ disk: a journal explains, and the stores of the parts say what is true.
 
 from __future__ import annotations
 
-from ergon_framework.storage.journal.sqlite import KEEP, MOST, SqliteJournal
+from ergon_framework.storage.journal.sqlite import KEEP, MAX_ENTRIES, SqliteJournal
 
-__all__ = ["KEEP", "MOST", "SqliteJournal"]
+__all__ = ["KEEP", "MAX_ENTRIES", "SqliteJournal"]

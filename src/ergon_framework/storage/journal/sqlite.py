@@ -129,13 +129,13 @@ def _terms(wanted: JournalQuery) -> list[tuple[str, list[Any]]]:
 
 KEEP = 7 * 86400.0
 """Seconds that something stays."""
-MOST = 200_000
+MAX_ENTRIES = 200_000
 """Entries that stay, and as many spans."""
 
 _SCHEMA = Schema("journal", "ergon_framework.storage.journal")
 _TOPIC = "told"
 _SWEEP_AFTER = 2_000  # rows of this process between two sweeps: what others write they sweep
-_AT_ONCE = 2_000  # rows dropped by one commit, so that other writers do not wait long
+_DELETE_BATCH = 2_000  # rows dropped by one commit, so that other writers do not wait long
 _OLD = """
 DELETE FROM {table} WHERE number IN (
     SELECT number FROM {table} WHERE {at} < :before LIMIT :most
@@ -162,7 +162,7 @@ class SqliteJournal:
         path: str | Path,
         *,
         keep: float = KEEP,
-        most: int = MOST,
+        most: int = MAX_ENTRIES,
         clock: Callable[[], float] = time.time,
         busy_timeout: float = 5.0,
         read_only: bool = False,
@@ -271,7 +271,9 @@ class SqliteJournal:
         """Run a deletion until it finds nothing more, a few rows in each commit."""
 
         def work(connection: sqlite3.Connection) -> int:
-            with closing(connection.execute(statement, {**values, "most": _AT_ONCE})) as cursor:
+            with closing(
+                connection.execute(statement, {**values, "most": _DELETE_BATCH})
+            ) as cursor:
                 return cursor.rowcount
 
         gone = 0

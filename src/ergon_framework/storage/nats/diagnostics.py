@@ -78,7 +78,7 @@ class Account:
         return answer
 
 
-_PATIENCE = 2.0  # seconds
+_MONITOR_TIMEOUT = 2.0  # seconds
 REMEDY = (
     "set sync_interval: always in the jetstream block of the server, or keep the stream on three"
     " servers with ?replicas=3"
@@ -162,7 +162,7 @@ def _syncs_always(monitor: str | None) -> bool | None:
 def _asked(monitor: str) -> dict[str, Any]:
     parts = urlsplit(monitor)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=_PATIENCE)
+    connection = kind(parts.hostname or "", parts.port, timeout=_MONITOR_TIMEOUT)
     try:
         connection.request("GET", "/jsz")
         found = json.loads(connection.getresponse().read())
@@ -171,7 +171,7 @@ def _asked(monitor: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-CROWDED = 0.9
+MAX_USAGE = 0.9
 """The share of the room in use from which on there may soon be none left."""
 
 
@@ -241,5 +241,5 @@ def room(found: Mapping[str, Any]) -> Observation:
     used = int(found["storage"])
     if most < 0:
         return Observation("room", f"{used >> 20} MiB in use, without a limit")
-    remedy = "" if used < CROWDED * most else "raise max_file_store of the server or the account"
+    remedy = "" if used < MAX_USAGE * most else "raise max_file_store of the server or the account"
     return Observation("room", f"{used >> 20} of {most >> 20} MiB in use", remedy)

@@ -26,7 +26,7 @@ _SILENT = "expecting info"
 _STRANGERS = ("authorization", "authentication", "permissions", "account")
 _FULL = ("maximum bytes", "maximum messages", "insufficient", "storage")
 _TOO_LARGE = ("maxpayload", "maximum payload", "message size")
-_LOOK = "see that the server runs and can be reached: nats server check connection"
+_REMEDY = "see that the server runs and can be reached: nats server check connection"
 
 
 def refused(address: NatsAddress, error: BaseException) -> ErgonError | None:
@@ -66,7 +66,7 @@ def _who(address: NatsAddress) -> str:
 def away(name: str, error: BaseException) -> StoreUnavailableError:
     """The error of a server that could not be reached."""
     first = "; if it has handshake_first in its tls block, write ?tls_first=yes in the URL"
-    remedy = _LOOK + (first if _SILENT in str(error).lower() else "")
+    remedy = _REMEDY + (first if _SILENT in str(error).lower() else "")
     return StoreUnavailableError(
         f"{name} cannot be reached: {_text(error)}", remedy=remedy, details={"is_lost": False}
     )
@@ -78,7 +78,7 @@ def lost(name: str, error: BaseException) -> ErgonError:
         return too_large(name)
     return StoreUnavailableError(
         f"{name} did not answer: {_text(error)}; whether it did what was asked is not known",
-        remedy=f"do the same again, nothing is stored twice; {_LOOK}",
+        remedy=f"do the same again, nothing is stored twice; {_REMEDY}",
         details={"is_lost": True},
     )
 
@@ -119,7 +119,7 @@ def translate(name: str, error: Mapping[str, Any]) -> StoreError:
         )
     if int(error.get("code", 0)) >= 500 or "inflight" in lowered:
         return StoreUnavailableError(
-            f"{name} cannot be used for now: {text}", remedy=_LOOK, details={"is_lost": False}
+            f"{name} cannot be used for now: {text}", remedy=_REMEDY, details={"is_lost": False}
         )
     return StoreError(f"{name} refused: {text}", remedy="nothing of it was written")
 

@@ -30,11 +30,11 @@ def instant(text: str) -> float:
     return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{rest or 0}")
 
 
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 """Of one answer, about."""
-MOST_LATEST = 1000
+MAX_LATEST = 1000
 """Subjects of one question, and messages of one answer."""
-_TRIES = 200
+_MAX_READS = 200
 _HEADER_LINE = b"NATS/1.0\r\n"
 
 
@@ -50,7 +50,7 @@ class Stored:
     """How many messages that match come after it."""
 
 
-MOST_MESSAGES = 1000
+MAX_MESSAGES = 1000
 """Of one batch: the server takes no more."""
 _EXPECTED = "Nats-Expected-Last-Sequence"
 _EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
@@ -227,14 +227,14 @@ class NatsStream:
 
     def latest(self, subjects: Sequence[str]) -> list[Stored]:
         """The newest message of each subject that matches one of these."""
-        most = MOST_LATEST - 1
+        most = MAX_LATEST - 1
         parts = [subjects[start : start + most] for start in range(0, len(subjects), most)]
         return [each for part in parts for each in self._latest(part)]
 
     def _latest(self, subjects: Sequence[str]) -> list[Stored]:
         more = [self._sentinel] if self.is_replicated and self._sentinel not in subjects else []
-        for _ in range(_TRIES):
-            replies = self._ask_many({"multi_last": [*subjects, *more], "batch": MOST_LATEST})
+        for _ in range(_MAX_READS):
+            replies = self._ask_many({"multi_last": [*subjects, *more], "batch": MAX_LATEST})
             end = replies[-1]
             if end.status == "413" or int(end.headers.get("Nats-Num-Pending", 0)):
                 return self._walked(subjects)
@@ -246,11 +246,11 @@ class NatsStream:
         raise self._lagging()
 
     def following(
-        self, subject: str, seq: int, limit: int, max_bytes: int = MOST_BYTES
+        self, subject: str, seq: int, limit: int, max_bytes: int = MAX_BYTES
     ) -> list[Stored]:
         """What matches from a sequence on, in order; at least one if there is one."""
         asked = {"seq": max(seq, 1), "next_by_subj": subject, "batch": limit}
-        replies = self._ask_many({**asked, "max_bytes": min(max_bytes, MOST_BYTES)})
+        replies = self._ask_many({**asked, "max_bytes": min(max_bytes, MAX_BYTES)})
         end = replies[-1]
         if end.status not in {"204", "404"}:
             raise self._trouble(end)

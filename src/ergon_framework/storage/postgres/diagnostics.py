@@ -11,9 +11,9 @@ from ergon_framework.storage.postgres.migrations import connected
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.storage.server import Observation, latency, skew
 
-OLDEST = 130_000
+MIN_VERSION = 130_000
 """What the server must be at least; older ones get no corrections any more."""
-CROWDED = 0.8
+MAX_USAGE = 0.8
 """The share of the server's connections in use from which on there may soon be none left."""
 
 _SETTINGS = (
@@ -24,7 +24,7 @@ _ASK = "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)"
 # What the server does for sessions that set nothing; our own connections set it.
 _DEFAULT_COMMIT = "SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'"
 _IN_USE = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
-_OLDEST = """
+_OLDEST_TRANSACTION = """
 SELECT max(extract(epoch FROM clock_timestamp() - xact_start))::float8 FROM pg_stat_activity
 WHERE state = 'idle in transaction'
 """
@@ -40,7 +40,7 @@ def observe(url: str) -> Iterator[Observation]:
         yield standby(connection)
         yield from durability(settings, _one(connection, _DEFAULT_COMMIT))
         yield crowd(settings, int(_one(connection, _IN_USE) or 0))
-        yield vacuum(settings, float(_one(connection, _OLDEST) or 0.0))
+        yield vacuum(settings, float(_one(connection, _OLDEST_TRANSACTION) or 0.0))
         yield latency(lambda: connection.execute("SELECT 1"))
         asked_at = time.time()
         theirs = float(_one(connection, "SELECT extract(epoch FROM clock_timestamp())") or 0.0)
@@ -60,7 +60,7 @@ def encryption(url: str) -> Observation:
 
 def version(settings: Mapping[str, str]) -> Observation:
     """How old the server is."""
-    is_fine = int(settings["server_version_num"]) >= OLDEST
+    is_fine = int(settings["server_version_num"]) >= MIN_VERSION
     remedy = "" if is_fine else "upgrade the server to PostgreSQL 13 or later"
     return Observation("version", settings["server_version"], remedy, is_grave=not is_fine)
 
@@ -102,7 +102,7 @@ def crowd(settings: Mapping[str, str], in_use: int) -> Observation:
     """Whether there are connections left; a worker takes up to ten."""
     reserved = int(settings["superuser_reserved_connections"])
     most = int(settings["max_connections"]) - reserved
-    remedy = "" if in_use < CROWDED * most else "raise max_connections, or run fewer processes"
+    remedy = "" if in_use < MAX_USAGE * most else "raise max_connections, or run fewer processes"
     return Observation("connections", f"{in_use} of {most} in use", remedy)
 
 

@@ -57,7 +57,7 @@ def fault_of(name: str, text: str) -> ConfigurationError | None:
     return connection_errors.refused(name, text, OPTIONS)
 
 
-_TURNS = {"40001": 5, "40P01": 5, "55P03": 2, "26000": 3, "42P05": 3, "0A000": 3}
+_MAX_ATTEMPTS = {"40001": 5, "40P01": 5, "55P03": 2, "26000": 3, "42P05": 3, "0A000": 3}
 """How often to begin a transaction that the server undid because of others: a conflict or a
 deadlock passes at once, a lock that was waited for in vain hardly ever. The last three: what was
 prepared on the connection is gone, or does not fit the tables any more."""
@@ -68,7 +68,7 @@ MISSING = frozenset({"42P01", "42703", "3F000"})
 _DAMAGED = frozenset({"58030", "XX001", "XX002"})
 _AWAY = ("08", "53", "55", "57", "40", "28", "3D", "58")
 """Classes of trouble that an operator can end without changing the program or its data."""
-_LOOK = "see that the server runs, can be reached and lets this user in"
+_REMEDY = "see that the server runs, can be reached and lets this user in"
 _BEGIN_AGAIN = "nothing of it was done: begin the transaction again"
 _REMEDIES = {
     "40001": _BEGIN_AGAIN,
@@ -85,7 +85,7 @@ _NO_DATABASE = ("database ", "does not exist")
 
 def turns_for(error: BaseException) -> int:
     """How often a transaction that ended like this is begun in all; nothing of it was done."""
-    return _TURNS.get(getattr(error, "sqlstate", None) or "", 1)
+    return _MAX_ATTEMPTS.get(getattr(error, "sqlstate", None) or "", 1)
 
 
 def refused(error: BaseException, name: str) -> ErgonError | None:
@@ -150,7 +150,7 @@ def translate(error: BaseException, name: str) -> StoreError:
     if state.startswith(_AWAY) or (not state and not isinstance(error, psycopg.DataError)):
         return StoreUnavailableError(
             f"{name} cannot be used for now: {text}",
-            remedy=_REMEDIES.get(state, _LOOK),
+            remedy=_REMEDIES.get(state, _REMEDY),
             details={"is_lost": not state or state.startswith(("08", "57P"))},
         )
     is_refused = state.startswith(_REFUSED) or (not state and isinstance(error, psycopg.DataError))

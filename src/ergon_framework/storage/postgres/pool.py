@@ -157,7 +157,7 @@ class PostgresTimeouts:
 
 DEFAULT_TIMEOUTS = PostgresTimeouts()
 
-ALWAYS = (
+SESSION_SETTINGS = (
     "SET default_transaction_isolation = 'read committed';"
     " SELECT set_config('synchronous_commit', 'on', false)"
     " WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')"
@@ -185,7 +185,7 @@ class ConnectionPool:
         self._watchdog = watchdog
         self._timeouts = timeouts
         lock_timeout = f"SET lock_timeout = {round(timeouts.lock * 1000)}"
-        settings = (ALWAYS, lock_timeout, _SESSION_TIMEOUTS, on_connect)
+        settings = (SESSION_SETTINGS, lock_timeout, _SESSION_TIMEOUTS, on_connect)
         self._on_connect = "; ".join(settings).encode()
         self._silent_until = float("-inf")
         self._silence = ("", "")

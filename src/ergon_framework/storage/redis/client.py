@@ -184,7 +184,7 @@ def connect_in_budget(
     return connected
 
 
-_WORD = re.compile(r'"[^"\n]*"|\b[A-Z][A-Z_]+\b')  # texts are left as they are
+_CONSTANT = re.compile(r'"[^"\n]*"|\b[A-Z][A-Z_]+\b')  # texts are left as they are
 
 
 class Script:
@@ -195,7 +195,7 @@ class Script:
     """
 
     def __init__(self, source: str, *, keys: int, names: Mapping[str, str]) -> None:
-        text = _WORD.sub(lambda word: names.get(word[0], word[0]), source).encode()
+        text = _CONSTANT.sub(lambda word: names.get(word[0], word[0]), source).encode()
         self._keys = keys
         self._head = self._words(b"EVALSHA", hashlib.sha1(text).hexdigest().encode())  # noqa: S324
         self._full_head = self._words(b"EVAL", text)

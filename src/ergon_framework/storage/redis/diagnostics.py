@@ -18,9 +18,9 @@ from ergon_framework.storage.redis.address import address_of
 from ergon_framework.storage.redis.client import RedisClient
 from ergon_framework.storage.server import Observation, latency, skew
 
-OLDEST = (6, 2)
+MIN_VERSION = (6, 2)
 """The oldest version of the server that the store is tried on; its commands are older still."""
-OLDEST_NAME = ".".join(map(str, OLDEST))
+MIN_VERSION_NAME = ".".join(map(str, MIN_VERSION))
 _ASKED = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "save", "maxmemory-policy")
 
 
@@ -119,11 +119,11 @@ def persistence_of(link: RedisClient) -> Persistence:
 def refuse_unsafe(found: Persistence, link: RedisClient, *, read_only: bool) -> None:
     """Refuse a server that would lose jobs, or that cannot run our scripts."""
     name = link.name
-    if found.version and found.version < OLDEST:
+    if found.version and found.version < MIN_VERSION:
         text = ".".join(map(str, found.version))
         raise StoreSchemaError(
-            f"{name} is Redis {text}, and jobs need {OLDEST_NAME} or later",
-            remedy=f"upgrade the server to {OLDEST_NAME} or later",
+            f"{name} is Redis {text}, and jobs need {MIN_VERSION_NAME} or later",
+            remedy=f"upgrade the server to {MIN_VERSION_NAME} or later",
         )
     if found.evicts not in {None, "noeviction"}:
         raise ConfigurationError(
@@ -163,7 +163,7 @@ def _setting(link: RedisClient, name: str) -> str | None:
     return str(answer[1].decode()) if answer else None
 
 
-CROWDED = 0.8
+MAX_USAGE = 0.8
 """The share of the server's memory in use from which on there may soon be none left."""
 
 
@@ -185,10 +185,10 @@ def observe(url: str) -> Iterator[Observation]:
 
 def version(found: Persistence) -> Observation:
     """How old the server is."""
-    is_old = bool(found.version) and found.version < OLDEST
-    remedy = f"upgrade the server to Redis {OLDEST_NAME} or later" if is_old else ""
+    is_old = bool(found.version) and found.version < MIN_VERSION
+    remedy = f"upgrade the server to Redis {MIN_VERSION_NAME} or later" if is_old else ""
     text = ".".join(map(str, found.version)) or "not told"
-    told = f"{text} ({OLDEST_NAME} or later is supported)"
+    told = f"{text} ({MIN_VERSION_NAME} or later is supported)"
     return Observation("version", told, remedy, is_grave=is_old)
 
 
@@ -234,5 +234,5 @@ def memory(info: dict[str, str]) -> Observation:
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if not most:
         return Observation("memory", f"{used / 1e6:,.0f} MB in use, without a limit")
-    remedy = "" if used < CROWDED * most else "raise maxmemory, or let jobs be purged sooner"
+    remedy = "" if used < MAX_USAGE * most else "raise maxmemory, or let jobs be purged sooner"
     return Observation("memory", f"{used / 1e6:,.0f} of {most / 1e6:,.0f} MB in use", remedy)

@@ -27,7 +27,7 @@ from ergon_framework.ports.transfer import moved_away
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.nats import NatsClient
-from ergon_framework.storage.nats.stream import MOST_MESSAGES
+from ergon_framework.storage.nats.stream import MAX_MESSAGES
 from ergon_framework.storage.notifier import LocalNotifier
 from ergon_framework.storage.server import ServerClock
 
@@ -258,7 +258,7 @@ class NatsDatabase:
     def _commit(self, transaction: StreamTransaction, call: str) -> None:
         """Write what a step wants; ``OvertakenError`` when another process was faster."""
         messages = transaction.messages()
-        if len(messages) > MOST_MESSAGES:
+        if len(messages) > MAX_MESSAGES:
             raise StoreError(
                 f"{len(messages)} messages are more than {self.url} takes at once",
                 remedy="do it in smaller parts",

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, cast
 
 from ergon_framework.jobs.stores.memory.ledger import Ledger
-from ergon_framework.jobs.stores.memory.rows import MOST_HISTORY, Record
+from ergon_framework.jobs.stores.memory.rows import MAX_HISTORY, Record
 from ergon_framework.jobs.stores.records import (
     SettingsStore,
     discard_settings,
@@ -118,7 +118,7 @@ def _record(copy: JobRecord) -> Record:
         purge_at=job.purge_at,
         result=job.result,
         last_error=job.last_error,
-        history=deque(job.history, maxlen=max(MOST_HISTORY, len(job.history))),
+        history=deque(job.history, maxlen=max(MAX_HISTORY, len(job.history))),
     )
 
 

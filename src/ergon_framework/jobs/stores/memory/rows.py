@@ -10,7 +10,7 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import JobSnapshot, JobStatus
 from ergon_framework.ports.jobstore import ClaimedJob, Job, NewJob, Search
 
-MOST_HISTORY = 100
+MAX_HISTORY = 100
 """How many entries of a job's history are kept: the latest."""
 
 
@@ -39,7 +39,7 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
     purge_at: float | None = None
     result: bytes | None = None
     last_error: Failure | None = None
-    history: deque[bytes] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_HISTORY))
+    history: deque[bytes] = msgspec.field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
 
     def is_outdated(self, now: float) -> bool:
         """Whether it may no longer be started."""

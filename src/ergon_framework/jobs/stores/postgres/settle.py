@@ -23,8 +23,8 @@ from ergon_framework.jobs.stores.transitions import (
     DUE,
     ENDED,
     LATER,
-    LONGEST_HISTORY,
-    MOST_ENTRIES,
+    MAX_HISTORY_BYTES,
+    MAX_HISTORY_ENTRIES,
     is_plain_completion,
     latest,
 )
@@ -180,8 +180,8 @@ def _moves(settlements: list[Settlement]) -> dict[str, Any]:
             ]
         ),
         "resets": flags([transition.is_reset for transition in transitions]),
-        "longest": LONGEST_HISTORY,
-        "most": MOST_ENTRIES,
+        "longest": MAX_HISTORY_BYTES,
+        "most": MAX_HISTORY_ENTRIES,
     }
 
 

@@ -34,7 +34,7 @@ from ergon_framework.jobs.stores.postgres.records import PostgresJobRecords
 from ergon_framework.jobs.stores.postgres.rows import Row, page_of
 from ergon_framework.jobs.stores.postgres.statements import flags, numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import (
-    CONFLICTS,
+    MAX_CONFLICTS,
     PostgresTransactions,
     Tx,
     is_conflict,
@@ -70,7 +70,7 @@ from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.postgres.external_transaction import Joinable
 from ergon_framework.storage.postgres.pool import DEFAULT_TIMEOUTS, PostgresTimeouts
 
-_DESK = statements("admin.sql")
+_ADMIN = statements("admin.sql")
 _SCHEDULES = statements("schedules.sql")
 _SQL = statements("jobs.sql")
 _ACKNOWLEDGED = "An acknowledged job is committed and synced to disk by the PostgreSQL server."
@@ -203,7 +203,7 @@ class PostgresJobStore:
 
         keyed = next((job for job in jobs if job.unique_key is not None), None)
         give_up = None if keyed is None else lambda: key_held(keyed)
-        most = CONFLICTS + 1
+        most = MAX_CONFLICTS + 1
         return retry_conflicts(attempt, max_attempts=most, give_up=give_up, is_conflict=is_conflict)
 
     def _holders_of(self, jobs: Sequence[NewJob]) -> dict[str, str]:
@@ -384,14 +384,14 @@ class PostgresJobStore:
         def work(tx: Tx) -> Queue:
             found: list[Row] = []
             while not found:  # another client may remove the row before it is locked
-                tx.execute(_DESK["touch_queue"], {"name": name})
-                found = tx.execute(_DESK["queue"], {"name": name}).fetchall()
+                tx.execute(_ADMIN["touch_queue"], {"name": name})
+                found = tx.execute(_ADMIN["queue"], {"name": name}).fetchall()
             [[*before, now]] = found
             settings = QueueLimits(*before).changed(checked, now)
             if settings.is_plain:
-                tx.execute(_DESK["unset_queue"], {"name": name})
+                tx.execute(_ADMIN["unset_queue"], {"name": name})
             else:
-                tx.execute(_DESK["set_queue"], {"name": name, **asdict(settings)})
+                tx.execute(_ADMIN["set_queue"], {"name": name, **asdict(settings)})
             return queue_of(name, settings)
 
         return self.transactions.stepwise(work, "desk", topics={Topic.WORK})
@@ -403,17 +403,17 @@ class PostgresJobStore:
 
         def work(tx: Tx) -> None:
             if record.state == "gone":
-                tx.execute(_DESK["gone"], {"id": record.id})
+                tx.execute(_ADMIN["gone"], {"id": record.id})
             else:
-                tx.execute(_DESK["tell"], {"id": record.id, "record": text_of(record)})
-                tx.execute(_DESK["tell_executors"], {"names": texts(["", *record.executors])})
+                tx.execute(_ADMIN["tell"], {"id": record.id, "record": text_of(record)})
+                tx.execute(_ADMIN["tell_executors"], {"names": texts(["", *record.executors])})
 
         self.transactions.stepwise(work, "desk", is_synced=False)
 
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
         return self._reader.workers(
-            self.transactions.read(lambda tx: tx.execute(_DESK["workers"]).fetchall())
+            self.transactions.read(lambda tx: tx.execute(_ADMIN["workers"]).fetchall())
         )
 
     def named(self) -> list[Named]:
@@ -423,7 +423,7 @@ class PostgresJobStore:
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""
         values = {"executor": executor, "due_before": due_before, "limit": limit}
-        return self.transactions.readable(_DESK["waiting_for"], values)
+        return self.transactions.readable(_ADMIN["waiting_for"], values)
 
     # ---- schedules ------------------------------------------------------------------------------
 

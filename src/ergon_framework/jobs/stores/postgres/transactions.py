@@ -77,7 +77,7 @@ SCHEMA = PostgresSchema("jobs", f"{SQL}.schema")
 
 _CHANNELS = {topic: f"ergon_jobs_{topic.value}" for topic in Topic}
 _SQL = statements("jobs.sql")
-CONFLICTS = 4
+MAX_CONFLICTS = 4
 """How often work is done again after a conflict with others."""
 # Every statement is written for an index, and for few rows of a table that may be empty now and
 # have a million rows in a minute. What the planner remembers of it must hold then, too.
@@ -235,7 +235,7 @@ class PostgresTransactions:
         """Like ``stepwise``, again after a conflict: others may add a job of the same id or key."""
         return retry_conflicts(
             lambda: self.stepwise(work, call, topics=topics),
-            max_attempts=CONFLICTS + 1,
+            max_attempts=MAX_CONFLICTS + 1,
             is_conflict=is_conflict,
         )
 

@@ -35,7 +35,7 @@ ENDED, RUNNING, WAITS, LATER, LIMITED, OUTDATED = range(6)
 """The stages: an outdated job is about to be ended."""
 
 _HEAD = Struct(">BBBQIIIddddddIIQIddIIII")
-_TALE = Struct(">IIB")
+_HISTORY_HEAD = Struct(">IIB")
 _CHARGED, _SOLO, _EXPIRY, _TOLD, _UNIQUE, _KEYED = 1, 2, 4, 8, 16, 32
 _RESET, _IF_EXPIRED, _ALONE = 1, 2, 4
 _ON_DUPLICATE = {OnDuplicate.REJECT: 0, OnDuplicate.EXISTING: 1, OnDuplicate.REPLACE: 2}
@@ -170,7 +170,7 @@ def wire_settlement(settlement: Settlement, blobs: Blobs) -> tuple[Any, ...]:
 
 def tale_of(history: bytes, failure: bytes, result: bytes | None) -> bytes:
     """What happened to a job."""
-    head = _TALE.pack(len(history), len(failure), result is not None)
+    head = _HISTORY_HEAD.pack(len(history), len(failure), result is not None)
     return head + history + failure + (result or b"")
 
 
@@ -312,10 +312,10 @@ def _told(tale: bytes) -> tuple[bytes, bytes, bytes | None]:
     """History, last failure and result."""
     if not tale:
         return b"", b"", None
-    history, failure, has_result = _TALE.unpack_from(tale)
-    at = _TALE.size + history
+    history, failure, has_result = _HISTORY_HEAD.unpack_from(tale)
+    at = _HISTORY_HEAD.size + history
     result = tale[at + failure :] if has_result else None
-    return tale[_TALE.size : at], tale[at : at + failure], result
+    return tale[_HISTORY_HEAD.size : at], tale[at : at + failure], result
 
 
 def _or_none(instant: float) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ergon_framework.core.claim import DEFAULT_BOUNDS
-from ergon_framework.jobs.stores.transitions import LONGEST_HISTORY, MOST_ENTRIES
+from ergon_framework.jobs.stores.transitions import MAX_HISTORY_BYTES, MAX_HISTORY_ENTRIES
 from ergon_framework.storage.redis.client import Script, read_lua
 
 KEYS = {
@@ -49,7 +49,7 @@ _NUMBERS = (
     | {"IS_CHARGED": 1, "IS_SOLO": 2, "HAS_EXPIRY": 4, "HAS_TALE": 8, "IS_UNIQUE": 16}
     | {"HAS_KEY": 32, "IS_RESET": 1, "IF_EXPIRED": 2, "SOLO": 4}
     | {"REJECT": 0, "EXISTING": 1, "REPLACE": 2}
-    | {"MOST_HISTORY": LONGEST_HISTORY, "MOST_ENTRIES": MOST_ENTRIES}
+    | {"MOST_HISTORY": MAX_HISTORY_BYTES, "MOST_ENTRIES": MAX_HISTORY_ENTRIES}
     | {"MOST_PROMOTED": DEFAULT_BOUNDS.max_promoted, "MOST_LANES": DEFAULT_BOUNDS.max_lanes}
     | {"MOST_REFUSED": DEFAULT_BOUNDS.max_refused, "GLANCE": DEFAULT_BOUNDS.scan_size}
     | {"MOST_AT_ONCE": 1000, "MOST_ARGS": 1000}

@@ -18,7 +18,7 @@ from ergon_framework.jobs.stores.redis.scripts import script
 from ergon_framework.jobs.stores.redis.transactions import INSPECT_INTERVAL, RedisTransactions
 from ergon_framework.jobs.stores.redis.transitions import (
     EXCHANGE,
-    MOST_TURNS,
+    MAX_ATTEMPTS,
     Answer,
     Transitions,
     answer_in,
@@ -56,8 +56,8 @@ from ergon_framework.storage.redis.client import DEFAULT_TIMEOUTS, RedisTimeouts
 
 logger = logging.getLogger("ergon.jobs")
 
-AT_ONCE = 500
-BYTES_AT_ONCE = 8 << 20
+MAX_BATCH = 500
+MAX_BATCH_BYTES = 8 << 20
 """Settlements, renewals or purged jobs of one script, and bytes of results: the server serves no
 other client meanwhile."""
 
@@ -66,10 +66,10 @@ _RENEW = script("frozen", "rows", "transitions", "renew")
 _answers = msgspec.msgpack.Decoder(list[bool]).decode
 
 _PURGE = script("frozen", "rows", "transitions", "delete", "purge")
-_SWEEP = script("frozen", "rows", "transitions", "delete", "prune")
+_PRUNE = script("frozen", "rows", "transitions", "delete", "prune")
 _QUEUES = script("rows", "transitions", "queues")
 _NAMED = script("rows", "named")
-_TELL = script("rows", "heartbeat")
+_HEARTBEAT = script("rows", "heartbeat")
 _RESTORE = script("frozen", "rows", "transitions", "restore")
 _HELD, _NONE = 2, 3
 
@@ -185,8 +185,8 @@ class RedisJobStore:
     def renew(self, holds: Sequence[LeaseRenewal], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
         answers: list[bool] = []
-        for first in range(0, len(holds), AT_ONCE):
-            wire = [rows.wire_hold(hold) for hold in holds[first : first + AT_ONCE]]
+        for first in range(0, len(holds), MAX_BATCH):
+            wire = [rows.wire_hold(hold) for hold in holds[first : first + MAX_BATCH]]
             answers += _answers(self.transactions.write(_RENEW, "renew", wire, lease))
         return answers
 
@@ -319,10 +319,10 @@ class RedisJobStore:
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
         purged = 0
-        for first in range(0, len(jobs), AT_ONCE):
+        for first in range(0, len(jobs), MAX_BATCH):
             wire = [
                 (job.id, job.key, job.fence, rows.NUMBERS[job.status], job.finished_at)
-                for job in jobs[first : first + AT_ONCE]
+                for job in jobs[first : first + MAX_BATCH]
             ]
             purged += self.transactions.write(_PURGE, "desk", wire)
         return purged
@@ -334,7 +334,7 @@ class RedisJobStore:
         """
         purged = ended = workers = 0
         while purged + ended < limit:
-            most = min(AT_ONCE, limit - purged - ended)
+            most = min(MAX_BATCH, limit - purged - ended)
             some_purged, forgotten, some_ended = self._sweep(most)
             purged, ended, workers = purged + some_purged, ended + some_ended, workers + forgotten
             if some_purged + some_ended < most:
@@ -342,7 +342,7 @@ class RedisJobStore:
         return PruneResult(purged, ended, workers, purged + ended >= limit)
 
     def _sweep(self, most: int) -> tuple[int, int, int]:
-        head, data = self.transactions.write(_SWEEP, "sweep", most, WORKER_FORGOTTEN_AFTER)
+        head, data = self.transactions.write(_PRUNE, "sweep", most, WORKER_FORGOTTEN_AFTER)
         purged, forgotten, ids = _swept(head)
         return purged, forgotten, self.transitions.end_outdated(ids, data, "sweep")
 
@@ -385,7 +385,9 @@ class RedisJobStore:
         blobs = rows.Blobs()
         kept = int(2 * WORKER_FORGOTTEN_AFTER)
         names = [name for name in record.executors if name]
-        self.transactions.write(_TELL, "desk", record.id, blobs.add(blob), kept, names, blobs=blobs)
+        self.transactions.write(
+            _HEARTBEAT, "desk", record.id, blobs.add(blob), kept, names, blobs=blobs
+        )
 
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
@@ -465,7 +467,7 @@ class RedisJobStore:
             raise ConflictError
 
     def _retried(self, attempt: Callable[[], T]) -> T:
-        return retry_conflicts(attempt, max_attempts=MOST_TURNS, give_up=self._too_busy)
+        return retry_conflicts(attempt, max_attempts=MAX_ATTEMPTS, give_up=self._too_busy)
 
     def _too_busy(self) -> StoreUnavailableError:
         return StoreUnavailableError(
@@ -476,8 +478,8 @@ class RedisJobStore:
 def _share(settlements: Sequence[Settlement]) -> int:
     """How many settlements go into one script: the first of them, at least one."""
     size = 0
-    for n, settlement in enumerate(settlements[:AT_ONCE]):
+    for n, settlement in enumerate(settlements[:MAX_BATCH]):
         size += len(settlement.result or b"")
-        if n and size > BYTES_AT_ONCE:
+        if n and size > MAX_BATCH_BYTES:
             return n
-    return min(len(settlements), AT_ONCE)
+    return min(len(settlements), MAX_BATCH)

@@ -24,10 +24,10 @@ from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 EXCHANGE = script("frozen", "rows", "transitions", "limits", "claim", "exchange")
 _PLAIN = script("frozen", "plain")
 ADD = script("frozen", "rows", "transitions", "add")
-_LOOK = script("rows", "transitions", "read")
+_READ = script("rows", "transitions", "read")
 _SWAP = script("frozen", "rows", "swap")
 _ASIDE = script("frozen", "rows", "transitions", "set_aside")
-MOST_TURNS = 100
+MAX_ATTEMPTS = 100
 """How often a job is sent again with the transition of one that it replaces."""
 
 
@@ -122,7 +122,7 @@ class Transitions:
 
         return retry_conflicts(
             attempt,
-            max_attempts=MOST_TURNS,
+            max_attempts=MAX_ATTEMPTS,
             give_up=self._too_busy,
             is_conflict=lambda error: isinstance(error, _ReplacedError),
         )
@@ -193,7 +193,7 @@ class Transitions:
         wanted: tuple[Any, ...] | None,
     ) -> tuple[list[tuple[rows.Row, Job]], list[Unreadable], int | None]:
         """The same, with the rows they were made of, and those that are none."""
-        head, data, bodies, tales = self._transactions.run(_LOOK, where, which, most, wanted)
+        head, data, bodies, tales = self._transactions.run(_READ, where, which, most, wanted)
         seen = _seen(head)
         parts = zip(
             seen.ids,

@@ -50,7 +50,7 @@ from ergon_framework.ports.jobstore import (
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
 
-_DESK = load(SQL, "admin.sql")
+_ADMIN = load(SQL, "admin.sql")
 _SCHEDULES = load(SQL, "schedules.sql")
 _SQL = load(SQL, "jobs.sql")
 
@@ -246,10 +246,10 @@ class SqliteJobStore:
         def work(tx: Tx) -> Queue:
             settings = limits_of(tx.cursor, name).changed(changes, tx.now)
             if settings.is_plain:
-                tx.cursor.execute(_DESK["unset_queue"], (name,))
+                tx.cursor.execute(_ADMIN["unset_queue"], (name,))
             else:
                 values = (name, *(getattr(settings, field) for field in settings.__slots__))
-                tx.cursor.execute(_DESK["set_queue"], values)
+                tx.cursor.execute(_ADMIN["set_queue"], values)
             return queue_of(name, settings)
 
         return self.transactions.write(work, "desk", is_work=True)
@@ -261,17 +261,17 @@ class SqliteJobStore:
 
         def work(tx: Tx) -> None:
             if record.state == "gone":
-                tx.cursor.execute(_DESK["gone"], (record.id,))
+                tx.cursor.execute(_ADMIN["gone"], (record.id,))
             else:
-                tx.cursor.execute(_DESK["tell"], (record.id, tx.now, text_of(record)))
+                tx.cursor.execute(_ADMIN["tell"], (record.id, tx.now, text_of(record)))
                 names = text_of(["", *record.executors])
-                tx.cursor.execute(_DESK["tell_executors"], (tx.now, names))
+                tx.cursor.execute(_ADMIN["tell_executors"], (tx.now, names))
 
         self.transactions.write(work, "desk", is_synced=False)
 
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
-        rows = self.transactions.read(lambda cursor: _all(cursor, _DESK["workers"]))
+        rows = self.transactions.read(lambda cursor: _all(cursor, _ADMIN["workers"]))
         return self._reader.workers(rows)
 
     def named(self) -> list[Named]:
@@ -286,7 +286,7 @@ class SqliteJobStore:
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""
         values = (executor, due_before, limit)
-        return self.transactions.readable(_DESK["waiting_for"], values)
+        return self.transactions.readable(_ADMIN["waiting_for"], values)
 
     # ---- schedules ------------------------------------------------------------------------------
 

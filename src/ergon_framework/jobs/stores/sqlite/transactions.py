@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _WORK, _DONE = Topic.WORK.value, Topic.DONE.value  # plain strings have a hash of their own
 
-LOOKS_APART = 60.0
+FULL_SCAN_INTERVAL = 60.0
 """Seconds between two looks at all rows for such that cannot be read, where there were none."""
 
 SCHEMA = Schema("jobs", f"{SQL}.schema")
@@ -125,7 +125,7 @@ class SqliteTransactions:
         else:
             found = self.read(lambda cursor: odd_rows(cursor, "live"))
             found = found or self.read(lambda cursor: odd_rows(cursor, "ended"))
-            self._looks_again_at = 0.0 if found else time.monotonic() + LOOKS_APART
+            self._looks_again_at = 0.0 if found else time.monotonic() + FULL_SCAN_INTERVAL
 
         def whole(connection: sqlite3.Connection) -> None:
             with closing(connection.cursor()) as cursor:

@@ -19,8 +19,8 @@ from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
 from ergon_framework.jobs.stores.transitions import (
     DUE,
     LATER,
-    LONGEST_HISTORY,
-    MOST_ENTRIES,
+    MAX_HISTORY_BYTES,
+    MAX_HISTORY_ENTRIES,
     JobPosition,
     cancel_replaced,
     expire,
@@ -34,9 +34,9 @@ from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Settlement
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_barred
 
-_MOVES = load(SQL, "transitions.sql")
+_TRANSITIONS = load(SQL, "transitions.sql")
 _JOBS = load(SQL, "jobs.sql")
-_COMPLETE = _MOVES["complete"]
+_COMPLETE = _TRANSITIONS["complete"]
 
 
 class Tx:
@@ -89,14 +89,14 @@ class Tx:
 
     def block(self, seqs: list[int]) -> None:
         """Let jobs wait until one of their limit key has stopped."""
-        self.cursor.executemany(_MOVES["block"], [(seq,) for seq in seqs])
+        self.cursor.executemany(_TRANSITIONS["block"], [(seq,) for seq in seqs])
         self._is_any_blocked = True
 
     def wake_keys(self, most: int) -> None:
         """Make blocked jobs due whose limit key is free: their wake-up was missed."""
         key = ""
         for _ in range(most):
-            found = self.cursor.execute(_MOVES["next_blocked_key"], (key,)).fetchone()
+            found = self.cursor.execute(_TRANSITIONS["next_blocked_key"], (key,)).fetchone()
             if found is None:
                 return
             key = found[0]
@@ -104,7 +104,7 @@ class Tx:
 
     def running_of_key(self, key: str) -> int:
         """How many jobs of a limit key run."""
-        count: int = self.cursor.execute(_MOVES["running_of_key"], (key,)).fetchone()[0]
+        count: int = self.cursor.execute(_TRANSITIONS["running_of_key"], (key,)).fetchone()[0]
         return count
 
     def _complete(self, settlement: Settlement) -> bool:
@@ -126,7 +126,7 @@ class Tx:
     def _end(self, settlement: Settlement) -> bool:
         transition, now = settlement.transition, self.now
         self.cursor.execute(
-            _MOVES["end"],
+            _TRANSITIONS["end"],
             (
                 transition.status.value,
                 transition.attempts,
@@ -146,7 +146,7 @@ class Tx:
         transition, now = settlement.transition, self.now
         try:
             self.cursor.execute(
-                _MOVES["restart" if transition.is_reset else "wait"],
+                _TRANSITIONS["restart" if transition.is_reset else "wait"],
                 (
                     DUE if transition.delay <= 0.0 else LATER,
                     transition.status.value,
@@ -169,10 +169,10 @@ class Tx:
         return True
 
     def _shorten(self, seq: int) -> None:
-        values = (seq, LONGEST_HISTORY, MOST_ENTRIES)
-        found = self.cursor.execute(_MOVES["long_history"], values).fetchone()
+        values = (seq, MAX_HISTORY_BYTES, MAX_HISTORY_ENTRIES)
+        found = self.cursor.execute(_TRANSITIONS["long_history"], values).fetchone()
         if found is not None:
-            self.cursor.execute(_MOVES["set_history"], (latest(found[0]), seq))
+            self.cursor.execute(_TRANSITIONS["set_history"], (latest(found[0]), seq))
 
     def _release(self, seq: int) -> None:
         """A job stopped, or waits no more: wake the jobs that wait for its limit key."""
@@ -181,20 +181,22 @@ class Tx:
             if self._finds("any_max_active"):
                 self.is_work = True
         if self._is_any_blocked:
-            [key] = self.cursor.execute(_MOVES["limit_key"], (seq,)).fetchone()
+            [key] = self.cursor.execute(_TRANSITIONS["limit_key"], (seq,)).fetchone()
             if key is not None:
                 self._wake(key)
 
     def _finds(self, statement: str) -> bool:
-        return self.cursor.execute(_MOVES[statement]).fetchone() is not None
+        return self.cursor.execute(_TRANSITIONS[statement]).fetchone() is not None
 
     def _wake(self, key: str) -> None:
         """Make the first of each lane due, not of one: a paused queue would keep the key unused."""
         running = self.running_of_key(key)
         lane = ("", "")
-        while found := self.cursor.execute(_MOVES["next_lane_of_key"], (key, *lane)).fetchone():
+        while found := self.cursor.execute(
+            _TRANSITIONS["next_lane_of_key"], (key, *lane)
+        ).fetchone():
             lane = found
-            self.cursor.execute(_MOVES["wake"], (key, *lane, running))
+            self.cursor.execute(_TRANSITIONS["wake"], (key, *lane, running))
             self.is_work |= self.cursor.rowcount > 0
 
 
