@@ -152,6 +152,7 @@ def _settlement(
     row: JobPosition, event: Event, keep: float, now: float, why: str = ""
 ) -> Settlement:
     seq, job_id, status, fence, attempts, deliveries, excused = row
+    # The store does not decide what becomes of the job: it asks the core, as a worker would.
     try:
         snapshot = JobSnapshot(status_of(status), attempts, deliveries, excused)
     except RowError as error:
@@ -162,6 +163,7 @@ def _settlement(
     return Settlement(
         key=seq,
         id=job_id,
+        # Applied like a worker's report: a job that was claimed since it was read is left alone.
         fence=fence,
         expected=snapshot.status,
         transition=transition,

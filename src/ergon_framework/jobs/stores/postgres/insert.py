@@ -138,11 +138,12 @@ class Insertion:
             raise id_taken(job)
         self._taken.add(job.id)
         self._news[job.id] = job
+        # Later jobs of this batch meet it as a holder, though no row is written yet.
         if job.unique_key is not None:
             self._holders[job.unique_key] = (None, job.id, JobStatus.PENDING.value)
 
     def _replace(self, key: str) -> None:
-        """Cancel the holder; one of this very batch has to be there first."""
+        """Cancel the holder; one of this very batch has to be written first."""
         if self._holders[key][0] is None:
             self._write()
             self._holders |= self._held("lock_holders", {key})
@@ -221,6 +222,8 @@ class ExternalInsert:
         ``unseen``: the holders of keys, for a transaction that sees others as they were when it
         began. Any other looks for itself.
         """
+        # The caller's connection may lead to another database with the same tables: jobs that are
+        # added there would be acknowledged, and no worker of this store would ever see them.
         *home, namespace = self._found()
         with joined(connection, self._transactions.name) as driver:
             tx = self._transactions.tx(driver)

@@ -195,6 +195,8 @@ class PostgresJobStore:
             try:
                 return self._external_insert.add(connection, jobs, unseen)
             except StoreError as error:
+                # A conflict with a row that this transaction cannot see, as it is older: who holds
+                # the keys is read outside of it, and the second attempt knows.
                 if is_conflict(error):
                     self._refuse_taken(jobs, self.transactions.read(lambda tx: taken(tx, jobs)))
                     unseen.clear()
@@ -218,6 +220,7 @@ class PostgresJobStore:
             insert(tx, jobs)
             return lambda: None
 
+        # One statement is a transaction by itself: no round trip for BEGIN and COMMIT.
         try:
             self.transactions.pipelined(send, "add", topics={Topic.WORK}, is_single=True)
         except StoreError as error:

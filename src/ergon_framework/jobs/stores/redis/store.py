@@ -192,6 +192,8 @@ class RedisJobStore:
 
     def shorten(self, leases: Mapping[str, float], others: float) -> int:
         """Cut leases that end later than they could if they were renewed now."""
+        # Asked first, with a plain command: clocks are hardly ever set back, and a script would
+        # count as a write each time.
         latest = self.now() + min((*leases.values(), others))
         if not self.transactions.call("ZCOUNT", "leases", f"({latest!r}", "+inf"):
             return 0

@@ -72,10 +72,11 @@ class Transitions:
         except StoreUnavailableError as error:
             if error.details.get("outcome") != "unknown":
                 raise
+            # A script runs whole or not at all: if one of the jobs is there, it was carried out.
             try:
                 there, _ = self.look_at("ids", [job.id for job in jobs])
             except StoreError:
-                raise error from None
+                raise error from None  # the first error says that the outcome is not known
         found = {job.id: rows.body_of(job) for job in there}
         for job in jobs:
             if job.id in found and found[job.id] != rows.body_of(job):
@@ -105,6 +106,8 @@ class Transitions:
         transitions: dict[str, Any] = {}
         call = "add" if fires is None else "fire"
 
+        # A script cannot ask the core. Where it has to replace a job, it changes nothing and gives
+        # the row back; the transition for that row goes along with the next attempt.
         def attempt() -> list[EnqueueResult]:
             kind, *rest = self._transactions.write(
                 ADD, call, wire, transitions, fires, blobs=blobs, is_repeatable=fires is not None
@@ -112,7 +115,7 @@ class Transitions:
             if kind == b"added":
                 found = [each for each in _added(rest[0]) if not isinstance(each, bool)]
                 return [EnqueueResult(job_id, is_new, old or None) for job_id, is_new, old in found]
-            if kind == b"late":
+            if kind == b"late":  # also the answer to a repeated fire that was carried out
                 raise FiredError
             holder = rest[1].decode() if len(rest) > 1 else ""
             transitions.pop(holder, None)  # another client changed it since

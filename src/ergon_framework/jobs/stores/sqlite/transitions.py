@@ -47,12 +47,16 @@ class Tx:
     def __init__(self, cursor: sqlite3.Cursor, now: float) -> None:
         self.cursor = cursor
         self.now = now
-        self.is_work = False  # something may have become claimable: ring when it is committed …
-        self.is_done = False  # … and so for something that has ended
-        self._is_any_blocked: bool | None = None  # not looked yet
+        # Notifications wait for the commit: a worker woken before it would find nothing.
+        self.is_work = False  # something may have become claimable
+        self.is_done = False  # something has ended
+        self._is_any_blocked: bool | None = None  # whether any job waits for a key; None: not read
 
     def apply(self, settlement: Settlement) -> bool:
-        """Move a job if it still is where the transition was decided; otherwise change nothing."""
+        """Apply a transition if the job still is where it was decided; otherwise change nothing.
+
+        The fence in the condition of each statement tells a late report from a current one.
+        """
         if is_plain_completion(settlement):
             is_final, was_applied = True, self._complete(settlement)
         elif settlement.transition.status.is_final:
@@ -108,7 +112,7 @@ class Tx:
         return count
 
     def _complete(self, settlement: Settlement) -> bool:
-        """The usual end, in fewer words."""
+        """The usual end of a job, by the cheapest statement: most settlements are this one."""
         transition, now = settlement.transition, self.now
         values = (
             transition.attempts,
@@ -176,6 +180,8 @@ class Tx:
 
     def _release(self, seq: int) -> None:
         """A job stopped, or waits no more: wake the jobs that wait for its limit key."""
+        # Read once for each transaction, as most stores have no limits at all: a look for each
+        # settled job would cost more than the settlement.
         if self._is_any_blocked is None:
             self._is_any_blocked = self._finds("any_blocked")
             if self._finds("any_max_active"):
@@ -252,7 +258,7 @@ def _add(tx: Tx, job: NewJob) -> EnqueueResult:
     is_running = holder[2] == JobStatus.ACTIVE
     if (existing := on_duplicate(job, holder[1], is_running=is_running)) is not None:
         return existing
-    tx.replace(holder)
+    tx.replace(holder)  # first: two rows that hold one unique key would break its index
     _insert(tx, job)
     return EnqueueResult(job.id, True, holder[1])
 
