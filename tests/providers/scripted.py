@@ -32,7 +32,7 @@ EPOCH = 1_800_000_000.0
 """Seconds since 1970 when a virtual clock shows zero; a whole hour begins then."""
 
 LANE = LaneKey("t", "scripted", "test")
-PATIENCE = 50.0
+WAIT_TIMEOUT = 50.0
 """Seconds that a test waits for what must come."""
 
 PLAIN = RetryPolicy(jitter_ratio=0.0)
@@ -116,7 +116,7 @@ async def acall(
 
 def rows(provider: ProviderBase, correlation_id: str) -> list[AttemptRow]:
     """What is kept of a call."""
-    assert provider.flush(PATIENCE)
+    assert provider.flush(WAIT_TIMEOUT)
     return provider.store.attempts_of(correlation_id)
 
 

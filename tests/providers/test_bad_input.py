@@ -35,7 +35,7 @@ from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     LANE,
     ONCE,
-    PATIENCE,
+    WAIT_TIMEOUT,
     Scripted,
     WatchedStore,
     asked,
@@ -356,9 +356,9 @@ def test_a_provider_may_fork(tmp_path: Path) -> None:
         if child == 0:
             code = 1
             try:
-                signal.alarm(int(PATIENCE))
+                signal.alarm(int(WAIT_TIMEOUT))
                 code = 0 if call(provider, correlation_id="child").success else 2
-                recorder_of(store).close(PATIENCE)
+                recorder_of(store).close(WAIT_TIMEOUT)
             finally:
                 os._exit(code)
         children.append(child)

@@ -22,7 +22,7 @@ from ergon_framework.providers.tasks import TaskCall, TaskEnd, TaskGate, TaskOpt
 from ergon_framework.providers.threads import BoundedThreads
 from tests.providers.scripted import (
     ONCE,
-    PATIENCE,
+    WAIT_TIMEOUT,
     AsyncScripted,
     Scripted,
     acall,
@@ -46,10 +46,10 @@ def taken(threads: BoundedThreads) -> Iterator[None]:
 
     def hang() -> None:
         is_busy.set()
-        may_go_on.wait(PATIENCE)
+        may_go_on.wait(WAIT_TIMEOUT)
 
     work = threads.do(hang)
-    assert is_busy.wait(PATIENCE)
+    assert is_busy.wait(WAIT_TIMEOUT)
     try:
         yield
     finally:
@@ -61,7 +61,7 @@ def ended(provider: Scripted, **context: Any) -> Any:
     """One call on an event loop."""
 
     async def main() -> Any:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             return await acall(provider, **context)
 
     return asyncio.run(main())

@@ -28,7 +28,7 @@ from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     ONCE,
-    PATIENCE,
+    WAIT_TIMEOUT,
     AsyncScripted,
     Scripted,
     WatchedStore,
@@ -51,7 +51,7 @@ class Held:
 
     def __call__(self, _: object) -> Any:
         self.began.set()
-        assert self.may_end.wait(PATIENCE)
+        assert self.may_end.wait(WAIT_TIMEOUT)
         return self._then
 
 
@@ -130,7 +130,7 @@ def test_a_call_that_waits_for_a_thread_is_not_made() -> None:
 
     def block() -> None:
         is_busy.set()
-        may_go_on.wait(PATIENCE)
+        may_go_on.wait(WAIT_TIMEOUT)
 
     provider.runtime.calls.pool = ThreadPoolExecutor(1)
 
@@ -157,7 +157,7 @@ def test_rows_that_wait_for_a_thread_are_written(tmp_path: Path) -> None:
 
     def block() -> None:
         is_busy.set()
-        may_go_on.wait(PATIENCE)
+        may_go_on.wait(WAIT_TIMEOUT)
 
     provider.runtime.steps.pool = ThreadPoolExecutor(1)
 
@@ -198,7 +198,7 @@ class Remote:
     def reserve(self, *args: Any) -> QuotaGrant:
         """Slowly."""
         self.asked.set()
-        assert self.may_answer.wait(PATIENCE)
+        assert self.may_answer.wait(WAIT_TIMEOUT)
         return self._inner.reserve(*args)
 
 

@@ -14,7 +14,7 @@ from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.database import LazyOpen
-from tests.providers.scripted import PATIENCE, Scripted, call, rows, used
+from tests.providers.scripted import WAIT_TIMEOUT, Scripted, call, rows, used
 from tests.servers.postgres import PostgresServer
 from tests.servers.server import started
 
@@ -126,7 +126,7 @@ class Door:
     def __call__(self) -> str:
         self.tries += 1
         self.reached.set()
-        assert self.goes_on.wait(PATIENCE)
+        assert self.goes_on.wait(WAIT_TIMEOUT)
         if self.is_shut:
             raise StoreUnavailableError("shut", remedy="open it")
         return "open"
@@ -161,11 +161,11 @@ def test_whoever_waited_in_vain_does_not_try_again() -> None:
     for thread in threads:
         thread.start()
     for _ in threads:
-        assert waiting.acquire(timeout=PATIENCE)
-    assert door.reached.wait(PATIENCE)
+        assert waiting.acquire(timeout=WAIT_TIMEOUT)
+    assert door.reached.wait(WAIT_TIMEOUT)
     door.goes_on.set()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(WAIT_TIMEOUT)
     assert failures == ["shut (open it)"] * 4
     assert door.tries == 2
     door.is_shut = False
@@ -179,14 +179,14 @@ def test_a_forked_child_waits_for_nobody() -> None:
     def opening() -> str:
         if threading.current_thread() is holder:
             reached.set()
-            assert goes_on.wait(PATIENCE)
+            assert goes_on.wait(WAIT_TIMEOUT)
         return "open"
 
     late = LazyOpen(opening)
     holder = threading.Thread(target=late.get)
     holder.start()
-    assert reached.wait(PATIENCE)
+    assert reached.wait(WAIT_TIMEOUT)
     late.renew()
     assert late.get() == "open"
     goes_on.set()
-    holder.join(PATIENCE)
+    holder.join(WAIT_TIMEOUT)

@@ -19,7 +19,7 @@ from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores import open_store
 from tests.providers.locks import holding, recorded_locks
-from tests.providers.scripted import PATIENCE, Scripted, call, used
+from tests.providers.scripted import WAIT_TIMEOUT, Scripted, call, used
 
 pytestmark = [
     pytest.mark.req("PEF:trap-prefork"),
@@ -34,7 +34,7 @@ def in_child(work: Callable[[], bool]) -> None:
     if child == 0:
         code = 1
         try:
-            signal.alarm(int(PATIENCE))
+            signal.alarm(int(WAIT_TIMEOUT))
             code = 0 if work() else 2
         finally:
             os._exit(code)

@@ -17,7 +17,7 @@ from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     ONCE,
-    PATIENCE,
+    WAIT_TIMEOUT,
     Scripted,
     acall,
     after,
@@ -106,7 +106,7 @@ def test_not_more_are_begun_than_may_hang(colour: str, clock: VirtualClock) -> N
         hanging.append(threading.current_thread())
         clock.leave_time()  # it takes no part in time: it hangs in something else
         try:
-            assert release.wait(PATIENCE)
+            assert release.wait(WAIT_TIMEOUT)
         finally:
             clock.join_time()
         return {}
@@ -127,7 +127,7 @@ def test_not_more_are_begun_than_may_hang(colour: str, clock: VirtualClock) -> N
     assert "never returned" in str(result.error)
     release.set()
     for thread in hanging:
-        thread.join(PATIENCE)
+        thread.join(WAIT_TIMEOUT)
     assert isolation.abandoned == 0
     assert run(provider, clock, colour).success
 
@@ -191,7 +191,7 @@ def test_a_call_that_hangs_keeps_no_process_from_ending(colour: str) -> None:
         [sys.executable, "-c", SCRIPT, colour],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=WAIT_TIMEOUT,
         check=True,
     )
     assert done.stdout.strip() == "timeout"

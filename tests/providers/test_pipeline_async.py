@@ -21,7 +21,7 @@ from ergon_framework.providers.stores import open_store
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     ONCE,
-    PATIENCE,
+    WAIT_TIMEOUT,
     AsyncScripted,
     Scripted,
     acall,
@@ -300,7 +300,7 @@ def test_cancelled_at_a_gate(
             found = plain(*args)
             monkeypatch.setattr(store, step, plain)
             asked_for.set()
-            assert may_go_on.wait(PATIENCE)
+            assert may_go_on.wait(WAIT_TIMEOUT)
             return found
 
         monkeypatch.setattr(store, step, slowly)
@@ -308,7 +308,7 @@ def test_cancelled_at_a_gate(
         async def inside() -> None:
             loop = asyncio.get_running_loop()
             work = asyncio.create_task(acall(provider))
-            await loop.run_in_executor(None, asked_for.wait, PATIENCE)
+            await loop.run_in_executor(None, asked_for.wait, WAIT_TIMEOUT)
             for _ in range(times):  # somebody impatient
                 work.cancel()
                 await asyncio.sleep(0)
@@ -335,7 +335,7 @@ def test_cancelled_while_it_gives_back(
 
         def slowly(*args: Any) -> Any:
             asked_for.set()
-            assert may_go_on.wait(PATIENCE)
+            assert may_go_on.wait(WAIT_TIMEOUT)
             return plain(*args)
 
         monkeypatch.setattr(store, "refund", slowly)
@@ -352,7 +352,7 @@ def test_cancelled_while_it_gives_back(
             work = asyncio.create_task(acall(provider))
             await began.wait()
             work.cancel()
-            await loop.run_in_executor(None, asked_for.wait, PATIENCE)
+            await loop.run_in_executor(None, asked_for.wait, WAIT_TIMEOUT)
             work.cancel()
             await asyncio.sleep(0)
             may_go_on.set()
@@ -422,7 +422,7 @@ def test_calls_run_at_once(kind: type[Scripted], clock: VirtualClock) -> None:
         def step(_: object) -> Any:
             if met is None:
                 return meet()
-            met.wait(PATIENCE)
+            met.wait(WAIT_TIMEOUT)
             return {}
 
         provider.steps.extend([step] * 4)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.req("PEF:R-5", "PEF:T-2", "PEF:trap-store-down")
 
 T = TypeVar("T")
 BUDGET = 0.05
-PATIENCE = 20.0
+WAIT_TIMEOUT = 20.0
 PATIENT = 3600.0
 """Seconds that the store would wait for its lock."""
 
@@ -66,7 +66,7 @@ def in_time(work: Callable[[], T]) -> T:
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(WAIT_TIMEOUT)
     assert found, "it waits for the store"
     return found[0]
 
@@ -87,7 +87,7 @@ def test_quota_is_not_waited_for_beyond_the_budget(locked: Locked, colour: Colou
         store=locked.store, quota=QuotaPolicy(limit=5), timeout_budget_seconds=BUDGET
     )
     assert call(provider).success
-    assert provider.flush(PATIENCE)
+    assert provider.flush(WAIT_TIMEOUT)
     with locked.lock():
         result = in_time(lambda: colour(provider))
     assert (result.reason_code, result.stop_reason) == (

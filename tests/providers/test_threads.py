@@ -20,7 +20,7 @@ from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     LANE,
     ONCE,
-    PATIENCE,
+    WAIT_TIMEOUT,
     Scripted,
     WatchedStore,
     call,
@@ -38,7 +38,7 @@ def together(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
     start = threading.Barrier(threads)
 
     def one(number: int) -> Any:
-        start.wait(PATIENCE)
+        start.wait(WAIT_TIMEOUT)
         return work(number)
 
     with ThreadPoolExecutor(threads) as pool:
@@ -52,7 +52,7 @@ def test_all_calls_are_under_way_at_once(store: ProviderStore) -> None:
     provider = Scripted(store=store, timeout_budget_seconds=None, quota=QuotaPolicy(limit=100))
 
     def meet(_: object) -> dict[str, Any]:
-        meeting.wait(PATIENCE)
+        meeting.wait(WAIT_TIMEOUT)
         return {}
 
     provider.steps.extend([meet] * 2 * THREADS)
@@ -101,7 +101,7 @@ class Room:
         """One step of the provider."""
         assert self._places.acquire(blocking=False), "one too many"
         with self._all_refused:
-            assert self._all_refused.wait_for(lambda: self._refused >= self._others, PATIENCE)
+            assert self._all_refused.wait_for(lambda: self._refused >= self._others, WAIT_TIMEOUT)
         self._places.release()
         return {}
 

@@ -37,7 +37,7 @@ from tests.providers.scripted import (
     EPOCH,
     LANE,
     ONCE,
-    PATIENCE,
+    WAIT_TIMEOUT,
     AsyncScripted,
     Scripted,
     WatchedStore,
@@ -370,7 +370,7 @@ def test_a_provider_from_before_a_fork_works_after_it(kind: str, tmp_path: Path)
                 results = [call(provider, correlation_id="child") for _ in range(5)]
                 found = rows(provider, "child")
                 os.write(writing, "".join(f"{row.id}\n" for row in found).encode())
-                recorder_of(provider.store).close(PATIENCE)
+                recorder_of(provider.store).close(WAIT_TIMEOUT)
                 code = 0 if all(each.success for each in results) else 2
             finally:
                 os._exit(code)

@@ -19,7 +19,7 @@ from ergon_framework.web.middleware import MAX_BODY, MAX_HEAD, RequestLimiter, R
 
 pytestmark = pytest.mark.req("ONE:serve")
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def hanging() -> Iterator[Callable[[], str]]:
     """A question that is not answered before the end of the block."""
     let_go = threading.Event()
     try:
-        yield lambda: str(let_go.wait(PATIENCE))
+        yield lambda: str(let_go.wait(WAIT_TIMEOUT))
     finally:
         let_go.set()
 
@@ -110,7 +110,7 @@ def test_a_request_that_takes_too_long() -> None:
 
         async def slow(scope: Any, receive: Any, send: Any) -> None:
             if scope["path"] == "/slow":
-                await Bulkhead("slow", PATIENCE).call(question)
+                await Bulkhead("slow", WAIT_TIMEOUT).call(question)
             await hello(scope, receive, send)
 
         async def go() -> list[int]:
@@ -140,7 +140,7 @@ def run(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:
 
 def test_a_part_answers_or_raises() -> None:
     """On a thread of its own."""
-    part = Bulkhead("jobs", PATIENCE)
+    part = Bulkhead("jobs", WAIT_TIMEOUT)
 
     def broken() -> None:
         raise KeyError("x")
@@ -152,7 +152,7 @@ def test_a_part_answers_or_raises() -> None:
 
 def test_a_part_that_hangs_holds_up_no_other() -> None:
     """Its callers are told so in time; another part answers meanwhile, and so does it later."""
-    slow, quick = Bulkhead("slow", 0.05, threads=1), Bulkhead("quick", PATIENCE)
+    slow, quick = Bulkhead("slow", 0.05, threads=1), Bulkhead("quick", WAIT_TIMEOUT)
     asked_late: list[int] = []
     with hanging() as question:
         first, second, other = run(
@@ -163,14 +163,14 @@ def test_a_part_that_hangs_holds_up_no_other() -> None:
     assert isinstance(first, StoreUnavailableError)
     assert isinstance(second, StoreUnavailableError)
     assert other == "here"
-    [again] = run(lambda: slow.call(lambda: "back", PATIENCE))
+    [again] = run(lambda: slow.call(lambda: "back", WAIT_TIMEOUT))
     assert again == "back"
     assert asked_late == []  # nobody waited for it any more
 
 
 def test_more_questions_than_threads_wait_for_their_turn() -> None:
     """None is lost."""
-    part = Bulkhead("jobs", PATIENCE, threads=2)
+    part = Bulkhead("jobs", WAIT_TIMEOUT, threads=2)
 
     async def go() -> list[int]:
         return list(await asyncio.gather(*(part.call(partial(abs, n)) for n in range(50))))

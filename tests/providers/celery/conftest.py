@@ -19,7 +19,7 @@ from tests.providers.celery.programs.worker import make_app
 from tests.servers.redis import RedisServer
 
 PROGRAM = Path(__file__).parent / "programs" / "worker.py"
-PATIENCE = 50
+WAIT_TIMEOUT = 50
 """Seconds for what takes a moment."""
 
 
@@ -51,7 +51,7 @@ class Stage:
 
     def wait_until_ready(self) -> None:
         """Wait until the worker that was started takes tasks."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + WAIT_TIMEOUT
         while b" ready." not in (self.folder / "worker.log").read_bytes():
             assert time.monotonic() < deadline, "the worker did not start"
             time.sleep(0.05)
@@ -76,7 +76,7 @@ class Stage:
 
     def event(self, name: str) -> dict[str, Any]:
         """The next thing the provider did for a call."""
-        found = self.redis.blpop([f"events:{name}"], timeout=PATIENCE)
+        found = self.redis.blpop([f"events:{name}"], timeout=WAIT_TIMEOUT)
         assert found is not None, f"no event for {name}; {self.log()}"
         event: dict[str, Any] = json.loads(found[1])
         return event
@@ -89,7 +89,7 @@ class Stage:
         """The next message of the dead-letter queue, as a consumer sees it."""
         with self.app.connection_for_read() as connection:
             queue = connection.SimpleQueue("queue.deadletter")
-            message = queue.get(timeout=PATIENCE)
+            message = queue.get(timeout=WAIT_TIMEOUT)
             message.ack()
             queue.close()
             body: dict[str, Any] = message.payload
@@ -106,7 +106,7 @@ class Stage:
                 process.send_signal(signal.SIGTERM)
         for process in self.processes:
             try:
-                process.wait(PATIENCE)
+                process.wait(WAIT_TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

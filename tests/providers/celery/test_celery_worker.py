@@ -16,7 +16,7 @@ from ergon_framework.providers.errors import (
     ProviderTimeoutError,
 )
 from ergon_framework.providers.stores import open_store
-from tests.providers.celery.conftest import PATIENCE, Stage
+from tests.providers.celery.conftest import WAIT_TIMEOUT, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.req("PROVIDERS:celery")]
 
@@ -60,14 +60,14 @@ def test_calls_succeed_retry_and_are_replayed(worker: Stage) -> None:
     """One call, one with a transient error, and one that is sent twice under a key."""
     plain = worker.send("plain", idempotency_key="k-1", correlation_id="c-1")
     shaky = worker.send("shaky", "timeout", "connection_error", "ok", correlation_id="c-2")
-    assert plain.get(timeout=PATIENCE) == {"call": 1, "key": "k-1"}
-    assert shaky.get(timeout=PATIENCE)["call"] == 3
+    assert plain.get(timeout=WAIT_TIMEOUT) == {"call": 1, "key": "k-1"}
+    assert shaky.get(timeout=WAIT_TIMEOUT)["call"] == 3
     again = worker.send("plain", idempotency_key="k-1", correlation_id="c-3")
-    assert again.get(timeout=PATIENCE) == {"call": 1, "key": "k-1"}
+    assert again.get(timeout=WAIT_TIMEOUT) == {"call": 1, "key": "k-1"}
     assert worker.calls("plain") == 1
     other = worker.send("plain", "hold", idempotency_key="k-1")
     with pytest.raises(ProviderBadRequestError, match="another request"):
-        other.get(timeout=PATIENCE)
+        other.get(timeout=WAIT_TIMEOUT)
     worker.stop()
     store = open_store(worker.store)
     rows = store.attempts_of("c-2")
@@ -88,14 +88,14 @@ def test_exhaustion_is_buried_and_the_open_circuit_defers(stage: Stage) -> None:
     stage.start(concurrency=1, PUPPET_COOLDOWN="8")
     dead = stage.send("dead", "timeout", tenant="t", idempotency_key="k", correlation_id="c-1")
     with pytest.raises(ProviderTimeoutError, match="the puppet was told timeout"):
-        dead.get(timeout=PATIENCE)
+        dead.get(timeout=WAIT_TIMEOUT)
     next_one = stage.send("next", tenant="t", correlation_id="c-2")
-    found = stage.redis.blpop(["queue.deadletter"], timeout=PATIENCE)
+    found = stage.redis.blpop(["queue.deadletter"], timeout=WAIT_TIMEOUT)
     letter = json.loads(base64.b64decode(json.loads(found[1])["body"]))
     assert letter.keys() >= THIRTEEN
     assert (letter["attempts"], letter["reason_code"], letter["tenant_id"]) == (3, "timeout", "t")
     assert (letter["idempotency_key"], letter["task_name"]) == ("k", "puppet.act")
-    assert next_one.get(timeout=PATIENCE)["call"] == 1
+    assert next_one.get(timeout=WAIT_TIMEOUT)["call"] == 1
     stage.stop()
     assert stored(stage, letter["dead_letter_id"]).status is LetterStatus.PUBLISHED
     store = open_store(stage.store)
@@ -113,10 +113,10 @@ def test_a_duplicate_waits_for_the_call_under_way(worker: Stage) -> None:
     worker.event("held")
     second = worker.send("held", "hold", idempotency_key="k", correlation_id="second")
     third = worker.send("other")
-    assert third.get(timeout=PATIENCE)["call"] == 1  # so the second was looked at, too
+    assert third.get(timeout=WAIT_TIMEOUT)["call"] == 1  # so the second was looked at, too
     worker.redis.rpush("go:held", "go")
-    assert first.get(timeout=PATIENCE) == {"call": 1, "key": "k"}
-    assert second.get(timeout=PATIENCE) == {"call": 1, "key": "k"}
+    assert first.get(timeout=WAIT_TIMEOUT) == {"call": 1, "key": "k"}
+    assert second.get(timeout=WAIT_TIMEOUT) == {"call": 1, "key": "k"}
     assert worker.calls("held") == 1
     assert '"waits_for":"duplicate"' in worker.log()
 
@@ -128,7 +128,7 @@ def test_a_child_that_is_killed_in_the_middle_of_a_call(worker: Stage) -> None:
     os.kill(worker.event("killed")["pid"], signal.SIGKILL)
     assert worker.event("killed")["call"] == 2
     worker.redis.rpush("go:killed", "go", "go")
-    assert sent.get(timeout=PATIENCE)["call"] == 2
+    assert sent.get(timeout=WAIT_TIMEOUT)["call"] == 2
 
 
 @pytest.mark.req("PEF:trap-worker-lost", "PEF:T-3")
@@ -136,7 +136,7 @@ def test_a_child_that_is_killed_after_the_key_was_finished(stage: Stage) -> None
     """The message comes back, and nobody calls the provider a second time."""
     stage.start(ERGON_FAILPOINTS="providers.finish.after=kill")
     sent = stage.send("finished", idempotency_key="k")
-    assert sent.get(timeout=PATIENCE) == {"call": 1, "key": "k"}
+    assert sent.get(timeout=WAIT_TIMEOUT) == {"call": 1, "key": "k"}
     assert stage.calls("finished") == 1
 
 
@@ -148,7 +148,7 @@ def test_a_call_that_kills_every_worker_is_given_up(worker: Stage) -> None:
     assert (letter["reason_code"], letter["idempotency_key"]) == ("internal_error", "k")
     assert "was lost 3 times" in letter["error_message"]
     assert worker.calls("poison") == letter["attempts"] == 3
-    assert worker.send("healthy").get(timeout=PATIENCE)["call"] == 1
+    assert worker.send("healthy").get(timeout=WAIT_TIMEOUT)["call"] == 1
 
 
 @pytest.mark.req("PEF:T-2")
@@ -180,7 +180,7 @@ def test_a_dead_letter_is_sent_again_by_the_command(worker: Stage) -> None:
     """The workers' relay sends what the operator asked for; the call is made under its key."""
     dead = worker.send("again", "timeout", "timeout", "timeout", "ok", idempotency_key="k")
     with pytest.raises(ProviderTimeoutError):
-        dead.get(timeout=PATIENCE)
+        dead.get(timeout=WAIT_TIMEOUT)
     letter_id = worker.dead_letter()["dead_letter_id"]
     assert invoke(["dlq", "requeue", letter_id, "--kind", "provider", "--url", worker.store]) == 0
     assert [worker.event("again")["call"] for _ in range(4)] == [1, 2, 3, 4]
@@ -193,4 +193,4 @@ def test_a_dead_letter_is_sent_again_by_the_command(worker: Stage) -> None:
 def test_an_unknown_keyword_is_refused(worker: Stage) -> None:
     """What the task cannot use is not silently dropped."""
     with pytest.raises(ProviderBadRequestError, match="does not take more"):
-        worker.send("odd", more=1).get(timeout=PATIENCE)
+        worker.send("odd", more=1).get(timeout=WAIT_TIMEOUT)

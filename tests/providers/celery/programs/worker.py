@@ -24,7 +24,7 @@ from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 
-PATIENCE = 60
+WAIT_TIMEOUT = 60
 COOLDOWN = float(os.environ.get("PUPPET_COOLDOWN", "2"))
 
 
@@ -57,7 +57,7 @@ class Puppet(ProviderBase):
         event = {"name": name, "call": number, "word": word, "pid": os.getpid()}
         self._redis.rpush(f"events:{name}", json.dumps(event))
         if word == "hold":
-            self._redis.blpop([f"go:{name}"], timeout=PATIENCE)
+            self._redis.blpop([f"go:{name}"], timeout=WAIT_TIMEOUT)
         elif word == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         elif word != "ok":
