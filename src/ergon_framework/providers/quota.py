@@ -158,6 +158,8 @@ class QuotaLimiter:
     def refund(self, reservation: Reservation) -> None:
         """Give the units back to the window they came from, once."""
         with self._lock:
+            # Marked before the store is asked: if its answer is lost, the units may have been given
+            # back, and must not be given back twice.
             if not reservation.is_open:
                 return
             reservation.is_open = False

@@ -253,6 +253,7 @@ class Recorder:
         """Hand over the rows of one execution. Never waits for the store and never raises."""
         if not attempts:
             return
+        # Number 0 is a refused call, of which an open circuit makes thousands a second.
         if not attempts[0].attempt_number and not self._refusals.admits(attempts[0]):
             return
         queue = self._queue
@@ -340,6 +341,7 @@ class Recorder:
             self._is_closing = False
         elif not self._writer.is_settled:
             self.drain()
+        # Asked before the rest is spilled: rates are settled only if all rows are in the store.
         is_idle = self._writer.is_idle and not self._writer.is_paused
         self._writer.spill_rest(until - time.monotonic())
         if is_idle:
@@ -413,6 +415,7 @@ class Recorder:
                 wait = self._writer.step()
                 if self._is_closing and (self._writer.is_settled or self._writer.is_paused):
                     return
+                # Old rows are deleted only while no new ones wait.
                 if wait is None or wait > 0.0:
                     self.retention.prune_when_due()
                 if wait is None:

@@ -244,7 +244,8 @@ class AttemptTables:
 
     def record(self, batch: RecordBatch) -> None:
         """Write attempts, their roll-ups, health and dead letters in one transaction."""
-        attempts = {row.id: row for row in reversed(batch.attempts)}  # so that the first one stays
+        # Of rows with the same id the first one stays, hence from the end.
+        attempts = {row.id: row for row in reversed(batch.attempts)}
         if not attempts and not batch.letters:
             return
         now = self._database.now()
@@ -272,7 +273,7 @@ class AttemptTables:
                 self._database.write(
                     "settle", partial(self._set_rates, keys=keys, now=now), is_synced=False
                 )
-            except BaseException:
+            except BaseException:  # an interrupt too: the lanes would keep old rates for ever
                 self._rates.put_back(keys)
                 raise
 
