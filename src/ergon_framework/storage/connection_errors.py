@@ -107,7 +107,7 @@ def context_of(
     return context
 
 
-def last_words(line: socket.socket, context: ssl.SSLContext, host: str) -> str:
+def tls_alert_of(line: socket.socket, context: ssl.SSLContext, host: str) -> str:
     """What a server says about our certificate after the handshake; nothing when it accepts it.
 
     The server sends its alert after the handshake and closes the connection. A client that sends

@@ -16,7 +16,7 @@ from ergon_framework.core.job import CancelRequested, Event, JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, admin
 from ergon_framework.jobs.stores.postgres.transactions import PLANNER_SETTINGS, Tx
-from ergon_framework.jobs.stores.unreadable import Told
+from ergon_framework.jobs.stores.unreadable import UnreadableLog
 from ergon_framework.ports.jobstore import FullJobStore, Job, Search
 from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.drivers import HandClock
@@ -101,7 +101,7 @@ def test_searches_find_what_the_memory_store_finds(
 
         def by_pages(search: Search, limit: int | None) -> Iterator[Job]:
             bounds = {"page_size": page, "max_sorted": most}
-            return admin.search(store.transactions.read, search, limit, Told(), **bounds)
+            return admin.search(store.transactions.read, search, limit, UnreadableLog(), **bounds)
 
         ours, theirs = filled(store, wanted), filled(MemoryJobStore(HandClock()), wanted)
         for statuses, queue, code, below, limit in asked:

@@ -96,8 +96,8 @@ def test_an_old_server_is_refused() -> None:
 
 def test_connections_that_run_out_are_noticed() -> None:
     """Before the last one is gone."""
-    assert not diagnostics.crowd(FINE, 20).remedy
-    assert diagnostics.crowd(FINE, 90).remedy
+    assert not diagnostics.connection_usage(FINE, 20).remedy
+    assert diagnostics.connection_usage(FINE, 90).remedy
 
 
 def test_a_queue_needs_its_vacuum() -> None:

@@ -22,7 +22,7 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.unreadable import OddRowError, RowError, status_of
+from ergon_framework.jobs.stores.unreadable import RowError, UnreadableRowError, status_of
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, OnDuplicate, Settlement
 from ergon_framework.storage.failpoints import declare
 
@@ -156,7 +156,7 @@ def _settlement(
     try:
         snapshot = JobSnapshot(status_of(status), attempts, deliveries, excused)
     except RowError as error:
-        raise OddRowError(seq, str(error)) from None
+        raise UnreadableRowError(seq, str(error)) from None
     transition = next_transition(snapshot, event, _RULE)
     if why:
         transition = replace(transition, why=why)

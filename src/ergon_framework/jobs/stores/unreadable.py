@@ -24,7 +24,7 @@ logger = logging.getLogger("ergon.jobs")
 UNREADABLE = "unreadable"
 """What stands in the place of a status in a row that was set aside."""
 
-MISREAD = (msgspec.MsgspecError, ValueError, TypeError, KeyError, IndexError, struct.error)
+READ_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, KeyError, IndexError, struct.error)
 """What reading a row raises that is not what a store has written."""
 
 _EARLIEST, _END = -62_167_219_200.0, 253_402_300_800.0  # what an instant can be told between
@@ -41,7 +41,7 @@ class RowError(ValueError):
     """A row cannot be read; the text says what is wrong, and nothing of what stands there."""
 
 
-class OddRowError(RowError):
+class UnreadableRowError(RowError):
     """The same of a row that was met while something else was done, with its key."""
 
     def __init__(self, key: Any, text: str) -> None:
@@ -91,7 +91,7 @@ def is_misread(error: BaseException) -> bool:
     """Whether an error may come from a row that cannot be read."""
     if isinstance(error, sqlite3.OperationalError):
         return str(error).startswith("Could not decode to UTF-8")
-    return isinstance(error, MISREAD) and not isinstance(error, ErgonError)
+    return isinstance(error, READ_ERRORS) and not isinstance(error, ErgonError)
 
 
 def status_of(text: object) -> JobStatus:
@@ -189,22 +189,26 @@ def cannot_move(found: Unreadable) -> UnreadableJobError:
     )
 
 
-def tell_set_aside(found: Unreadable) -> None:
-    """In the log: once for each row, as it is met no more."""
+def log_set_aside(found: Unreadable) -> None:
+    """Log that a row was set aside: once for each, as no call meets it again."""
     logger.error(
         "the row of job %r was set aside, it cannot be read: %s; ergon jobs unreadable lists it",
         *(found.id, found.problem),
     )
 
 
-class Told:
-    """Tells of rows that are left out where nothing may be written, once for each."""
+MAX_LOGGED_ROWS = 1000
+
+
+class UnreadableLog:
+    """Logs each row once that a search left out because it cannot be read."""
 
     def __init__(self) -> None:
-        self._told: set[Any] = set()
+        self._logged: set[Any] = set()
 
     def left_out(self, found: Unreadable) -> None:
-        """Say that it is missing in what was read."""
-        if found.key not in self._told and len(self._told) < 1000:
-            self._told.add(found.key)
+        """Log that it is missing in what was read."""
+        # Bounded: a table full of such rows must neither fill the memory nor the log.
+        if found.key not in self._logged and len(self._logged) < MAX_LOGGED_ROWS:
+            self._logged.add(found.key)
             logger.warning("the row of job %r is left out: %s", found.id, found.problem)

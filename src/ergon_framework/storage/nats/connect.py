@@ -140,33 +140,38 @@ def _checksum(raw: bytes) -> bytes:
 _MAX_GREETING = 1 << 16  # bytes of what a server says of itself before TLS
 
 
-def last_words(address: NatsAddress, context: ssl.SSLContext, timeout: float) -> str:
+def tls_alert(address: NatsAddress, context: ssl.SSLContext, timeout: float) -> str:
     """What the first server to say anything says about our certificate; nothing if none does.
 
     The library goes on talking after the handshake. By then the server may have refused our
     certificate and closed the connection, and what it said about it is lost with the connection.
     """
-    told = (_told(server, context, address.is_tls_first, timeout) for server in address.servers)
-    return next((each for each in told if each), "")
+    alerts = (
+        _alert_of_server(server, context, address.is_tls_first, timeout)
+        for server in address.servers
+    )
+    return next((each for each in alerts if each), "")
 
 
-def _told(server: str, context: ssl.SSLContext, is_tls_first: bool, timeout: float) -> str:
+def _alert_of_server(
+    server: str, context: ssl.SSLContext, is_tls_first: bool, timeout: float
+) -> str:
     parts = urlsplit(server)
     host = parts.hostname or ""
     try:
-        with socket.create_connection((host, parts.port or PORT), timeout) as line:
-            line.settimeout(timeout)
+        with socket.create_connection((host, parts.port or PORT), timeout) as sock:
+            sock.settimeout(timeout)
             if not is_tls_first:
-                _let_it_speak(line)
-            return connection_errors.last_words(line, context, host)
+                _skip_greeting(sock)
+            return connection_errors.tls_alert_of(sock, context, host)
     except OSError:
         return ""
 
 
-def _let_it_speak(line: socket.socket) -> None:
-    """To the end of its line: not a byte further, where TLS begins."""
+def _skip_greeting(sock: socket.socket) -> None:
+    """Read the greeting, up to its newline and not a byte further, where TLS begins."""
     for _ in range(_MAX_GREETING):
-        if line.recv(1) in (b"", b"\n"):
+        if sock.recv(1) in (b"", b"\n"):
             return
 
 
@@ -287,7 +292,7 @@ async def _unheard(
     """Why the server refused us, when it closed the connection before anybody read from it."""
     if not (address.has_tls and any(isinstance(each, ConnectionError) for each in causes)):
         return None
-    said = await asyncio.to_thread(last_words, address, _context(address), probe_timeout)
+    said = await asyncio.to_thread(tls_alert, address, _context(address), probe_timeout)
     return refused(address, OSError(said))
 
 

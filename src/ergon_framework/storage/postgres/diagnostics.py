@@ -39,7 +39,7 @@ def observe(url: str) -> Iterator[Observation]:
         yield version(settings)
         yield standby(connection)
         yield from durability(settings, _one(connection, _DEFAULT_COMMIT))
-        yield crowd(settings, int(_one(connection, _IN_USE) or 0))
+        yield connection_usage(settings, int(_one(connection, _IN_USE) or 0))
         yield vacuum(settings, float(_one(connection, _OLDEST_TRANSACTION) or 0.0))
         yield latency(lambda: connection.execute("SELECT 1"))
         asked_at = time.time()
@@ -98,7 +98,7 @@ def durability(settings: Mapping[str, str], commit: str | None) -> Iterator[Obse
         )
 
 
-def crowd(settings: Mapping[str, str], in_use: int) -> Observation:
+def connection_usage(settings: Mapping[str, str], in_use: int) -> Observation:
     """Whether there are connections left; a worker takes up to ten."""
     reserved = int(settings["superuser_reserved_connections"])
     most = int(settings["max_connections"]) - reserved

@@ -93,7 +93,7 @@ def fault_of(address: RedisAddress, error: BaseException) -> ConfigurationError 
         return unreadable
     found = connection_errors.refused(address.name, text, TLS_OPTIONS)
     if found is None and any(each in text for each in _HUNG_UP):
-        found = connection_errors.refused(address.name, _last_words(address, context), TLS_OPTIONS)
+        found = connection_errors.refused(address.name, _tls_alert(address, context), TLS_OPTIONS)
     if found is None and _speaks_plainly(address):
         found = connection_errors.plain(address.name, TLS_OPTIONS)
     return found
@@ -120,19 +120,19 @@ def _encrypted(name: str) -> ConfigurationError:
 # ---- asking the server without a word about who we are ------------------------------------------
 
 
-def _line(address: RedisAddress) -> socket.socket:
+def _open_socket(address: RedisAddress) -> socket.socket:
     seconds = CALL_BUDGET.at_most(_PROBE_TIMEOUT)
-    line = socket.create_connection((address.options["host"], address.options["port"]), seconds)
-    line.settimeout(seconds)
-    return line
+    sock = socket.create_connection((address.options["host"], address.options["port"]), seconds)
+    sock.settimeout(seconds)
+    return sock
 
 
 def _speaks_plainly(address: RedisAddress) -> bool:
     """Whether a Redis without TLS is there: to the beginning of TLS it may say nothing at all."""
     try:
-        with _line(address) as line:
-            line.sendall(b"PING\r\n")
-            return line.recv(1) in _PLAIN_REPLIES
+        with _open_socket(address) as sock:
+            sock.sendall(b"PING\r\n")
+            return sock.recv(1) in _PLAIN_REPLIES
     except OSError:
         return False
 
@@ -143,16 +143,16 @@ def _speaks_tls(address: RedisAddress) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:
-        with _line(address) as line, context.wrap_socket(line):
+        with _open_socket(address) as sock, context.wrap_socket(sock):
             return True
     except OSError as error:
         return "alert" in str(error).lower()
 
 
-def _last_words(address: RedisAddress, context: ssl.SSLContext) -> str:
+def _tls_alert(address: RedisAddress, context: ssl.SSLContext) -> str:
     try:
-        with _line(address) as line:
-            return connection_errors.last_words(line, context, address.options["host"])
+        with _open_socket(address) as sock:
+            return connection_errors.tls_alert_of(sock, context, address.options["host"])
     except OSError as error:
         return str(error)
 

@@ -82,7 +82,7 @@ def connect(uri: str, timeout: float) -> sqlite3.Connection:
 
 def open_reader(path: Path, connect: Connect, timeout: float) -> sqlite3.Connection:
     """A connection that cannot write."""
-    with _in_our_words():
+    with _refusing_unsafe_files():
         secure_files.check_database(path)
     return _prepared(connect(f"{path.as_uri()}?mode=ro", timeout), _PRAGMAS)
 
@@ -105,18 +105,18 @@ def open_writer(
 
 def prepare_file(path: Path, *, may_create: bool) -> None:
     """Check a file before a library opens it to write; make it, private, if that is asked for."""
-    with _in_our_words():
+    with _refusing_unsafe_files():
         secure_files.prepare_database(path, may_create=may_create)
 
 
 def tighten_file(path: Path) -> None:
     """Close a file to other users, now that a library has found a database in it."""
-    with _in_our_words():
+    with _refusing_unsafe_files():
         secure_files.tighten_database(path)
 
 
 @contextmanager
-def _in_our_words() -> Iterator[None]:
+def _refusing_unsafe_files() -> Iterator[None]:
     """Raise our refusal of an unsafe file; SQLite itself reports every other problem better."""
     try:
         yield
@@ -131,7 +131,7 @@ def _in_our_words() -> Iterator[None]:
 
 def real_path(path: Path) -> Path:
     """Where a path leads, links included; a link of another user is refused."""
-    with _in_our_words():
+    with _refusing_unsafe_files():
         secure_files.refuse_foreign_link(path)
     return path.resolve()
 

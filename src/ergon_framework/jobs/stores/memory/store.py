@@ -235,7 +235,7 @@ class MemoryJobStore:
                 self._executors.update(dict.fromkeys(record.executors, now))
 
     def workers(self) -> list[WorkerRecord]:
-        """Those that told of themselves, by id."""
+        """The workers that reported themselves, by id."""
         with self.step():
             return sorted(self._workers.values(), key=lambda record: record.id)
 

@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.postgres.settle import SettleBatch, blocked_key
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts, writable
 from ergon_framework.jobs.stores.postgres.transactions import Tx
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER, expire
-from ergon_framework.jobs.stores.unreadable import Told
+from ergon_framework.jobs.stores.unreadable import UnreadableLog
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search
 
 Read = Callable[[Callable[[Tx], JobRowPage]], JobRowPage]
@@ -49,14 +49,14 @@ def search(
     read: Read,
     wanted: Search,
     limit: int | None,
-    told: Told,
+    log: UnreadableLog,
     *,
     page_size: int = PAGE_SIZE,
     max_sorted: int = MAX_SORTED,
 ) -> Iterator[Job]:
     """Matching jobs, the newest first; between pages nothing of the store is held.
 
-    Rows that cannot be read are left out, and told of in the log.
+    Rows that cannot be read are left out, and logged once.
     """
     statement, values = statement_of(wanted), values_of(wanted, max_sorted)
     left = _END if limit is None else limit
@@ -65,7 +65,7 @@ def search(
         page = read(lambda tx: page_of(tx.execute(statement, values)))
         yield from page.jobs
         for each in page.odd:
-            told.left_out(each)
+            log.left_out(each)
         if page.size < values["limit"]:
             return
         left -= len(page.jobs)

@@ -56,7 +56,7 @@ from ergon_framework.jobs.stores.postgres.settle import SettleBatch, try_keys, w
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.transactions import PostgresTransactions, Tx
 from ergon_framework.jobs.stores.transitions import JobPosition, expire
-from ergon_framework.jobs.stores.unreadable import MISREAD, problem_of
+from ergon_framework.jobs.stores.unreadable import READ_ERRORS, problem_of
 from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult, Topic
 
 START_DEPTH = 1000
@@ -577,7 +577,7 @@ class PostgresClaim:
         for row in self._rows:
             try:
                 jobs.append(claimed_job(row))
-            except MISREAD as error:
+            except READ_ERRORS as error:
                 odd.append((row[SEQ], problem_of(error)))
         if odd:
             try:

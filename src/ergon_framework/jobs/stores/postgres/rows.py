@@ -8,7 +8,7 @@ from ergon_framework.jobs.stores.documents import asked_of, entries_of, failure_
 from ergon_framework.jobs.stores.postgres.statements import COLUMNS
 from ergon_framework.jobs.stores.transitions import BLOCKED, ENDED
 from ergon_framework.jobs.stores.unreadable import (
-    MISREAD,
+    READ_ERRORS,
     UNREADABLE,
     RowError,
     check_arguments,
@@ -63,7 +63,7 @@ def page_of(cursor: Result) -> JobRowPage:
         fields = dict(zip(COLUMNS, row, strict=True))
         try:
             page.jobs.append(checked(_job(fields)))
-        except MISREAD as error:
+        except READ_ERRORS as error:
             page.odd.append(_odd(fields, problem_of(error)))
     return page
 

@@ -43,7 +43,7 @@ from ergon_framework.jobs.stores.postgres.transactions import (
 from ergon_framework.jobs.stores.transitions import DUE, ENDED, RUNNING, id_taken, key_held
 from ergon_framework.jobs.stores.unreadable import (
     Note,
-    Told,
+    UnreadableLog,
     argument_problem,
     key_is_held,
     unreadable_job,
@@ -100,7 +100,7 @@ class PostgresJobStore:
         self._unconfirmed: Unconfirmed = set()
         self._external_insert = ExternalInsert(self.transactions)
         self._reader = Reader()
-        self._told = Told()
+        self._unreadable_log = UnreadableLog()
         self._swept = ""  # the last limit key that a sweep looked at
 
     @property
@@ -311,7 +311,7 @@ class PostgresJobStore:
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return admin.search(self.transactions.read, search, limit, self._told)
+        return admin.search(self.transactions.read, search, limit, self._unreadable_log)
 
     def count(self, search: Search) -> int:
         """How many match."""
@@ -414,7 +414,7 @@ class PostgresJobStore:
         self.transactions.stepwise(work, "desk", is_synced=False)
 
     def workers(self) -> list[WorkerRecord]:
-        """Those that told of themselves, by id."""
+        """The workers that reported themselves, by id."""
         return self._reader.workers(
             self.transactions.read(lambda tx: tx.execute(_ADMIN["workers"]).fetchall())
         )

@@ -23,7 +23,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
     texts,
 )
 from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
-from ergon_framework.jobs.stores.unreadable import OddRowError, tell_set_aside
+from ergon_framework.jobs.stores.unreadable import UnreadableRowError, log_set_aside
 from ergon_framework.ports.jobstore import Job, Subscription, Topic, Unreadable
 from ergon_framework.storage.conflicts import retry_conflicts
 from ergon_framework.storage.failpoints import failpoint
@@ -178,7 +178,7 @@ class PostgresTransactions:
         while True:
             try:
                 return self.database.run(whole)
-            except OddRowError as error:  # of a transaction that changed nothing
+            except UnreadableRowError as error:  # of a transaction that changed nothing
                 self.set_aside([(error.key, str(error))])
 
     def set_aside(self, odd: Sequence[tuple[int, str]], *, is_claimed: bool = False) -> None:
@@ -198,7 +198,7 @@ class PostgresTransactions:
             return lambda: [each for one in found for each in page_of(one).odd]
 
         for each in self.pipelined(send, "exchange", topics={Topic.WORK}):
-            tell_set_aside(each)
+            log_set_aside(each)
 
     def stepwise(
         self,

@@ -26,7 +26,7 @@ from ergon_framework.jobs.stores.redis.transitions import (
 )
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.unreadable import (
-    MISREAD,
+    READ_ERRORS,
     UNREADABLE,
     argument_problem,
     key_is_held,
@@ -252,7 +252,7 @@ class RedisJobStore:
         for each in found:
             try:
                 jobs.append(rows.claimed_job(*each))
-            except MISREAD as error:
+            except READ_ERRORS as error:
                 odd.append(odd_claim(each[0], each[1], error))
         if odd:
             try:
@@ -311,7 +311,7 @@ class RedisJobStore:
             [parsed] = rows.rows_in(row or b"")
             texts = memoryview(body or b""), memoryview(tale or b"")
             return argument_problem(rows.job_from(job_id, parsed, *texts))
-        except MISREAD as error:
+        except READ_ERRORS as error:
             return problem_of(error)
 
     def discard_unreadable(self, key: Any) -> bool:
@@ -392,7 +392,7 @@ class RedisJobStore:
         )
 
     def workers(self) -> list[WorkerRecord]:
-        """Those that told of themselves, by id."""
+        """The workers that reported themselves, by id."""
         found = sorted(rows.pairs(self.transactions.call("HGETALL", "workers")))
         return self._reader.workers(rows.worker_row(*each) for each in found)
 

@@ -13,10 +13,10 @@ from ergon_framework.jobs.stores.redis.scripts import script
 from ergon_framework.jobs.stores.redis.transactions import RedisTransactions
 from ergon_framework.jobs.stores.transitions import cancel_replaced, expire, id_taken, key_held
 from ergon_framework.jobs.stores.unreadable import (
-    MISREAD,
-    Told,
+    READ_ERRORS,
+    UnreadableLog,
+    log_set_aside,
     problem_of,
-    tell_set_aside,
 )
 from ergon_framework.ports.jobstore import EnqueueResult, Job, NewJob, Settlement, Unreadable
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
@@ -63,7 +63,7 @@ class Transitions:
 
     def __init__(self, transactions: RedisTransactions) -> None:
         self._transactions = transactions
-        self._told = Told()
+        self._unreadable_log = UnreadableLog()
 
     def add_once(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Add jobs. When the answer is lost, their ids tell whether that was done."""
@@ -185,7 +185,7 @@ class Transitions:
         """Some jobs, and the number below which to look on, if there may be more."""
         found, odd, last = self.look(where, which, most, wanted)
         for each in odd:
-            self._told.left_out(each)
+            self._unreadable_log.left_out(each)
         return [job for _, job in found], last
 
     def look(
@@ -211,7 +211,7 @@ class Transitions:
         for job_id, row, body, tale in parts:
             try:
                 found.append((row, rows.job_from(job_id, row, body, tale)))
-            except MISREAD as error:
+            except READ_ERRORS as error:
                 odd.append(_unreadable(job_id, row, problem_of(error)))
         return found, odd, last
 
@@ -232,7 +232,7 @@ class Transitions:
         wire = [(each.id, each.problem, is_claimed) for each in odd]
         self._transactions.write(_ASIDE, "exchange", wire)
         for each in odd:
-            tell_set_aside(each)
+            log_set_aside(each)
 
     def swap(self, what: str, name: str, before: bytes | None, after: bytes | None) -> bool:
         """Put a record in the place of another; False: that was not there any more."""

@@ -12,7 +12,12 @@ from ergon_framework.jobs.stores.documents import listed, named_in, text_of
 from ergon_framework.jobs.stores.sqlite.rows import SQL, JobRowPage, lossy, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.transitions import WORKER_FORGOTTEN_AFTER
-from ergon_framework.jobs.stores.unreadable import MISREAD, UNREADABLE, Told, is_misread
+from ergon_framework.jobs.stores.unreadable import (
+    READ_ERRORS,
+    UNREADABLE,
+    UnreadableLog,
+    is_misread,
+)
 from ergon_framework.ports.jobstore import Job, Named, PruneResult, Queue, Search
 from ergon_framework.storage.sql_files import load
 
@@ -31,10 +36,10 @@ _SQL = load(SQL, "admin.sql")
 _COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
 
 
-def search(read: Read, wanted: Search, limit: int | None, told: Told) -> Iterator[Job]:
+def search(read: Read, wanted: Search, limit: int | None, log: UnreadableLog) -> Iterator[Job]:
     """Matching jobs, the newest first; between pages nothing of the store is held.
 
-    Rows that cannot be read are left out, and told of in the log.
+    Rows that cannot be read are left out, and logged once.
     """
     statement, values = statement_of(wanted), _values(wanted)
     left = _END if limit is None else limit
@@ -43,7 +48,7 @@ def search(read: Read, wanted: Search, limit: int | None, told: Told) -> Iterato
         page = read(lambda cursor: page_of(cursor, statement, values))
         yield from page.jobs
         for each in page.odd:
-            told.left_out(each)
+            log.left_out(each)
         if page.size < values["limit"]:
             return
         left -= len(page.jobs)
@@ -102,7 +107,7 @@ def queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     """Every queue that has jobs or settings, with its counts."""
     try:
         return _queues(cursor, now)
-    except (*MISREAD, sqlite3.OperationalError) as error:
+    except (*READ_ERRORS, sqlite3.OperationalError) as error:
         if not is_misread(error):
             raise
         with lossy(cursor):

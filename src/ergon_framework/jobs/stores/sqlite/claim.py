@@ -29,7 +29,7 @@ from ergon_framework.core.claim import (
 )
 from ergon_framework.jobs.stores.sqlite.rows import SQL, CandidateRow, check_candidate, claimed_job
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
-from ergon_framework.jobs.stores.unreadable import MISREAD, RowError, problem_of
+from ergon_framework.jobs.stores.unreadable import READ_ERRORS, RowError, problem_of
 from ergon_framework.ports.jobstore import ClaimedJob, ClaimResult
 from ergon_framework.storage.sql_files import load
 
@@ -257,7 +257,7 @@ class SqliteClaim:
         for row in rows:
             try:
                 jobs.append(claimed_job(self._cursor, row, queue, now))
-            except MISREAD as error:
+            except READ_ERRORS as error:
                 self._set_aside(row, error)
         if len(jobs) < len(rows):
             started = {job.key for job in jobs}

@@ -11,7 +11,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.documents import asked_of, entries_of, failure_from, options_from
 from ergon_framework.jobs.stores.transitions import BLOCKED, ENDED
 from ergon_framework.jobs.stores.unreadable import (
-    MISREAD,
+    READ_ERRORS,
     UNREADABLE,
     RowError,
     check_arguments,
@@ -91,7 +91,7 @@ def page_of(cursor: sqlite3.Cursor, statement: str, values: Any) -> JobRowPage:
     try:
         jobs = jobs_from(cursor.execute(statement, values))
         return JobRowPage(jobs, [], len(jobs), jobs[-1].key if jobs else 0)
-    except (*MISREAD, sqlite3.OperationalError) as error:
+    except (*READ_ERRORS, sqlite3.OperationalError) as error:
         if not is_misread(error):
             raise
     found = cursor.execute(statement.replace("SELECT *", "SELECT seq", 1), values)
@@ -111,7 +111,7 @@ def job_or_odd(cursor: sqlite3.Cursor, seq: int) -> Job | Unreadable | None:
     try:
         jobs = jobs_from(cursor.execute(_SQL["by_seq"], (seq,)))
         return jobs[0] if jobs else None
-    except (*MISREAD, sqlite3.OperationalError) as error:
+    except (*READ_ERRORS, sqlite3.OperationalError) as error:
         if not is_misread(error):
             raise
         return odd_row(cursor, seq, problem_of(error))

@@ -21,8 +21,8 @@ from ergon_framework.jobs.stores.sqlite.transactions import SqliteTransactions
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.transitions import DUE, ENDED, RUNNING
 from ergon_framework.jobs.stores.unreadable import (
-    MISREAD,
-    Told,
+    READ_ERRORS,
+    UnreadableLog,
     argument_problem,
     is_misread,
     key_is_held,
@@ -76,7 +76,7 @@ class SqliteJobStore:
         self._claim_bounds = claim_bounds
         self._turns: Turns = {}
         self._reader = Reader()
-        self._told = Told()
+        self._unreadable_log = UnreadableLog()
 
     @property
     def records(self) -> SqliteJobRecords:
@@ -181,7 +181,7 @@ class SqliteJobStore:
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return admin.search(self.transactions.read, search, limit, self._told)
+        return admin.search(self.transactions.read, search, limit, self._unreadable_log)
 
     def count(self, search: Search) -> int:
         """How many match."""
@@ -270,7 +270,7 @@ class SqliteJobStore:
         self.transactions.write(work, "desk", is_synced=False)
 
     def workers(self) -> list[WorkerRecord]:
-        """Those that told of themselves, by id."""
+        """The workers that reported themselves, by id."""
         rows = self.transactions.read(lambda cursor: _all(cursor, _ADMIN["workers"]))
         return self._reader.workers(rows)
 
@@ -279,7 +279,7 @@ class SqliteJobStore:
         while True:
             try:
                 return self.transactions.read(admin.named)
-            except (*MISREAD, sqlite3.OperationalError) as error:
+            except (*READ_ERRORS, sqlite3.OperationalError) as error:
                 if not is_misread(error) or not self.transactions.set_odd_rows_aside(error):
                     raise
 

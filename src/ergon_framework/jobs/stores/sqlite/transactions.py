@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_rows, page_of
 from ergon_framework.jobs.stores.sqlite.transitions import Tx
 from ergon_framework.jobs.stores.transitions import AFTER, BEFORE
-from ergon_framework.jobs.stores.unreadable import MISREAD, OddRowError, is_misread
+from ergon_framework.jobs.stores.unreadable import READ_ERRORS, UnreadableRowError, is_misread
 from ergon_framework.ports.jobstore import Job, Subscription, Topic
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.sqlite.database import Database
@@ -108,7 +108,7 @@ class SqliteTransactions:
         while True:
             try:
                 return self.database.write(work, is_synced=is_synced)
-            except (*MISREAD, sqlite3.OperationalError) as error:
+            except (*READ_ERRORS, sqlite3.OperationalError) as error:
                 if not is_misread(error) or not self.set_odd_rows_aside(error):
                     raise
 
@@ -118,7 +118,7 @@ class SqliteTransactions:
         One that names itself is soon found. For all others every row is read, those first that have
         not ended. That takes long, so that it is not done again soon when it has helped nothing.
         """
-        if isinstance(error, OddRowError):
+        if isinstance(error, UnreadableRowError):
             found = [(error.key, str(error))]
         elif time.monotonic() < self._looks_again_at:
             return False

@@ -29,7 +29,7 @@ from ergon_framework.jobs.stores.transitions import (
     latest,
     on_duplicate,
 )
-from ergon_framework.jobs.stores.unreadable import Note, tell_set_aside
+from ergon_framework.jobs.stores.unreadable import Note, log_set_aside
 from ergon_framework.ports.jobstore import EnqueueResult, NewJob, Settlement
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_barred
@@ -75,7 +75,7 @@ class Tx:
         found = odd_row(self.cursor, seq, problem)
         note = text_of(Note(found.status, problem))
         self.cursor.execute(_JOBS["set_aside"], (note, self.now, seq))
-        tell_set_aside(found)
+        log_set_aside(found)
         self.is_work = True  # it may have held a limit key, or a place in its queue
 
     def set_all_aside(self, odd: Iterable[tuple[int, str]]) -> None:
