@@ -354,6 +354,23 @@ def test_facts_that_were_cut_off_may_be_taken(tmp_path: Path) -> None:
     assert found["ZoneEpochRecord"] != fact_sums(source)["ZoneEpochRecord"]
 
 
+def test_facts_may_be_cut_off_after_any_record(tmp_path: Path) -> None:
+    """Also among the ids: those of the facts before are made with the facts, and nothing is odd."""
+    source = with_facts(f"sqlite:///{tmp_path}/facts.db")
+    exported(source, tmp_path / "facts.jsonl", zone=ZONE)
+    lines = lines_of(tmp_path / "facts.jsonl")
+    kinds = [json.loads(line)["kind"] for line in lines[:-1]]
+    whole, ids = fact_sums(source), kinds.index("fact_id")
+    for count in range(ids, len(kinds) + 1):
+        new = tmp_path / f"new-{count}"
+        for _ in range(2):  # and the same again has nothing to do
+            imported(rewritten(tmp_path / "facts.jsonl", lines[:count]), new, may_be_cut_off=True)
+        found = fact_sums(f"sqlite:///{new}/facts.db")
+        assert found["FactRecord"] == whole["FactRecord"]
+        if count >= ids + kinds.count("fact_id"):
+            assert found["FactIdRecord"] == whole["FactIdRecord"]
+
+
 # ---- stores that are refused --------------------------------------------------------------------
 
 

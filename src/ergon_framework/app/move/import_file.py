@@ -8,14 +8,16 @@ run again.
 
 from __future__ import annotations
 
+import heapq
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from ergon_framework.app.move import endpoints, object_copy, preflight, transfer
 from ergon_framework.app.move.endpoints import Asked
@@ -35,7 +37,14 @@ from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import is_folder, open_object_store
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
 from ergon_framework.ports.objectstore import ObjectStore
-from ergon_framework.ports.transfer import FILE_OF_RECORDS, RecordStore, move_state_of, records_of
+from ergon_framework.ports.transfer import (
+    FILE_OF_RECORDS,
+    C,
+    FactIdRecord,
+    RecordStore,
+    move_state_of,
+    records_of,
+)
 from ergon_framework.storage import secure_files
 
 STDIN = "the standard input"
@@ -137,16 +146,49 @@ def _work_parts(
 
 def _part(name: str, file: RecordFile, target: RecordStore, asked: Importing) -> Transfer:
     kinds, state = kinds_of(name), file.state()
+    source: RecordStore = file
     if file.trailer is None:
+        source = _CutOffFile(file, target)
         _refuse_filled(name, target, asked)
         kinds = tuple(kind for kind in kinds if file.counts[kind.kind])
     return Transfer(
-        *(name, file, target, kinds, f"{FILE_OF_RECORDS}{file.digest}"),
+        *(name, source, target, kinds, f"{FILE_OF_RECORDS}{file.digest}"),
         asked.target.name,
         {kind.title: file.counts[kind.kind] for kind in kinds},
         aside=lambda: _refuse_changed(file, state),
         is_import=True,
     )
+
+
+class _CutOffFile:
+    """A file without its end, as a store of records.
+
+    Loading a fact makes its id. Those of the ids that were cut off are taken for the file's.
+    """
+
+    def __init__(self, file: RecordFile, target: RecordStore) -> None:
+        self._file, self._target = file, target
+        self._ids: Iterator[FactIdRecord] = iter(())
+        self.move_state, self.set_move_state = file.move_state, file.set_move_state
+        self.load, self.discard = file.load, file.discard
+
+    def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
+        """The records of a kind; pages are asked for one after the other."""
+        if not issubclass(kind, FactIdRecord):
+            return self._file.dump(kind, after, limit)
+        if after is None:
+            self._ids = self._all_ids()
+        return cast("list[C]", list(islice(self._ids, limit)))
+
+    def _all_ids(self) -> Iterator[FactIdRecord]:
+        """In order; of an id that both have, what the file says."""
+        told = transfer.all_records(self._file, FactIdRecord)
+        made = transfer.all_records(self._target, FactIdRecord)
+        last = None
+        for each in heapq.merge(told, made, key=lambda record: record.sort_key):
+            if each.sort_key != last:
+                yield each
+            last = each.sort_key
 
 
 def _refuse_filled(name: str, target: RecordStore, asked: Importing) -> None:
