@@ -288,9 +288,9 @@ def test_a_watchdog_that_was_killed_is_replaced_soon() -> None:
 
 
 def test_a_silence_that_may_have_cost_the_executors_is_noticed() -> None:
-    """A little less than the watchdog's patience, as both clocks are read at other times."""
+    """A little less than the watchdog's timeout, as both clocks are read at other times."""
     watchdog = Watchdog(lease=20.0)
-    assert watchdog.patience == 10.0
+    assert watchdog.timeout == 10.0
     assert [watchdog.was_stopped(now) for now in (0.0, 1.0, 9.0, 18.1)] == [*[False] * 3, True]
 
 

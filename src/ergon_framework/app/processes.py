@@ -153,7 +153,7 @@ class SupervisorLink:
                 remedy="leave it out; it is for the worker processes of --workers",
             ) from error
         self._lock = threading.Lock()
-        self.patience = 30.0
+        self.orphan_grace = 30.0
         """Seconds an orphan has to finish what it is doing."""
 
     def watch(self, leave: Callable[[int], Any] = os._exit) -> None:
@@ -163,7 +163,7 @@ class SupervisorLink:
             with suppress(OSError):
                 os.read(self._lifeline, 1)
             say("the supervisor is gone; this worker ends")
-            exit_within(128 + signal.SIGTERM, self.patience, leave=leave)
+            exit_within(128 + signal.SIGTERM, self.orphan_grace, leave=leave)
             os.kill(os.getpid(), signal.SIGTERM)
 
         SYSTEM_CLOCK.spawn("ergon-lifeline", wait)
@@ -279,8 +279,8 @@ def run_workers(
     supervisor = Supervisor(
         nursery.start, posts, events, rule=rule, has_beats=publication.is_wanted
     )
-    ear = SignalListener(lambda number: events.put(SignalReceived(number)))
-    with ear, publication.of(task, supervisor.snapshot):
+    listener = SignalListener(lambda number: events.put(SignalReceived(number)))
+    with listener, publication.of(task, supervisor.snapshot):
         code = supervisor.run()
     nursery.close()
     return WorkersOutcome(task, code, supervisor.restarts, supervisor.slots, supervisor.reason)

@@ -60,7 +60,7 @@ def run_for(
     parent: SupervisorLink, wiring: Wiring, shutdown: Shutdown, publication: LivenessOutputs
 ) -> RunOutcome:
     """Run as a worker of ``parent``, which is told how this process is."""
-    parent.patience = wiring.policies.main(wiring.kind).loop.stop_grace + ORPHAN_MARGIN
+    parent.orphan_grace = wiring.policies.main(wiring.kind).loop.stop_grace + ORPHAN_MARGIN
     if not publication.is_wanted:
         return run_task(wiring, shutdown, ready=parent.tell_ready)
     liveness = _liveness(publication, shutdown)
@@ -260,7 +260,7 @@ def supervisor_link(supervised: str) -> SupervisorLink:
 
 def serve_under(parent: SupervisorLink, name: str, serve: Callable[[], object]) -> RunOutcome:
     """Do what has no end of its own; the parent is told how it ended all the same."""
-    parent.patience = ORPHANED_SERVICE_GRACE
+    parent.orphan_grace = ORPHANED_SERVICE_GRACE
     try:
         serve()
         outcome = RunOutcome(name, ExitCode.DONE)

@@ -377,7 +377,7 @@ class EngineCall:
             self.instrumentation.emit("stop.asked", grace=self.plan.bounds.stop_grace)
 
     def stop_reading(self) -> None:
-        """A producer's input stays in the hands of who gave it, from here on."""
+        """Read no more of a producer's input: the rest stays the caller's."""
         if self.plan.stop_reading is not None:
             self.plan.stop_reading()
 

@@ -70,7 +70,8 @@ class ThreadEngine(EngineCall):
         try:
             self.instrumentation.emit("call.began")
             with self.lock:
-                # Ctrl-C may strike anywhere. Whatever it cuts short, the account is made.
+                # Ctrl-C may strike in any of these. Whatever it cuts short, the next part runs, and
+                # the account is made.
                 parts = (
                     self.hear_stop,
                     self._supervise,
@@ -154,7 +155,8 @@ class ThreadEngine(EngineCall):
         self.idle_wakeup.notify_all()
         self.backoff_wakeup.notify_all()
         self.fetch_wakeup.notify_all()
-        # Those that were between two calls see the flag at once and leave.
+        # Workers between two calls see ``is_aborted`` and leave; wait a moment for them, so that
+        # their counts are in the report.
         patience = self.now() + self.plan.bounds.cancel_grace
         while self.workers and self.now() < patience:
             self.watchdog_wakeup.wait(patience)
@@ -188,7 +190,8 @@ class ThreadEngine(EngineCall):
                     self.hear_stop()
             if (watchdog.is_gated or not ready) and not self._idle(worker):
                 return
-            # Before taking one: a transaction that was taken has to begin before any later one.
+            # Another worker is woken before this one takes a transaction: what is taken has to
+            # begin at once, or a later one would overtake it.
             if (self.is_continuous or len(ready) > 1) and not self.is_waking:
                 self._wake_next_worker()
             try:
@@ -216,7 +219,7 @@ class ThreadEngine(EngineCall):
                 if not self._fetch(worker, action.at_most):
                     return False
             except BaseException:
-                self.loop.fetching = False  # or the loop would wait for it
+                self.loop.fetching = False  # else the loop would wait for this fetch for ever
                 raise
 
     def _rest(self) -> None:

@@ -233,7 +233,7 @@ class Runtime:
         invocation.end_span(outcome)
         self._queue.remove(invocation)
         if invocation.is_async and self._loop_reader is None:
-            self._threads.call_for_help()  # a worker that ran a handler comes back by itself
+            self._threads.wake_another()  # a worker that ran a handler comes back by itself
         return True
 
     # -- the first and the last worker -----------------------------------------------------------

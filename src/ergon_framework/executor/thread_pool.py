@@ -23,8 +23,8 @@ _SLACK = 0.001  # seconds; clocks are read one after the other, so equal deadlin
 class RequestQueue:
     """Requests that wait and requests in flight, shared by readers, workers and the supervisor.
 
-    Its lock is theirs, too. ``on_alarm`` is called when an invocation has to end sooner than the
-    supervisor expects.
+    All of them use its ``lock``, also for their own state. ``on_alarm`` is called when an
+    invocation has an earlier deadline than the one the supervisor sleeps for.
     """
 
     def __init__(self, limit: int, on_alarm: Callable[[], Any]) -> None:
@@ -33,7 +33,7 @@ class RequestQueue:
         self.limit = limit
         self.waiting: deque[Item] = deque()
         self.in_flight: dict[Invocation, None] = {}
-        self.is_reading = False  # somebody waits for more
+        self.is_reading = False  # a thread, or the event loop, waits for input
         self.is_ended = False
         self.alarm = NEVER
         self._on_alarm = on_alarm
@@ -95,7 +95,8 @@ class RequestQueue:
     def overdue(self, now: float) -> list[Invocation]:
         """The invocations past their deadline. The caller holds the lock.
 
-        The alarm moves only when it goes off: requests that come and go wake nobody.
+        The alarm is computed anew only when it goes off: requests that are answered before their
+        deadlines do not wake the supervisor.
         """
         if now < self.alarm:
             return []
@@ -107,7 +108,7 @@ class RequestQueue:
                 self.alarm = min(self.alarm, each.ends_at)
             elif each.is_begun or each.is_async:
                 late.append(each)
-            else:  # its worker is about to see for itself that it comes too late
+            else:  # taken and not begun: its worker will find that the deadline has passed
                 self.alarm = min(self.alarm, now + _POLL_INTERVAL)
         return late
 
@@ -146,7 +147,7 @@ class HandlerThreads:
         self._after = after
         self._failed = failed
         self._count = self._idle = 0
-        self._is_calling = False  # a worker was woken and has not come yet
+        self._is_waking = False  # a worker was woken and has not come yet
 
     def start(self) -> None:
         """Start the first worker."""
@@ -154,7 +155,7 @@ class HandlerThreads:
             self._start_one(is_first=True)
 
     def replace_one(self) -> None:
-        """A worker does not come back from its handler; another takes its place."""
+        """Start another worker in place of one whose handler does not return."""
         with self._queue.lock:
             self._count -= 1
             self._start_one()
@@ -166,7 +167,7 @@ class HandlerThreads:
         )
         try:
             worker.start()
-        except RuntimeError:  # no more threads: those that are there do the work
+        except RuntimeError:  # the system has no more threads: the others do the work
             self._count -= 1
             if not self._count:
                 raise
@@ -204,7 +205,7 @@ class HandlerThreads:
             item = queue.take()
             if item is not None:
                 if not isinstance(item, Invocation) or not item.is_async:
-                    self._call_for_help()
+                    self._wake_another()
                 return item
             is_needed = not queue.is_ended or not queue.in_flight
             if is_needed and not queue.waiting and not queue.is_reading:
@@ -212,21 +213,21 @@ class HandlerThreads:
             self._idle += 1
             queue.changed.wait()
             self._idle -= 1
-            self._is_calling = False
+            self._is_waking = False
 
-    def call_for_help(self) -> None:
+    def wake_another(self) -> None:
         """There may be room for one more; a worker shall see to it."""
         with self._queue.lock:
-            self._call_for_help()
+            self._wake_another()
 
-    def _call_for_help(self) -> None:
+    def _wake_another(self) -> None:
         """Before a handler runs, wake another worker for the rest. The caller holds the lock."""
         queue = self._queue
-        if self._is_calling or not queue.has_room:
+        if self._is_waking or not queue.has_room:
             return
         if queue.waiting or not (queue.is_reading or queue.is_ended):
             if self._idle:
-                self._is_calling = True
+                self._is_waking = True
                 queue.changed.notify()
             elif self._count < queue.limit:
                 self._start_one()
@@ -239,5 +240,5 @@ class HandlerThreads:
         with queue.lock:
             queue.is_reading = False
             queue.add(items)
-            if is_end or queue.is_ended:  # whoever waits to leave has waited for the reader too
+            if is_end or queue.is_ended:  # again if it had ended: workers waited for the reader
                 queue.end()

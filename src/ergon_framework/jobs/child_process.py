@@ -27,6 +27,7 @@ from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.watchdog import Watchdog
 
 CHUNK = 1 << 18
+"""Bytes of one read."""
 STDERR_TAIL_BYTES = 2048
 """Bytes of the standard error stream that are kept to explain a death."""
 
@@ -45,12 +46,14 @@ class ChildProcess:
         ours: list[int] = []
         theirs: list[int] = []
         try:
+            # The reading end of the input is kept open here as well: FIONREAD on it tells how much
+            # the child has not read yet, which decides whether a request was ever begun.
             self._unread, self.stdin = _pipe(ours, theirs, keeps=True)
             self.stdout, out = _pipe(ours, theirs)
             self.stderr, err = _pipe(ours, theirs)
             self.ready, ready = _pipe(ours, theirs)
             self._process = subprocess.Popen(  # noqa: S603 - the operator's own command
-                tethered(command, env, cwd),
+                bound_to_parent(command, env, cwd),
                 stdin=self._unread,
                 stdout=out,
                 stderr=err,
@@ -71,7 +74,7 @@ class ChildProcess:
         self.pid = self._process.pid
         self._watchdog = watchdog
         if watchdog is not None:
-            watchdog.watch(self.pid)  # it leads its group
+            watchdog.watch(self.pid)  # with start_new_session it leads a group of its own
         self.exit_fd = _pidfd(self.pid)
         self.status: int | None = None
         self.queued = 0  # bytes handed to ``send``, ever
@@ -93,7 +96,7 @@ class ChildProcess:
                 n = os.write(self.stdin, self._out)
             except BlockingIOError:
                 return False
-            except OSError:  # closed: its death will be noticed by itself
+            except OSError:  # the child has closed its input or died, which is noticed elsewhere
                 self._out.clear()
                 return True
             self.written += n
@@ -105,7 +108,7 @@ class ChildProcess:
 
     def close_input(self) -> None:
         """Close the child's input. The event loop must have forgotten the descriptor before."""
-        self._close("_unread")  # while we hold it too, it is no end
+        self._close("_unread")  # first, for the child sees no end while a reader is open here
         self._close("stdin")
 
     def taken(self) -> int:
@@ -148,7 +151,9 @@ class ChildProcess:
             return True
         if not _is_over(self._process):
             return False
-        self.signal(signal.SIGKILL)  # grandchildren; before reaping, while the group is surely ours
+        # Kills what the child has started. Before reaping: until then the system cannot give the
+        # number of the group to another process.
+        self.signal(signal.SIGKILL)
         if self._watchdog is not None:
             self._watchdog.forget(self.pid)
         self.status = self._process.wait()
@@ -176,7 +181,7 @@ class ChildProcess:
             os.close(descriptor)
 
 
-_TETHER = """
+_BIND_TO_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
 for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -189,16 +194,18 @@ except OSError as error:
     os.write(2, f"cannot execute {sys.argv[2]}: {error.strerror}\\n".encode(errors="replace"))
     os._exit(126)
 """
-"""Has the system kill the process when its parent dies, then becomes the program.
+"""A Python program that asks the system to kill it when its parent dies, then executes the command.
 
-That takes a call between fork and exec, which Python cannot make safely where there are threads:
-so a Python of its own makes it. It counts for the thread that forked, which is the one that runs
-the worker and outlives its children. The parent may have died before the call. Python ignores two
-signals that the program may want to die by.
+The request (``prctl``) must be made between fork and exec, which Python cannot do safely in a
+process with threads; so a Python of its own makes it. "Parent" means the thread that forked: the
+worker's loop, which outlives its children. The parent may have died before the request, so that is
+checked after it. Python ignores SIGPIPE and SIGXFSZ, which the command may rely on.
 """
 
 
-def tethered(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> Sequence[str]:
+def bound_to_parent(
+    command: Sequence[str], env: Mapping[str, str], cwd: str | None
+) -> Sequence[str]:
     """The same command, so that it does not outlive this process, where the system can do that."""
     if sys.platform != "linux" or not _has_ctypes():
         return command
@@ -208,8 +215,8 @@ def tethered(command: Sequence[str], env: Mapping[str, str], cwd: str | None) ->
     else:
         found = shutil.which(program, path=env.get("PATH", os.defpath)) is not None
     if not found:
-        return command  # so that whoever starts it is told the reason
-    return (sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid()), *command)
+        return command  # unchanged, so that starting it raises the proper error
+    return (sys.executable, "-I", "-S", "-c", _BIND_TO_PARENT, str(os.getpid()), *command)
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,7 @@ end of a pipe whose end it sees when the worker is gone, whatever ended it.
 
 A worker that is stopped (SIGSTOP, a debugger) renews no lease, so another one takes its jobs over
 while its executors run on. The worker therefore writes to the pipe about once a second; after a
-silence of ``patience`` seconds its executors are killed as well. A thread of its own writes: a
+silence of ``timeout`` seconds its executors are killed as well. A thread of its own writes: a
 worker that waits for somebody to read its log, or for its store, is not stopped.
 
 A process that has left the group of its executor (``setsid``, a daemon) is out of its reach, and so
@@ -26,18 +26,18 @@ from functools import partial
 logger = logging.getLogger("ergon.jobs")
 
 EXIT_TIMEOUT = 5.0
-"""Seconds that it has to end by itself when the worker leaves."""
+"""Seconds that the watchdog has to end by itself when the worker leaves."""
 MIN_TIMEOUT = 5.0
 """Seconds of silence that a busy machine may cause, however short the lease is."""
 HEARTBEAT_INTERVAL = 0.9
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats from the worker to the watchdog."""
 _LOADING = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
-"""What Python itself may need to start; it gets nothing else of the environment."""
+"""Variables that Python itself may need to start; the watchdog gets no others."""
 _PROGRAM = """
 import os, select, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_IGN)
-patience, tick, silence = float(sys.argv[1]), 0.25, 0.0
+timeout, tick, silence = float(sys.argv[1]), 0.25, 0.0
 groups, rest, poll = set(), b"", select.poll()
 poll.register(0, select.POLLIN)
 
@@ -51,7 +51,7 @@ def kill():
 while True:
     if not poll.poll(tick * 1000):
         silence += tick
-        if silence >= patience:
+        if silence >= timeout:
             kill()
         continue
     silence, data = 0.0, os.read(0, 65536)
@@ -63,24 +63,29 @@ while True:
             (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
 kill()
 """
-"""A supervisor may signal all processes of a service at once: that is for the worker to decide.
+"""The program of the watchdog.
 
-Silence is counted in ticks: where the whole machine is frozen, all of it is one.
+It ignores the signals that end a service: a supervisor may send them to all processes at once, and
+only the worker decides when its executors end. Silence is counted in ticks of its own and not by a
+clock, so that a machine that was suspended as a whole counts as one tick.
 """
 
 
 class Watchdog:
-    """Started with the first executor; a worker closes it when all of them have ended."""
+    """The watchdog process of a worker, and the thread that sends its heartbeats.
+
+    Started with the first executor; the worker closes it when all of them have ended.
+    """
 
     def __init__(self, lease: float = 0.0) -> None:
         """``lease``: how long a claim holds in the store.
 
-        A claim is renewed every third of that. Half of it after the last sign of life, nobody else
-        can have the job yet.
+        A claim is renewed every third of that. Half a lease after the last heartbeat no other
+        worker can have the job yet, so executors that are killed then do not run beside another.
         """
-        self.patience = max(MIN_TIMEOUT, lease / 2)
+        self.timeout = max(MIN_TIMEOUT, lease / 2)
         self._seen_at: float | None = None
-        self._lock = threading.Lock()  # of what the two threads share
+        self._lock = threading.Lock()  # the worker's loop and the heartbeat thread use the process
         self._ending = threading.Event()
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,26 +101,32 @@ class Watchdog:
             is_first = self._process is None and not self._groups
             self._groups.add(group)
             if not self._tell(f"+{group}\n"):
-                self._start()  # it is not there yet, or somebody has ended it
+                self._start()  # it is not running yet, or was killed
             if is_first:
-                self._ending.set()  # of an earlier thread
+                self._ending.set()  # ends the thread of an earlier run
                 self._ending = threading.Event()
                 body = partial(self._beat, self._ending)
                 threading.Thread(target=body, name="ergon-watchdog", daemon=True).start()
 
     def was_stopped(self, now: float) -> bool:
-        """Whether this was not asked for so long that the groups may have been killed meanwhile."""
+        """Whether the worker was suspended for so long that executors may have been killed.
+
+        Asked once per turn of the worker's loop, which measures the time between two turns.
+        """
         before, self._seen_at = self._seen_at, now
-        return before is not None and now - before >= 0.9 * self.patience
+        return before is not None and now - before >= 0.9 * self.timeout
 
     def forget(self, group: int) -> None:
-        """The group is gone; to be said before its leader is reaped and its number is free."""
+        """Stop watching a group. Call this before its leader is reaped.
+
+        After that the system may give the number to a new process, which would be killed instead.
+        """
         with self._lock:
             if group not in self._groups:
                 return
             self._groups.discard(group)
             if self._process is not None and not self._tell(f"-{group}\n"):
-                self._start()  # what the one that does not listen knows is not true any more
+                self._start()  # a process that does not read would kill the group's successor
 
     def close(self) -> None:
         """End it; what it still watches is killed."""
@@ -141,13 +152,14 @@ class Watchdog:
 
     def _start(self) -> None:
         if self._process is not None:
-            self._process.kill()  # before it sees the end of its input: the groups live
+            # Killed before its input is closed: at the end of its input it would kill the groups.
+            self._process.kill()
             _close_input(self._process)
             self._process.wait()
             self._process = None
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                (sys.executable, "-I", "-S", "-c", _PROGRAM, str(self.patience)),
+                (sys.executable, "-I", "-S", "-c", _PROGRAM, str(self.timeout)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

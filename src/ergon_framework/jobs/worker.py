@@ -389,7 +389,7 @@ class Worker:
         ended = sum(pool.note_killed() for pool in self._pools.values())
         if ended:
             text = "this worker was stopped for %g s or more: its watchdog ended %d executor(s)"
-            logger.warning(text, self.watchdog.patience, ended)
+            logger.warning(text, self.watchdog.timeout, ended)
 
     def _hand_over(self) -> None:
         """Give the store thread all settlements of this turn at once: one commit for all."""

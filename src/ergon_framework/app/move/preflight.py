@@ -168,9 +168,9 @@ def locked(folder: Path) -> DataFolder:
         ) from error
 
 
-def refuse_workers(desk: JobAdmin, now: float, where: str, *, is_target: bool = False) -> None:
+def refuse_workers(admin: JobAdmin, now: float, where: str, *, is_target: bool = False) -> None:
     """Refuse a store that workers use; in a target even with --force, for their work is lost."""
-    alive = [each for each in desk.workers() if now - each.seen_at < GONE_AFTER]
+    alive = [each for each in admin.workers() if now - each.seen_at < GONE_AFTER]
     if alive:
         named = ", ".join(f"{each.id} (process {each.pid} on {each.host})" for each in alive)
         forced = "" if is_target else "; --force moves what they leave behind meanwhile"
@@ -179,9 +179,9 @@ def refuse_workers(desk: JobAdmin, now: float, where: str, *, is_target: bool = 
         )
 
 
-def refuse_readers(desk: ConsumerStore, clock: Callable[[], float], where: str) -> None:
+def refuse_readers(store: ConsumerStore, clock: Callable[[], float], where: str) -> None:
     """Refuse a zone that has an active reader."""
-    held = [each for each in desk.consumers() if each.is_held(clock())]
+    held = [each for each in store.consumers() if each.is_held(clock())]
     if held:
         named = ", ".join(f"{each.name} (held by {each.holder})" for each in held)
         raise StoreError(

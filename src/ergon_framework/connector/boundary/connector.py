@@ -48,7 +48,7 @@ class Shared(TypedDict):
 class Parts(NamedTuple):
     """What the connector is made of."""
 
-    line: NodeLink
+    link: NodeLink
     driver: Driver | None
     writer: FactPublisher
 
@@ -70,16 +70,16 @@ def parts_of(
     check_counts(limit=reading["limit"], max_deliveries=reading["max_attempts"])
     reader = None if consumer is None else _reader(consumer, reading, shared)
     writing["retry"] = shared["retry"]
-    line = NodeLink(
+    link = NodeLink(
         node, writing, {"timeout": shared["timeout"], "expected_zone": shared["expected_zone"]}
     )
-    if outbox is not None and line.tasks is not None:
+    if outbox is not None and link.tasks is not None:
         raise ConfigurationError(
             "an outbox needs a node that threads can reach", remedy="give the node's URL"
         )
     path = None if outbox is None else _path(outbox)
-    writer = FactPublisher(line, ProducerBase(writing), zones, path, drain)
-    return Parts(line, None if reader is None else Driver(line, reader), writer)
+    writer = FactPublisher(link, ProducerBase(writing), zones, path, drain)
+    return Parts(link, None if reader is None else Driver(link, reader), writer)
 
 
 def _reader(consumer: str, options: ConsumerOptions, shared: Shared) -> FactReader:
@@ -199,7 +199,7 @@ class BoundaryConnector:
             "on_gap": on_gap,
         }
         shared: Shared = {"retry": retry, "timeout": timeout, "expected_zone": expected_zone}
-        self._line, self._driver, self._writer = parts_of(
+        self._link, self._driver, self._writer = parts_of(
             node,
             consumer,
             (from_zone, to_zone),
@@ -216,17 +216,17 @@ class BoundaryConnector:
 
     def open(self) -> None:
         """Go on with what an earlier process left in the outbox; otherwise the first use does."""
-        self._line.check()
+        self._link.check()
         self._writer.resume()
 
     async def aopen(self) -> None:
         """The asyncio twin of :meth:`open`."""
-        await self._line.own_threads.run(self.open)
+        await self._link.own_threads.run(self.open)
 
     def health(self) -> bool:
         """Whether it can be used: not closed, and the consumer's name not another's."""
-        is_held = self._driver is None or self._driver.reader.desk.standing.lost is None
-        return not self._line.is_closed and is_held
+        is_held = self._driver is None or self._driver.reader.session.standing.lost is None
+        return not self._link.is_closed and is_held
 
     def close(self) -> None:
         """Confirm what is done, let go of the consumer's name. Closing twice is fine.
@@ -235,22 +235,22 @@ class BoundaryConnector:
         cannot be told from here: the name is free when its lease ends, or at once after
         :meth:`aclose`.
         """
-        if not self._line.is_closed and self._driver is not None:
-            if self._line.tasks is None:
+        if not self._link.is_closed and self._driver is not None:
+            if self._link.tasks is None:
                 self._driver.leave()
             else:
                 self._driver.drop_the_name()
         self._writer.close()
-        self._line.close()
+        self._link.close()
 
     async def aclose(self) -> None:
         """The asyncio twin of :meth:`close`."""
-        if self._line.tasks is None:
-            await self._line.own_threads.run(self.close)
+        if self._link.tasks is None:
+            await self._link.own_threads.run(self.close)
             return
-        if not self._line.is_closed and self._driver is not None:
+        if not self._link.is_closed and self._driver is not None:
             await self._driver.leave_async()
-        self._line.close()
+        self._link.close()
 
     def __enter__(self) -> Self:
         return self
@@ -266,29 +266,29 @@ class BoundaryConnector:
         When this returns, the node has all of them on disk, or with an outbox this machine has.
         """
         refuse_extra(extra)
-        self._line.check()
+        self._link.check()
         given = list(transactions)
         with dispatching(*_SPAN, given):
             messages = self._writer.messages(given)
             if self._writer.spools:
                 self._writer.spool(messages)
             else:
-                self._line.run(self._writer.publish(messages))
+                self._link.run(self._writer.publish(messages))
 
     async def dispatch_transactions_async(
         self, transactions: Iterable[Transaction], **extra: Any
     ) -> None:
         """The asyncio twin of :meth:`dispatch_transactions`."""
-        if self._line.tasks is None:
-            await self._line.own_threads.run(
+        if self._link.tasks is None:
+            await self._link.own_threads.run(
                 self.dispatch_transactions, list(transactions), **extra
             )
             return
         refuse_extra(extra)
-        self._line.check()
+        self._link.check()
         given = list(transactions)
         with dispatching(*_SPAN, given):
-            await self._line.run_async(self._writer.publish(self._writer.messages(given)))
+            await self._link.run_async(self._writer.publish(self._writer.messages(given)))
 
     # ---- consuming ----
 
@@ -329,8 +329,8 @@ class BoundaryConnector:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it takes the facts back."""
         driver, seconds = self._asked(batch_size, wait, extra)
         gave_up = threading.Event()
-        if self._line.tasks is None:
-            work = self._line.own_threads.run(self._fetch, driver, batch_size, seconds, gave_up)
+        if self._link.tasks is None:
+            work = self._link.own_threads.run(self._fetch, driver, batch_size, seconds, gave_up)
         else:
             work = self._fetch_in_task(driver, batch_size, seconds, gave_up)
         # Run to its end in any case: what a node has served must be known here.
@@ -366,38 +366,38 @@ class BoundaryConnector:
 
     def get_object(self, reference: Reference | Mapping[str, Any]) -> bytes:
         """The artifact that a part of ``object_json`` refers to, verified."""
-        return self._line.run(self._getting(reference))
+        return self._link.run(self._getting(reference))
 
     async def get_object_async(self, reference: Reference | Mapping[str, Any]) -> bytes:
         """The asyncio twin of :meth:`get_object`."""
-        return await self._line.run_async(self._getting(reference))
+        return await self._link.run_async(self._getting(reference))
 
     def save_object(
         self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
     ) -> Path:
         """The same into a file, which is there when it is whole and verified."""
-        return self._line.run(self._saving(reference, path))
+        return self._link.run(self._saving(reference, path))
 
     async def save_object_async(
         self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
     ) -> Path:
         """The asyncio twin of :meth:`save_object`."""
-        return await self._line.run_async(self._saving(reference, path))
+        return await self._link.run_async(self._saving(reference, path))
 
     def _getting(self, reference: Reference | Mapping[str, Any]) -> Flow[bytes]:
-        desk = self._reading().reader.desk
-        return getting(reference_of(reference), desk.rule, desk.dice)
+        session = self._reading().reader.session
+        return getting(reference_of(reference), session.rule, session.dice)
 
     def _saving(
         self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
     ) -> Flow[Path]:
-        desk = self._reading().reader.desk
-        return saving(reference_of(reference), path, desk.rule, desk.dice)
+        session = self._reading().reader.session
+        return saving(reference_of(reference), path, session.rule, session.dice)
 
     # ---- inside ----
 
     def _reading(self) -> Driver:
-        self._line.check()
+        self._link.check()
         if self._driver is None:
             raise ConfigurationError(
                 "this BoundaryConnector has no consumer, so it cannot consume",
@@ -465,8 +465,8 @@ class BoundaryConnector:
         reason: str = "",
         hold: float = 0.0,
     ) -> None:
-        if self._line.tasks is None:
-            await self._line.own_threads.run(self._settle, transaction, verb, state, reason, hold)
+        if self._link.tasks is None:
+            await self._link.own_threads.run(self._settle, transaction, verb, state, reason, hold)
             return
         with self._claimed(transaction, verb) as entry:
             if entry is not None:

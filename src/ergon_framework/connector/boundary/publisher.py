@@ -33,13 +33,13 @@ class FactPublisher:
 
     def __init__(
         self,
-        line: NodeLink,
+        link: NodeLink,
         telling: ProducerBase,
         zones: tuple[str | None, str | None],
         outbox: str | Path | None,
         drain: float,
     ) -> None:
-        self._line = line
+        self._link = link
         self._telling = telling
         self._zones = zones
         self._path = outbox
@@ -124,7 +124,7 @@ class FactPublisher:
                 if self._path is None:
                     raise ConfigurationError("this BoundaryConnector has no outbox")
                 habits = self._telling.habits
-                producer = Producer(self._line.threads(), retry=habits.rule)
+                producer = Producer(self._link.threads(), retry=habits.rule)
                 self._outbox = Outbox(self._path, producer, strict_ids=habits.strict_ids)
                 self._outbox.start()
             return self._outbox

@@ -55,21 +55,33 @@ MIN_DEATHS = 2
 
 
 class FactReader:
-    """One named consumer in the hands of one process."""
+    """Reads facts under one consumer's name and confirms them, as scripts that perform no I/O.
+
+    ``Driver`` runs the scripts, one at a time: a fetch and a confirmation never overlap.
+    """
 
     def __init__(
-        self, desk: ConsumerSession, limit: int, max_deliveries: int, on_gap: Callable[[Loss], Any]
+        self,
+        session: ConsumerSession,
+        limit: int,
+        max_deliveries: int,
+        on_gap: Callable[[Loss], Any],
     ) -> None:
-        self.desk = desk
-        self._asking = replace(desk, rule=replace(desk.rule, attempts=1))  # who fetches is patient
+        self.session = session
+        # One attempt per fetch: the task's own policy retries a fetch that failed.
+        self._asking = replace(session, rule=replace(session.rule, attempts=1))
         self._limit = limit
         self._max_deliveries = max_deliveries
         self._on_gap = on_gap
         self._window = Window()
         self._lock = threading.Lock()
-        self._is_unsure = False  # the node may have served facts that never came here
-        self._is_adrift = False  # the name was let go for a moment, and may be another's
-        self._survivor: WindowEntry | None = None  # came back alive, and was suspected before
+        # A fetch failed after it was sent: the node may have served facts that never arrived. They
+        # are asked for again before anything is confirmed, for pages begin at the cursor.
+        self._is_unsure = False
+        # The lease was released for a moment, and another process may have taken the name.
+        self._is_adrift = False
+        # A fact that processes had died with, and that was settled alive this time.
+        self._survivor: WindowEntry | None = None
         self.forsaken: Forsaken[WindowEntry] = Forsaken()
 
     # ---- reading ----
@@ -108,8 +120,8 @@ class FactReader:
                 pauses += 1
 
     def _catch_up(self) -> Flow[None]:
-        """Tell what is to be told, before anything is handed out."""
-        if self.desk.standing.lost is not None:
+        """Confirm what can be confirmed, before new facts are handed out."""
+        if self.session.standing.lost is not None:
             with self._lock:
                 self._window.clear()
             return
@@ -120,9 +132,9 @@ class FactReader:
 
     def _take(self, most: int, now: float) -> list[WindowEntry]:
         with self._lock:
-            for entry in self.forsaken.take():  # as if their process had died
+            for entry in self.forsaken.take():  # dropped unsettled: comes again after a lease
                 if entry.state is EntryState.IN_HAND:
-                    entry.state, entry.not_before = EntryState.WAITING, now + self.desk.lease
+                    entry.state, entry.not_before = EntryState.WAITING, now + self.session.lease
                     logger.warning(
                         "nobody has the fact at %d any more; it comes again", entry.offset
                     )
@@ -137,7 +149,7 @@ class FactReader:
         try:
             batch: Batch = yield from self._asking.fetch(len(self._window) + more, wait)
         except ConsumerHeldError as error:
-            self.desk.standing.lost = error
+            self.session.standing.lost = error
             raise
         self._is_unsure = self._is_adrift = False
         facts = batch.facts
@@ -146,7 +158,7 @@ class FactReader:
             found = [each for each in _entries(batch, is_released) if not self._window.knows(each)]
             self._window.extend(found, batch.cursor)
             first = next((each for each in found if facts and each.delivery is facts[0]), None)
-            # What was here before, or has others beside it, is not what a process has died of.
+            # Only a fact that is new and alone in hand can be what earlier processes died of.
             if first is not None and not is_released and not self._window.in_hand:
                 self._suspect(first, batch.deliveries - 1, batch.through_offset)
         for loss in batch.gaps:
@@ -155,7 +167,10 @@ class FactReader:
         return len(found)
 
     def _suspect(self, first: WindowEntry, deaths: int, through: int) -> None:
-        """Processes died with this page in hand: one by one, and the death of many is set aside."""
+        """Earlier processes died with this page: hand its facts out one by one from now on.
+
+        A fact that so many processes died with is set aside instead of being tried again.
+        """
         if deaths <= 0:
             return
         first.deaths = deaths
@@ -165,9 +180,9 @@ class FactReader:
             first.state, first.code, first.reason = EntryState.FAILED, CRASH_LOOP, text
 
     def _clear_the_survivor(self) -> Flow[None]:
-        """Let the node count from the start: letting go of the name is how it is told to.
+        """Release and take the lease again, so that the node's count of deliveries starts over.
 
-        Nothing is in hand then, so whoever should take the name in this moment is welcome to it.
+        Only while nothing is in hand: another process may take the name in between, and may.
         """
         entry = self._survivor
         if entry is None or self._window.in_hand:
@@ -177,9 +192,9 @@ class FactReader:
             return
         self._is_unsure = self._is_adrift = True
         try:
-            yield from self.desk.release()
+            yield from self.session.release()
         except BoundaryError as error:
-            logger.warning("the consumer %r could not let go: %s", self.desk.name, error)
+            logger.warning("the consumer %r could not let go: %s", self.session.name, error)
         yield from self._read(0, 0.0)
 
     # ---- settling ----
@@ -190,13 +205,13 @@ class FactReader:
         """Remember what became of a fact; :meth:`advance` tells the node as much as it can."""
         self.forsaken.forget(entry)
         with self._lock:
-            if entry.told_as is state:  # by whoever settled another one since this was tried
+            if entry.told_as is state:  # told together with another fact since this was tried
                 return
             if entry.state is EntryState.GONE:
                 raise FactPassedError(
                     f"the fact at {entry.offset} is no longer in this process's hands",
                     remedy="nothing to do: whoever has the consumer's name now has its outcome",
-                    details={"offset": entry.offset, "consumer_name": self.desk.name},
+                    details={"offset": entry.offset, "consumer_name": self.session.name},
                 )
             if entry.deaths:
                 entry.deaths, self._survivor = 0, entry
@@ -217,7 +232,7 @@ class FactReader:
             try:
                 yield from self._tell(step)
             except ConsumerHeldError as error:
-                self.desk.standing.lost = error
+                self.session.standing.lost = error
                 raise
             failpoint("connector.boundary.confirming.after")
             with self._lock:
@@ -226,19 +241,19 @@ class FactReader:
     def _tell(self, step: Step) -> Flow[None]:
         match step:
             case Confirm(offset):
-                yield from self.desk.confirm(offset)
+                yield from self.session.confirm(offset)
             case SetAside(entry):
-                yield from self.desk.set_aside(entry.offset, entry.code, entry.reason, 1)
+                yield from self.session.set_aside(entry.offset, entry.code, entry.reason, 1)
 
     def leave(self) -> Flow[None]:
         """Confirm what can be confirmed, and let go of the name."""
-        if self.desk.standing.lost is not None:
+        if self.session.standing.lost is not None:
             return
         try:
             yield from self.advance()
-            yield from self.desk.release()
+            yield from self.session.release()
         except BoundaryError as error:
-            logger.warning("the consumer %r could not let go: %s", self.desk.name, error)
+            logger.warning("the consumer %r could not let go: %s", self.session.name, error)
 
 
 def _waiting(until: float, is_called_off: Callable[[], bool]) -> Flow[None]:
@@ -264,20 +279,24 @@ SHUTDOWN_GRACE = 5.0
 
 
 class Driver:
-    """Runs a reader's scripts, in threads or in tasks of one event loop, never in both."""
+    """Runs a reader's scripts, in threads or in tasks of one event loop, never in both.
 
-    def __init__(self, line: NodeLink, reader: FactReader) -> None:
+    ``_turn`` (``_turn_async``) lets one script at a time talk to the node. ``_switch`` guards the
+    start of the thread that renews the lease.
+    """
+
+    def __init__(self, link: NodeLink, reader: FactReader) -> None:
         self.reader = reader
-        self._line = line
-        self._over = threading.Event()
+        self._link = link
+        self._ended = threading.Event()
         self._stop_waiting = threading.Event()
         self._switch = threading.Lock()
         self._turn = threading.Lock()
-        self._hands: ThreadRunner | None = None
+        self._runner: ThreadRunner | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn_async: asyncio.Lock | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._lease_task: asyncio.Task[None] | None = None
 
     # ---- both ----
 
@@ -316,25 +335,26 @@ class Driver:
         """Let go of the name, and end the thread that kept it."""
         if self._thread is None:
             return
-        self._over.set()
-        if self._hands is not None:
-            self._hands.wake()
+        self._ended.set()
+        if self._runner is not None:
+            self._runner.wake()
         self._thread.join(SHUTDOWN_GRACE)
         self._run(self.reader.leave())
 
     def _run(self, script: Flow[T]) -> T:
         with self._turn:
-            return self._line.run(script)
+            return self._link.run(script)
 
     def _keep(self) -> None:
         with self._switch:
             if self._thread is not None and self._thread.is_alive():
                 return
-            clock, desk = current_clock(), self.reader.desk
-            hands = ThreadRunner(self._line.threads(), clock, self._over.is_set)
-            self._hands = hands
+            clock, session = current_clock(), self.reader.session
+            runner = ThreadRunner(self._link.threads(), clock, self._ended.is_set)
+            self._runner = runner
             self._thread = clock.spawn(
-                f"ergon-keeper-{desk.name}", lambda: hands.run(renew_lease(desk, self._over.is_set))
+                f"ergon-keeper-{session.name}",
+                lambda: runner.run(renew_lease(session, self._ended.is_set)),
             )
 
     # ---- tasks ----
@@ -352,24 +372,24 @@ class Driver:
 
     async def leave_async(self) -> None:
         """The asyncio twin of :meth:`leave`."""
-        if self._keeper is None:
+        if self._lease_task is None:
             return
-        self._over.set()
-        self._keeper.cancel()
-        await asyncio.wait([self._keeper])
+        self._ended.set()
+        self._lease_task.cancel()
+        await asyncio.wait([self._lease_task])
         await self._run_async(self.reader.leave())
 
     def drop_the_name(self) -> None:
         """Renew no more, from whatever thread; without a word to the node, whose lease ends."""
-        self._over.set()
-        keeper = self._keeper
-        if keeper is not None and not keeper.done():
+        self._ended.set()
+        task = self._lease_task
+        if task is not None and not task.done():
             with contextlib.suppress(RuntimeError):  # its loop is closed, and the task with it
-                keeper.get_loop().call_soon_threadsafe(keeper.cancel)
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _run_async(self, script: Flow[T]) -> T:
         async with self._own_turn():
-            return await self._line.run_async(script)
+            return await self._link.run_async(script)
 
     def _own_turn(self) -> asyncio.Lock:
         loop = asyncio.get_running_loop()
@@ -383,8 +403,9 @@ class Driver:
         return self._turn_async
 
     def _keep_async(self) -> None:
-        if self._keeper is None and self._line.tasks is not None:
-            desk, hands = self.reader.desk, TaskRunner(self._line.tasks, self._over.is_set)
-            self._keeper = asyncio.create_task(
-                hands.run(renew_lease(desk, self._over.is_set)), name=f"ergon-keeper-{desk.name}"
+        if self._lease_task is None and self._link.tasks is not None:
+            session, runner = self.reader.session, TaskRunner(self._link.tasks, self._ended.is_set)
+            self._lease_task = asyncio.create_task(
+                runner.run(renew_lease(session, self._ended.is_set)),
+                name=f"ergon-keeper-{session.name}",
             )
