@@ -46,7 +46,7 @@ class JobSetup:
     read_elsewhere: frozenset[str] = frozenset()  # variables that hold secrets of other parts
 
     def kept(self) -> Self:
-        """The same, refused when the store would end with this very command."""
+        """The setup itself; refused if its store is in memory and would end with this command."""
         if self.url.lower().startswith("memory:"):
             raise SettingsError(
                 "a job store in memory ends with this command, and everything in it",

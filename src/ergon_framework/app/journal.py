@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 FILE = "ergon-journal.db"
-"""Its name beside a settings file that names none."""
+"""The journal's file name, beside a settings file that names none."""
 _REMEDY = 'under [telemetry] write journal = "sqlite:///ergon-journal.db", or "none"'
 
 

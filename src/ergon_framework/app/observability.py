@@ -107,7 +107,7 @@ def observed(settings: Settings, source: str) -> Iterator[None]:
 
 @contextmanager
 def observed_briefly(settings: Settings, source: str) -> Iterator[None]:
-    """The same for a command that is soon over: it has no page, and sends all before it ends."""
+    """Set up telemetry for a short command: no metrics page, and everything is sent at its end."""
     from ergon_framework.app.journal import journalling
     from ergon_framework.telemetry.exporters import export, finish
 

@@ -29,7 +29,7 @@ class PartKind(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Its place in that order."""
+        """The place of this kind in the order in which parts are started."""
         return list(PartKind).index(self)
 
     @property

@@ -254,7 +254,7 @@ def provider(name: str, config: str | Path | None = None) -> ProviderBase:
 
 
 def service_of(name: str, settings: Settings) -> Factory:
-    """The same provider as a service of a task."""
+    """The provider of this name, as a service of a task."""
     maker = provider_factory(name, settings)
     maker.check()
     key = (None if settings.file is None else settings.file.absolute(), name)

@@ -84,7 +84,7 @@ def process_one(wiring: Wiring, transaction: Transaction, shutdown: Shutdown) ->
 
 
 def process_by_id(wiring: Wiring, transaction_id: str, shutdown: Shutdown) -> SingleOutcome:
-    """The same for a transaction that the task's connector finds by its id."""
+    """Run one lifecycle for the transaction that the task's connector finds by its id."""
 
     def look_up(task: Any) -> Any:
         method = _look_up_method(task, wiring)

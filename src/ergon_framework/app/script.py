@@ -102,7 +102,7 @@ class AppHandler(Generic[P, T]):
         return self.app.client.enqueue(self._routed, call.args, call.kwargs, **options)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncEnqueuedJob:
-        """The same for event loops."""
+        """Enqueue from an event loop; see :meth:`enqueue`."""
         call = self._call(args, kwargs)
         options = self._own_options()
         return await self.app.async_client.enqueue(self._routed, call.args, call.kwargs, **options)
@@ -258,7 +258,7 @@ class App:
 
     @property
     def async_client(self) -> AsyncJobClient:
-        """The same for event loops; both share one store."""
+        """The client for event loops; it shares the store of :attr:`client`."""
         with self._lock:
             if self._async_client is None:
                 client = self.client

@@ -137,7 +137,7 @@ class WorkerEnded:
 
     @property
     def how(self) -> str:
-        """The same with the error it told."""
+        """How the process ended, with the error that it told."""
         return f"{self.cause} ({self.error['message']})" if self.error else self.cause
 
 

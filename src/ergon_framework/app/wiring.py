@@ -193,13 +193,13 @@ class Policies:
         return self.consumer or ConsumerPolicy()
 
     def with_main(self, policy: ConsumerPolicy | ProducerPolicy) -> Policies:
-        """The same with another policy of the run itself."""
+        """A copy with another policy for the run itself."""
         if isinstance(policy, ProducerPolicy):
             return replace(self, producer=policy)
         return replace(self, consumer=policy)
 
     def or_named(self, name: str, policy: NamedPolicy, kind: TaskKind) -> Policies:
-        """The same, and a policy by name for the run itself if nothing was said about that."""
+        """A copy in which a policy given by name counts for the run, unless one is set already."""
         side = "producer" if kind.role is Role.PRODUCER else "consumer"
         if getattr(self, side) is not None:
             return self  # the named one is beneath it already

@@ -41,7 +41,7 @@ def for_one(defaults: ZoneSettings, name: str) -> ZoneSettings:
 
 
 def with_stores(settings: ZoneSettings, found: Settings) -> ZoneSettings:
-    """The same with ``[store]`` where it serves facts, and with the paths of stores absolute."""
+    """The zone's settings with ``[store]`` where that serves facts, and with absolute paths."""
     store, objects, base = settings.store, settings.objects, base_of(found)
     common = found.store.url
     if store is None and common is not None and is_server(common.get_secret_value()):
@@ -255,7 +255,7 @@ def _beneath(defaults: D, own: D) -> D:
 
 
 def _placed(settings: ZoneSettings, base: Path) -> ZoneSettings:
-    """The same with every path made absolute; those of a settings file are relative to it."""
+    """The settings with absolute paths; those of a settings file are relative to its folder."""
     values = {name: getattr(settings, name) for name in _PATHS}
     paths = {name: str((base / path).absolute()) for name, path in values.items() if path}
     return settings.model_copy(update=paths)

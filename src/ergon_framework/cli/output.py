@@ -116,7 +116,7 @@ class _Stdout(TextIOWrapper):
 
     @classmethod
     def over(cls, stream: TextIOWrapper) -> Self:
-        """The same file, with letters that it cannot carry spelled."""
+        """Take over a stream; characters that its encoding does not have are written as escapes."""
         encoding, is_by_line = stream.encoding, stream.line_buffering
         writes_through = stream.write_through
         return cls(

@@ -82,7 +82,7 @@ def run_part(part: Part, given: Mapping[str, Any]) -> None:
 
 
 def run_part_under(supervised: str, part: Part, given: Mapping[str, Any]) -> RunOutcome:
-    """The same for a process that supervises this one."""
+    """Run one part and tell the process that supervises this one how it is."""
     from ergon_framework.app.run import serve_under, supervisor_link
 
     parent = supervisor_link(supervised)

@@ -73,7 +73,7 @@ class OwnThreads(Executor):
         return future
 
     async def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """The same for an event loop, as :func:`asyncio.to_thread` does it."""
+        """Await the call from an event loop, as :func:`asyncio.to_thread` does."""
         context = contextvars.copy_context()
         call = functools.partial(context.run, fn, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self, call)
@@ -200,7 +200,7 @@ class Forsaken(Generic[_W]):
         self._watched[key] = weakref.ref(delivery, gone)
 
     def forget(self, what: _W) -> None:
-        """It was settled."""
+        """Watch the delivery no longer, because it was settled."""
         self._watched.pop(id(what), None)
 
     def take(self) -> list[_W]:

@@ -161,13 +161,13 @@ class MemoryConnector:
 
     @_when_settling
     def ack(self, transaction: Transaction) -> None:
-        """It succeeded: forget it."""
+        """The transaction succeeded: forget it."""
         with self._lock:
             self._settle(transaction, "ack")
 
     @_when_settling
     def nack(self, transaction: Transaction, exc: Exception) -> None:
-        """It failed for good: move it to ``dead``, with the text of ``exc``."""
+        """The transaction failed for good: move it to ``dead``, with the text of ``exc``."""
         with self._lock:
             entry = self._settle(transaction, "nack")
             if entry is not None:
@@ -176,7 +176,7 @@ class MemoryConnector:
 
     @_when_settling
     def release(self, transaction: Transaction) -> None:
-        """It was not worked to an end: back to its old place in the queue."""
+        """The transaction was not worked to an end: put it back at its place in the queue."""
         with self._lock:
             entry = self._settle(transaction, "release")
             if entry is not None:
@@ -184,7 +184,7 @@ class MemoryConnector:
 
     @_when_settling
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """It could not begin: back to its old place in the queue, in so many seconds."""
+        """The transaction could not begin: put it back at its place, due in so many seconds."""
         with self._lock:
             entry = self._settle(transaction, "release_after")
             if entry is not None:

@@ -84,7 +84,7 @@ def not_found(job_id: str, name: str) -> Outcome:
 
 
 def not_begun(job_id: str) -> Outcome:
-    """Its time went by while another handler kept the event loop: that one is to blame."""
+    """The deadline passed before the handler began, because another blocked the event loop."""
     message = "it was not begun: another handler blocked the event loop until its deadline"
     return Outcome(job_id, Status.RETRY, None, message, HELD, BLOCKED_RETRY_AFTER)
 

@@ -36,7 +36,7 @@ class Handler:
 
     @property
     def binding(self) -> Binding:
-        """Its signature, read at the first use: types may be defined below the handler."""
+        """The handler's signature, read at the first use: types may be defined below it."""
         if self._binding is None:
             self._binding = Binding(self.name, self.function)
         return self._binding

@@ -68,7 +68,7 @@ class RequestQueue:
         return is_first
 
     def remove(self, invocation: Invocation) -> None:
-        """It has been answered."""
+        """Forget an invocation that has been answered."""
         with self.lock:
             del self.in_flight[invocation]
             if self.is_drained:

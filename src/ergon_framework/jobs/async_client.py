@@ -151,14 +151,14 @@ T = TypeVar("T")
 MAX_THREADS = 8
 """Enqueues that may be under way at once; those of one moment share a commit."""
 MAX_LENT_THREADS = 100_000
-"""The same on connections that are lent, of which no server has so many. Who had to wait for a
-thread might be the one whose commit all the others wait for."""
+"""Threads for calls on connections that callers lend: more than any server has connections. No call
+may wait for a thread here, for its commit may be what the calls in all other threads wait for."""
 DEADLINE_MARGIN = 2 * MIN_TIMEOUT
 """Seconds after its deadline for which a call waits for the thread that asks the store."""
 
 
 class AsyncEnqueuedJob(_JobId):
-    """The same for event loops: its questions are coroutines."""
+    """The id of an enqueued job, for event loops: its methods are coroutines."""
 
     __slots__ = ("_client",)
 
@@ -166,7 +166,7 @@ class AsyncEnqueuedJob(_JobId):
 
     @classmethod
     def like(cls, job: EnqueuedJob, client: AsyncJobClient) -> Self:
-        """The same job in the hands of another client."""
+        """The id of a job that the synchronous client enqueued, for use with ``client``."""
         made = cls(str(job))
         made.is_new = job.is_new
         made.replaced = job.replaced
@@ -362,7 +362,7 @@ class AsyncJobClient:
         await asyncio.to_thread(self.shut)
 
     def shut(self) -> None:
-        """The same for code that is not in an event loop."""
+        """Close from code that is not in an event loop."""
         self._threads.shutdown()
         self._guests.shutdown()
         if self._watcher is not None:

@@ -131,7 +131,7 @@ class ChildProcess:
             return b""
 
     def read_stderr(self) -> bytes | None:
-        """The same for the standard error stream, keeping its last words."""
+        """Read the standard error stream, and keep its end for :attr:`last_words`."""
         data = self.read(self.stderr)
         if data:
             self._tail += data[-STDERR_TAIL_BYTES:]
@@ -206,7 +206,7 @@ checked after it. Python ignores SIGPIPE and SIGXFSZ, which the command may rely
 def bound_to_parent(
     command: Sequence[str], env: Mapping[str, str], cwd: str | None
 ) -> Sequence[str]:
-    """The same command, so that it does not outlive this process, where the system can do that."""
+    """Wrap a command so that the system kills it when this process dies; only on Linux."""
     if sys.platform != "linux" or not _has_ctypes():
         return command
     program = command[0]

@@ -221,7 +221,7 @@ def _writable(text: str) -> str:
 def _completed_entry(
     worker: str, attempt: int, now: float, delivery: int, seconds: float | None
 ) -> bytes:
-    """The same as ``_entry`` gives for a success: most jobs have no other, and it is dear."""
+    """What ``_entry`` gives for a success, as text: most entries are these, and it is faster."""
     told = "" if seconds is None else f',"seconds":{round(seconds, 6)}'
     return (
         f'{{"at":"{_instant(now)}","event":"completed","status":"completed",'

@@ -198,7 +198,7 @@ class ExecutorProcess:
         return min(times, default=None)
 
     def came_up(self, now: float) -> None:
-        """It is up: the deadlines of its requests start now, not with their sending."""
+        """Note that the process is up: the deadlines of its requests start now."""
         if self.is_up:
             return
         self.is_up = True
@@ -354,7 +354,7 @@ class ExecutorProcess:
                 return
 
     def _fell_silent(self) -> None:
-        """Its output has ended. Most often the process ends too; if not, it is ended soon."""
+        """Handle the end of its output: most often the process has ended too; if not, end it."""
         self._forget(self.child.stdout)
         self._is_mute = True
         self.suspect_at = self._loop.now() + EXIT_TIMEOUT

@@ -47,7 +47,7 @@ FILES_PER_PROCESS, SPARE_FILES = 6, 100
 
 
 def checked(name: str, settings: ExecutorSettings) -> ExecutorSettings:
-    """The same settings with the program's full path; refused when there is no such program."""
+    """The settings with the program's full path; refused when there is no such program."""
     cwd = settings.cwd
     if cwd is not None and not Path(cwd).is_dir():
         raise ConfigurationError(

@@ -112,7 +112,7 @@ class Waiter:
 def wait_in_time(
     store: JobStore, shared: SharedSubscription, job_id: str, timeout: float | None, poll: float
 ) -> Job:
-    """The same as :func:`wait_for`, also when the store does not answer for longer than that."""
+    """Do :func:`wait_for`, and keep the timeout even when the store does not answer."""
     began = time.monotonic()
     try:
         return CALL_BUDGET.run_within(

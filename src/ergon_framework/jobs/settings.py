@@ -77,7 +77,7 @@ class BackoffSettings(SettingsModel):
     jitter: Ratio = 0.1
 
     def compiled(self) -> Backoff:
-        """The same as the core's formula."""
+        """The settings as the core's formula."""
         return Backoff(
             self.base, self.multiplier, self.cap, low=1 - self.jitter, high=1 + self.jitter
         )

@@ -92,7 +92,7 @@ class Watchdog:
 
     @property
     def pid(self) -> int | None:
-        """Its process, if there is one."""
+        """The pid of the watchdog process, if it runs."""
         return None if self._process is None else self._process.pid
 
     def watch(self, group: int) -> None:

@@ -364,7 +364,7 @@ def refuse_object_source(source: str) -> None:
 
 
 def refuse_object_target(target: str, zone: str, facts: Path | None) -> None:
-    """They go to a folder that can be made, or to the zone's bucket."""
+    """Refuse a target for objects that is neither a possible folder nor the zone's bucket."""
     if is_folder(target):
         _refuse_unmakable(Path(target), facts)
     check_object_place(target)

@@ -540,7 +540,7 @@ class FileObjects:
         return None if kept is None else Blob(digest, kept.size)
 
     def verify(self, digest: bytes, size: int) -> str | None:
-        """They were compared when the file was read through."""
+        """What is wrong with an object, or None. Digests were compared when the file was read."""
         kept = self._file.objects.get(digest)
         return None if kept is not None and kept.size == size else "they are not in the file"
 

@@ -94,7 +94,7 @@ def load_settings(
 def examine_settings(
     path: str | Path | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[Settings, SettingsSource]:
-    """The same with the mistakes noted in the source, and the settings without what is wrong."""
+    """Load settings and note all mistakes in the source; the settings leave out what is wrong."""
     environ = os.environ if environ is None else environ
     file = settings_file(path, environ)
     source = SettingsSource() if file is None else read_toml(file)

@@ -69,7 +69,7 @@ def is_in_memory(url: str) -> bool:
 
 
 def url_as_written(settings: Settings, *own: SecretStr | None) -> str:
-    """The same, as it was written."""
+    """The URL as it was written in the settings."""
     named = next((url for url in (*own, settings.store.url) if url is not None), None)
     return revealed(named) or ""
 

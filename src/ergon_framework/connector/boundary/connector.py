@@ -305,19 +305,19 @@ class BoundaryConnector:
             self._driver.stop_waiting()
 
     def ack(self, transaction: Transaction) -> None:
-        """It succeeded: confirmed as soon as everything before it has its outcome."""
+        """The transaction succeeded: confirm its fact once all before it have an outcome."""
         self._settle(transaction, "ack", EntryState.DONE)
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
-        """It failed: set aside with its reason, as soon as its turn has come."""
+        """The transaction failed: set its fact aside, with the reason, when its turn comes."""
         self._settle(transaction, "nack", EntryState.FAILED, _reason(exc))
 
     def release(self, transaction: Transaction) -> None:
-        """It was not worked to an end: it is delivered again."""
+        """The transaction was not worked to an end: deliver its fact again."""
         self._settle(transaction, "release", EntryState.WAITING)
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
-        """A gate is closed: it comes again then, and nothing at or behind it is confirmed."""
+        """A gate is closed: deliver the fact again then; nothing from it on is confirmed before."""
         check_seconds(seconds=seconds)
         self._settle(transaction, "release_after", EntryState.WAITING, hold=seconds)
 
@@ -375,7 +375,7 @@ class BoundaryConnector:
     def save_object(
         self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
     ) -> Path:
-        """The same into a file, which is there when it is whole and verified."""
+        """Save the artifact to a file, which appears when it is complete and verified."""
         return self._link.run(self._saving(reference, path))
 
     async def save_object_async(

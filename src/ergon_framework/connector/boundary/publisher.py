@@ -157,7 +157,7 @@ def _id_of(transaction: Any) -> str:
 
 
 def _named(message: Message, error: BoundaryError) -> BoundaryError:
-    """The same error, which says whose it is."""
+    """The error, with the id of the transaction in its text and details."""
     error.message = f"transaction {message.id!r}: {error.message}"
     error.details.setdefault("transaction_id", message.id)
     return error

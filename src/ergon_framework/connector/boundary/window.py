@@ -50,7 +50,7 @@ class WindowEntry:
 
     @property
     def key(self) -> Key:
-        """Its place: what was released from quarantine comes first."""
+        """The sort key of an entry: facts released from quarantine come first."""
         return (self.delivery is None or not self.delivery.released, self.offset)
 
 

@@ -127,7 +127,7 @@ class Holding:
                 del self._claims[claim.job.id]
 
     def give_back(self, claims: Sequence[Claim]) -> None:
-        """They go back without a charge; should the store not be told, their leases end."""
+        """Release claims without a charge. If the store is away, their leases end by themselves."""
         ours = [claim for claim in claims if self.holds(claim.job.id, claim.job.fence)]
         for claim in ours:
             self.let_go(claim)

@@ -236,18 +236,18 @@ class JobsConnector(ThreadedTwins):
         self._consumer.stop_waiting()
 
     def ack(self, transaction: Transaction) -> None:
-        """It succeeded: the job is completed."""
+        """The transaction succeeded: complete its job."""
         self._settle(transaction, "ack", Succeeded())
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
-        """It failed: the job's own rule decides between another attempt and the dead letters."""
+        """The transaction failed: its job's rule decides between a retry and the dead letters."""
         with self._claimed(transaction, "nack") as delivery:
             if delivery is not None:
                 final = self._consumer.settler.final_codes(delivery.claim.job)
                 self._record(delivery, event_of(exc, transaction.transaction_id, final))
 
     def release(self, transaction: Transaction) -> None:
-        """It was not worked to an end: back to its queue, without a charge."""
+        """The transaction was not worked to an end: release its job without a charge."""
         self._settle(transaction, "release", Released())
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:

@@ -74,7 +74,7 @@ class AppendFile:
 
     @property
     def size(self) -> int:
-        """Its length in bytes."""
+        """The length of the file in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     @property

@@ -126,19 +126,19 @@ class JsonlConnector(ThreadedTwins):
         outbox.append([codec.encode(each, self._max_line_bytes) for each in transactions])
 
     def ack(self, transaction: Transaction) -> None:
-        """It succeeded: never deliver it again. On disk when this returns."""
+        """The transaction succeeded: never deliver its line again. On disk when this returns."""
         with self._claimed(transaction, "ack") as line:
             if line is not None:
                 self._reading().settle(line)
 
     def nack(self, transaction: Transaction, exc: Exception) -> None:
-        """It failed for good: write it to the dead-letter file with its reason."""
+        """The transaction failed for good: write its line and the reason to the dead letters."""
         with self._claimed(transaction, "nack") as line:
             if line is not None:
                 self._reading().set_aside(line, transaction.transaction_id, describe(exc))
 
     def release(self, transaction: Transaction) -> None:
-        """It was not worked to an end: deliver it again, before what comes after it."""
+        """The transaction was not worked to an end: deliver its line again, before later ones."""
         with self._claimed(transaction, "release") as line:
             if line is not None:
                 self._reading().give_back([line])

@@ -331,7 +331,7 @@ class CommittedOffsets:
         return FileProgress(name, *place, steady_after=self._limits.steady_after)
 
     def verified(self, name: str, file: BufferedReader) -> FileProgress:
-        """The same, after making sure that what was read is still what the file holds."""
+        """The progress of a file, checked to be about the content that the file has now."""
         known = self.of(name)
         stamp = Stamp.of(os.fstat(file.fileno()))
         if known.holds(file, stamp):
