@@ -72,16 +72,16 @@ def keep(task: asyncio.Task[Any]) -> None:
 
 
 def forgive() -> None:
-    """The engine's own cancellation was delivered: the worker task goes on."""
+    """Clear the task's cancellation: it was the engine's own, and the worker goes on."""
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
 
 
 async def absorb() -> int:
-    """Take away a cancellation that a hook left on its worker: it is not the next hook's.
+    """Clear a cancellation that a hook has left on its worker, or the next hook would get it.
 
-    The number of those that arrived meanwhile, which are not the hook's.
+    Returns how many more arrived meanwhile: those come from outside, and are to be heard.
     """
     task = asyncio.current_task()
     pending = 0 if task is None else task.cancelling()
@@ -138,7 +138,7 @@ class AsyncioEngine(EngineCall):
             await self._supervise()
             self.gather()
             await self._release_unstarted()
-        except GeneratorExit:  # the event loop was closed around us: nothing can be awaited
+        except GeneratorExit:  # the event loop is being closed: nothing can be awaited any more
             self.gather()
             self.account()
             raise
@@ -219,16 +219,16 @@ class AsyncioEngine(EngineCall):
         self.idle_wakeup.notify_all()
         self.backoff_wakeup.notify_all()
         self.fetch_wakeup.notify_all()
-        patience = self.now() + self.plan.bounds.cancel_grace
-        while self.workers and self.now() < patience:
-            await self.watchdog_wakeup.wait(patience)
+        grace_ends_at = self.now() + self.plan.bounds.cancel_grace
+        while self.workers and self.now() < grace_ends_at:
+            await self.watchdog_wakeup.wait(grace_ends_at)
         for worker in list(self.workers):
             attempt = worker.attempt
             if attempt is not None and attempt.claim():
                 try:
                     if attempt.phase != BACKOFF:
                         self.give_up_on(worker, attempt)
-                    else:  # it waits for nobody, and leaves when the event loop comes to it
+                    else:  # in a backoff no user code runs: it leaves at its next turn
                         self.dismiss(worker)
                 finally:
                     self.cut_off(attempt)
@@ -243,7 +243,10 @@ class AsyncioEngine(EngineCall):
         worker.handle.add_done_callback(lambda _task: self._gone(worker))
 
     def _gone(self, worker: Worker) -> None:
-        """Cancelled before its first step, a task runs nothing of its body."""
+        """Account for a worker whose task was cancelled before its first step.
+
+        Nothing of its body has run then, so ``_left`` was never called.
+        """
         if worker in self.workers:
             self._left(worker, asyncio.CancelledError())
 
@@ -303,7 +306,7 @@ class AsyncioEngine(EngineCall):
                 if not await self._fetch(worker, action.at_most):
                     return False
             except BaseException:
-                self.loop.fetching = False  # or the loop would wait for it
+                self.loop.fetching = False  # else the loop would wait for this fetch for ever
                 raise
             await self._breathe()
 
@@ -668,13 +671,13 @@ class AsyncioEngine(EngineCall):
         left = self.intake.take_returning()
         tasks: set[asyncio.Task[None]] = set()
         try:
-            patience = self.now() + self.plan.bounds.release_grace
+            grace_ends_at = self.now() + self.plan.bounds.release_grace
             release = self.releasing()
             if release is not None:
-                await self._release_all(left, release, patience, tasks)
+                await self._release_all(left, release, grace_ends_at, tasks)
             if self.reader.is_open:
                 tasks.add(self._begin_task(self._close_reader()))
-                await asyncio.wait(tasks, timeout=max(0.0, patience - self.now()))
+                await asyncio.wait(tasks, timeout=max(0.0, grace_ends_at - self.now()))
         except GeneratorExit:
             raise
         except BaseException as error:  # no longer, but what is left is still named
@@ -688,21 +691,25 @@ class AsyncioEngine(EngineCall):
             self.strand(left.give_up())
 
     async def _release_all(
-        self, left: ReleaseQueue, release: Hook, patience: float, tasks: set[asyncio.Task[None]]
+        self,
+        left: ReleaseQueue,
+        release: Hook,
+        grace_ends_at: float,
+        tasks: set[asyncio.Task[None]],
     ) -> None:
-        while left and self.now() < patience:
+        while left and self.now() < grace_ends_at:
             if left.needs_releaser:
                 left.releasers += 1
                 tasks.add(self._begin_task(self._release(left, release)))
             step = self.now() + RELEASE_INTERVAL
-            until = min(step, patience) if left.needs_releaser else patience
+            until = min(step, grace_ends_at) if left.needs_releaser else grace_ends_at
             while left and self.now() < until:
                 await self.watchdog_wakeup.wait(until)
 
     async def _release(self, left: ReleaseQueue, release: Hook) -> None:
         while (transaction := left.begin()) is not None:
             if not await self._release_one(left, release, transaction):
-                return  # the supervisor lost patience and called it stranded
+                return  # the grace was over, and the supervisor called it stranded
             self.watchdog_wakeup.notify()
             if self._is_cancelled():
                 return

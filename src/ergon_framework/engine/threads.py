@@ -157,9 +157,9 @@ class ThreadEngine(EngineCall):
         self.fetch_wakeup.notify_all()
         # Workers between two calls see ``is_aborted`` and leave; wait a moment for them, so that
         # their counts are in the report.
-        patience = self.now() + self.plan.bounds.cancel_grace
-        while self.workers and self.now() < patience:
-            self.watchdog_wakeup.wait(patience)
+        grace_ends_at = self.now() + self.plan.bounds.cancel_grace
+        while self.workers and self.now() < grace_ends_at:
+            self.watchdog_wakeup.wait(grace_ends_at)
         self.is_finished = True
 
     # -- workers ----------------------------------------------------------------------------
@@ -436,23 +436,23 @@ class ThreadEngine(EngineCall):
         """Return what was not begun, without waiting for a source that hangs."""
         left = self.intake.take_returning()
         try:
-            patience = self.now() + self.plan.bounds.release_grace
+            grace_ends_at = self.now() + self.plan.bounds.release_grace
             release = self.releasing()
             if release is not None:
-                self._release_all(left, release, patience)
+                self._release_all(left, release, grace_ends_at)
             if self.reader.is_open:
-                self._close_reader(patience)
+                self._close_reader(grace_ends_at)
         except BaseException as error:  # Ctrl-C, or no thread: what is left is still named
             self.interrupt(error)
         finally:
             self.strand(left.give_up())
 
-    def _release_all(self, left: ReleaseQueue, release: Hook, patience: float) -> None:
-        while left and self.now() < patience:
+    def _release_all(self, left: ReleaseQueue, release: Hook, grace_ends_at: float) -> None:
+        while left and self.now() < grace_ends_at:
             if left.needs_releaser:
                 self._add_releaser(left, release)
             step = self.now() + RELEASE_INTERVAL
-            until = min(step, patience) if left.needs_releaser else patience
+            until = min(step, grace_ends_at) if left.needs_releaser else grace_ends_at
             while left and self.now() < until:
                 self.watchdog_wakeup.wait(until)
 
@@ -472,7 +472,7 @@ class ThreadEngine(EngineCall):
             if transaction is None:
                 return
             if not self._release_one(left, release, transaction):
-                return  # the supervisor lost patience and called it stranded
+                return  # the grace was over, and the supervisor called it stranded
             with self.lock:
                 self.watchdog_wakeup.notify()
 
@@ -504,7 +504,7 @@ class ThreadEngine(EngineCall):
                     return False
                 number += 1
 
-    def _close_reader(self, patience: float) -> None:
+    def _close_reader(self, grace_ends_at: float) -> None:
         under_way = [True]
 
         def close() -> None:
@@ -517,5 +517,5 @@ class ThreadEngine(EngineCall):
                 self.watchdog_wakeup.notify()
 
         self.clock.spawn("ergon-close", close)
-        while under_way and self.now() < patience:
-            self.watchdog_wakeup.wait(patience)
+        while under_way and self.now() < grace_ends_at:
+            self.watchdog_wakeup.wait(grace_ends_at)

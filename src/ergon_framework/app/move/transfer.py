@@ -325,7 +325,7 @@ def label(copy: TransferRecord) -> str:
 
 
 MAX_PASSES = 5
-"""How often a source that goes on growing is copied before that is called in vain."""
+"""How often a source that keeps changing is copied before the move is given up."""
 
 declare(
     *("move.part.begun", "move.part.copied", "move.part.shut"),
@@ -347,16 +347,20 @@ def look(part: Transfer, tell: Tell) -> list[Moved]:
 
 
 def begin(*parts: Transfer) -> None:
-    """Write into the target that it is not complete yet; ``preflight`` has looked at it before."""
-    _leave_word(parts, [MoveState(part.identity, birth=part.birth) for part in parts])
+    """Write into the target that a move is under way, so that nobody works with half a copy.
+
+    ``preflight`` has decided before that the target may be written. Dying from here on leaves that
+    state behind, and the next run of the same move continues.
+    """
+    _write_move_states(parts, [MoveState(part.identity, birth=part.birth) for part in parts])
     failpoint("move.part.begun")
 
 
 def move(part: Transfer, tell: Tell, *, shuts: bool = False) -> list[Moved]:
     """Copy and compare both sides; :func:`begin` comes before, and :func:`end` after.
 
-    What came into the source meanwhile is copied as well, a few times over. With ``shuts`` the
-    source takes nothing more from when it was copied first, so that the last comparison holds.
+    What came into the source meanwhile is copied in further passes. With ``shuts`` the source is
+    frozen after the first pass, which is the long one: so it is frozen only for the short ones.
     """
     found = [Moved(part.name, kind.title) for kind in part.kinds]
     is_shut = not shuts
@@ -373,7 +377,8 @@ def move(part: Transfer, tell: Tell, *, shuts: bool = False) -> list[Moved]:
             shut(part.source, part.where)
             is_shut = True
             failpoint("move.part.shut")
-        # What is written between these two looks at the pulse may be missing in the target.
+        # Both sides are equal only if the source did not change while they were compared, which
+        # the pulse before and after tells.
         pulse = part.pulse()
         sums = verified(part, read, tell)
         if sums is not None:
@@ -402,7 +407,7 @@ def _compared(found: list[Moved], sums: list[KindDigest]) -> list[Moved]:
 
 
 def end(parts: Sequence[Transfer], found: Sequence[Sequence[Moved]]) -> None:
-    """Write into the targets that they are complete, once all parts of the move are."""
+    """Write into the targets that the move is complete. Only when all of its parts are."""
     sums = [
         {each.kind: (each.sum.count, each.sum.digest) for each in moved if each.sum}
         for moved in found
@@ -411,15 +416,15 @@ def end(parts: Sequence[Transfer], found: Sequence[Sequence[Moved]]) -> None:
         MoveState(part.identity, done, birth=part.birth)
         for part, done in zip(parts, sums, strict=True)
     ]
-    _leave_word(parts, marks)
+    _write_move_states(parts, marks)
     failpoint("move.part.ended")
 
 
-def _leave_word(parts: Sequence[Transfer], marks: Sequence[MoveState]) -> None:
-    """Write the move states of all parts, in one commit where one database holds all of them.
+def _write_move_states(parts: Sequence[Transfer], marks: Sequence[MoveState]) -> None:
+    """Write the move states of all parts, in one commit where they are in one database.
 
-    In several commits, a worker could begin to use a part that is open already while another part
-    is not, and the next move would overwrite what it did.
+    Otherwise a worker could use one part while another is still incomplete, and the next run of the
+    move would have to overwrite what it did.
     """
     first, *others = parts
     if others and isinstance(first.target, JointMoveState):
@@ -431,7 +436,7 @@ def _leave_word(parts: Sequence[Transfer], marks: Sequence[MoveState]) -> None:
 
 @dataclass
 class _Copying:
-    """One kind on its way."""
+    """Copies the records of one kind, in pages."""
 
     part: Transfer
     kind: type[TransferRecord]
@@ -442,12 +447,12 @@ class _Copying:
     _size: int = 0
 
     def run(self) -> KindDigest:
-        """Bring the target to what the source is; what the source was when it was read."""
+        """Make the target equal to the source; the digest of the source as it was read."""
         is_fresh = not self.part.target.dump(self.kind, None, 1)
-        # A unique key may have passed from one record to another: first all records that lost
-        # theirs are written, or the target would refuse the new owner.
+        # A unique key may have passed from one job to another since the last copy. Jobs that gave
+        # theirs up are written first, or the other's insert would violate the constraint.
         if not is_fresh and self.kind.holds_keys:
-            left, read = self._walk(_lets_go)
+            left, read = self._walk(_frees_key)
             if not left:
                 return read
         return self._walk(lambda _step, _copy: True)[1]
@@ -455,7 +460,7 @@ class _Copying:
     def _walk(
         self, is_meant: Callable[[Difference, TransferRecord], bool]
     ) -> tuple[int, KindDigest]:
-        """Do what is meant by now; how much is left, and what the source was."""
+        """Apply the differences that ``is_meant`` selects; how many are left, and the digest."""
         left, read, moved = 0, RunningDigest(), self.moved
         steps = differences(self.part.source, self.part.target, self.kind)
         for count, (step, copy) in enumerate(steps, 1):
@@ -480,7 +485,7 @@ class _Copying:
         return left, read.sum()
 
     def _refuse_impossible(self, step: Difference) -> None:
-        """Some things never go and never change: then it is not an earlier copy."""
+        """Refuse a target that is no earlier copy: it differs in what never goes or changes."""
         if (step is Difference.GONE and not self.kind.may_leave) or (
             step is Difference.CHANGED and not self.kind.may_change
         ):
@@ -490,9 +495,10 @@ class _Copying:
             )
 
     def _refuse_conflict(self, step: Difference, copy: TransferRecord) -> None:
-        """An import fills an empty store: what is there and differs came from somebody else.
+        """Refuse to overwrite: an import fills an empty store, so what differs is not from it.
 
-        Not so the settings of a queue, which are written in two steps, and what every store has.
+        Except the settings of a queue, which are written in two steps, and records that every store
+        has from its beginning.
         """
         is_frame = self.kind.may_change and not self.kind.may_leave
         if step is Difference.GONE or (
@@ -508,7 +514,7 @@ class _Copying:
             )
 
     def _flush(self) -> None:
-        """Write what was collected. Deletions come first: an id may be in use again."""
+        """Write one page. Deletions come first: an id may have been reused."""
         if self._going:
             self.part.target.discard(self._going)
         if self._coming:
@@ -516,6 +522,6 @@ class _Copying:
         self._going, self._coming, self._size = [], [], 0
 
 
-def _lets_go(step: Difference, copy: TransferRecord) -> bool:
+def _frees_key(step: Difference, copy: TransferRecord) -> bool:
     is_final = isinstance(copy, JobRecord) and copy.job.status.is_final
     return step is Difference.GONE or (step is Difference.CHANGED and is_final)

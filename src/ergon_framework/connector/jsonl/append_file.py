@@ -131,9 +131,9 @@ class AppendFile:
             return
         with self._syncing:
             if self._synced >= ticket:
-                return
+                return  # the sync of another thread, which this one waited for, has covered it
             self._refuse_when_broken()
-            covered = self._written
+            covered = self._written  # before the sync: what is written during it is not covered
             try:
                 sync_data(self._file.fileno())
             except OSError as error:
@@ -143,7 +143,7 @@ class AppendFile:
 
     def replace(self, content: bytes) -> None:
         """Put ``content`` in place of everything, in one step as far as a crash can see."""
-        with self._writing, self._syncing:
+        with self._writing, self._syncing:  # always in this order, here and below
             self._refuse_when_broken()
             fresh = self.path.with_suffix(".tmp").name
             try:
@@ -159,7 +159,7 @@ class AppendFile:
                 self._folder.replace(fresh, self.path.name)
                 failpoint(f"{self._label}.renamed")
                 if self._fsync:
-                    self._folder.sync()
+                    self._folder.sync()  # the new name; without it a power cut brings the old back
                 self._file.close()
                 self._adopt(self._opened())
             except OSError as error:

@@ -201,7 +201,7 @@ class DirectoryReader(Generic[T]):
                 raise seen.error
 
     def _look_into(self, name: str, room: int) -> _Gathered[T]:
-        """Read on in one file until there is no room, too much is malformed, or it ends."""
+        """Read on in one file until ``room`` items are found, many are malformed, or it ends."""
         seen: _Gathered[T] = _Gathered(self._progress.of(name))
         try:
             if seen.file.is_done_with(Stamp.of(self._drop.look(name))):
@@ -215,7 +215,7 @@ class DirectoryReader(Generic[T]):
                     size = os.fstat(file.fileno()).st_size
                     seen.file.came_to(size, fingerprint(file, seen.file.next_offset))
         except FileNotFoundError:
-            seen.is_exhausted = True  # removed since it was listed
+            seen.is_exhausted = True  # the file was removed since it was listed
         except OSError as error:
             seen.error = JsonlConnectorError(
                 f"cannot read {self._directory / codec.shown(name)}: {error.strerror}",
@@ -228,7 +228,7 @@ class DirectoryReader(Generic[T]):
         known.is_stalled = False
         for line in scan(file, known, self._limit):
             if not line.is_ready:
-                known.is_stalled = True  # wait for the rest of it
+                known.is_stalled = True  # its writer has not finished the line: look again later
                 break
             if _is_done(line):
                 known.read(line)
@@ -263,6 +263,7 @@ class DirectoryReader(Generic[T]):
     def _bury(self, malformed: list[tuple[InboxLine, MalformedLineError]]) -> None:
         if not malformed:
             return
+        # Letters first, then the journal: dying in between repeats a letter, and loses none.
         self._dead.append(
             lambda: (piece for line, error in malformed for piece in self._letter(line, error))
         )
@@ -275,7 +276,7 @@ class DirectoryReader(Generic[T]):
                 malformed[0][1].message,
             )
             self._told = 1
-        elif self.malformed >= 2 * self._told:  # ever more seldom, however many there are
+        elif self.malformed >= 2 * self._told:  # at 2, 4, 8 …: a bad file must not fill the log
             self._tell_sum()
 
     def _tell_sum(self) -> None:
