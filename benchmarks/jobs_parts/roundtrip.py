@@ -58,7 +58,7 @@ class Ours:
         self._runner.close_input()
         while not self._child.has_exited():
             self._loop.turn(self._loop.now() + 0.01)
-        self._runner.buried()
+        self._runner.finish_requests()
         self._loop.close()
 
     # ---- what the process tells ----
@@ -67,7 +67,9 @@ class Ours:
         """The answer we wait for."""
         self._reply = reply
 
-    def botched(self, process: ExecutorProcess, request: InFlight, failure: Failure) -> None:
+    def answer_unreadable(
+        self, process: ExecutorProcess, request: InFlight, failure: Failure
+    ) -> None:
         """An answer that cannot be read."""
         raise RuntimeError(failure.message)
 

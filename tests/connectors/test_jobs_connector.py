@@ -427,7 +427,7 @@ def test_leases_are_renewed_while_a_job_is_in_hand(store: FullJobStore, clock: C
     settings = JobsSettings(lease=10.0)
     settler = Settler(settings, "me")
     serves = (DEFAULT_QUEUE, "connector")
-    holding = claims.Holding(store, settings, settler, "me", serves, lambda *_: None)
+    holding = claims.HeldClaims(store, settings, settler, "me", serves, lambda *_: None)
     JobClient(store=store).enqueue_many(["work", "work"])
     request = ClaimRequest(
         worker="me", lease=settings.claimed_for, slots={"connector": 2}, default="connector"

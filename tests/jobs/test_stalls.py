@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.connector.jobs.claims import Holding
+from ergon_framework.connector.jobs.claims import HeldClaims
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
@@ -189,7 +189,9 @@ def test_a_connector_rescues_nothing_right_after_an_outage(bench: Bench) -> None
     serves = ("default", "python")
     settler = Settler(bench.settings, "me")
     now = bench.clock.now
-    holding = Holding(bench.store, bench.settings, settler, "me", serves, lambda *_: None, now=now)
+    holding = HeldClaims(
+        bench.store, bench.settings, settler, "me", serves, lambda *_: None, now=now
+    )
     bench.clock.seconds += HANGS
     bench.store.refused = {"heartbeat": StoreUnavailableError("away")}
     holding.run_once()

@@ -177,7 +177,7 @@ def settling(
         raise
 
 
-class Forsaken(Generic[_W]):
+class DroppedDeliveries(Generic[_W]):
     """Finds deliveries that were dropped without being settled.
 
     Whoever fetched them was cancelled, or has ended without handing them back. Nobody can settle

@@ -74,7 +74,9 @@ class ProcessListener(Protocol):
     def answered(self, process: ExecutorProcess, request: InFlight, reply: Reply) -> None:
         """An executor answered a request of ours."""
 
-    def botched(self, process: ExecutorProcess, request: InFlight, failure: Failure) -> None:
+    def answer_unreadable(
+        self, process: ExecutorProcess, request: InFlight, failure: Failure
+    ) -> None:
         """An executor answered a request of ours in a way that cannot be read."""
 
     def strayed(self, process: ExecutorProcess, reason: str) -> None:
@@ -245,7 +247,7 @@ class ExecutorProcess:
         self._has_lost = self._has_lost or any(each.claim.lost for each in self.in_flight.values())
 
     @property
-    def is_forsaken(self) -> bool:
+    def has_only_lost(self) -> bool:
         """Whether every job in it has lost its lease. Until then the others may finish."""
         return self._has_lost and all(each.claim.lost for each in self.in_flight.values())
 
@@ -256,7 +258,7 @@ class ExecutorProcess:
             self.close_input()
             self.term_at = now + self.settings.kill_grace
 
-    def buried(self) -> list[tuple[InFlight, Event]]:
+    def finish_requests(self) -> list[tuple[InFlight, Event]]:
         """The process has ended: read what it wrote last, and decide each request in flight."""
         self.suspect_at = None  # answers that it wrote before its end count, whatever it did
         self._read_stdout(READ)
@@ -392,7 +394,7 @@ class ExecutorProcess:
                 self.suspect_at = self._loop.now() + self._confused_after
             code = "response_too_large" if is_long else "protocol_violation"
             text = f"the executor's answer cannot be used: {stray.reason}"
-            self._listener.botched(self, request, Failure(Kind.DEFECT, code, text))
+            self._listener.answer_unreadable(self, request, Failure(Kind.DEFECT, code, text))
         elif is_long or self._strays > MAX_STRAYS:
             self.suspect_at = self._loop.now()
 

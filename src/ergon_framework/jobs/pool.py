@@ -280,7 +280,9 @@ class ExecutorPool:
         self._owner.finish(claim, event, self._owner.loop.at - claim.written_at, reply.result)
         self._owner.dirty(self)
 
-    def botched(self, process: ExecutorProcess, request: InFlight, failure: Failure) -> None:
+    def answer_unreadable(
+        self, process: ExecutorProcess, request: InFlight, failure: Failure
+    ) -> None:
         """An executor's answer cannot be read."""
         seconds = self._owner.loop.at - request.claim.written_at
         self._owner.finish(request.claim, Failed(failure), seconds, None)
@@ -321,7 +323,7 @@ class ExecutorPool:
 
     def _look_at(self, process: ExecutorProcess, now: float) -> None:
         if process.may_have_exited and process.child.has_exited():
-            self._bury(process, now)
+            self._remove_ended(process, now)
             return
         process.look(now)
         if process.suspect_at is not None and now >= process.suspect_at:
@@ -329,7 +331,7 @@ class ExecutorPool:
             process.end(EndReason.CONFUSED, now)
         if process.overdue(now):
             process.end(EndReason.TIMEOUT, now)
-        if process.is_forsaken:
+        if process.has_only_lost:
             process.end(EndReason.LEASE_LOST, now, at_once=True)
         if self._is_silent(process, now):
             process.end(EndReason.NOT_UP, now)
@@ -360,9 +362,9 @@ class ExecutorPool:
         limit = self.settings.recycle_after
         return bool(limit) and process.answers >= limit and not process.in_flight
 
-    def _bury(self, process: ExecutorProcess, now: float) -> None:
+    def _remove_ended(self, process: ExecutorProcess, now: float) -> None:
         self.processes.remove(process)
-        ends = process.buried()
+        ends = process.finish_requests()
         how = process.how_it_ended()
         for request, event in ends:
             claim = request.claim

@@ -432,7 +432,7 @@ class BoundaryConnector:
         for entry in entries:
             if entry.delivery is not None:
                 fact = delivered(entry, entry.delivery, self, self.name)
-                driver.reader.forsaken.watch(fact, entry)
+                driver.reader.dropped.watch(fact, entry)
                 handed.append(fact)
         return handed
 

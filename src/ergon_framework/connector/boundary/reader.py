@@ -27,7 +27,7 @@ from ergon_framework.boundary.client.consume_flow import (
 )
 from ergon_framework.boundary.client.flow import Flow, Now, Pause, TaskRunner, ThreadRunner
 from ergon_framework.boundary.model import Batch, Loss
-from ergon_framework.connector.base import Forsaken
+from ergon_framework.connector.base import DroppedDeliveries
 from ergon_framework.connector.boundary.link import FactPassedError, NodeLink
 from ergon_framework.connector.boundary.window import (
     Confirm,
@@ -82,7 +82,7 @@ class FactReader:
         self._is_adrift = False
         # A fact that processes had died with, and that was settled alive this time.
         self._survivor: WindowEntry | None = None
-        self.forsaken: Forsaken[WindowEntry] = Forsaken()
+        self.dropped: DroppedDeliveries[WindowEntry] = DroppedDeliveries()
 
     # ---- reading ----
 
@@ -132,7 +132,7 @@ class FactReader:
 
     def _take(self, most: int, now: float) -> list[WindowEntry]:
         with self._lock:
-            for entry in self.forsaken.take():  # dropped unsettled: comes again after a lease
+            for entry in self.dropped.take():  # dropped unsettled: comes again after a lease
                 if entry.state is EntryState.IN_HAND:
                     entry.state, entry.not_before = EntryState.WAITING, now + self.session.lease
                     logger.warning(
@@ -203,7 +203,7 @@ class FactReader:
         self, entry: WindowEntry, state: EntryState, reason: str = "", not_before: float = 0.0
     ) -> None:
         """Remember what became of a fact; :meth:`advance` tells the node as much as it can."""
-        self.forsaken.forget(entry)
+        self.dropped.forget(entry)
         with self._lock:
             if entry.told_as is state:  # told together with another fact since this was tried
                 return

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ergon_framework.connector.base import Delivered, Forsaken
+from ergon_framework.connector.base import Delivered, DroppedDeliveries
 from ergon_framework.connector.jobs.errors import JobsConnectorError, LeaseLostError
 from ergon_framework.core.claim import ClaimRequest
 from ergon_framework.core.failure import Failure, Kind
@@ -48,7 +48,7 @@ SHUTDOWN_GRACE = 5.0
 """Seconds that the thread has to end, and the store to be told of it."""
 
 
-class Holding:
+class HeldClaims:
     """Claims that are renewed until they are let go. Any thread may call."""
 
     def __init__(
@@ -70,8 +70,8 @@ class Holding:
         self._queue, self._executor = serves
         self._report = report
         self._claims: dict[str, Claim] = {}
-        self.forsaken: Forsaken[Claim] = Forsaken()
-        self._fallen: deque[tuple[float, Claim]] = deque()  # of these, and when they go back
+        self.dropped: DroppedDeliveries[Claim] = DroppedDeliveries()
+        self._dropped_until: deque[tuple[float, Claim]] = deque()  # of these, and when they go back
         self._lock = threading.Lock()
         self._maintenance = Maintenance(
             store, settings, settler, self._record, self.holds, report, now=now
@@ -121,7 +121,7 @@ class Holding:
 
     def let_go(self, claim: Claim) -> None:
         """Renew it no longer: it is being settled."""
-        self.forsaken.forget(claim)
+        self.dropped.forget(claim)
         with self._lock:
             if self._claims.get(claim.job.id) is claim:
                 del self._claims[claim.job.id]
@@ -142,10 +142,10 @@ class Holding:
 
         As those of a process that died do, but without a charge: nobody may have begun with them.
         """
-        for claim in self.forsaken.take():
-            self._fallen.append((now + self._lease, claim))
-        while self._fallen and self._fallen[0][0] <= now:
-            claim = self._fallen.popleft()[1]
+        for claim in self.dropped.take():
+            self._dropped_until.append((now + self._lease, claim))
+        while self._dropped_until and self._dropped_until[0][0] <= now:
+            claim = self._dropped_until.popleft()[1]
             logger.warning(
                 "job %s: nobody has its transaction any more; it goes back", claim.job.id
             )
@@ -246,7 +246,7 @@ class QueueConsumer:
         self._sink = NoticeDispatcher(None, (), ())
         self._lock = threading.Lock()
         self._client: JobClient | None = None
-        self._holding: Holding | None = None
+        self._held: HeldClaims | None = None
         self._subscription: Subscription | None = None
         self._is_closed = False
         self._stop_waiting = threading.Event()
@@ -270,13 +270,13 @@ class QueueConsumer:
         """Give back what is in hand and let go. Closing twice is fine."""
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
-            client, holding, subscription = self._client, self._holding, self._subscription
+            client, held, subscription = self._client, self._held, self._subscription
         if not is_first or client is None:
             return
-        if holding is not None:
-            holding.stop()
+        if held is not None:
+            held.stop()
             with suppress(StoreError):  # then their leases end
-                holding.give_back(holding.all())
+                held.give_back(held.all())
         if subscription is not None:
             subscription.wake()
             subscription.close()
@@ -297,7 +297,7 @@ class QueueConsumer:
             self._stop_waiting.clear()
 
     def _claim(self, most: int, wait: float, gave_up: threading.Event) -> list[Claim]:
-        store, holding = self._consuming()
+        store, held = self._consuming()
         until = SYSTEM_CLOCK.now() + wait
         subscription = self._subscribed(store) if wait else None
         while True:
@@ -305,13 +305,13 @@ class QueueConsumer:
             left = until - SYSTEM_CLOCK.now()
             is_over = left <= 0 or gave_up.is_set() or self._stop_waiting.is_set()
             if claimed.jobs or subscription is None or is_over:
-                return self._charged(store, holding, [Claim(job) for job in claimed.jobs])
+                return self._charged(store, held, [Claim(job) for job in claimed.jobs])
             if claimed.next_at is not None:
                 left = min(left, max(0.0, claimed.next_at - store.now()))
             subscription.wait(left)
             self.client()  # raises when it was closed meanwhile
 
-    def _charged(self, store: FullJobStore, holding: Holding, claims: list[Claim]) -> list[Claim]:
+    def _charged(self, store: FullJobStore, held: HeldClaims, claims: list[Claim]) -> list[Claim]:
         """The claims as they are handed out: the store knows that their attempts begin.
 
         Otherwise a job that is the death of its process would have begun for nothing each time.
@@ -325,7 +325,7 @@ class QueueConsumer:
         kept = store.renew([claim.renewal() for claim in claims], self._settings.claimed_for)
         failpoint("connector.jobs.charging.after")
         charged = [claim for claim, is_kept in zip(claims, kept, strict=True) if is_kept]
-        holding.add(charged)
+        held.add(charged)
         return charged
 
     def hand_out(self, claims: list[Claim], make: Callable[[Claim], D]) -> list[D]:
@@ -333,7 +333,7 @@ class QueueConsumer:
 
         One whose delivery is gone without having been settled goes back to its queue.
         """
-        _, holding = self._consuming()
+        _, held = self._consuming()
         handed: list[D] = []
         for claim in claims:
             try:
@@ -341,7 +341,7 @@ class QueueConsumer:
             except Exception as error:  # its arguments are nested too deeply, for one
                 self._refuse(claim, error)
             else:
-                holding.forsaken.watch(delivery, claim)
+                held.dropped.watch(delivery, claim)
                 handed.append(delivery)
         return handed
 
@@ -361,11 +361,11 @@ class QueueConsumer:
         self._stop_waiting.set()
         self.wake()
 
-    def _consuming(self) -> tuple[FullJobStore, Holding]:
+    def _consuming(self) -> tuple[FullJobStore, HeldClaims]:
         store = self.client().store
         with self._lock:
-            if self._holding is None:
-                self._holding = Holding(
+            if self._held is None:
+                self._held = HeldClaims(
                     store,
                     self._settings,
                     self.settler,
@@ -373,9 +373,9 @@ class QueueConsumer:
                     (self.queue, self._executor),
                     self._tell,
                 )
-            holding = self._holding
-        holding.start()
-        return store, holding
+            held = self._held
+        held.start()
+        return store, held
 
     def _subscribed(self, store: FullJobStore) -> Subscription:
         with self._lock:
@@ -399,9 +399,9 @@ class QueueConsumer:
 
     def settle(self, claim: Claim, event: Event, took: float) -> None:
         """Record how a claim ended; raises LeaseLostError when another process has the job."""
-        store, holding = self._consuming()
+        store, held = self._consuming()
         # Renewed no longer, whatever comes: should the store be away now, the lease ends by itself.
-        holding.let_go(claim)
+        held.let_go(claim)
         settlement = self.settler.settle_claim(claim, event, store.now(), took, b"null")
         failpoint("connector.jobs.settling.before")
         (is_applied,), _ = store.settle_and_claim([settlement], None)

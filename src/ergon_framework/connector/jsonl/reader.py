@@ -191,7 +191,7 @@ class DirectoryReader(Generic[T]):
                 continue
             seen = self._look_into(self._names[0], count - len(items))
             items += seen.items
-            self._bury(seen.malformed)
+            self._set_aside_malformed(seen.malformed)
             self._progress.fold(seen.file)
             if seen.is_exhausted:
                 self._names.popleft()
@@ -260,7 +260,7 @@ class DirectoryReader(Generic[T]):
                 f"{place}: {error.message}", remedy="mend the line and put it into a new file"
             ) from error
 
-    def _bury(self, malformed: list[tuple[InboxLine, MalformedLineError]]) -> None:
+    def _set_aside_malformed(self, malformed: list[tuple[InboxLine, MalformedLineError]]) -> None:
         if not malformed:
             return
         # Letters first, then the journal: dying in between repeats a letter, and loses none.
