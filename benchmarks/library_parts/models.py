@@ -29,7 +29,7 @@ class _Strict(BaseModel):
 
 
 _Zone, _Note = _text(schema.ZONE, 128), _text(schema.NOTE, 255)
-_Labels = Annotated[dict[_text(schema.NOTE, 63), _Note], Field(max_length=schema.MOST_LABELS)]
+_Labels = Annotated[dict[_text(schema.NOTE, 63), _Note], Field(max_length=schema.MAX_LABELS)]
 
 
 class Envelope(_Strict):
@@ -38,7 +38,7 @@ class Envelope(_Strict):
     message_id: _text(schema.MESSAGE_ID, 255)
     from_zone: _Zone
     to_zone: _Zone
-    produced_at_unix_ms: Annotated[int, Field(gt=0, le=schema.INT64)]
+    produced_at_unix_ms: Annotated[int, Field(gt=0, le=schema.MAX_INT64)]
     correlation_id: _Note | None = None
     causation_id: _Note | None = None
     labels: _Labels | None = None
@@ -49,8 +49,8 @@ class Envelope(_Strict):
 class Fact(_Strict):
     """A fact; what its object may hold is not looked at."""
 
-    subject: _text(schema.SUBJECT, schema.LONGEST_SUBJECT)
-    predicate: _text(schema.PREDICATE, schema.LONGEST_PREDICATE)
+    subject: _text(schema.SUBJECT, schema.MAX_SUBJECT)
+    predicate: _text(schema.PREDICATE, schema.MAX_PREDICATE)
     object_json: Any
 
 
@@ -98,7 +98,7 @@ class ShapedEnvelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message_id: _shaped(schema.MESSAGE_ID, 255)
     from_zone: _shaped(schema.ZONE, 128)
     to_zone: _shaped(schema.ZONE, 128)
-    produced_at_unix_ms: Annotated[int, msgspec.Meta(gt=0, le=schema.INT64)]
+    produced_at_unix_ms: Annotated[int, msgspec.Meta(gt=0, le=schema.MAX_INT64)]
     correlation_id: _ShapedNote | None = None
     causation_id: _ShapedNote | None = None
     labels: dict[_shaped(schema.NOTE, 63), _ShapedNote] | None = None
@@ -109,16 +109,16 @@ class ShapedEnvelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ShapedFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fact."""
 
-    subject: _shaped(schema.SUBJECT, schema.LONGEST_SUBJECT)
-    predicate: _shaped(schema.PREDICATE, schema.LONGEST_PREDICATE)
+    subject: _shaped(schema.SUBJECT, schema.MAX_SUBJECT)
+    predicate: _shaped(schema.PREDICATE, schema.MAX_PREDICATE)
     object_json: msgspec.Raw
 
 
 class ShapedGivenFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fact whose object is a value."""
 
-    subject: _shaped(schema.SUBJECT, schema.LONGEST_SUBJECT)
-    predicate: _shaped(schema.PREDICATE, schema.LONGEST_PREDICATE)
+    subject: _shaped(schema.SUBJECT, schema.MAX_SUBJECT)
+    predicate: _shaped(schema.PREDICATE, schema.MAX_PREDICATE)
     object_json: Any
 
 

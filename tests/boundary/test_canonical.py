@@ -17,15 +17,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.facts import canonical as module
-from ergon_framework.boundary.facts.canonical import DEEPEST, LARGEST, canonical, decode, read
+from ergon_framework.boundary.facts.canonical import MAX_DEPTH, MAX_INTEGER, canonical, decode, read
 from ergon_framework.errors import FactInvalidError
 
 pytestmark = pytest.mark.req("P9", "BOUNDARY:badinput")
 
 numbers = st.one_of(
-    st.integers(-LARGEST, LARGEST),
+    st.integers(-MAX_INTEGER, MAX_INTEGER),
     st.floats(allow_nan=False, allow_infinity=False).filter(
-        lambda number: not LARGEST < abs(number) < 1e21
+        lambda number: not MAX_INTEGER < abs(number) < 1e21
     ),
 )
 texts = st.text(st.characters(codec="utf-8"))
@@ -264,9 +264,9 @@ def test_what_readers_would_not_all_understand_alike_is_refused(
 @pytest.mark.parametrize("kind", ["[]", "{}"])
 def test_the_deepest_nesting(kind: str) -> None:
     """Sixty-four within each other are fine, one more is not, and its path is named."""
-    raw = nested(DEEPEST, kind=kind)
+    raw = nested(MAX_DEPTH, kind=kind)
     assert read(raw)[1] == raw
-    field, reason = refused(nested(DEEPEST + 1, kind=kind))
+    field, reason = refused(nested(MAX_DEPTH + 1, kind=kind))
     assert reason == "depth"
     assert field.startswith("fact.object_json" + ("[0][0]" if kind == "[]" else ".a.a"))
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.boundary.facts import admission, schema
 from ergon_framework.boundary.facts.admission import Admission, admitted, parse_append, parse_batch
-from ergon_framework.boundary.facts.canonical import DEEPEST, canonical
+from ergon_framework.boundary.facts.canonical import MAX_DEPTH, canonical
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import FactInvalidError
@@ -380,7 +380,7 @@ def test_a_field_that_stands_twice_is_refused(name: str) -> None:
         (b'{"a":9007199254740993}', "fact.object_json.a", "range"),
         (b'{"a":"\\ud800"}', "fact.object_json.a", "encoding"),
         (b'"\xff"', "fact.object_json", "encoding"),
-        (b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), "fact.object_json[0]", "depth"),
+        (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "fact.object_json[0]", "depth"),
     ],
 )
 def test_flaws_of_the_object_are_refused(raw: bytes, field: str, reason: str) -> None:
@@ -394,7 +394,7 @@ def test_flaws_of_the_object_are_refused(raw: bytes, field: str, reason: str) ->
 def test_the_deepest_object_also_goes_the_slow_way() -> None:
     """Wherever it is read, the object may be as deep as it may be."""
     value: Any = 1
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         value = [value]
     envelope = {**ENVELOPE, "produced_at_unix_ms": "1741248600000"}
     fact = {**FACT, "object_json": value}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.telemetry import MOST, REPEATED, ZoneEvents
+from ergon_framework.boundary.telemetry import MAX_TROUBLES, REPEAT_INTERVAL, ZoneEvents
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, StoreUnavailableError
 from ergon_framework.ports.notice import Notice
@@ -112,13 +112,13 @@ def test_what_lasts_or_is_new_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """Every minute again, also after the clock was set back; and what differs at once."""
     clock = HandClock()
     telling = ZoneEvents(clock)
-    for wait, lines in ((0, 1), (REPEATED - 1, 1), (1, 2), (-3600, 3), (1, 3)):
+    for wait, lines in ((0, 1), (REPEAT_INTERVAL - 1, 1), (1, 2), (-3600, 3), (1, 3)):
         clock.forward(wait)
         telling.troubled("plant", AWAY, is_append=True)
         assert len(caplog.records) == lines
-    for n in range(3 * MOST):
+    for n in range(3 * MAX_TROUBLES):
         telling.troubled("plant", StoreUnavailableError(f"trouble {n}"), is_append=False)
-    assert len(caplog.records) == 3 + 3 * MOST
+    assert len(caplog.records) == 3 + 3 * MAX_TROUBLES
 
 
 def test_trouble_with_objects_is_not_over_when_a_fact_comes(

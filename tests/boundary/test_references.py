@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.facts.admission import MARK, MOST, references
+from ergon_framework.boundary.facts.admission import MAX_REFERENCES, REFERENCE_MARK, references
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.errors import FactInvalidError
 from ergon_framework.ports.factstore import Reference
@@ -101,8 +101,8 @@ def test_a_malformed_reference_is_refused(value: Any, problems: list[tuple[str, 
 
 def test_there_is_a_limit() -> None:
     """Sixty-four artifacts, counted once each."""
-    many = [{**GIVEN, "key": str(n)} for n in range(MOST)]
-    assert len(references(many + many)) == MOST
+    many = [{**GIVEN, "key": str(n)} for n in range(MAX_REFERENCES)]
+    assert len(references(many + many)) == MAX_REFERENCES
     assert refused([*many, GIVEN]) == [("fact.object_json", "length")]
 
 
@@ -114,5 +114,5 @@ def test_there_is_a_limit() -> None:
 )
 def test_no_reference_without_the_mark(value: Any) -> None:
     """Looking for a few bytes is enough to know that there is none."""
-    if MARK not in canonical(value):
+    if REFERENCE_MARK not in canonical(value):
         assert references(value) == ()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ergon_framework.boundary.client.flow import SCHEDULE
+from ergon_framework.boundary.client.flow import RETRY_RULE
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.connector.boundary import BoundaryConnector, BoundaryConnectorError
 from ergon_framework.connector.boundary.window import (
@@ -28,7 +28,7 @@ from tests.connectors.zone_node import CALLS, die, end_lease
 
 pytestmark = pytest.mark.req("ONE:connector-boundary")
 
-ONCE = replace(SCHEDULE, attempts=1)
+ONCE = replace(RETRY_RULE, attempts=1)
 VERBS = st.sampled_from(["ack"] * 5 + ["nack"] * 3 + ["release", "release_after"])
 REFUSED = (BoundaryError, BoundaryConnectorError)
 

@@ -4,8 +4,8 @@ A store can go back in time without noticing it: somebody removes the write-ahea
 puts an older copy of it in its place. Offsets would then be given out a second time. So a zone that
 has a folder keeps an anchor there: the epoch, and the highest offset of each log that was
 acknowledged. It is written before each acknowledgement, which survives the end of the process, and
-synced behind it, within :data:`EVERY` seconds. A store whose head lies below its anchor begins a
-new epoch.
+synced behind it, within :data:`SYNC_INTERVAL` seconds. A store whose head lies below its anchor
+begins a new epoch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ergon_framework.storage.secure_files import give_to, open_file
 logger = logging.getLogger("ergon_framework.boundary")
 
 FILE = "heads.anchor"
-EVERY = 0.25
+SYNC_INTERVAL = 0.25
 """Seconds between two syncs: after a power cut an anchor may be that much older than its store."""
 _SLOT = 8192
 
@@ -141,7 +141,7 @@ class Anchor:
                 os.fsync(self._file)
             except OSError as error:
                 self._failed(error)
-            self._is_closed.wait(EVERY)
+            self._is_closed.wait(SYNC_INTERVAL)
 
     def _failed(self, error: OSError) -> None:
         if not self._has_failed:

@@ -44,7 +44,7 @@ from ergon_framework.telemetry.notices import has_listeners
 from ergon_framework.telemetry.tracing import is_traced
 
 TRACE_LABELS = ("traceparent", "tracestate")
-FULL_RETRY = 1.0
+FULL_RETRY_AFTER = 1.0
 """Seconds after which a producer may ask a full log again."""
 
 
@@ -64,7 +64,7 @@ def answer(fact: NewFact, outcome: Outcome, *, strict_envelope: bool) -> Receipt
                 f"the outbound log holds {size} bytes and takes no more for now",
                 remedy="wait until the peers have confirmed and retention has made room, or raise"
                 " capacity_bytes",
-                retry_after=FULL_RETRY,
+                retry_after=FULL_RETRY_AFTER,
             )
 
 
@@ -95,7 +95,7 @@ def _untraced(envelope: bytes) -> dict[str, Any]:
 def store_trouble(error: StoreError) -> BoundaryError:
     """The answer when the store itself has failed: nobody knows whether the fact was stored."""
     if isinstance(error, StoreFullError):
-        return BufferFullError(error.message, remedy=error.remedy, retry_after=FULL_RETRY)
+        return BufferFullError(error.message, remedy=error.remedy, retry_after=FULL_RETRY_AFTER)
     is_latched = isinstance(error, StoreBrokenError)
     return NodeUnavailableError(
         error.message,
@@ -215,7 +215,7 @@ MAX_CHECK_TIME = 0.003
 """Seconds of checking facts after which the callers of the group before are woken in any case."""
 
 
-_PLAIN = frozenset({Envelope, Fact, dict})
+_PLAIN_TYPES = frozenset({Envelope, Fact, dict})
 
 
 class PendingFact:
@@ -298,7 +298,7 @@ class AppendBatcher:
         No code of the user is called in the middle of a commit: neither a mapping of the user's own
         class is read, nor a listener told of a refusal. That waits for the fact's own group.
         """
-        if type(asked.envelope) in _PLAIN and type(asked.fact) in _PLAIN:
+        if type(asked.envelope) in _PLAIN_TYPES and type(asked.fact) in _PLAIN_TYPES:
             with suppress(Exception):
                 asked.admission = self._zone.admit(asked.envelope, asked.fact)
 

@@ -18,7 +18,7 @@ from ergon_framework.errors import BoundaryError
 
 LOSS = "retention"
 """The reason of gaps that the loss policy makes."""
-SLICE = 500
+NAMES_PER_READ = 500
 """Objects looked at in one go."""
 
 
@@ -86,7 +86,7 @@ def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
         return 0
     before = zone.clock() - zone.settings.retention.orphans
     removed = 0
-    while orphans := zone.store.orphans(before, SLICE):
+    while orphans := zone.store.orphans(before, NAMES_PER_READ):
         done = 0
         for orphan in orphans:
             if is_stopping():

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from opentelemetry.trace import Span
 
-from ergon_framework.boundary.facts.schema import LONGEST_NOTE, MOST_LABELS
+from ergon_framework.boundary.facts.schema import MAX_LABELS, MAX_NOTE
 from ergon_framework.boundary.model import Delivery, Envelope, EnvelopeLike, Receipt
 from ergon_framework.errors import BoundaryError, StoreError
 from ergon_framework.ports.factstore import Appended, NewFact
@@ -37,13 +37,13 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of the latency histogram, in seconds."""
 
 
-REPEATED = 60.0
+REPEAT_INTERVAL = 60.0
 """Seconds after which a trouble that lasts is logged again."""
-MOST = 16
+MAX_TROUBLES = 16
 """Troubles that are told apart."""
-SUMMED = 10.0
+SUMMARY_INTERVAL = 10.0
 """Seconds within which warnings of one kind become one line of the log."""
-KINDS = 64
+MAX_KINDS = 64
 """Kinds that are told apart."""
 SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
@@ -115,9 +115,9 @@ class ZoneEvents:
         """
         now = self._clock()
         with self._lock:
-            kind = kind if kind in self._sums or len(self._sums) < KINDS else "other"
+            kind = kind if kind in self._sums or len(self._sums) < MAX_KINDS else "other"
             since, count, _last = self._sums.get(kind, (0.0, 0, ""))
-            is_new = not 0 <= now - since < SUMMED
+            is_new = not 0 <= now - since < SUMMARY_INTERVAL
             self._sums[kind] = (now, 0, "") if is_new else (since, count + 1, text)
         if is_new:
             logger.warning("%s%s", text, _and_more(count))
@@ -142,7 +142,7 @@ class ZoneEvents:
         now, due = self._clock(), []
         with self._lock:
             for kind, (since, count, last) in list(self._sums.items()):
-                if 0 <= now - since < SUMMED and not is_last:
+                if 0 <= now - since < SUMMARY_INTERVAL and not is_last:
                     continue
                 del self._sums[kind]
                 if count:
@@ -157,9 +157,9 @@ class ZoneEvents:
         text, now = str(error), self._clock()
         with self._lock:
             said_at = self._troubles.get(text)
-            is_news = said_at is None or not said_at <= now < said_at + REPEATED
+            is_news = said_at is None or not said_at <= now < said_at + REPEAT_INTERVAL
             if is_news:
-                kept = list(self._troubles.items())[-MOST:]
+                kept = list(self._troubles.items())[-MAX_TROUBLES:]
                 self._zone, self._troubles = zone, {**dict(kept), text: now}
             if is_append:
                 self._of_appends = {*self._of_appends, text}
@@ -224,10 +224,10 @@ def labelled(envelope: EnvelopeLike) -> EnvelopeLike:
     if not isinstance(labels, Mapping) or "traceparent" in labels:
         return envelope
     added = outgoing_metadata()
-    if len(added.get("tracestate", "")) > LONGEST_NOTE:
+    if len(added.get("tracestate", "")) > MAX_NOTE:
         del added["tracestate"]
     made = {**labels, **added}
-    if not added or len(made) > MOST_LABELS:
+    if not added or len(made) > MAX_LABELS:
         return envelope
     if isinstance(envelope, Envelope):
         return msgspec.structs.replace(envelope, labels=made)

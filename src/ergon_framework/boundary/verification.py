@@ -15,7 +15,7 @@ from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import Flaw, LogInfo, Reference, StoredObject
 from ergon_framework.ports.transfer import move_state_of
 
-SLICE = 500
+NAMES_PER_READ = 500
 """Names read at once."""
 
 
@@ -113,7 +113,7 @@ def _missing(zone: Zone, wanted: Reference) -> str | None:
 def named_objects(zone: Zone) -> Iterator[StoredObject]:
     """Every object that has a name, in order of bucket and key."""
     after = ("", "")
-    while page := zone.store.objects(after=after, limit=SLICE):
+    while page := zone.store.objects(after=after, limit=NAMES_PER_READ):
         yield from page
         after = (page[-1].bucket, page[-1].key)
 

@@ -128,7 +128,7 @@ HARD, SOFT = 0.8, 0.5
 """Of the capacity: where appends are refused, and where the operator is warned."""
 TOLD_EPOCH = "told_epoch"
 """The attribute with the epoch that was reported last."""
-READ_AT_ONCE = 10_000
+MAX_READ = 10_000
 """Facts that are read within one call, at most."""
 
 
@@ -407,7 +407,7 @@ class Zone:
     def delete(self, bucket: str, key: str, *, before: float | None = None) -> None:
         """Remove an object to which no fact refers; with ``before``, only one as old as that."""
         self.found(bucket, key)
-        if not self.knows_references(most=READ_AT_ONCE):
+        if not self.knows_references(most=MAX_READ):
             raise NodeUnavailableError(
                 f"zone {self.name} is still reading which artifacts its facts refer to",
                 reason="starting",

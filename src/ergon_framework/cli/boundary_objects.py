@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ergon_framework.boundary.http.client import HttpTransport
 
 
-PIECE = 1 << 20
+CHUNK = 1 << 20
 
 
 class Download:
@@ -100,7 +100,7 @@ class Download:
         about = self.about
         stream = self._transport.get_object(about.bucket, about.key, start=done)
         with closing(stream):
-            while piece := stream.read(PIECE):
+            while piece := stream.read(CHUNK):
                 file.write(piece)
                 hashed.update(piece)
                 done += len(piece)
@@ -113,7 +113,7 @@ def copied_out(
     """Write an object's bytes to a stream; that they were wrong can only be told afterwards."""
     hashed = hashlib.sha256()
     with closing(transport.get_object(bucket, key)) as stream:
-        while piece := stream.read(PIECE):
+        while piece := stream.read(CHUNK):
             hashed.update(piece)
             out.write(piece)
         out.flush()

@@ -12,7 +12,7 @@ import pytest
 from ergon_framework.app.move import preflight, transfer
 from ergon_framework.app.move.preflight import refuse_readers
 from ergon_framework.app.move.transfer import (
-    PAGE,
+    PAGE_SIZE,
     Transfer,
     TransferProgress,
     digest_of,
@@ -156,11 +156,11 @@ def test_progress_does_not_run_past_its_end() -> None:
     """A store that grows while it is moved has more than were counted at first."""
     heard: list[TransferProgress] = []
     with closing(MemoryJobStore()) as source, closing(MemoryJobStore()) as target:
-        totals = {"jobs": PAGE}
+        totals = {"jobs": PAGE_SIZE}
         part = Transfer("jobs", source.records, target.records, JOB_KINDS, "one", "another", totals)
-        for count in (1, PAGE + 1):
+        for count in (1, PAGE_SIZE + 1):
             tell_now_and_then(heard.append, part, "copying", "jobs", count)
-    assert [(told.done, told.total) for told in heard] == [(1, PAGE), (PAGE + 1, None)]
+    assert [(told.done, told.total) for told in heard] == [(1, PAGE_SIZE), (PAGE_SIZE + 1, None)]
 
 
 def test_a_zone_that_is_read_is_refused() -> None:

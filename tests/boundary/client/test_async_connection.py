@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.http.async_client import HELD, AsyncConnection
+from ergon_framework.boundary.http.async_client import MAX_UNREAD, AsyncConnection
 from ergon_framework.boundary.http.codec import ResponseReader
 from ergon_framework.errors import NodeUnavailableError
 
@@ -51,11 +51,11 @@ def test_reader_that_does_not_keep_up() -> None:
 
     async def main() -> None:
         connection, transport = connected()
-        connection.data_received(HEAD + b"x" * HELD)
+        connection.data_received(HEAD + b"x" * MAX_UNREAD)
         assert transport.wishes == []
         connection.data_received(b"x")
         assert transport.wishes == ["pause"]
-        assert len(await connection.take()) == HELD + 1
+        assert len(await connection.take()) == MAX_UNREAD + 1
         assert transport.wishes == ["pause", "resume"]
 
     asyncio.run(main())

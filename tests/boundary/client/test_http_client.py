@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.client.flow import SCHEDULE
+from ergon_framework.boundary.client.flow import RETRY_RULE
 from ergon_framework.boundary.client.producer import AsyncProducer, Producer
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.client import HttpTransport
@@ -154,7 +154,7 @@ def appending(*, is_once: bool = False) -> Callable[[Any], Any]:
 
     def append(transport: Any) -> Any:
         kind = Producer if isinstance(transport, HttpTransport) else AsyncProducer
-        producer = kind(transport, retry=replace(SCHEDULE, backoff=Backoff(base=0.1, free=4)))
+        producer = kind(transport, retry=replace(RETRY_RULE, backoff=Backoff(base=0.1, free=4)))
         return (producer.once() if is_once else producer).append_fact(ENVELOPE, FACT)
 
     return append

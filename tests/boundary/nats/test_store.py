@@ -21,7 +21,7 @@ from ergon_framework.boundary.factstore.nats.append import StreamPlacement
 from ergon_framework.boundary.factstore.nats.consumers import MAX_SETTLED
 from ergon_framework.boundary.factstore.nats.records import ids_after
 from ergon_framework.boundary.factstore.nats.schema import Note
-from ergon_framework.boundary.factstore.nats.session import MOST_YOUNG, StreamTransaction
+from ergon_framework.boundary.factstore.nats.session import MAX_YOUNG, StreamTransaction
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
@@ -242,7 +242,7 @@ def test_a_last_fact_that_was_lost_keeps_its_offset(open_store: Open) -> None:
 def test_ids_of_the_last_facts_are_known_at_once(open_store: Open) -> None:
     """A fact is one message, and its id is written with others later; it is known all the same."""
     store = open_store()
-    for number in range(MOST_YOUNG + 3):
+    for number in range(MAX_YOUNG + 3):
         store.append(OUTBOUND, [new(f"id-{number}")])
         again = open_store() if number % 9 == 0 else store
         assert again.append(OUTBOUND, [new(f"id-{number}")]) == [
@@ -252,7 +252,7 @@ def test_ids_of_the_last_facts_are_known_at_once(open_store: Open) -> None:
         assert found is not None
         assert found.offset == number + 1
     ids = store.database.stream.latest([store.database.subjects.ids()])
-    assert MOST_YOUNG < len(ids) < MOST_YOUNG + 3
+    assert MAX_YOUNG < len(ids) < MAX_YOUNG + 3
 
 
 def test_callers_that_come_together_get_their_own_outcomes(open_store: Open) -> None:

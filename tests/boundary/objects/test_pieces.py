@@ -10,13 +10,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.objectstore.blob_io import LARGE, ByteQueue, after, before, fill
+from ergon_framework.boundary.objectstore.blob_io import (
+    MIN_KEPT_PIECE,
+    ByteQueue,
+    after,
+    before,
+    fill,
+)
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 
 pytestmark = pytest.mark.req("BOUNDARY:objects")
 
 DATA = hashlib.shake_128(b"pieces").digest(4 << 20)
-SIZES = st.lists(st.sampled_from([0, 1, 7, 4096, LARGE - 1, LARGE, LARGE + 1, 5 * LARGE]))
+SIZES = st.lists(
+    st.sampled_from(
+        [0, 1, 7, 4096, MIN_KEPT_PIECE - 1, MIN_KEPT_PIECE, MIN_KEPT_PIECE + 1, 5 * MIN_KEPT_PIECE]
+    )
+)
 
 
 def cut(sizes: list[int]) -> list[bytes]:
@@ -58,13 +68,13 @@ def test_parts_of_pieces(sizes: list[int], data: st.DataObject) -> None:
 
 def test_what_may_change_is_copied_and_what_cannot_is_not() -> None:
     """Whoever writes from a buffer may use it again; bytes are kept as they are."""
-    buffer, fixed = bytearray(DATA[:LARGE]), DATA[LARGE : 3 * LARGE]
+    buffer, fixed = bytearray(DATA[:MIN_KEPT_PIECE]), DATA[MIN_KEPT_PIECE : 3 * MIN_KEPT_PIECE]
     pieces = ByteQueue()
     pieces.add(memoryview(buffer))
     pieces.add(fixed)
-    buffer[:] = bytes(LARGE)
+    buffer[:] = bytes(MIN_KEPT_PIECE)
     first, second = pieces.take(pieces.size)
-    assert first == DATA[:LARGE]
+    assert first == DATA[:MIN_KEPT_PIECE]
     assert second.obj is fixed
 
 

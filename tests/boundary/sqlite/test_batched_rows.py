@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
-from ergon_framework.boundary.factstore.sqlite.append import MOST_ROWS
+from ergon_framework.boundary.factstore.sqlite.append import MAX_ROWS
 from ergon_framework.ports.factstore import OUTBOUND, Appended, NewFact
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.sqlite.conftest import ZONE
@@ -42,9 +42,9 @@ def appended(path: Path, groups: list[list[NewFact]]) -> list[list[tuple[Any, ..
 
 
 @given(st.lists(st.sampled_from(["plant-b", "plant-c", "Werk Süd"]), min_size=1, max_size=150))
-@example(["plant-b"] * (MOST_ROWS - 1))
-@example(["plant-b"] * MOST_ROWS)
-@example(["plant-b"] * (2 * MOST_ROWS + 3))
+@example(["plant-b"] * (MAX_ROWS - 1))
+@example(["plant-b"] * MAX_ROWS)
+@example(["plant-b"] * (2 * MAX_ROWS + 3))
 @settings(max_examples=10, deadline=None)
 def test_together_and_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, zones: list[str]
@@ -57,11 +57,11 @@ def test_together_and_one_by_one(
     assert len(together[0]) == len(facts)
 
 
-@pytest.mark.parametrize("place", [1, MOST_ROWS, MOST_ROWS + 2])
+@pytest.mark.parametrize("place", [1, MAX_ROWS, MAX_ROWS + 2])
 def test_nothing_of_a_group_stays_when_a_statement_fails(tmp_path: Path, place: int) -> None:
     """Whichever statement it is, those before it are undone, and the group can come again."""
     path = tmp_path / "facts.db"
-    facts = [new(f"id-{number}") for number in range(MOST_ROWS + 3)]
+    facts = [new(f"id-{number}") for number in range(MAX_ROWS + 3)]
     with closing(SqliteFactStore(path, zone=ZONE)) as store:
         with closing(sqlite3.connect(path)) as other, other:
             other.execute(

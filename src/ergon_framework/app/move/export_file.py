@@ -27,7 +27,7 @@ from ergon_framework.app.move.preflight import refuse_half_source
 from ergon_framework.app.move.record_file import CALLS, FACTS, JOBS, Header, RecordWriter, Trailer
 from ergon_framework.app.move.transfer import (
     MAX_PASSES,
-    PAGE,
+    PAGE_SIZE,
     Tell,
     TransferProgress,
     all_records,
@@ -242,7 +242,7 @@ def _write(opened: _Opened, writer: RecordWriter, tell: Tell) -> None:
         for kind in record_file.kinds_of(part.name):
             for copy in all_records(part.records, kind):
                 count = writer.record(copy)
-                if count % PAGE == 1:
+                if count % PAGE_SIZE == 1:
                     failpoint("export.page.written")
                     total = part.totals.get(kind.title)
                     tell(TransferProgress(part.name, f"exporting {kind.title}", count, total))

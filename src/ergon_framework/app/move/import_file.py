@@ -32,7 +32,7 @@ from ergon_framework.app.move.record_file import (
     RecordFile,
     kinds_of,
 )
-from ergon_framework.app.move.transfer import PAGE, Moved, Tell, Transfer, TransferProgress
+from ergon_framework.app.move.transfer import PAGE_SIZE, Moved, Tell, Transfer, TransferProgress
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.store_urls import is_folder, open_object_store
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
@@ -94,7 +94,7 @@ def run(asked: Importing, tell: Tell, stdin: IO[bytes] | None = None) -> Importe
 
 def _check(file: RecordFile, asked: Importing, tell: Tell) -> None:
     def watch(count: int) -> None:
-        if count % PAGE == 1:
+        if count % PAGE_SIZE == 1:
             tell(TransferProgress("file", "reading records", count))
 
     file.check(watch, may_be_cut_off=asked.may_be_cut_off)

@@ -33,7 +33,7 @@ from ergon_framework.ports.transfer import (
 from ergon_framework.storage.conflicts import ConflictError, retry_conflicts
 from ergon_framework.storage.failpoints import declare, failpoint
 
-PAGE = 500
+PAGE_SIZE = 500
 """Copies that are read at once."""
 
 
@@ -57,7 +57,7 @@ class KindDigest:
 def all_records(store: RecordStore, kind: type[C]) -> Iterator[C]:
     """Every copy of a kind, in order."""
     after: Any = None
-    while page := store.dump(kind, after, PAGE):
+    while page := store.dump(kind, after, PAGE_SIZE):
         yield from page
         after = page[-1].sort_key
 
@@ -188,7 +188,7 @@ class Transfer:
 
 def tell_now_and_then(tell: Tell, part: Transfer, doing: str, kind: str, count: int) -> None:
     """Say how far it is, once a page."""
-    if count % PAGE == 1:
+    if count % PAGE_SIZE == 1:
         total = part.totals.get(kind)
         is_beyond = total is not None and count > total  # it grew meanwhile
         tell(TransferProgress(part.name, f"{doing} {kind}", count, None if is_beyond else total))
@@ -479,7 +479,7 @@ class _Copying:
             moved.discarded += step is Difference.GONE
             moved.copied += step is not Difference.GONE
             self._size += len(copy.content)
-            if len(self._coming) + len(self._going) >= PAGE or self._size > PAGE_BYTES:
+            if len(self._coming) + len(self._going) >= PAGE_SIZE or self._size > PAGE_BYTES:
                 self._flush()
         self._flush()
         return left, read.sum()

@@ -33,7 +33,7 @@ from ergon_framework.ports.factstore import Reference
 from ergon_framework.storage.failpoints import declare, failpoint
 
 CHUNK = 1 << 20
-IN_MEMORY = 8 << 20
+MAX_IN_MEMORY = 8 << 20
 """Bytes of a stream that are kept in memory; more go into a temporary file."""
 
 Blob: TypeAlias = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
@@ -105,7 +105,7 @@ class FileSource:
 
 
 def _copied(file: _Reads) -> tempfile.SpooledTemporaryFile[bytes]:
-    copy = tempfile.SpooledTemporaryFile[bytes](IN_MEMORY)
+    copy = tempfile.SpooledTemporaryFile[bytes](MAX_IN_MEMORY)
     try:
         for piece in _pieces(file):
             copy.write(piece)
@@ -286,7 +286,7 @@ def saving(
 
 def opening(reference: Reference, rule: RetryRule, dice: Dice) -> Flow[IO[bytes]]:
     """An artifact as a file, verified, at its start; the caller closes it."""
-    file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - the caller's
+    file: IO[bytes] = tempfile.SpooledTemporaryFile(MAX_IN_MEMORY)  # noqa: SIM115 - the caller's
     try:
         yield from Receiving(reference, file).script(rule, dice)
     except BaseException:

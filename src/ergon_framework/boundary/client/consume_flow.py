@@ -46,9 +46,9 @@ from ergon_framework.storage.failpoints import declare, failpoint
 
 MAX_BYTES = 4 << 20
 """Of one page."""
-LEAVING = 5.0
+RELEASE_TIMEOUT = 5.0
 """Seconds that letting go of a name may take at most."""
-FROM_OUTSIDE = (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)
+INTERRUPTS = (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)
 """What ends a handler and says nothing about its fact: an operator's Ctrl-C, a cancelled task."""
 
 
@@ -182,7 +182,7 @@ class ConsumerSession:
 
     def release(self) -> Flow[None]:
         """Release the lease now, so that another process need not wait until it expires."""
-        yield Send(ADMIN + "ReleaseLease", self._body({}), min(self.timeout, LEAVING))
+        yield Send(ADMIN + "ReleaseLease", self._body({}), min(self.timeout, RELEASE_TIMEOUT))
 
     def release_counted(self) -> Flow[None]:
         """The same, while the node goes on counting how often the next fact was given out.
@@ -191,7 +191,7 @@ class ConsumerSession:
         not: it is counted, and the name is free again at once.
         """
         asked = {"limit": 1, "lease_ms": 1, "max_bytes": 1}
-        yield Send(BOUNDARY + "FetchFacts", self._body(asked), min(self.timeout, LEAVING))
+        yield Send(BOUNDARY + "FetchFacts", self._body(asked), min(self.timeout, RELEASE_TIMEOUT))
 
     def _call(self, method: str, body: bytes) -> Flow[bytes]:
         return called(method, body, self.rule, self.dice, timeout=self.timeout)
@@ -206,9 +206,9 @@ def _encoded(fields: dict[str, Any]) -> bytes:
 
 HANDLER_FAILED = "handler_failed"
 CRASH_LOOP = "crash_loop"
-LONGEST_MESSAGE = 1000
+MAX_MESSAGE = 1000
 declare("boundary.confirming.before", "boundary.confirming.after")
-IDLE = 0.25
+MIN_POLL_INTERVAL = 0.25
 """Seconds between two looks into an empty log at least."""
 
 
@@ -299,7 +299,7 @@ class ConsumeLoop:
 
     def _pace(self, waited: float) -> Flow[None]:
         """Fetch a page; the node waits for facts. If it did not wait, pause here."""
-        pause = max(self.wait, IDLE)
+        pause = max(self.wait, MIN_POLL_INTERVAL)
         if waited < pause / 2:
             yield Pause(pause - waited)
 
@@ -360,7 +360,7 @@ class ConsumeLoop:
                     text = describe(error)
                     yield from self._set_aside(delivery, HANDLER_FAILED, text, call.attempts)
                     return True
-            except FROM_OUTSIDE:
+            except INTERRUPTS:
                 raise
             except BaseException:
                 self.is_ended_by_handler = True
@@ -381,7 +381,7 @@ class ConsumeLoop:
     def _set_aside(
         self, delivery: Delivery, reason: str, message: str, attempts: int
     ) -> Flow[None]:
-        yield from self.desk.set_aside(delivery.offset, reason, message[:LONGEST_MESSAGE], attempts)
+        yield from self.desk.set_aside(delivery.offset, reason, message[:MAX_MESSAGE], attempts)
         self.report.quarantined += 1
         if not delivery.released:
             self.done = delivery.offset

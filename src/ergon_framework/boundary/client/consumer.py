@@ -37,7 +37,7 @@ from ergon_framework.boundary.client.consume_flow import (
     renew_lease,
 )
 from ergon_framework.boundary.client.flow import (
-    RETRIED,
+    RETRIED_KINDS,
     Dice,
     Flow,
     TaskRunner,
@@ -69,10 +69,10 @@ __all__ = ["ConsumeReport", "ConsumerBase", "ConsumerOptions", "Stop"]
 logger = logging.getLogger("ergon_framework.boundary.consuming.options")  # users filter by it
 
 NO_END = 1 << 60
-PATIENCE = RetryRule(
+RUN_RETRY_RULE = RetryRule(
     attempts=NO_END,
     backoff=Backoff(base=0.1, factor=2.0, cap=5.0, low=0.5, high=1.0),
-    on=RETRIED,
+    on=RETRIED_KINDS,
     max_retry_after=30.0,
 )
 """How a run waits for a node that is away: until it is back, or the run is stopped."""
@@ -204,7 +204,7 @@ class ConsumerBase:
         """
         FUNCTION.check("handler", handler)
         SECONDS_OR_ZERO.check("wait", wait)
-        patience = self.rule if until_empty else PATIENCE
+        patience = self.rule if until_empty else RUN_RETRY_RULE
         desk = replace(self.desk, rule=self._options.get("retry", patience))
         return ConsumeLoop(
             desk=desk,

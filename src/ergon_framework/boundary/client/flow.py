@@ -114,11 +114,11 @@ Dice: TypeAlias = Callable[[], float]
 
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
-RETRIED = frozenset({Kind.TRANSIENT, Kind.THROTTLED, Kind.TIMEOUT})
-SCHEDULE = RetryRule(
+RETRIED_KINDS = frozenset({Kind.TRANSIENT, Kind.THROTTLED, Kind.TIMEOUT})
+RETRY_RULE = RetryRule(
     attempts=4,
     backoff=Backoff(base=0.1, factor=2.0, free=1),
-    on=RETRIED,
+    on=RETRIED_KINDS,
     max_retry_after=1.0,
 )
 """RetryAfter at once, then after 100 and after 200 ms; then the last error is raised."""
@@ -128,7 +128,7 @@ class UnrunHandlerError(WiringError):
     """A function of the user's came back before it did anything: nothing was handled."""
 
 
-_UNRUN: dict[str, Callable[[Any], bool]] = {
+_UNSUPPORTED_RESULTS: dict[str, Callable[[Any], bool]] = {
     "a coroutine": inspect.iscoroutine,
     "a generator": inspect.isgenerator,
     "an asynchronous generator": inspect.isasyncgen,
@@ -141,7 +141,7 @@ def refuse_unrun(answer: Any, what: str, *, is_awaited: bool = False) -> None:
 
     With ``is_awaited`` a coroutine is fine, since the caller runs it.
     """
-    for kind, is_one in _UNRUN.items():
+    for kind, is_one in _UNSUPPORTED_RESULTS.items():
         if not is_one(answer) or (is_awaited and kind == _AWAITED):
             continue
         if not inspect.isasyncgen(answer):  # one of these that never began needs no end
@@ -227,7 +227,7 @@ def _hurried(send: Send, left: float) -> Send:
     return Send(send.method, send.body, left if send.timeout is None else min(left, send.timeout))
 
 
-LOOK = 0.25
+STOP_POLL_INTERVAL = 0.25
 """Seconds between two looks at a stop flag that cannot wake anybody."""
 
 
@@ -302,7 +302,7 @@ class ThreadRunner:
                 if now >= until:
                     return False
                 is_deaf = self._is_stopped is never
-                self._signal.wait(until if is_deaf else min(until, now + LOOK))
+                self._signal.wait(until if is_deaf else min(until, now + STOP_POLL_INTERVAL))
             return True
 
 
@@ -372,5 +372,5 @@ class TaskRunner:
             if now >= until:
                 return False
             is_deaf = self._is_stopped is never
-            await self._signal.wait(until if is_deaf else min(until, now + LOOK))
+            await self._signal.wait(until if is_deaf else min(until, now + STOP_POLL_INTERVAL))
         return True

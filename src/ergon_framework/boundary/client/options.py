@@ -22,7 +22,7 @@ from ergon_framework.boundary.arguments import (
     check_given,
     one_of,
 )
-from ergon_framework.boundary.client.flow import SCHEDULE, Dice
+from ergon_framework.boundary.client.flow import RETRY_RULE, Dice
 from ergon_framework.boundary.client.publish_flow import ProducerConfig
 from ergon_framework.boundary.model import EnvelopeLike
 from ergon_framework.core.retry import RetryRule
@@ -172,7 +172,7 @@ def bounded(retry: RetryRule | None, timeout: float | None) -> RetryRule:
 
     A rule of the caller's own keeps its budget, and has none unless a timeout was given, too.
     """
-    rule = SCHEDULE if retry is None else retry
+    rule = RETRY_RULE if retry is None else retry
     if rule.budget is not None or (retry is not None and timeout is None):
         return rule
     return replace(rule, budget=TIMEOUT if timeout is None else timeout)

@@ -141,7 +141,7 @@ class Figures:
 
 
 _NAME = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}|new\.[0-9a-f]{16}")
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class OutboxFiles:
@@ -244,7 +244,7 @@ def _never_fits(max_bytes: int) -> FactInvalidError:
 
 
 def _told(error: OSError, folder: Path) -> StoreError:
-    if error.errno in _FULL:
+    if error.errno in _DISK_FULL:
         return StoreFullError(
             f"there is no room left in {folder}", remedy="free some disk space, then try again"
         )
@@ -324,7 +324,7 @@ _PACKAGE = "ergon_framework.boundary.client"
 _SCHEMA = Schema("outbox", f"{_PACKAGE}.outbox_migrations")
 _SQL = load(_PACKAGE, "outbox.sql")
 _TOPIC = "outbox"
-_GRACE = 3600.0  # seconds after which a copy that no row refers to is an orphan
+_ORPHAN_GRACE = 3600.0  # seconds after which a copy that no row refers to is an orphan
 
 _encode = msgspec.json.Encoder().encode
 
@@ -456,7 +456,7 @@ class OutboxStore:
         if not all(lists):  # one list cannot be read: it may refer to any file
             return 0
         known = {file.path for files in lists for file in files}
-        return self.folder.sweep(known, self._clock() - _GRACE)
+        return self.folder.sweep(known, self._clock() - _ORPHAN_GRACE)
 
     # ---- what was refused ----
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ergon_framework.boundary.client.artifacts import Artifact, Blob, digest_of, source_of
 from ergon_framework.boundary.client.flow import (
-    SCHEDULE,
+    RETRY_RULE,
     Dice,
     Do,
     Flow,
@@ -65,7 +65,7 @@ class FactWarning(UserWarning):
 class ProducerConfig:
     """How a producer goes about it."""
 
-    rule: RetryRule = SCHEDULE
+    rule: RetryRule = RETRY_RULE
     dice: Dice = field(default=lambda: 0.5, repr=False)
     strict_ids: bool = False
 
@@ -265,7 +265,7 @@ Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
 """A bar (True), none (False), one when it is worth it (None), or a function that is told the name
 of the file, how many bytes have been sent, and how many there are."""
 
-LARGE = 8 << 20
+PROGRESS_BYTES = 8 << 20
 """Bytes from which on a bar is worth it."""
 
 
@@ -329,7 +329,7 @@ class _Watch:
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._callback = progress if callable(progress) else None
-        is_worth_it = total > LARGE and sys.stderr.isatty()
+        is_worth_it = total > PROGRESS_BYTES and sys.stderr.isatty()
         self._has_bar = progress is True or (progress is None and is_worth_it)
         self._bar: Any = None
 

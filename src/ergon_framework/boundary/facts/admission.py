@@ -27,7 +27,7 @@ from ergon_framework.boundary.facts.ids import (
     lint,
 )
 from ergon_framework.boundary.facts.schema import (
-    INT64,
+    MAX_INT64,
     Problem,
     Problems,
     identity_digest,
@@ -41,12 +41,12 @@ from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import FactInvalidError
 from ergon_framework.ports.factstore import NewFact, Reference
 
-MOST = 64
+MAX_REFERENCES = 64
 """References in one fact."""
-MARK = b"bucket"
+REFERENCE_MARK = b"bucket"
 """A canonical form without these bytes holds no reference."""
 
-_TELLING = ("digest", "size", "media_type", "file_name")
+_REFERENCE_FIELDS = ("digest", "size", "media_type", "file_name")
 
 
 def references(value: Any, field: str = OBJECT) -> tuple[Reference, ...]:
@@ -56,15 +56,19 @@ def references(value: Any, field: str = OBJECT) -> tuple[Reference, ...]:
     if problems:
         raise refusal(*problems)
     distinct = tuple(dict.fromkeys(each for each in found if each is not None))
-    if len(distinct) > MOST:
-        text = f"refers to {len(distinct)} artifacts, and the limit is {MOST}"
+    if len(distinct) > MAX_REFERENCES:
+        text = f"refers to {len(distinct)} artifacts, and the limit is {MAX_REFERENCES}"
         raise refusal(Problem(field, "length", text, "spread them over several facts"))
     return distinct
 
 
 def _candidates(value: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(value, dict):
-        if "bucket" in value and "key" in value and any(name in value for name in _TELLING):
+        if (
+            "bucket" in value
+            and "key" in value
+            and any(name in value for name in _REFERENCE_FIELDS)
+        ):
             yield path, value
         for name, item in value.items():
             if isinstance(item, dict | list):
@@ -115,7 +119,7 @@ def _size(item: dict[str, Any], path: str, problems: Problems) -> int | None:
     elif isinstance(value, bool) or not isinstance(value, int):
         text = f"is {kind(value)} instead of a whole number"
         problems.append(Problem(at, "type", text, remedy))
-    elif not 0 <= value <= INT64:
+    elif not 0 <= value <= MAX_INT64:
         problems.append(Problem(at, "range", "is negative", remedy))
     else:
         return value
@@ -126,13 +130,13 @@ Message: TypeAlias = tuple[Envelope, Fact]
 T = TypeVar("T")
 
 _DAY_MS = 86_400_000
-_LENGTHY = 6
+_MAX_SPELLING_RATIO = 6
 """How many times longer than the longest canonical form an object may be spelled."""
 _ENVELOPE_BYTES = 64 * 1024
 """More than an envelope with all its labels takes."""
 
 
-_HASHED = 64 * 1024
+_MAX_HASHED = 64 * 1024
 """Bytes of the largest object whose usual spellings are hashed."""
 
 
@@ -271,11 +275,11 @@ def admitted(
         identity_digest(envelope, fact, form),
         _encode(envelope),
         _encode(_Stored(fact.subject, fact.predicate, Raw(form))),
-        references(decode(form)) if form.find(MARK) >= 0 else (),
+        references(decode(form)) if form.find(REFERENCE_MARK) >= 0 else (),
         source_offset,
     )
     found = lint(message_id) or hash_of_object(message_id, form, raw)
-    if found is None and is_thorough and is_digest(message_id) and len(form) <= _HASHED:
+    if found is None and is_thorough and is_digest(message_id) and len(form) <= _MAX_HASHED:
         value = decode(raw or form) if isinstance(given, Raw) else given
         found = hash_of_python(message_id, value)
     return Admission(new_fact, _warnings(envelope, found, strict_ids, clock))
@@ -373,14 +377,14 @@ def _is_sound(envelope: Envelope, fact: Fact) -> bool:
     try:
         return bool(
             _is_id(envelope.message_id)
-            and len(from_zone) <= schema.LONGEST_ZONE
-            and len(to_zone) <= schema.LONGEST_ZONE
-            and len(predicate) <= schema.LONGEST_PREDICATE
+            and len(from_zone) <= schema.MAX_ZONE
+            and len(to_zone) <= schema.MAX_ZONE
+            and len(predicate) <= schema.MAX_PREDICATE
             and are_valid_names(from_zone, to_zone, predicate)
             and _is_subject(fact.subject)
-            and len(fact.subject) <= schema.LONGEST_SUBJECT
+            and len(fact.subject) <= schema.MAX_SUBJECT
             and type(envelope.produced_at_unix_ms) is int
-            and 0 < envelope.produced_at_unix_ms <= schema.INT64
+            and 0 < envelope.produced_at_unix_ms <= schema.MAX_INT64
             and _has_sound_options(envelope)
         )
     except TypeError:  # something that is not text where text should be
@@ -400,20 +404,20 @@ def _has_sound_options(envelope: Envelope) -> bool:
 
 
 def _are_labels(labels: dict[str, str]) -> bool:
-    if type(labels) is not dict or len(labels) > schema.MOST_LABELS:
+    if type(labels) is not dict or len(labels) > schema.MAX_LABELS:
         return False
     for name, value in labels.items():
-        if len(name) > schema.LONGEST_LABEL or not is_valid_word(name):
+        if len(name) > schema.MAX_LABEL or not is_valid_word(name):
             return False
-        if value != "" and (len(value) > schema.LONGEST_NOTE or not is_valid_word(value)):
+        if value != "" and (len(value) > schema.MAX_NOTE or not is_valid_word(value)):
             return False
     return True
 
 
 def _check_spelling(size: int, limits: LimitSettings) -> None:
     """Refuse what is long and odd before it takes the node's time."""
-    if size > limits.fact_bytes * _LENGTHY:
-        raise _too_large(f"is spelled with {size:,} bytes", limits.fact_bytes * _LENGTHY)
+    if size > limits.fact_bytes * _MAX_SPELLING_RATIO:
+        raise _too_large(f"is spelled with {size:,} bytes", limits.fact_bytes * _MAX_SPELLING_RATIO)
 
 
 def _too_large(problem: str, limit: int) -> FactInvalidError:

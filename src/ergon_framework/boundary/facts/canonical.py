@@ -20,9 +20,9 @@ import rfc8785
 
 from ergon_framework.boundary.facts.schema import Problem, kind, place, refusal
 
-LARGEST = 2**53 - 1
+MAX_INTEGER = 2**53 - 1
 """The largest whole number that every JSON reader keeps exact."""
-DEEPEST = 64
+MAX_DEPTH = 64
 """Arrays and objects within each other."""
 OBJECT = "fact.object_json"
 
@@ -40,7 +40,7 @@ def _number(literal: str) -> float:
     """A number with a fraction; a whole one as the integer that its canonical form shows."""
     value = float(literal)
     size = abs(value)
-    if 1e-5 <= size <= LARGEST or not size:
+    if 1e-5 <= size <= MAX_INTEGER or not size:
         return int(value) if value.is_integer() else value
     raise _OddError
 
@@ -82,7 +82,7 @@ def canonical(value: Any, field: str = OBJECT) -> bytes:
             form.find(b".0") < 0
             and marks.find(b"9e") < 0
             and marks.find(_LONG) < 0
-            and marks.count(b"[") <= DEEPEST
+            and marks.count(b"[") <= MAX_DEPTH
             and (form.isascii() or marks.find(b"4") < 0)
         ):  # as nearly every fact: nothing in it can have another canonical form
             if _decode_plain(form) == value:
@@ -141,7 +141,7 @@ def load(raw: bytes, field: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise refusal(_unreadable(field, error)) from None
     if doubled:  # in a whole request the object lies a little deeper
-        raise refusal(*flaws(value, field, DEEPEST + 4))
+        raise refusal(*flaws(value, field, MAX_DEPTH + 4))
     return value
 
 
@@ -156,7 +156,7 @@ def _unreadable(field: str, error: Exception) -> Problem:
     return Problem(field, "range", "holds a number of thousands of digits", _REMEDY)
 
 
-def flaws(value: Any, path: str, deepest: int = DEEPEST) -> Iterator[Problem]:
+def flaws(value: Any, path: str, deepest: int = MAX_DEPTH) -> Iterator[Problem]:
     """What JSON cannot say so that everybody understands the same, with the place of each."""
     if value is None or isinstance(value, bool):
         return
@@ -198,14 +198,14 @@ def _flaws_of_members(members: dict[Any, Any], path: str, deepest: int) -> Itera
 
 def _too_deep(path: str) -> Problem:
     at = path if len(path) <= 200 else path[:200] + "…"
-    return Problem(at, "depth", f"is nested more than {DEEPEST} deep", "make it flatter")
+    return Problem(at, "depth", f"is nested more than {MAX_DEPTH} deep", "make it flatter")
 
 
 def _is_sayable(value: float) -> bool:
     """Whether a number survives; a large whole one would come back as another integer."""
     if isinstance(value, int):
-        return -LARGEST <= value <= LARGEST
-    return math.isfinite(value) and not LARGEST < abs(value) < _EXPONENT
+        return -MAX_INTEGER <= value <= MAX_INTEGER
+    return math.isfinite(value) and not MAX_INTEGER < abs(value) < _EXPONENT
 
 
 def _is_said_once(value: Any, raw: bytes) -> bool:
@@ -225,14 +225,14 @@ def _is_plain(form: bytes, marks: bytes, value: Any) -> bool:
     """
     if marks.find(_LONG) >= 0 and _BEYOND.search(form):
         return False
-    if marks.count(b"[") > DEEPEST and not _is_shallow(value):
+    if marks.count(b"[") > MAX_DEPTH and not _is_shallow(value):
         return False
     return form.isascii() or marks.find(b"4") < 0
 
 
 def _is_shallow(value: Any) -> bool:
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [
             item
             for node in level
@@ -254,4 +254,4 @@ class _Doubled(dict[str, Any]):
 
 def _fraction(literal: str) -> float:
     value = float(literal)
-    return int(value) if value.is_integer() and abs(value) <= LARGEST else value
+    return int(value) if value.is_integer() and abs(value) <= MAX_INTEGER else value

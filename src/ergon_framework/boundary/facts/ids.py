@@ -137,13 +137,13 @@ _HASHES = {32: md5, 40: sha1, 64: sha256, 96: sha384, 128: sha512}
 
 _BARE = 32
 """Hexadecimal digits of a UUID."""
-_LONGEST = 64
+_MAX_LENGTH = 64
 """No shape is longer than that."""
 
 
 def lint(message_id: str) -> str | None:
     """What an id looks like that it should not be, or None."""
-    if len(message_id) >= _LONGEST:
+    if len(message_id) >= _MAX_LENGTH:
         return None
     if found := _UUID.fullmatch(message_id):
         return _UUIDS.get(found[1])

@@ -17,14 +17,14 @@ import msgspec
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.errors import FactInvalidError
 
-LONGEST_ZONE = 128
-LONGEST_SUBJECT = 1024
-LONGEST_PREDICATE = 128
-LONGEST_NOTE = 255
-LONGEST_LABEL = 63
-MOST_LABELS = 32
-MOST_PROBLEMS = 20
-INT64 = 2**63 - 1
+MAX_ZONE = 128
+MAX_SUBJECT = 1024
+MAX_PREDICATE = 128
+MAX_NOTE = 255
+MAX_LABEL = 63
+MAX_LABELS = 32
+MAX_PROBLEMS = 20
+MAX_INT64 = 2**63 - 1
 BODY = "body"
 """The path of a whole request, in which fields are named without it."""
 
@@ -59,7 +59,7 @@ def refusal(*problems: Problem) -> FactInvalidError:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     told = [
         {"field": at, "reason": reason, "message": f"{at} {text}"}
-        for at, reason, text, _ in problems[:MOST_PROBLEMS]
+        for at, reason, text, _ in problems[:MAX_PROBLEMS]
     ]
     return FactInvalidError(
         f"{first.field} {first.text}{more}",
@@ -151,7 +151,7 @@ def optional_text(field: str, value: Any, problems: Problems) -> Any:
     """Text that may be left out; without a character it is left out."""
     if value == "":
         return None
-    _is_text(field, value, LONGEST_NOTE, problems)
+    _is_text(field, value, MAX_NOTE, problems)
     return value
 
 
@@ -165,26 +165,26 @@ def milliseconds(field: str, value: Any, problems: Problems) -> Any:
     if isinstance(value, bool) or not isinstance(value, int):
         text = f"is {kind(value)} instead of a whole number"
         problems.append(Problem(field, "type", text, remedy))
-    elif not 0 < value <= INT64:
+    elif not 0 < value <= MAX_INT64:
         problems.append(Problem(field, "range", "is not between 1 and 2^63 - 1", remedy))
     return value
 
 
 def labels(field: str, value: Any, problems: Problems) -> Any:
     """A few words under names."""
-    remedy = f"give at most {MOST_LABELS} names with text"
+    remedy = f"give at most {MAX_LABELS} names with text"
     if not isinstance(value, Mapping):
         text = f"is {kind(value)} instead of an object"
         problems.append(Problem(field, "type", text, remedy))
         return value
-    if len(value) > MOST_LABELS:
-        text = f"has {len(value)} entries, and the limit is {MOST_LABELS}"
+    if len(value) > MAX_LABELS:
+        text = f"has {len(value)} entries, and the limit is {MAX_LABELS}"
         problems.append(Problem(field, "length", text, remedy))
         return value
     for name, item in value.items():
         at = place(field, str(name))
-        if _is_text(at, name, LONGEST_LABEL, problems):
-            _is_text(at, item, LONGEST_NOTE, problems, at_least=0)
+        if _is_text(at, name, MAX_LABEL, problems):
+            _is_text(at, item, MAX_NOTE, problems, at_least=0)
     return dict(value)
 
 
@@ -223,7 +223,7 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z])[A-Z]", lambda found: "_" + found[0].lower(), name)
 
 
-_ZONE = shaped(ZONE, LONGEST_ZONE, "give the name of a zone, without control characters")
+_ZONE = shaped(ZONE, MAX_ZONE, "give the name of a zone, without control characters")
 
 ENVELOPE: dict[str, tuple[Check, bool]] = {
     "message_id": (
@@ -246,10 +246,10 @@ ENVELOPE: dict[str, tuple[Check, bool]] = {
 
 FACT: dict[str, tuple[Check, bool]] = {
     "subject": (
-        shaped(SUBJECT, LONGEST_SUBJECT, "write it as kind:id or kind:scope/id, in ASCII"),
+        shaped(SUBJECT, MAX_SUBJECT, "write it as kind:id or kind:scope/id, in ASCII"),
         True,
     ),
-    "predicate": (shaped(PREDICATE, LONGEST_PREDICATE, "write it in lower_snake_case"), True),
+    "predicate": (shaped(PREDICATE, MAX_PREDICATE, "write it in lower_snake_case"), True),
     "object_json": (anything, True),
 }
 """The same for a fact; what ``object_json`` holds is read by the canonical form."""

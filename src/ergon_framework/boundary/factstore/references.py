@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ergon_framework.boundary.facts.admission import MARK, references
+from ergon_framework.boundary.facts.admission import REFERENCE_MARK, references
 from ergon_framework.errors import DataLossError, FactInvalidError
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, Reference, StoredFact
 
@@ -24,7 +24,7 @@ _OBJECT = "object_json"
 
 def references_of(fact: StoredFact) -> tuple[Reference, ...]:
     """What a stored fact refers to."""
-    if MARK not in fact.fact:
+    if REFERENCE_MARK not in fact.fact:
         return ()
     try:
         return references(msgspec.json.decode(fact.fact).get(_OBJECT))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
-from ergon_framework.boundary.http.client import RECEIVE, news_of
+from ergon_framework.boundary.http.client import RECEIVE_BYTES, news_of
 from ergon_framework.boundary.http.codec import (
     ResponseReader,
     answer_of,
@@ -20,7 +20,7 @@ from ergon_framework.boundary.http.endpoint import Endpoint, Tls
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.errors import BoundaryError, NodeUnavailableError
 
-HELD = 1 << 20
+MAX_UNREAD = 1 << 20
 """Bytes of a streamed answer that may wait here for their reader."""
 
 
@@ -166,7 +166,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except BoundaryError as error:
             self._fail(error)
             self.close()
-        if reader.is_streamed and reader.held > HELD:
+        if reader.is_streamed and reader.held > MAX_UNREAD:
             self._is_reading = False
             self._transport.pause_reading()
         self._wake()
@@ -237,7 +237,7 @@ class AsyncHttpTransport:
         self.url = url
         self._endpoint = Endpoint(url, tls, expected_zone)
         self._timeout = timeout
-        self._room = memoryview(bytearray(RECEIVE))
+        self._room = memoryview(bytearray(RECEIVE_BYTES))
         self._idle: list[AsyncConnection] = []
         self._places = asyncio.Semaphore(connections)
         self._is_closed = False

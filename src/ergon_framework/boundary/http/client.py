@@ -31,7 +31,7 @@ from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import NodeUnavailableError
 
-RECEIVE = 64 << 10
+RECEIVE_BYTES = 64 << 10
 """Bytes asked of a socket at once; more than that would cost a fresh mapping each time."""
 
 
@@ -56,7 +56,7 @@ class HttpConnection:
 
     def receive(self, reader: ResponseReader) -> None:
         """Let the reader have what comes next."""
-        data = self._socket.recv(RECEIVE)
+        data = self._socket.recv(RECEIVE_BYTES)
         if data:
             reader.feed(data)
         else:

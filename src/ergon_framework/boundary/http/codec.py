@@ -208,13 +208,13 @@ def _garbage(why: str) -> NodeUnavailableError:
     )
 
 
-OF_REASON: dict[tuple[str, str], type[BoundaryError]] = {
+ERROR_OF_REASON: dict[tuple[str, str], type[BoundaryError]] = {
     ("already_exists", "conflicting_duplicate"): ConflictingDuplicateError,
     ("already_exists", "object_conflict"): ObjectConflictError,
     ("failed_precondition", "artifact_missing"): ArtifactError,
     ("failed_precondition", "artifact_mismatch"): ArtifactError,
 }
-OF_CODE: dict[str, type[BoundaryError]] = {
+ERROR_OF_CODE: dict[str, type[BoundaryError]] = {
     "invalid_argument": FactInvalidError,
     "unauthenticated": NotPermittedError,
     "permission_denied": NotPermittedError,
@@ -225,7 +225,7 @@ OF_CODE: dict[str, type[BoundaryError]] = {
     "unavailable": NodeUnavailableError,
     "deadline_exceeded": NodeUnavailableError,
 }
-OF_NODE = frozenset({"internal", "unknown"})
+CODES_OF_NODE = frozenset({"internal", "unknown"})
 """Codes of a node that stumbled."""
 CODE_OF_STATUS = {
     400: "invalid_argument",
@@ -239,8 +239,8 @@ CODE_OF_STATUS = {
     504: "deadline_exceeded",
 }
 """For answers that are no node's, such as a proxy's. Its 404 says nothing about facts."""
-_ASK = "get the object itself: that answer says why"
-_ELSEWHERE = "check the URL, and the proxy if there is one between here and the node"
+_GET_REMEDY = "get the object itself: that answer says why"
+_PROXY_REMEDY = "check the URL, and the proxy if there is one between here and the node"
 
 
 def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> BoundaryError:
@@ -251,13 +251,13 @@ def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> Bou
 def error_of_head(status: int, headers: Mapping[str, str]) -> BoundaryError:
     """The error of an answer to HEAD, which has no body that could say more."""
     told = f"the answer has the HTTP status {status}"
-    shape = {"code": _code(status), "message": told, "details": {"remedy": _ASK}}
+    shape = {"code": _code(status), "message": told, "details": {"remedy": _GET_REMEDY}}
     return _completed(error_of_shape(shape), status, headers)
 
 
 def _elsewhere(status: int) -> dict[str, Any]:
     told = f"what answers with the HTTP status {status} is no node of a zone"
-    details = {"reason": "bad_answer", "remedy": _ELSEWHERE}
+    details = {"reason": "bad_answer", "remedy": _PROXY_REMEDY}
     return {"code": _code(status), "message": told, "details": details}
 
 
@@ -266,7 +266,7 @@ def _code(status: int) -> str:
 
 
 def _completed(error: BoundaryError, status: int, headers: Mapping[str, str]) -> BoundaryError:
-    if status < 500 and error.code in OF_NODE:
+    if status < 500 and error.code in CODES_OF_NODE:
         error.is_retryable = False  # a redirection, say: no node stumbled
     if error.retry_after is None:
         error.retry_after = _seconds(headers.get("retry-after"))
@@ -280,7 +280,7 @@ def error_of_shape(shape: Mapping[str, Any]) -> BoundaryError:
     reason = str(details.pop("reason", ""))
     remedy = str(details.pop("remedy", ""))
     wait = details.pop("retry_after_ms", None)
-    kind = OF_REASON.get((code, reason)) or OF_CODE.get(code, BoundaryError)
+    kind = ERROR_OF_REASON.get((code, reason)) or ERROR_OF_CODE.get(code, BoundaryError)
     error = kind(
         str(shape.get("message") or "the node refused"),
         code=code,
@@ -289,7 +289,7 @@ def error_of_shape(shape: Mapping[str, Any]) -> BoundaryError:
         details=details,
         retry_after=wait / 1000 if isinstance(wait, int | float) else None,
     )
-    if code in OF_NODE:  # it says nothing about the request, and the outcome is unknown
+    if code in CODES_OF_NODE:  # it says nothing about the request, and the outcome is unknown
         error.is_retryable = True
     return error
 

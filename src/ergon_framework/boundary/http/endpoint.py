@@ -33,14 +33,14 @@ _REFUSALS = {
     "PROTOCOL_VERSION": "this client does not speak its version of TLS",
 }
 """Alerts of a node, by the end of their names: the beginnings differ with the version of TLS."""
-_OLD = "PROTOCOL_VERSION"
+_OLD_PROTOCOL = "PROTOCOL_VERSION"
 # A peer that vanishes in the middle is no matter of trust.
-_GONE = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_DISCONNECTS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
 def distrust_of_handshake(url: str, error: BaseException) -> NotPermittedError | None:
     """What a handshake that failed says about trust, if it does. Nothing was sent."""
-    if not isinstance(error, ssl.SSLError) or isinstance(error, _GONE):
+    if not isinstance(error, ssl.SSLError) or isinstance(error, _DISCONNECTS):
         return None
     if isinstance(error, ssl.SSLCertVerificationError):
         return _unauthenticated(
@@ -66,7 +66,7 @@ def distrust_of_use(url: str, error: BaseException) -> NotPermittedError | None:
     return _unauthenticated(
         f"{url} does not trust this client: {_REFUSALS[alert]}",
         "use TLS 1.3"
-        if alert == _OLD
+        if alert == _OLD_PROTOCOL
         else "check this client's certificate, its dates, and the CA that the node was given",
     )
 

@@ -12,9 +12,9 @@ from ergon_framework.boundary.http.exchange import Caller, Request, RequestBody,
 from ergon_framework.boundary.http.responses import Refusal
 from ergon_framework.boundary.http.server_state import Head, ServerState
 
-_CARRIAGE = 16
+_MAX_CHUNK_OVERHEAD = 16
 """Bytes that may carry one byte of a chunked body: a chunk of one byte takes six."""
-_SLOWEST = 1024
+_MIN_BODY_RATE = 1024
 """Bytes per second that a body must bring on average, once it has taken ``request_seconds``."""
 _UNUSUAL = frozenset({b"expect", b"origin", b"upgrade"})
 """Headers whose meaning depends on more than the bytes of the head."""
@@ -174,7 +174,7 @@ class RequestParser:
         if request is None:
             return late > 0
         # A blob takes as long as its bytes flow; anything else must at least not trickle.
-        return request.upload is None and late > request.received / _SLOWEST
+        return request.upload is None and late > request.received / _MIN_BODY_RATE
 
     # --- what the parser calls --------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class RequestParser:
     def _count_wire(self, request: Request, size: int) -> None:
         """Chunk extensions and trailers are thrown away, but not without end."""
         request.wire_bytes += size
-        if request.wire_bytes > self._limits.header_bytes + _CARRIAGE * request.received:
+        if request.wire_bytes > self._limits.header_bytes + _MAX_CHUNK_OVERHEAD * request.received:
             self.refuse(responses.malformed("its chunks carry too little"))
 
     def _body_limit(self, request: Request) -> int:

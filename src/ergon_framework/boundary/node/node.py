@@ -18,14 +18,14 @@ from ergon_framework.boundary.node.app import HealthApplication, NodeApplication
 from ergon_framework.boundary.node.policy import Policy, PolicyFile
 from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.settings import DAY, LimitSettings, ZoneSettings
-from ergon_framework.boundary.telemetry import SUMMED, logger
+from ergon_framework.boundary.telemetry import SUMMARY_INTERVAL, logger
 from ergon_framework.boundary.zone import ZONE, Zone
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError, WiringError
 
 __all__ = ["Node", "certificates_of", "run_node"]
 
-GRACE = 5.0
+SHUTDOWN_GRACE = 5.0
 """Seconds that running requests have to end."""
 HEALTH = LimitSettings(
     connections=64,
@@ -125,7 +125,7 @@ class Node:
         self._tasks.append(asyncio.create_task(self._tell_sums(), name="tell sums"))
         zone.telling.tell("zone.started", zone=self.name, address=self.address)
 
-    async def stop(self, grace: float = GRACE) -> None:
+    async def stop(self, grace: float = SHUTDOWN_GRACE) -> None:
         """Let what runs end, then let go of everything. Nothing happens when nothing runs."""
         if not self._is_started:
             return
@@ -158,7 +158,7 @@ class Node:
     async def _tell_sums(self) -> None:
         signal, loop = AsyncSignal(), asyncio.get_running_loop()
         while True:
-            await signal.wait(loop.time() + SUMMED)
+            await signal.wait(loop.time() + SUMMARY_INTERVAL)
             self.zone.telling.tell_sums()
 
     async def _keep(self) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from ergon_framework.boundary.facts.admission import MARK, references
+from ergon_framework.boundary.facts.admission import REFERENCE_MARK, references
 from ergon_framework.boundary.facts.schema import parsed, spelled
 from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.http.responses import Refusal
@@ -148,7 +148,7 @@ def _served(zone: Zone, permit: Permit) -> Iterator[StoredFact]:
 
 def _referred(fact: StoredFact, name: tuple[str, str]) -> Iterator[bytes]:
     """The digests that a fact gives for the object of this name."""
-    if MARK not in fact.fact:
+    if REFERENCE_MARK not in fact.fact:
         return
     with suppress(BoundaryError, msgspec.DecodeError):
         content = msgspec.json.decode(fact.fact)
@@ -304,11 +304,11 @@ def _named(permit: Permit, bucket: str, key: str) -> tuple[str, str]:
     return name
 
 
-MOST_SPOILT = 10_000
+MAX_DAMAGED = 10_000
 """Damaged objects that are remembered."""
-LEAST = 1 << 18
+MIN_THREAD_BYTES = 1 << 18
 """Bytes that are worth a thread's while."""
-PIECE = 1 << 20
+CHUNK = 1 << 20
 """Bytes taken from the disk in one go."""
 _DIGITS = 18
 """Of an offset at most: it stays below 2^63."""
@@ -365,7 +365,7 @@ class ObjectRoutes:
         putting = ObjectPut(self._zone, (bucket, key), exchange.take, announced, expected)
         try:
             receipt = await self._in_thread(putting.go_on)
-            while receipt is None and await exchange.has_more(LEAST):
+            while receipt is None and await exchange.has_more(MIN_THREAD_BYTES):
                 receipt = await self._in_thread(putting.go_on)
             if receipt is None:
                 receipt = await self._in_thread(putting.finish)
@@ -447,7 +447,7 @@ class ObjectRoutes:
             await self._in_thread(lambda: source.seek(start))
         left = end - start
         while left > 0:
-            most = min(PIECE, left)
+            most = min(CHUNK, left)
             piece = await self._in_thread(lambda most=most: source.read(most))  # type: ignore[misc]
             if not piece:
                 raise ConnectionAbortedError("the object ended early")
@@ -463,7 +463,7 @@ class ObjectRoutes:
             seen.update(piece)
             given += len(piece)
             if given == size and seen.digest() != digest:
-                if len(self._spoilt) < MOST_SPOILT:
+                if len(self._spoilt) < MAX_DAMAGED:
                     self._spoilt.add(digest)
                 raise damaged(*object_name(exchange.path))
             yield piece

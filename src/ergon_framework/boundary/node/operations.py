@@ -39,7 +39,7 @@ RequestT = TypeVar("RequestT", bound="OperationRequest")
 
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
-LONGEST_LEASE = 86_400_000
+MAX_LEASE_MS = 86_400_000
 """Milliseconds."""
 _NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")
 
@@ -199,7 +199,7 @@ def at_least(field: str, value: int, least: int) -> int:
 
 def lease_seconds(milliseconds: int) -> float:
     """How long a name is asked for: at most a day, since a lease is renewed while it is used."""
-    if at_least("lease_ms", milliseconds, 1) <= LONGEST_LEASE:
+    if at_least("lease_ms", milliseconds, 1) <= MAX_LEASE_MS:
         return milliseconds / 1000
     raise FactInvalidError(
         "lease_ms is longer than a day",
@@ -239,7 +239,7 @@ def _wrong(text: str) -> FactInvalidError:
 # ruff: noqa: ARG001 - every operation takes the same three arguments
 
 
-REASON = 500
+MAX_REASON = 500
 """Characters of a reason that are kept."""
 CORE, ADMIN = "bsfg.v1.Boundary", "bsfg.v1.BoundaryAdmin"
 
@@ -377,7 +377,7 @@ def delete_consumer(zone: Zone, permit: Permit, asked: ConsumerOnly) -> dict[str
 def seek_consumer(zone: Zone, permit: Permit, asked: SeekConsumer) -> dict[str, Any]:
     """Set a cursor by hand, also backwards; it is written down."""
     name = check_use(zone, permit, asked.consumer_name)
-    return zone.seek(name, at_least("offset", asked.offset, 0), asked.reason[:REASON])
+    return zone.seek(name, at_least("offset", asked.offset, 0), asked.reason[:MAX_REASON])
 
 
 @operation(ADMIN, ReleaseLease)
@@ -445,7 +445,7 @@ def _settled(zone: Zone, permit: Permit, asked: QuarantineItem, state: str) -> Q
                 f"use the consumer {item.consumer}",
                 consumer_name=item.consumer,
             )
-    return zone.store.settle(number, state, reason=asked.reason[:REASON])
+    return zone.store.settle(number, state, reason=asked.reason[:MAX_REASON])
 
 
 @operation(ADMIN, Nothing)
@@ -486,7 +486,7 @@ def _is_peer(consumer: str) -> bool:
 def seal(zone: Zone, permit: Permit, asked: Seal) -> dict[str, Any]:
     """Shut the link to a peer, or every link, until an operator opens it."""
     peer = _check_peer(zone, asked.peer)
-    link = zone.store.seal(peer, asked.reason[:REASON] or "no reason given")
+    link = zone.store.seal(peer, asked.reason[:MAX_REASON] or "no reason given")
     zone.telling.note(
         "gate.sealed",
         f"zone {zone.name} was sealed for {asked.peer or 'every peer'}",

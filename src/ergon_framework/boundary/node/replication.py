@@ -83,9 +83,9 @@ def _process(pid: int) -> str:
     return f"{host[:64] or 'host'}:{pid}:{secrets.token_hex(6)}"
 
 
-AT_ONCE = 4
+MAX_CONCURRENT_FETCHES = 4
 """Artifacts fetched side by side."""
-PIECE = 1 << 20
+CHUNK = 1 << 20
 
 
 class Artifacts:
@@ -107,7 +107,7 @@ class Artifacts:
         """The plan as far as its artifacts are here: those that are not, wait or are set aside."""
         self.trouble = None
         bearing = [fact for fact in made.facts if fact.references]
-        gate = asyncio.Semaphore(AT_ONCE)
+        gate = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
 
         async def one(fact: NewFact) -> BaseException | None:
             async with gate:
@@ -225,7 +225,7 @@ class Artifacts:
                     f" and its fact says {wanted.size}",
                     reason="artifact_mismatch",
                 )
-            while piece := await stream.read(PIECE):
+            while piece := await stream.read(CHUNK):
                 await self._in_thread(lambda piece=piece: upload.write(piece))  # type: ignore[misc]
         finally:
             await stream.close()
@@ -258,9 +258,9 @@ class Artifacts:
 
 
 declare("boundary.pull.fetched", "boundary.pull.received", "boundary.pull.confirmed")
-LOOKING = 1.0
+LINK_POLL_INTERVAL = 1.0
 """Seconds between two looks at a link that is sealed or another node's, should nobody wake it."""
-LEAVING = 1.0
+RELEASE_TIMEOUT = 1.0
 """Seconds that saying goodbye to a peer may take."""
 
 
@@ -322,14 +322,16 @@ class Puller:
         """Release the lease at the peer, so that the next node need not wait until it expires."""
         asked = {"consumer_name": self._consumer, "holder": self._holder}
         with contextlib.suppress(BoundaryError, OSError):
-            await self._transport.call(f"{ADMIN}ReleaseLease", encode(asked), timeout=LEAVING)
+            await self._transport.call(
+                f"{ADMIN}ReleaseLease", encode(asked), timeout=RELEASE_TIMEOUT
+            )
 
     async def turn(self) -> None:
         """One page, or a wait while the link is sealed."""
         link = await self._in_thread(self._standing)
         if link.is_sealed:
             self._now_is(self.gate.sealed(), "sealed by an operator")
-            await self._signal.wait(self._loop.time() + LOOKING)
+            await self._signal.wait(self._loop.time() + LINK_POLL_INTERVAL)
             return
         self._now_is(self.gate.opened(), "opened by an operator")
         await self._take_back()
@@ -550,7 +552,11 @@ class Puller:
         self._is_behind = True
         self._now_is(self.gate.pulled(self._rule, 0, self._loop.time()), f"{holder} pulls")
         self._show(lag=0, lag_seconds=0.0, held_by=holder)
-        wait = LOOKING if error.retry_after is None else min(LOOKING, error.retry_after)
+        wait = (
+            LINK_POLL_INTERVAL
+            if error.retry_after is None
+            else min(LINK_POLL_INTERVAL, error.retry_after)
+        )
         if not self._is_stopping:
             await self._signal.wait(self._loop.time() + wait)
 

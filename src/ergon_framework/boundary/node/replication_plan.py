@@ -32,7 +32,7 @@ PASSING = frozenset(
 )
 """Codes that speak of the line, of the peer's load or of trust, not of what was asked for."""
 MALFORMED = "malformed"
-LARGEST = (1 << 63) - 1
+MAX_OFFSET = (1 << 63) - 1
 """The largest offset that every store can hold."""
 
 
@@ -63,11 +63,11 @@ def check_page(peer: str, batch: Batch) -> None:
 def _flaw(batch: Batch) -> str:
     """What is wrong with the numbers of a page, or nothing."""
     for name in ("cursor", "head_offset", "through_offset"):
-        if not 0 <= getattr(batch, name) <= LARGEST:
+        if not 0 <= getattr(batch, name) <= MAX_OFFSET:
             return f"its {name} is {getattr(batch, name)}"
     before = 0
     for fact in batch.facts:
-        if not 1 <= fact.offset <= LARGEST:
+        if not 1 <= fact.offset <= MAX_OFFSET:
             return f"one of its facts has the offset {fact.offset}"
         if fact.offset <= before:
             return f"the fact at {fact.offset} comes after the one at {before}"
@@ -75,7 +75,7 @@ def _flaw(batch: Batch) -> str:
     if batch.through_offset < before:
         return f"it ends at {batch.through_offset}, and has a fact at {before}"
     for gap in batch.gaps:
-        if not 1 <= gap.first_offset <= gap.last_offset <= LARGEST:
+        if not 1 <= gap.first_offset <= gap.last_offset <= MAX_OFFSET:
             return f"it tells a loss of {gap.first_offset} to {gap.last_offset}"
     return ""
 
@@ -110,7 +110,7 @@ def reason_of(error: BaseException) -> str:
     code, reason = getattr(error, "code", ""), getattr(error, "reason", "")
     if code == "permission_denied":
         return "artifact_denied"
-    if code in ("not_found", "data_loss", "invalid_argument") and reason not in _TELLING:
+    if code in ("not_found", "data_loss", "invalid_argument") and reason not in _REPORTED_REASONS:
         return "artifact_missing"
     return reason or code
 
@@ -221,7 +221,7 @@ def set_aside(
 def dropped(link: Link, details: Mapping[str, object], now: float) -> tuple[Link, list[Gap]]:
     """Where a link goes on behind facts that the peer no longer has, and the loss of them."""
     last = details.get("last_lost")
-    if not isinstance(last, int) or not link.offset < last <= LARGEST:
+    if not isinstance(last, int) or not link.offset < last <= MAX_OFFSET:
         return link, []
     gap = Gap(OUTBOUND, link.offset + 1, last, "dropped before we came", now)
     return replace(link, offset=last, chain=b""), [gap]
@@ -283,8 +283,8 @@ _read_fact = msgspec.json.Decoder(Delivery).decode
 _read_roughly = msgspec.json.Decoder(_RoughPage).decode
 _read_place = msgspec.json.Decoder(_Place).decode
 _OTHERS = tuple(name for name in Batch.__struct_fields__ if name != "facts")
-_TELLING = ("artifact_mismatch", "digest_mismatch", "object_too_large")
-_NOBODYS = Envelope(message_id="", from_zone="", to_zone="", produced_at_unix_ms=0)
+_REPORTED_REASONS = ("artifact_mismatch", "digest_mismatch", "object_too_large")
+_NO_ENVELOPE = Envelope(message_id="", from_zone="", to_zone="", produced_at_unix_ms=0)
 
 
 def _fact(raw: msgspec.Raw) -> Delivery:
@@ -295,7 +295,7 @@ def _fact(raw: msgspec.Raw) -> Delivery:
         return Malformed(
             offset=place.offset,
             previous_offset=place.previous_offset,
-            envelope=_NOBODYS,
+            envelope=_NO_ENVELOPE,
             fact=Fact(subject="", predicate=""),
             content=bytes(raw),
             problem=f"it is no fact: {error}",

@@ -19,7 +19,7 @@ from ergon_framework.errors import DataLossError, FactInvalidError, StoreError, 
 from ergon_framework.ports.objectstore import Download, ObjectStore
 
 SIZE = 32
-_SMALL = 1 << 16  # below it, asking another thread costs more than it saves
+_MIN_THREAD_BYTES = 1 << 16  # below it, asking another thread costs more than it saves
 
 
 class HashPool:
@@ -54,7 +54,7 @@ class Digester:
     def add(self, views: Sequence[bytes | memoryview]) -> None:
         """Take the next bytes, which must not change, and let another thread see to them."""
         self._settle()
-        if sum(map(len, views)) < _SMALL:
+        if sum(map(len, views)) < _MIN_THREAD_BYTES:
             self._update(views)
         else:
             self._piece = self._crew.pool().submit(self._update, views)
@@ -102,7 +102,7 @@ def compare(found: bytes, *expected: bytes | None, size: int) -> None:
             )
 
 
-LARGE = 1 << 14
+MIN_KEPT_PIECE = 1 << 14
 """A piece as long as that is worth keeping as it is; smaller ones are gathered in one buffer."""
 
 
@@ -116,7 +116,7 @@ class ByteQueue:
     def add(self, data: bytes | memoryview) -> None:
         """Take more. What may change later, because it is no ``bytes``, is copied."""
         self.size += len(data)
-        if isinstance(data, bytes) and len(data) >= LARGE:
+        if isinstance(data, bytes) and len(data) >= MIN_KEPT_PIECE:
             self._parts.append(data)
         elif self._parts and isinstance(self._parts[-1], bytearray):
             self._parts[-1] += data
@@ -214,7 +214,7 @@ class DirectWriter:
 
 
 BLOCK = 1 << 20
-_SHOWN = 10  # damaged blobs that an error names
+_MAX_NAMED = 10  # damaged blobs that an error names
 
 
 def flaw(store: ObjectStore, digest: bytes, size: int) -> str | None:
@@ -254,7 +254,7 @@ def copy_blobs(source: ObjectStore, target: ObjectStore, digests: Iterable[bytes
             download.close()
     if damaged:
         raise DataLossError(
-            f"{len(damaged)} blobs could not be copied: {'; '.join(damaged[:_SHOWN])}",
+            f"{len(damaged)} blobs could not be copied: {'; '.join(damaged[:_MAX_NAMED])}",
             reason="object_damaged",
             remedy="put these objects again, or take them from an earlier backup",
         )

@@ -42,7 +42,7 @@ from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.secure_files import open_file
 
 FILE = "owner.json"
-TICK = 10_000_000
+MTIME_RESOLUTION_NS = 10_000_000
 """Nanoseconds by which the instants of files may be behind."""
 
 
@@ -71,7 +71,7 @@ def owned_since(folder: Path, epoch: str) -> int:
     found = _read(folder)
     if found.epoch != epoch:
         _write(folder, msgspec.structs.replace(found, epoch=epoch))
-    return (folder / FILE).stat().st_mtime_ns - TICK
+    return (folder / FILE).stat().st_mtime_ns - MTIME_RESOLUTION_NS
 
 
 def _read(folder: Path) -> Owner:

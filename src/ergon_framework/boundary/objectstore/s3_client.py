@@ -266,7 +266,7 @@ def _is_status(text: str, *statuses: str) -> bool:
     return found is not None and found[1].startswith(statuses)
 
 
-AHEAD = 4 << 20
+READ_AHEAD = 4 << 20
 """Bytes asked for at once: a request costs more than they do."""
 
 
@@ -274,7 +274,7 @@ class S3Download:
     """The bytes of one blob, asked for a window at a time."""
 
     def __init__(
-        self, size: int, fetch: Callable[[int, int], bytes], *, ahead: int = AHEAD
+        self, size: int, fetch: Callable[[int, int], bytes], *, ahead: int = READ_AHEAD
     ) -> None:
         self.size = size
         self._ahead = ahead

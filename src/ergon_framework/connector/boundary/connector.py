@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypedDict
 
 from ergon_framework.boundary.client.artifacts import getting, reference_of, saving
 from ergon_framework.boundary.client.consumer import ConsumerBase, ConsumerOptions, warn_of_gap
-from ergon_framework.boundary.client.flow import SCHEDULE, Flow
+from ergon_framework.boundary.client.flow import RETRY_RULE, Flow
 from ergon_framework.boundary.client.options import ProducerBase, ProducerOptions
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.model import Loss
@@ -179,7 +179,7 @@ class BoundaryConnector:
         outbox: str | PathLike[str] | None = None,
         drain: float = 5.0,
         strict_ids: bool = False,
-        retry: RetryRule = SCHEDULE,
+        retry: RetryRule = RETRY_RULE,
         timeout: float = 30.0,
         expected_zone: str | None = None,
         cert: str | None = None,

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from ergon_framework.boundary.client.consume_flow import (
     CRASH_LOOP,
     HANDLER_FAILED,
-    LONGEST_MESSAGE,
+    MAX_MESSAGE,
     ConsumerSession,
     renew_lease,
 )
@@ -216,7 +216,7 @@ class FactReader:
             if entry.deaths:
                 entry.deaths, self._survivor = 0, entry
             entry.state, entry.not_before = state, not_before
-            entry.code, entry.reason = HANDLER_FAILED, reason[:LONGEST_MESSAGE]
+            entry.code, entry.reason = HANDLER_FAILED, reason[:MAX_MESSAGE]
 
     def advance(self) -> Flow[None]:
         """Move the cursor over every fact that has its outcome, and none that has not."""

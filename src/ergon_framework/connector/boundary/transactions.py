@@ -13,7 +13,7 @@ import msgspec
 from ergon_framework.boundary.client.artifacts import Artifact, Blob
 from ergon_framework.boundary.client.publish_flow import check_object, fact_of
 from ergon_framework.boundary.facts.admission import admitted
-from ergon_framework.boundary.facts.schema import LONGEST_NOTE, MOST_LABELS
+from ergon_framework.boundary.facts.schema import MAX_LABELS, MAX_NOTE
 from ergon_framework.boundary.model import Delivery, Fact
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.connector.base import Delivered, difference
@@ -215,8 +215,8 @@ def _envelope(
 
 def _labelled(labels: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, str]:
     """The labels with the trace, as far as there is room for it: no fact is refused for that."""
-    fitting = {name: value for name, value in trace.items() if len(value) <= LONGEST_NOTE}
-    if len({**labels, **fitting}) > MOST_LABELS:
+    fitting = {name: value for name, value in trace.items() if len(value) <= MAX_NOTE}
+    if len({**labels, **fitting}) > MAX_LABELS:
         return dict(labels)
     return {**labels, **fitting}
 

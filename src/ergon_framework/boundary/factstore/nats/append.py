@@ -12,7 +12,7 @@ from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.ports.factstore import NewFact, Reference
 from ergon_framework.storage.nats import Message
 
-MANY = 300
+MAX_REFERENCES_PER_COMMIT = 300
 """References of one fact, above which they are marked ahead of it."""
 
 

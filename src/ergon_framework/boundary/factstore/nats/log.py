@@ -23,7 +23,11 @@ from ergon_framework.boundary.factstore.group_commit import (
 )
 from ergon_framework.boundary.factstore.hashchain import Prepared, key_of, prepare
 from ergon_framework.boundary.factstore.nats import pages
-from ergon_framework.boundary.factstore.nats.append import MANY, StreamPlacement, refer
+from ergon_framework.boundary.factstore.nats.append import (
+    MAX_REFERENCES_PER_COMMIT,
+    StreamPlacement,
+    refer,
+)
 from ergon_framework.boundary.factstore.nats.consumers import keep_whole, open_items
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import ConsumerRecord, Item, LogState, Place
@@ -50,9 +54,9 @@ from ergon_framework.ports.factstore import (
 )
 from ergon_framework.storage.nats.errors import too_large
 
-MOST_MESSAGES = 600
+MAX_MESSAGES = 600
 """Of the entries of one commit: each may bring a gap, an item and names of objects along."""
-MOST_ITEMS = 150
+MAX_ITEMS = 150
 """Of one commit."""
 
 
@@ -68,10 +72,10 @@ Bound: TypeAlias = Callable[[StreamTransaction], int]
 """Up to where a log may be dropped, by what is written when that is asked."""
 
 
-MOST_FACTS = 300
+MAX_FACTS = 300
 """Facts of one commit: each has an id and may have an object's name, and a batch has an end."""
-MOST_BYTES = 8 << 20
-OVERHEAD = 4096
+MAX_BYTES = 8 << 20
+MESSAGE_OVERHEAD = 4096
 """Bytes that a message has beside the fact, at most."""
 
 
@@ -99,7 +103,7 @@ class NatsLog:
     @property
     def largest(self) -> int | None:
         """Bytes that envelope and fact may take together, as the server says."""
-        return self._database.stream.client.max_payload - OVERHEAD
+        return self._database.stream.client.max_payload - MESSAGE_OVERHEAD
 
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
@@ -273,9 +277,9 @@ class NatsLog:
         *parts, last = _arriving_parts(arrived)
         for part in parts:
             outcomes += self._take_in(peer, part, None, ())
-        while len(refused) > MOST_ITEMS:
-            self._take_in(peer, (), None, refused[:MOST_ITEMS])
-            refused = refused[MOST_ITEMS:]
+        while len(refused) > MAX_ITEMS:
+            self._take_in(peer, (), None, refused[:MAX_ITEMS])
+            refused = refused[MAX_ITEMS:]
         outcomes += self._take_in(peer, last, link, refused)
         if self._heads_seen is not None:
             tell_head(self._heads_seen, log, outcomes)
@@ -346,8 +350,12 @@ def refer_ahead(
     """
     for fact in facts:
         names = fact.new.references
-        for start in range(0, len(names) if len(names) > MANY else 0, MANY):
-            part = names[start : start + MANY]
+        for start in range(
+            0,
+            len(names) if len(names) > MAX_REFERENCES_PER_COMMIT else 0,
+            MAX_REFERENCES_PER_COMMIT,
+        ):
+            part = names[start : start + MAX_REFERENCES_PER_COMMIT]
             is_kept = is_awaited or not fact.new.needs_artifacts
             names_of = [(each.bucket, each.key) for each in part]
             database.transaction(partial(refer, names_of, is_awaited=is_kept), call)
@@ -357,8 +365,8 @@ def _arriving_parts(arrived: Sequence[_Arrival]) -> list[list[_Arrival]]:
     """Entries in order, in parts that fit into one commit."""
     parts, size = [list[_Arrival]()], 0
     for each in arrived:
-        weight = 5 + min(len(each.fact.new.references), MANY)
-        if parts[-1] and size + weight > MOST_MESSAGES:
+        weight = 5 + min(len(each.fact.new.references), MAX_REFERENCES_PER_COMMIT)
+        if parts[-1] and size + weight > MAX_MESSAGES:
             parts.append([])
             size = 0
         parts[-1].append(each)
@@ -482,7 +490,7 @@ def _leg(
                 chain = each.chain
             seen = each.offset
             found.append(seen)
-            if len(found) >= pages.CHUNK:
+            if len(found) >= pages.ENTRIES_PER_READ:
                 break
         return found, seen if found else log_state.head
 
@@ -505,7 +513,7 @@ def _parts(asked: Sequence[Append]) -> Iterator[dict[int, Append]]:
     for index, each in enumerate(asked):
         for fact in each.facts:
             weight = 1 + len(fact.new.references)
-            if part and (count + weight > MOST_FACTS or size + fact.size > MOST_BYTES):
+            if part and (count + weight > MAX_FACTS or size + fact.size > MAX_BYTES):
                 yield part
                 part, count, size = {}, 0, 0
             mine = part.setdefault(index, Append(each.log, [], each.capacity))

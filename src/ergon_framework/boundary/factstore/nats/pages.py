@@ -10,7 +10,7 @@ from ergon_framework.boundary.factstore.nats.session import StreamTransaction
 from ergon_framework.boundary.factstore.page_plan import Hole, PageRead, fill_page
 from ergon_framework.ports.factstore import Gap, Page
 
-CHUNK = 256
+ENTRIES_PER_READ = 256
 """Entries of one answer."""
 
 
@@ -66,7 +66,7 @@ def entries_after(
     after: int,
     to_zone: str | None = None,
     *,
-    chunk: int = CHUNK,
+    chunk: int = ENTRIES_PER_READ,
     max_bytes: int = 1 << 22,
     with_markers: bool = False,
 ) -> Iterator[LogEntry | Hole]:
@@ -121,7 +121,7 @@ def read(
 ) -> PageRead:
     """A stretch that ends at a limit, before a corrupted fact, or at the head."""
     # One more than is asked for tells whether there are any behind.
-    wanted = min(CHUNK, limit + 1)
+    wanted = min(ENTRIES_PER_READ, limit + 1)
     entries = entries_after(
         transaction, log_state, after, to_zone, chunk=wanted, max_bytes=max_bytes + (1 << 16)
     )

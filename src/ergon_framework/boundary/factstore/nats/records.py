@@ -259,7 +259,7 @@ _DISCARDS: dict[type[TransferRecord], Callable[[StreamTransaction, Any], None]] 
 
 
 _DIGEST = 16
-MOST_COPIES = 300
+MAX_RECORDS = 300
 """Of one commit: each is a few messages, and a batch has an end."""
 
 
@@ -291,15 +291,15 @@ class NatsFactRecords:
             if isinstance(copy, LogRecord):
                 self._database.read(partial(refuse_log, copy))
                 self._log.drop(copy.log, partial(_up_to, copy.first - 1))
-        if len(records) > MOST_COPIES and isinstance(records[0], FactRecord):
+        if len(records) > MAX_RECORDS and isinstance(records[0], FactRecord):
             self._database.read(partial(put, records))  # which writes nothing, but refuses
-        for start in range(0, len(records), MOST_COPIES):
-            self._database.transaction(partial(put, records[start : start + MOST_COPIES]), "move")
+        for start in range(0, len(records), MAX_RECORDS):
+            self._database.transaction(partial(put, records[start : start + MAX_RECORDS]), "move")
 
     def discard(self, records: Sequence[TransferRecord]) -> None:
         """Take records of one kind out; those that are not there are fine."""
-        for start in range(0, len(records), MOST_COPIES):
-            self._database.transaction(partial(drop, records[start : start + MOST_COPIES]), "move")
+        for start in range(0, len(records), MAX_RECORDS):
+            self._database.transaction(partial(drop, records[start : start + MAX_RECORDS]), "move")
 
     def move_state(self) -> bytes | None:
         """What was written down about a move into this store."""
@@ -328,9 +328,9 @@ class NatsFactRecords:
                 transaction.all(ConsumerRecord, transaction.subjects.consumers)
             )
         )
-        for start in range(0, len(names), MOST_COPIES):
+        for start in range(0, len(names), MAX_RECORDS):
             self._database.transaction(
-                partial(_rewrite, names[start : start + MOST_COPIES]), "move"
+                partial(_rewrite, names[start : start + MAX_RECORDS]), "move"
             )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ergon_framework.boundary.factstore import page_plan
-from ergon_framework.boundary.factstore.nats.append import MANY, refer
+from ergon_framework.boundary.factstore.nats.append import MAX_REFERENCES_PER_COMMIT, refer
 from ergon_framework.boundary.factstore.nats.database import NatsDatabase
 from ergon_framework.boundary.factstore.nats.schema import (
     Attribute,
@@ -262,8 +262,10 @@ class NatsObjects:
 
     def refer(self, names: Sequence[tuple[str, str]]) -> None:
         """Mark names as referenced, also those that stand for nothing yet."""
-        for start in range(0, len(names), MANY):
-            self._database.transaction(partial(refer, names[start : start + MANY]), "bind")
+        for start in range(0, len(names), MAX_REFERENCES_PER_COMMIT):
+            self._database.transaction(
+                partial(refer, names[start : start + MAX_REFERENCES_PER_COMMIT]), "bind"
+            )
 
     def object_totals(self) -> tuple[int, int]:
         """How many names there are, and how many bytes they stand for."""

@@ -414,7 +414,7 @@ class LogState:
 
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,48}")
-_LONGEST = 64
+_MAX_TOKEN = 64
 NOT_A_PEER = "_"
 
 
@@ -423,7 +423,7 @@ def token(name: str) -> str:
     if _PLAIN.fullmatch(name):
         return f"n{name}"
     data = name.encode()
-    if len(data) <= _LONGEST:
+    if len(data) <= _MAX_TOKEN:
         return "x" + b32encode(data).decode().rstrip("=").lower()
     return "h" + hashlib.sha256(data).hexdigest()
 

@@ -29,9 +29,9 @@ from ergon_framework.errors import StoreBrokenError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.nats import Message, NatsStream, Stored
 
-MOST = 5_000
+MAX_CACHED = 5_000
 """Records that are cached, and places of entries; then the cache begins anew."""
-WORN = 50
+WRITES_BEFORE_TRIM = 50
 """Writes after which earlier messages of a record are removed."""
 
 
@@ -88,18 +88,18 @@ class RecordCache:
         self._written.update(list(records))
         for subjects, listed in self.lists.items():
             listed.update(each for each in records if matches(subjects, each))
-        if len(self.records) > MOST:
+        if len(self.records) > MAX_CACHED:
             self.records.clear()
             self.lists.clear()
-        if len(self.places) > MOST:
+        if len(self.places) > MAX_CACHED:
             self.places.clear()
 
     def worn(self) -> list[str]:
         """Records that were written often enough for their old messages to be trimmed."""
-        found = [each for each, count in self._written.items() if count >= WORN]
+        found = [each for each, count in self._written.items() if count >= WRITES_BEFORE_TRIM]
         for each in found:
             del self._written[each]
-        if len(self._written) > MOST:
+        if len(self._written) > MAX_CACHED:
             self._written.clear()
         return found
 
@@ -138,7 +138,7 @@ def matches(pattern: str, subject: str) -> bool:
 T = TypeVar("T")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-MOST_YOUNG = 32
+MAX_YOUNG = 32
 """Entries of a log whose ids are not in the ledger yet. A process that opens the log has to read
 them, so there are few."""
 GONE = b""
@@ -382,9 +382,7 @@ class StreamTransaction:
         """Whether this step adds one entry and need not change anything else."""
         if self.is_moving or self._puts or self._others:
             return False
-        is_young = all(
-            len(log_state.young) <= MOST_YOUNG for log_state in self._log_states.values()
-        )
+        is_young = all(len(log_state.young) <= MAX_YOUNG for log_state in self._log_states.values())
         return is_young and len(self._entries) == 1
 
     def messages(self) -> list[Message]:

@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 SCHEMA = PostgresSchema("boundary", f"{SQL}.schema")
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_ALONE = frozenset({"receive", "truncate", "bind", "quarantine", "desk", "move"})
+_SERIALIZED_CALLS = frozenset({"receive", "truncate", "bind", "quarantine", "desk", "move"})
 """Calls that take turns: each looks at several tables before it decides."""
 _PLACE = (
     "SELECT database.oid, namespace.oid FROM pg_database AS database, pg_namespace AS namespace"
@@ -140,7 +140,7 @@ class PostgresZoneDatabase:
         """Run one transaction that may change something."""
         self.refuse_reading_only()
         begin = "BEGIN" if is_synced else "BEGIN; SET LOCAL synchronous_commit = off"
-        if call in _ALONE:
+        if call in _SERIALIZED_CALLS:
             begin = f"{begin}; {self.turn}"
 
         def whole(connection: Connection) -> T:

@@ -19,7 +19,7 @@ from ergon_framework.boundary.factstore.sql.rows import (
 from ergon_framework.boundary.factstore.sql.session import Row, Session
 from ergon_framework.ports.factstore import Page, StoredFact
 
-ALL = -1
+ALL_ROWS = -1
 """As many rows as there are."""
 
 
@@ -100,11 +100,11 @@ def _rows(
 ) -> tuple[Iterable[Row], int]:
     """Rows of a view after a place, and the offset that the last one there must have."""
     if to_zone is None:
-        bounds = (log.base + start, log.base + log.head, ALL)
+        bounds = (log.base + start, log.base + log.head, ALL_ROWS)
         return session.each("logs.facts", *bounds), log.head
     view = view_of(session, log, to_zone)
     newest = None if view is None else last_run(session, view)
     if newest is None:
         return (), 0
     end = log.head if newest.last is None else newest.last
-    return session.each("logs.facts_of_view", view, log.base, start, log.head, ALL), end
+    return session.each("logs.facts_of_view", view, log.base, start, log.head, ALL_ROWS), end

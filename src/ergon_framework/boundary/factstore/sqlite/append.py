@@ -44,7 +44,7 @@ from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "logs.sql")
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 """Rows of one statement: a power of two, with fewer values than any SQLite takes."""
 
 
@@ -148,7 +148,7 @@ def _insert(cursor: sqlite3.Cursor, rows: Sequence[Row]) -> None:
     """Write rows with few statements: each statement gives other threads a chance to run."""
     at = 0
     while left := len(rows) - at:
-        count = min(1 << left.bit_length() - 1, MOST_ROWS)
+        count = min(1 << left.bit_length() - 1, MAX_ROWS)
         cursor.execute(_insert_of(count), [*chain.from_iterable(rows[at : at + count])])
         at += count
 

@@ -37,7 +37,7 @@ from ergon_framework.storage.secure_files import make_folder, open_file
 from ergon_framework.storage.sql_files import load
 from ergon_framework.storage.sqlite.errors import is_write_failure
 
-_SPACE = 1 << 32
+_KEY_PREFIXES = 1 << 32
 """How many beginnings of four bytes keys have."""
 
 
@@ -114,10 +114,10 @@ def _ids_after(
     live = [each for each in ledger.segments.values() if each.state == "live"]
     count = sum(each.count for each in live) + ledger.memtable_count
     count += 0 if ledger.frozen is None else ledger.frozen.count
-    stride = max(1, _SPACE * limit // max(count, limit))
+    stride = max(1, _KEY_PREFIXES * limit // max(count, limit))
     start = int.from_bytes(after[:4])
-    while start < _SPACE:
-        end = min(start + stride, _SPACE)
+    while start < _KEY_PREFIXES:
+        end = min(start + stride, _KEY_PREFIXES)
         found = _memtable_between(ledger, start, end)
         for each in live:
             shift = 32 - each.bits
@@ -141,8 +141,8 @@ def _memtable_between(ledger: Ledger, start: int, end: int) -> dict[bytes, bytes
 FILE = "facts.db"
 """What a backup's file is called."""
 
-_PAGES = 1000  # copied at once: others go on in between
-_STEPS = 10_000  # of SQLite's virtual machine, between two looks at the clock
+_PAGES_PER_STEP = 1000  # copied at once: others go on in between
+_STEPS_PER_CHECK = 10_000  # of SQLite's virtual machine, between two looks at the clock
 _SQL = load(SQL, "store.sql")
 
 
@@ -218,7 +218,7 @@ class SqliteFactStore(FactStoreOfParts):
         until = time.monotonic() + seconds
 
         def work(connection: sqlite3.Connection) -> str | None:
-            connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+            connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS_PER_CHECK)
             try:
                 [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
             except sqlite3.OperationalError:
@@ -259,7 +259,7 @@ def _copy(connection: sqlite3.Connection, target: Path) -> None:
     """Copy what the reader sees, and leave word that it is a copy."""
     try:
         with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
-            connection.backup(copy, pages=_PAGES)
+            connection.backup(copy, pages=_PAGES_PER_STEP)
             copy.execute("PRAGMA journal_mode = DELETE")
             copy.execute(_SQL["is_backup"])
     except sqlite3.Error as error:
