@@ -404,6 +404,7 @@ def drain(
                 return effect.call(producer)
             return _rest(subscription, effect, stop, poll)
 
+        # One drain at a time, over all processes: two would send facts out of order.
         try:
             return drive(make(stop.is_set), perform)
         finally:

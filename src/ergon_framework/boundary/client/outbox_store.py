@@ -287,7 +287,8 @@ class DrainLock:
     def release(self) -> None:
         """Let go of it. Doing it twice is fine."""
         if self._descriptor >= 0:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for children that have it too
+            # Unlocked, not only closed: a forked child may have a copy of the descriptor.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self.leave_to_parent()
 
     def leave_to_parent(self) -> None:

@@ -104,10 +104,10 @@ declare(
 
 
 class FileUpload:
-    """Bytes that go to a temporary file and, at the end, to the place of their digest.
+    """An upload: bytes go to a temporary file, which is renamed to their digest at the end.
 
-    The file is locked as long as the upload lives, so that nobody else writes to it or takes it for
-    a remnant. One that ``is_kept`` leaves its file behind when it breaks; another goes on with it.
+    The file is locked as long as the upload lives, so that no other process writes to it or sweeps
+    it away. If ``is_kept``, an upload that breaks off leaves its file for another to continue.
     """
 
     def __init__(
@@ -150,6 +150,8 @@ class FileUpload:
         self._check()
         with self._ended_by_errors():
             self._flush(is_last=True)
+            # The bytes are synced before the file gets its name: after a power cut a file with the
+            # name of a digest must hold the bytes of that digest.
             self._sync()
             digest = self._digester.digest()
             blob_io.compare(digest, expected, self._known, size=self.size)
@@ -181,7 +183,7 @@ class FileUpload:
         """Hash and write what was gathered: before the end whole pages only, which go faster."""
         size = self._pending.size
         if not size:
-            return  # so that the last block is still hashed while it is synced
+            return  # the last block was flushed already, and is hashed while the file is synced
         if not is_last:
             size = size // PAGE * PAGE
         block = self._pending.take(size)
@@ -221,7 +223,7 @@ class FileUpload:
             return
         self._pending = ByteQueue()
         try:
-            if remove:  # while it is locked, so that it is still this upload's
+            if remove:  # before the lock ends: afterwards another upload may use the file
                 with contextlib.suppress(OSError):  # a sweep tries again
                     disk.remove(self._path)
         finally:
@@ -407,6 +409,7 @@ class FilesystemObjectStore:
             disk.make_folder(target.parent)
             path.rename(target)
         failpoint("boundary.object.rename.after")
+        # Without a sync of the folders a power cut could undo the rename after the answer.
         self._settle(digest)
         failpoint("boundary.object.folder.after")
 
@@ -542,11 +545,12 @@ def _taken(path: Path) -> int | None:
         os.close(fd)
         if is_locked:
             return None
-        # It was finished or removed between opening and locking, and the name is free again.
+        # Between opening and locking, the file was renamed or removed by the upload that had it:
+        # the descriptor leads to a file without this name. Open the name again.
 
 
 def _is_swept(path: Path, latest: float) -> bool:
-    """Remove a file that nobody writes to and nobody has touched since; whether it was removed."""
+    """Remove a file that is not locked and was not written since; whether it was removed."""
     try:
         fd = open_file(path, os.O_RDWR)
     except (FileNotFoundError, IsADirectoryError):

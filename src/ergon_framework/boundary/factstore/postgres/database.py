@@ -62,7 +62,7 @@ T = TypeVar("T")
 SCHEMA = PostgresSchema("boundary", f"{SQL}.schema")
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SERIALIZED_CALLS = frozenset({"receive", "truncate", "bind", "quarantine", "desk", "move"})
-"""Calls that take turns: each looks at several tables before it decides."""
+"""Calls that take an advisory lock first: each reads several tables before it decides."""
 _PLACE = (
     "SELECT database.oid, namespace.oid FROM pg_database AS database, pg_namespace AS namespace"
     " WHERE datname = current_database() AND nspname = %s"
@@ -218,8 +218,10 @@ class FactNotifier:
         """Call ``wake()``, from any thread, after each commit that added facts, of any process."""
         with self._beginning:
             if self._listener is None and not self._database.is_closed:
+                # First subscribe, then read the heads: facts that are appended in between are
+                # notified. The other way round they would be missed.
                 subscription = self._database.server.subscribe(self._database.channel)
-                self._has_news()  # only now: what comes later is heard of
+                self._has_news()
                 self._listener = threading.Thread(
                     target=self._listen, args=(subscription,), name="ergon-facts", daemon=True
                 )

@@ -243,6 +243,7 @@ class SqliteFactStore(FactStoreOfParts):
             partial.unlink(missing_ok=True)
             os.close(open_file(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # private
             self.database.file.read(lambda connection: _copy(connection, partial))
+            # Synced, renamed, synced: a file with the final name is always a complete backup.
             _sync(partial)
             partial.rename(target)
             _sync(target.parent)
@@ -256,7 +257,7 @@ class SqliteFactStore(FactStoreOfParts):
 
 
 def _copy(connection: sqlite3.Connection, target: Path) -> None:
-    """Copy what the reader sees, and leave word that it is a copy."""
+    """Copy what the reader sees, and note in the copy that it is one: it gets a new epoch."""
     try:
         with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
             connection.backup(copy, pages=_PAGES_PER_STEP)
