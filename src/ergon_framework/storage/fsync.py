@@ -7,15 +7,16 @@ import fcntl
 import os
 from pathlib import Path
 
-_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+"""The command of macOS that syncs past the drive's cache, where a plain fsync stops."""
 _UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EINVAL, errno.ENOTTY})
 
 
-def sync_file(fd: int) -> None:
-    """Answer when the file's bytes and its size are on the medium."""
-    if _FULL_SYNC is not None:  # macOS: a plain fsync stops at the drive's cache
+def sync_file(fd: int, full_sync: int | None = FULL_SYNC) -> None:
+    """Return when the file's bytes and its size are on the medium."""
+    if full_sync is not None:
         try:
-            fcntl.fcntl(fd, _FULL_SYNC)
+            fcntl.fcntl(fd, full_sync)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise

@@ -38,8 +38,8 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._damaged: set[tuple[str, int]] = set()
-        self._read = stream._stored
-        monkeypatch.setattr(stream, "_stored", self._stored)
+        self._read = stream.stored_of
+        monkeypatch.setattr(stream, "stored_of", self._stored)
 
     def damage(self, store: FactStore, log: str, offset: int) -> None:
         """From now on a fact is another one."""

@@ -27,6 +27,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.storage.failpoints import armed
+from ergon_framework.storage.fsync import sync_file
 
 pytestmark = pytest.mark.req("BOUNDARY:objects")
 
@@ -539,11 +540,10 @@ def test_macos_is_asked_for_a_full_sync(
             raise OSError(code, os.strerror(code))
         return 0
 
-    monkeypatch.setattr("ergon_framework.storage.fsync._FULL_SYNC", 51)
     monkeypatch.setattr("fcntl.fcntl", fcntl)
     monkeypatch.setattr(os, "fdatasync", synced.append, raising=False)
     with open(tmp_path / "file", "wb") as file:
-        disk.sync_file(file.fileno())
+        sync_file(file.fileno(), full_sync=51)
     assert (asked, bool(synced)) == ([51], is_synced)
 
 
@@ -553,7 +553,6 @@ def test_a_failed_full_sync_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_pa
     def fcntl(fd: int, command: int) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("ergon_framework.storage.fsync._FULL_SYNC", 51)
     monkeypatch.setattr("fcntl.fcntl", fcntl)
     with open(tmp_path / "file", "wb") as file, pytest.raises(OSError, match="error"):
-        disk.sync_file(file.fileno())
+        sync_file(file.fileno(), full_sync=51)

@@ -241,7 +241,7 @@ class NatsStream:
             if end.status not in {"204", "404"}:
                 raise self._trouble(end)
             if not self.is_replicated or self._is_recent(end):
-                found = [_stored(each) for each in replies if not each.status]
+                found = [stored_of(each) for each in replies if not each.status]
                 return [each for each in found if each.subject not in more]
         raise self._lagging()
 
@@ -254,7 +254,7 @@ class NatsStream:
         end = replies[-1]
         if end.status not in {"204", "404"}:
             raise self._trouble(end)
-        found = [_stored(each) for each in replies if not each.status]
+        found = [stored_of(each) for each in replies if not each.status]
         is_cut = not found and end.status == "204"  # the first one is larger than all that
         if is_cut or (self.is_replicated and not int(end.headers.get("Nats-Num-Pending", 0))):
             one = self.next(subject, found[-1].seq + 1 if found else seq)
@@ -287,7 +287,7 @@ class NatsStream:
             return None
         if reply.status:
             raise self._trouble(reply)
-        return _stored(reply)
+        return stored_of(reply)
 
     def _one_of_leader(self, request: Mapping[str, Any]) -> Stored | None:
         answer = self._api(f"STREAM.MSG.GET.{self.name}", request)
@@ -332,7 +332,8 @@ class NatsStream:
         return translate(name, {"description": text, "code": int(reply.status)})
 
 
-def _stored(reply: Reply) -> Stored:
+def stored_of(reply: Reply) -> Stored:
+    """The message of a stream that a reply carries."""
     headers = reply.headers
     pending = int(headers.get("Nats-Num-Pending", 0))
     seq = int(headers["Nats-Sequence"])
