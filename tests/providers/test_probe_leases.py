@@ -90,9 +90,9 @@ def test_a_probe_without_a_budget_keeps_its_place(tmp_path: Path, time: Time) ->
     """A call that may take as long as it likes is under way for longer than the cooldown."""
     renewer = ProbeRenewer(time)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
-    here, there = (
-        CircuitBreaker(1, 1, probe_renewer=renewer).circuit(store, LANE, None) for _ in range(2)
-    )
+    breaker = CircuitBreaker(1, 1)
+    breaker.probe_renewer = renewer
+    here, there = (breaker.circuit(store, LANE, None) for _ in range(2))
     here.report(Permit(0), Vote.FAILURE)
     time.now += 1.0
     there.refresh()
@@ -113,7 +113,8 @@ def test_a_place_that_nobody_knows_of_is_not_renewed(
     """A time limit strikes just when it was taken: the place is free when its lease is over."""
     renewer = ProbeRenewer(time)
     store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
-    breaker = CircuitBreaker(1, 1, probe_renewer=renewer)
+    breaker = CircuitBreaker(1, 1)
+    breaker.probe_renewer = renewer
     provider = Scripted(DOWN, retry_policy=ONCE, circuit_breaker=breaker, store=store)
     call(provider)
     time.now += 1.0

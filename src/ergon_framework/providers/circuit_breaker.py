@@ -77,13 +77,10 @@ class CircuitBreaker:
         half_open_max_calls: int = 1,
         half_open_success_threshold: int | None = None,
         probe_lease_seconds: float | None = None,
-        *,
-        probe_renewer: ProbeRenewer = PROBE_RENEWER,
     ) -> None:
         """``half_open_success_threshold`` is as many as there may be probes, unless given;
         ``probe_lease_seconds`` is 5 seconds in a store that processes share, and renewed while the
         probe is under way; in memory it is the cooldown, or a call's time if that is longer.
-        ``probe_renewer`` renews these leases; all breakers of a process share one.
         """
         check_count("failure_threshold", failure_threshold, least=1)
         check_seconds("open_cooldown_seconds", open_cooldown_seconds)
@@ -98,7 +95,8 @@ class CircuitBreaker:
         self.half_open_max_calls = half_open_max_calls
         self.half_open_success_threshold = half_open_success_threshold
         self.probe_lease_seconds = probe_lease_seconds
-        self._probe_renewer = probe_renewer
+        self.probe_renewer: ProbeRenewer = PROBE_RENEWER
+        """Renews the leases of probes; by default all breakers of a process share one."""
         self._circuits: dict[LaneKey, Circuit] = {}
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -168,7 +166,7 @@ class CircuitBreaker:
             self.rule(budget, is_shared=is_shared),
             emit,
             longest_probe=longest,
-            probe_renewer=self._probe_renewer,
+            probe_renewer=self.probe_renewer,
         )
         with self._lock:
             self._circuits[key] = circuit
