@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
-from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
 from ergon_framework.ports.providerstore import ProviderStore
+from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -239,3 +240,63 @@ def test_a_computed_key_of_the_request_is_asked_for() -> None:
     run = runner({"a": 1}, computed_keys="request")
     ends = [run.run(call(call_id=each)).end for each in ("m1", "m2")]
     assert ends == [TaskEnd.DONE, TaskEnd.REPLAYED]
+
+
+@pytest.mark.parametrize("is_written_by", ["the same process", "the next process"])
+def test_a_success_is_not_called_again_though_the_store_was_away_when_it_ended(
+    is_written_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits on disk and is written under its key when the store answers, long before the lease.
+
+    The message is acknowledged as a success then, so that nothing else would write it.
+    """
+    now, url = [1_000.0], f"sqlite:///{tmp_path / 'work.db'}"
+    store = open_store(url, clock=lambda: now[0])
+
+    def locked(*_: Any, **__: Any) -> bool:
+        raise StoreUnavailableError("the database is locked")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(store, "finish", locked)
+        assert runner({"paid": 7}, store).run(call(**KEY)).end is TaskEnd.DONE
+        if is_written_by == "the next process":
+            store.close()
+            store = open_store(url, clock=lambda: now[0])
+    run = runner({"paid": 8}, store)
+    assert recorder_of(store).flush()
+    assert recorder_of(store).drain()  # what another process left is not waited for by flush
+    now[0] += run.lease_seconds + 1
+    ending = run.run(call(**KEY))
+    assert (ending.end, ending.result.data, run.provider.made) == (
+        TaskEnd.REPLAYED,
+        {"paid": 7},
+        0,
+    )
+    store.close()
+
+
+def test_a_call_that_was_taken_over_keeps_what_its_new_owner_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ending that waited on disk for longer than the lease is too late, and changes nothing."""
+    now = [1_000.0]
+    store = open_store(f"sqlite:///{tmp_path / 'work.db'}", clock=lambda: now[0])
+
+    def locked(*_: Any, **__: Any) -> bool:
+        raise StoreUnavailableError("the database is locked")
+
+    class BackMeanwhile(Answers):
+        def _execute_impl(self, **given: Any) -> dict[str, Any]:
+            outage.undo()
+            return super()._execute_impl(**given)
+
+    with monkeypatch.context() as outage:
+        outage.setattr(store, "finish", locked)
+        first = runner({"paid": 7}, store)
+        assert first.run(call(**KEY)).end is TaskEnd.DONE
+        now[0] += first.lease_seconds + 1
+        second = ProviderTaskRunner(BackMeanwhile({"paid": 8}, store=store), task_name="t")
+        assert second.run(call(**KEY)).end is TaskEnd.DONE
+    assert recorder_of(store).flush()
+    assert second.run(call(**KEY)).result.data == {"paid": 8}
+    store.close()

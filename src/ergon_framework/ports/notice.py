@@ -172,7 +172,7 @@ _PROVIDERS: dict[str, tuple[Any, ...]] = {
     "provider.failed": ("A provider call ended in failure.", _CALL),
     "provider.refused": ("A gate refused a provider call; nothing was sent.", _CALL),
     "key.left_open": (
-        "A call ended, but its idempotency key could not be told; its lease will run out.",
+        "A call ended, and neither store nor disk keeps its end under its key: the lease runs out.",
         (*_LANE, "error"),
     ),
     "key.lost": (

@@ -141,6 +141,8 @@ class RecordBatch:
 
     attempts: list[AttemptRow] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
+    keys: list[KeyEnding] = field(default_factory=list)
+    """Only of what waited on disk; ``finish`` writes them, after ``record`` wrote the others."""
 
 
 class ClaimState(StrEnum):
@@ -180,6 +182,38 @@ class ClaimResult:
     error_message: str | None = None
     result_note: ResultNote | None = None
     """After a success; ``result`` is the result as it was if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEnding:
+    """What ``finish`` is to write under an idempotency key."""
+
+    tenant_id: str
+    key: str
+    owner: str
+    result: dict[str, Any] | None = field(default=None, repr=False)
+    reason_code: str | None = None
+    error_message: str | None = None
+    may_run_again: bool = False
+    result_note: ResultNote | None = None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the call succeeded, so that it is not made again."""
+        return self.reason_code is None and not self.may_run_again
+
+    def write_to(self, store: ProviderStore) -> bool:
+        """Write it; whether the key was still its owner's. Written twice, it changes nothing."""
+        return store.finish(
+            self.tenant_id,
+            self.key,
+            self.owner,
+            self.result,
+            self.reason_code,
+            self.error_message,
+            may_run_again=self.may_run_again,
+            result_note=self.result_note,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,6 +281,16 @@ class Recorder:
             self._wake()
         return is_safe
 
+    def write_later(self, batch: RecordBatch) -> bool:
+        """Keep on disk what the store did not take just now; whether it is safe there.
+
+        It is written when the store answers again, by another process if this one is dead.
+        """
+        is_safe = self._writer.keep(batch)
+        if is_safe:
+            self._wake()
+        return is_safe
+
     # -- rows out ------------------------------------------------------------------------------
 
     def flush(self, timeout: float = CLOSE_TIMEOUT) -> bool:

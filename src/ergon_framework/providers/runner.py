@@ -3,7 +3,7 @@
 One delivery of a message is one :meth:`ProviderTaskRunner.run`: the key is claimed, the provider
 called once with all its guards, and the ending says what becomes of the message. A call that is
 given up has its dead letter in the store, in the transaction of its last row, before this returns.
-A store that does not answer ends no task: the lease of the key runs out then.
+A store that does not answer ends no task: what belongs under the key waits on disk then.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ergon_framework.ports.providerstore import (
     ClaimResult,
     ClaimState,
     DeadLetter,
+    KeyEnding,
     LaneKey,
     RecordBatch,
 )
@@ -56,6 +57,7 @@ from ergon_framework.providers.execution import (
     ProviderExecutionResult,
 )
 from ergon_framework.providers.pipeline.request import fingerprint
+from ergon_framework.providers.recorder import Recorder
 from ergon_framework.providers.redaction import plain_json, safe_message, squeezed_names
 from ergon_framework.providers.tasks import (
     ComputedKeys,
@@ -171,37 +173,41 @@ def settle(
     result: ProviderExecutionResult,
     table: dict[str, Decision],
     keeping: ResultKeeping,
+    recorder: Recorder,
 ) -> None:
     """Record the end of the call under its key, with its result as ``keeping`` says.
 
-    If the process dies before this, the lease of the key has to end before another delivery may
-    call again; nothing here decides that the call was not made.
+    What the store does not take now waits on disk, and ``recorder`` writes it when the store
+    answers again: a success that is not under its key would be called again after the lease. If
+    the process dies before this, the lease has to end before another delivery may call again.
     """
     if not run.is_ours:
         return
+    ending = _key_ending(run, result, table, keeping)
     try:
-        is_ours = _is_finished(run, result, table, keeping)
+        is_ours = keeping.write(run.guard, ending)
     except StoreError as fault:
-        emit("key.left_open", key=run.lane, error=type(fault).__name__)
+        if not recorder.write_later(RecordBatch(keys=[ending])):
+            emit("key.left_open", key=run.lane, error=type(fault).__name__)
         return
     if not is_ours:  # the lease had ended, and another delivery holds the key
         emit("key.lost", key=run.lane)
 
 
-def _is_finished(
+def _key_ending(
     run: CallDelivery,
     result: ProviderExecutionResult,
     table: dict[str, Decision],
     keeping: ResultKeeping,
-) -> bool:
+) -> KeyEnding:
     guard, error, end = run.guard, result.error, run.verdict.end
     if end is TaskEnd.DONE:
-        return keeping.write(guard, result.data or {})
+        return keeping.ending(guard, result.data or {})
     if end is TaskEnd.FAILED and error is not None:
         reason = error.reason_code
         if not may_run_again(table[reason], reason):
-            return guard.fail(reason, safe_message(error))
-    return guard.free(result.reason_code)
+            return guard.failed(reason, safe_message(error))
+    return guard.freed(result.reason_code)
 
 
 def release_delivery(run: CallDelivery) -> None:
@@ -223,7 +229,7 @@ def abandon_delivery(run: CallDelivery) -> None:
     run.let_go()
     try:
         if run.is_ours:
-            run.guard.free()
+            run.guard.finish(run.guard.freed())
     except StoreError as fault:
         emit("key.left_open", key=run.lane, error=type(fault).__name__)
 
@@ -555,7 +561,7 @@ class ProviderTaskRunner:
 
     def _settled(self, run: CallDelivery, result: ProviderExecutionResult) -> TaskEnding:
         try:
-            settle(run, result, self._table, self._keeping)
+            settle(run, result, self._table, self._keeping, self._runtime.recorder)
             return self._ended(run, run.verdict, result)
         except BaseException:
             run.let_go()

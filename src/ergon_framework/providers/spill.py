@@ -6,8 +6,8 @@ knows the ids. A file belongs to the process that holds its lock, and the lock e
 process: so no file is read while it is written, and no two processes replay the same file.
 
 A line of a file is one batch as JSON, behind a checksum of itself:
-``{"sum":"1c291ca3","attempts":[…],"letters":[…]}``. The sum is the CRC-32 of everything behind it,
-so that a line that was torn, or changed later, is known.
+``{"sum":"1c291ca3","attempts":[…],"letters":[…]}``, and ``keys`` where there are any. The sum is
+the CRC-32 of everything behind it, so that a line that was torn, or changed later, is known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
-from ergon_framework.ports.providerstore import AttemptRow, DeadLetter, RecordBatch
+from ergon_framework.ports.providerstore import (
+    AttemptRow,
+    DeadLetter,
+    KeyEnding,
+    RecordBatch,
+    ResultNote,
+)
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.fsync import sync_file, sync_folder
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
@@ -48,17 +54,22 @@ logger = logging.getLogger("ergon.providers")
 _HEAD = b'{"sum":"%08x",'
 _BODY_AT = len(_HEAD % 0)
 _LETTER_FIELDS = tuple(field.name for field in fields(DeadLetter))
+_KEY_FIELDS = tuple(field.name for field in fields(KeyEnding))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def line_of(batch: RecordBatch) -> bytes:
     """The batch as one line, its end included. Raises what ``json`` raises for a bad payload."""
-    document = {
+    document: dict[str, list[dict[str, Any]]] = {
         "attempts": [row._asdict() for row in batch.attempts],
         "letters": [
             {name: getattr(letter, name) for name in _LETTER_FIELDS} for letter in batch.letters
         ],
     }
+    if batch.keys:
+        document["keys"] = [
+            {name: getattr(ending, name) for name in _KEY_FIELDS} for ending in batch.keys
+        ]
     body = _encode(document)[1:].encode("ascii")
     return _HEAD % zlib.crc32(body) + body + b"\n"
 
@@ -73,9 +84,16 @@ def batch_of(line: bytes) -> RecordBatch:
         return RecordBatch(
             [AttemptRow(**_known(each, AttemptRow._fields)) for each in document["attempts"]],
             [DeadLetter(**_known(each, _LETTER_FIELDS)) for each in document["letters"]],
+            [_ending_of(each) for each in document.get("keys", ())],
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError("the line was written by a version this one cannot read") from error
+
+
+def _ending_of(document: Mapping[str, Any]) -> KeyEnding:
+    known = _known(document, _KEY_FIELDS)
+    note = known.get("result_note")
+    return KeyEnding(**{**known, "result_note": None if note is None else ResultNote(note)})
 
 
 def _known(document: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -43,12 +43,13 @@ def merged_batch(units: Sequence[RecordBatch]) -> RecordBatch:
     for unit in units:
         whole.attempts += unit.attempts
         whole.letters += unit.letters
+        whole.keys += unit.keys
     return whole
 
 
 def row_count(batches: Sequence[RecordBatch]) -> int:
-    """How many rows and letters they hold."""
-    return sum(len(batch.attempts) + len(batch.letters) for batch in batches)
+    """How many rows, letters and endings of keys they hold."""
+    return sum(len(each.attempts) + len(each.letters) + len(each.keys) for each in batches)
 
 
 _REPORT_INTERVAL = 1.0  # seconds between two tellings
@@ -254,6 +255,10 @@ class WriteBehindQueue:
                 return True
         return self._keep([batch], is_synced=True)
 
+    def keep(self, batch: RecordBatch) -> bool:
+        """Keep on disk what the store did not take, for the next step; whether it is there."""
+        return self._keep([batch], is_synced=True)
+
     # -- for the driver --------------------------------------------------------------------------
 
     def step(self) -> float | None:
@@ -360,7 +365,7 @@ class WriteBehindQueue:
         that works, the rest is written piece by piece. ``is_alive`` says that a write just worked.
         """
         try:
-            self.store.record(whole)
+            self._write(whole)
         except Exception as error:
             pieces = pieces_of()
             if is_store_down(error) or (len(pieces) < 2 and not is_alive):
@@ -370,12 +375,18 @@ class WriteBehindQueue:
                 return pieces
         else:
             return []
-        self.store.record(pieces.pop(self._failures % len(pieces)))
+        self._write(pieces.pop(self._failures % len(pieces)))
         return [piece for piece in pieces if not self._is_taken(piece)]
+
+    def _write(self, batch: RecordBatch) -> None:
+        if batch.attempts or batch.letters:
+            self.store.record(batch)
+        for ending in batch.keys:  # one that another owner has by now is left as it is
+            ending.write_to(self.store)
 
     def _is_taken(self, piece: RecordBatch) -> bool:
         try:
-            self.store.record(piece)
+            self._write(piece)
         except Exception as error:
             if is_store_down(error):
                 raise

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ergon_framework.core.failure import Kind
-from ergon_framework.ports.providerstore import ClaimResult, ClaimState, ProviderStore, ResultNote
+from ergon_framework.ports.providerstore import (
+    ClaimResult,
+    ClaimState,
+    KeyEnding,
+    ProviderStore,
+    ResultNote,
+)
 from ergon_framework.providers.decisions import Decision
 from ergon_framework.providers.errors import (
     ERROR_OF,
@@ -78,24 +84,28 @@ class KeyClaim:
         self.store.finish(self.tenant_id, self.key, dead, None, None, may_run_again=True)
         return self.claim(lease, keep)
 
-    def succeed(self, kept: dict[str, Any] | None, note: ResultNote | None = None) -> bool:
-        """Write the result down; whether the key was still ours."""
-        failpoint("providers.finish.before")
-        is_ours = self.store.finish(
-            self.tenant_id, self.key, self.owner, kept, None, result_note=note
-        )
-        failpoint("providers.finish.after")
-        return is_ours
+    def succeeded(self, kept: dict[str, Any] | None, note: ResultNote | None = None) -> KeyEnding:
+        """The ending that answers every later delivery with the result."""
+        return KeyEnding(self.tenant_id, self.key, self.owner, kept, result_note=note)
 
-    def fail(self, reason_code: str, message: str) -> bool:
-        """Record the end: every later delivery with this key is answered with it."""
-        return self.store.finish(self.tenant_id, self.key, self.owner, None, reason_code, message)
+    def failed(self, reason_code: str, message: str) -> KeyEnding:
+        """The ending that answers every later delivery with the failure."""
+        return KeyEnding(self.tenant_id, self.key, self.owner, None, reason_code, message)
 
-    def free(self, reason_code: str | None = None) -> bool:
-        """Let the next one try."""
-        return self.store.finish(
+    def freed(self, reason_code: str | None = None) -> KeyEnding:
+        """The ending that lets the next delivery try."""
+        return KeyEnding(
             self.tenant_id, self.key, self.owner, None, reason_code, may_run_again=True
         )
+
+    def finish(self, ending: KeyEnding) -> bool:
+        """Write an ending under the key; whether the key was still ours."""
+        if not ending.is_success:
+            return ending.write_to(self.store)
+        failpoint("providers.finish.before")
+        is_ours = ending.write_to(self.store)
+        failpoint("providers.finish.after")
+        return is_ours
 
     def count_redelivery(self, most: int, keep: float) -> str | None:
         """Count a message that came back; None when it came back too often.

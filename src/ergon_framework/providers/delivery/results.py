@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
-from ergon_framework.ports.providerstore import ClaimResult, ResultNote
+from ergon_framework.ports.providerstore import ClaimResult, KeyEnding, ResultNote
 from ergon_framework.providers.delivery.idempotency import KeyClaim
 from ergon_framework.providers.errors import ProviderInternalError
 from ergon_framework.providers.redaction import strip_secrets
@@ -31,19 +31,22 @@ class ResultKeeping:
     cipher: ResultCipher | None = None
     secret_names: frozenset[str] = frozenset()
 
-    def write(self, guard: KeyClaim, data: dict[str, Any]) -> bool:
-        """Write under the key what came of a call that succeeded; whether the key was still ours.
+    def ending(self, guard: KeyClaim, data: dict[str, Any]) -> KeyEnding:
+        """What is to be written under the key of a call that succeeded."""
+        return guard.succeeded(*self._sealed(guard, data))
+
+    def write(self, guard: KeyClaim, ending: KeyEnding) -> bool:
+        """Write an ending under the key; whether the key was still ours.
 
         A result that the store refuses is left out: without the success under its key, the call
         would be made again.
         """
-        kept, note = self._sealed(guard, data)
         try:
-            return guard.succeed(kept, note)
+            return guard.finish(ending)
         except StoreError as error:
-            if kept is None or isinstance(error, StoreUnavailableError):
+            if ending.result is None or isinstance(error, StoreUnavailableError):
                 raise
-            return guard.succeed(None, ResultNote.REFUSED)
+            return guard.finish(guard.succeeded(None, ResultNote.REFUSED))
 
     def read(self, guard: KeyClaim, claim: ClaimResult) -> dict[str, Any] | ProviderInternalError:
         """The result of an earlier call under the key, or the error that takes its place."""
