@@ -576,6 +576,59 @@ def test_a_delivery_that_was_overtaken_says_not_how_the_call_ended(
     assert [row.outcome for row in attempts(run)] == ["dead_letter" if letters(run) else "failed"]
 
 
+@pytest.mark.req("PEF:D-1", "PEF:T-7")
+def test_a_message_that_was_given_up_is_not_called_when_it_is_delivered_again() -> None:
+    """Its worker died between the dead letter and the acknowledgement, say: one message, one end.
+
+    A redrive is another message, and makes the call.
+    """
+    run = runner("timeout timeout timeout ok")
+    message = call({"q": 1}, idempotency_key="k")
+    first = run.run(message)
+    late = run.run(replace(message, is_redelivered=True))
+    assert first.letter is not None
+    assert (late.end, late.letter, late.is_final) == (TaskEnd.DEAD, first.letter, True)
+    assert (late.result.reason_code, late.result.attempts) == ("timeout", 0)
+    assert [stored.letter for stored in letters(run)] == [first.letter]
+    assert len(attempts(run)) == 3
+    redrive = replace(message, call_id="redrive", carried=CallProgress(redrive_count=1))
+    assert run.run(redrive).end is TaskEnd.DONE
+    replayed = run.run(replace(message, is_redelivered=True))
+    assert replayed.end is TaskEnd.REPLAYED  # the call under the key has succeeded since
+
+
+@pytest.mark.req("PEF:D-1", "PEF:T-7")
+@pytest.mark.parametrize("held_up_by", ["nothing else", "the store"])
+def test_a_copy_that_was_put_off_ends_as_the_delivery_it_waited_for(held_up_by: str) -> None:
+    """A worker stood still until the queue delivered its message to another one, and gave it up.
+
+    The copy is sent as a new message, which the queue does not call redelivered.
+    """
+
+    class Stopped(type(provider())):  # type: ignore[misc]
+        def _execute_impl(self, **given: Any) -> dict[str, Any]:
+            made.append(1)
+            if len(made) > 1:
+                return {}
+            copies.append(run.run(replace(message, is_redelivered=True)))
+            raise ERROR_OF["timeout"]("no")
+
+    made: list[int] = []
+    copies: list[TaskEnding] = []
+    message, store = call(idempotency_key="k"), FlakyStore()
+    run = runner(Stopped(store=store, retry_policy=RetryPolicy(max_attempts=1)))
+    first = run.run(message)
+    (copy,) = copies
+    assert (first.end, copy.end, copy.gate) == (TaskEnd.DEAD, TaskEnd.DEFER, TaskGate.DUPLICATE)
+    if held_up_by == "the store":
+        store.refuses = {"claim"}
+        copy = run.run(again(message, copy))
+        assert copy.gate is TaskGate.STORE
+        store.refuses = set()
+    last = run.run(again(message, copy))
+    assert (last.end, last.letter, len(made)) == (TaskEnd.DEAD, first.letter, 1)
+
+
 @pytest.mark.parametrize("is_broken_off", [False, True])
 def test_a_store_that_is_away_at_the_end_is_told(
     caplog: pytest.LogCaptureFixture, is_broken_off: bool

@@ -287,7 +287,9 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         times = call.carried.unbuilt
         longest = min(self._options.longest_deferral_seconds, self.longest_wait())
         seconds = min(MIN_DEFERRAL.delay(times), longest)
-        carried = msgspec.structs.replace(call.carried, unbuilt=times + 1)
+        carried = msgspec.structs.replace(
+            call.carried, unbuilt=times + 1, is_repeated=call.is_repeated
+        )
         error_to_raise = ProviderDependencyError(
             f"the provider could not be built: {describe_safely(error)}", never_sent=True
         )

@@ -33,7 +33,12 @@ from ergon_framework.ports.providerstore import (
 from ergon_framework.providers import telemetry
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.decisions import Decision, decisions
-from ergon_framework.providers.delivery.dead_letters import LetterIdentity, kept_payload, new_letter
+from ergon_framework.providers.delivery.dead_letters import (
+    LetterIdentity,
+    dead_letter_id,
+    kept_payload,
+    new_letter,
+)
 from ergon_framework.providers.delivery.idempotency import (
     KeyClaim,
     check_key,
@@ -162,10 +167,9 @@ def not_called(
     )
 
 
-def error_of(end: FinalFailure) -> ProviderError:
+def error_of(reason_code: str, message: str, http_status: int | None) -> ProviderError:
     """The error of a call that was given up by an earlier delivery."""
-    kind = ERROR_OF.get(end.reason_code, ProviderInternalError)
-    return kind(end.message, http_status=end.http_status)
+    return ERROR_OF.get(reason_code, ProviderInternalError)(message, http_status=http_status)
 
 
 def settle(
@@ -357,7 +361,8 @@ class ProviderTaskRunner:
             return run
         given_up = call.carried.given_up
         if given_up is not None:
-            return self._bury(run, error_of(given_up), given_up)
+            error = error_of(given_up.reason_code, given_up.message, given_up.http_status)
+            return self._bury(run, error, given_up)
         if call.carried.attempts >= self._policy.max_attempts:
             spent = f"all {call.carried.attempts} attempts were made before"
             return self._bury(run, ProviderDependencyError(spent, never_sent=True))
@@ -418,13 +423,34 @@ class ProviderTaskRunner:
                 claim = guard.claim_after(dead, self.lease_seconds, keep)
             run.is_ours = claim.state is ClaimState.MINE
             run.lease_ends_at = claim.lease_expires_at
-        if run.call.is_redelivered and claim.state in {ClaimState.MINE, ClaimState.RUNNING}:
+        is_open = claim.state in {ClaimState.MINE, ClaimState.RUNNING}
+        if run.call.is_repeated and is_open:
+            # Asked after the claim: another delivery writes its letter before it frees the key.
+            letter = self._own_letter(run)
+            if letter is not None:
+                return self._buried_before(run, letter)
+        if run.call.is_redelivered and is_open:
             mark = guard.count_redelivery(options.max_redeliveries, max(keep, _REDELIVERY_MARK_TTL))
             if mark is None:
                 return self._lost_too_often(run)
             # A key that is in use elsewhere may belong to a lost worker: the mark stays.
             run.mark = mark if claim.state is ClaimState.MINE else None
         return run if claim.state is ClaimState.MINE else self._end_unclaimed(run, claim)
+
+    def _own_letter(self, run: CallDelivery) -> DeadLetter | None:
+        """The letter with which another delivery of this message has given the call up."""
+        own = dead_letter_id(run.names.call_id, run.call.carried.redrive_count)
+        found = run.guard.store.letters(ids=[own], limit=1)
+        return found[0].letter if found else None
+
+    def _buried_before(self, run: CallDelivery, letter: DeadLetter) -> TaskEnding:
+        """End a message as its letter says: a redrive makes the call again, under another id."""
+        abandon_delivery(run)
+        error = error_of(letter.reason_code, letter.error_message, letter.http_status)
+        result = run.not_called(error)
+        result.replayed = True
+        result.dead_letter = run.letter = letter
+        return self._ended(run, DeliveryDecision(TaskEnd.DEAD), result)
 
     def _lost_too_often(self, run: CallDelivery) -> TaskEnding:
         abandon_delivery(run)
@@ -578,7 +604,11 @@ class ProviderTaskRunner:
         if is_undelivered:
             carried = msgspec.structs.replace(run.call.carried, given_up=run.end)
             seconds = min(_LETTER_RETRY_DELAY, self._longest_deferral())
-        carried = msgspec.structs.replace(carried, correlation_id=run.names.correlation_id)
+        carried = msgspec.structs.replace(
+            carried,
+            correlation_id=run.names.correlation_id,
+            is_repeated=run.call.is_repeated or verdict.gate is TaskGate.DUPLICATE,
+        )
         ending = TaskEnding(
             verdict.end,
             result,

@@ -108,6 +108,8 @@ class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     given_up: FinalFailure | None = None
     unbuilt: Count = 0
     """Messages in a row whose worker could not build the provider."""
+    is_repeated: bool = False
+    """Whether another delivery of the same message may have ended the call."""
 
     def to_dict(self) -> dict[str, Any]:
         """As it goes into a message."""
@@ -146,6 +148,11 @@ class TaskCall:
     """Whether the queue can hold a call back for a while."""
     traceparent: str | None = None
     carried: CallProgress = NO_PROGRESS
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether another delivery of the same message may have ended the call."""
+        return self.is_redelivered or self.carried.is_repeated
 
 
 class TaskEnd(StrEnum):
