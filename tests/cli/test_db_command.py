@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -13,10 +14,13 @@ from typing import Any
 import pytest
 
 from ergon_framework.cli import invoke
+from ergon_framework.errors import StoreSchemaError
 from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.jobs.stores.sqlite.transactions import SCHEMA
 from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
 from ergon_framework.providers.models import metadata
+from ergon_framework.providers.stores import open_store
 from tests.app.workplace import Workplace
 
 pytestmark = pytest.mark.req("PROVIDERS:storage", "PROVIDERS:cli")
@@ -239,6 +243,26 @@ def test_a_file_that_is_no_database(desk: Desk, command: str) -> None:
     assert desk(command, "--store", URL) == 1
     assert "is not an SQLite database" in desk.err
     assert desk.file.read_bytes() == b"something else entirely" * 100
+
+
+def test_old_tables_of_jobs_are_told_with_the_command_that_mends_them(desk: Desk) -> None:
+    """For this very file: the command names it."""
+    with JobClient(URL) as client:
+        client.enqueue("h", id="a")
+    desk.ask("UPDATE ergon_schema SET version = 1 WHERE part = 'jobs'")
+    with pytest.raises(StoreSchemaError) as caught:
+        open_job_store(URL, read_only=True)
+    store = f"sqlite:///{desk.file.absolute()}"
+    assert caught.value.remedy.endswith(f":  ergon db upgrade --store {shlex.quote(store)}")
+
+
+def test_provider_tables_that_are_too_new_are_not_told_to_be_upgraded(desk: Desk) -> None:
+    """ergon db upgrade refuses them: what helps is a newer program."""
+    desk("upgrade", "--store", URL)
+    desk.ask("UPDATE ergon_provider_alembic_version SET version_num = '0999'")
+    with pytest.raises(StoreSchemaError) as caught:
+        open_store(URL)
+    assert caught.value.remedy == "upgrade ergon-framework here, or name another store"
 
 
 @pytest.mark.req("PROVIDERS:badinput")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -237,6 +239,23 @@ def test_nothing_that_matches_is_called_what_it_is(
     answer = ergon("dlq", command, *words)
     assert answer.code == 1
     assert told in " ".join(answer.err.split())
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["dlq", "requeue", "none", "--kind", "provider"],
+        ["dlq", "show", "none", "--kind", "provider"],
+        ["providers", "circuit", "nobody", "rank", "snapshot", "open"],
+    ],
+)
+def test_a_hint_names_the_store_that_was_asked(ergon: Ergon, words: list[str]) -> None:
+    """So that the command of the hint works when somebody pastes it, from another folder too."""
+    answer = ergon(*words, "--store", "sqlite:///work.db")
+    (hint,) = re.findall(r":  ergon ([^()]*)\)", " ".join(answer.err.split("\n")))
+    assert f"sqlite:///{Path('work.db').absolute()}" in hint
+    assert ergon(*shlex.split(hint)).code == 0
 
 
 @pytest.mark.usefixtures("store")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sqlite3
 import subprocess
 import time
@@ -483,6 +484,21 @@ def test_a_dead_letter_among_very_many(why: Why) -> None:
     told = why("batch").out
     assert "1000 older dead letters are left out." in told
     assert "Its dead letter later-1009" in told
+
+
+def test_the_hint_about_a_dead_letter_does_what_it_says_when_it_is_pasted(why: Why) -> None:
+    """It names the letter and the store; where the call cannot be sent again, it says that."""
+    secret = replace(LETTER, dead_letter_id="secret", has_secrets=True, occurred_at=1.6e9)
+    for file in ("work", "other one"):
+        with closing(open_store(f"sqlite:///{file}.db")) as store:
+            store.record(RecordBatch([], [LETTER, secret]))
+    said = why("order-9", "--store", "sqlite:///other one.db").out
+    (hint,) = re.findall(r"This sends it again:  ergon (.*)$", said, re.MULTILINE)
+    assert "It cannot be sent again: its payload had secrets" in said
+    assert invoke(shlex.split(hint)) == 0
+    for file, status in (("work", "pending"), ("other one", "redrive")):
+        with closing(open_store(f"sqlite:///{file}.db")) as store:
+            assert [each.status for each in store.letters(ids=["letter-1"])] == [status]
 
 
 OWN_STORE = """

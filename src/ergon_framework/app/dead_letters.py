@@ -16,7 +16,7 @@ from ergon_framework.errors import (
     SettingsError,
     StoreUnavailableError,
 )
-from ergon_framework.storage.urls import file_of
+from ergon_framework.storage.urls import file_of, given_options, pasteable
 
 if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import LetterStatus, ProviderStore, StoredLetter
@@ -60,6 +60,8 @@ class LetterStores:
 
     jobs: str
     letters: tuple[str, ...]  # never empty; a provider may have a store of its own
+    options: str = ""
+    """By which the next command finds the same stores."""
 
     def kinds(self) -> frozenset[LetterKind]:
         """What there is to look at. Without anything there are jobs, whose commands say so."""
@@ -104,7 +106,7 @@ def letter_stores(config: Path | None, url: str | None) -> LetterStores:
     settings = load_settings(config)
     jobs = setup_of(settings, url).url
     named = () if url else tuple(call_stores(settings).values())
-    return LetterStores(jobs, named or (jobs,))
+    return LetterStores(jobs, named or (jobs,), given_options(config, url))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ def opened_letters(url: str) -> Iterator[ProviderStore]:
         )
     if not _has_letters(url):
         raise ConfigurationError(
-            "this store has no tables of provider calls", remedy="ergon db upgrade makes them"
+            "this store has no tables of provider calls",
+            remedy=f"this makes them:  ergon db upgrade{given_options(None, url)}",
         )
     with closing(open_store(url)) as store:
         yield store
@@ -190,7 +193,7 @@ def find_letter(where: LetterStores, letter_id: str) -> StoredLetter:
             return found
     raise JobNotFoundError(
         f"there is no dead letter {letter_id!r}",
-        remedy="ergon dlq list shows what is there",
+        remedy=f"this shows what is there:  ergon dlq list{where.options}",
         details={"id": letter_id},
     )
 
@@ -241,7 +244,8 @@ def _refuse_unsendable(where: LetterStores, wanted: LetterFilter) -> None:
                 raise ConfigurationError(
                     f"nothing was requeued: the dead letter {letter.dead_letter_id} cannot be sent"
                     f" again: {why}",
-                    remedy="make the call anew, and then ergon dlq purge deletes the letter",
+                    remedy="make the call anew; then this deletes the letter:  "
+                    + pasteable("dlq purge", letter.dead_letter_id, where.options),
                     details={"id": letter.dead_letter_id},
                 )
 

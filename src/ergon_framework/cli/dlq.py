@@ -265,7 +265,7 @@ def _carried_out(
             search = _search(client, *chosen.of_jobs, older_than, ids)
             deal = deed.to_jobs(client)
             _deal(client, search, chosen.limit, deal, deed.done, tally, is_dry=is_dry)
-    return _tell(deed.done, tally, ids, kinds, is_dry=is_dry, as_json=as_json)
+    return _tell(deed.done, tally, ids, where, kinds, is_dry=is_dry, as_json=as_json)
 
 
 def _asked(
@@ -353,6 +353,7 @@ def _tell(
     what: str,
     tally: LetterCounts,
     named: tuple[str, ...],
+    where: dead_letters.LetterStores,
     kinds: frozenset[LetterKind],
     *,
     is_dry: bool,
@@ -364,7 +365,8 @@ def _tell(
             f"no dead-lettered {thing} {named[0]!r}" if len(named) == 1 else f"no such {thing}"
         )
         raise JobNotFoundError(
-            f"nothing was {what}: there is {missing}", remedy="ergon dlq list shows what is there"
+            f"nothing was {what}: there is {missing}",
+            remedy=f"this shows what is there:  ergon dlq list{where.options}",
         )
     shape = {"matched": tally.matched, what: tally.done, "dry_run": is_dry}
     show_one({**shape, "refused": tally.refused} if tally.refused else shape, as_json=as_json)

@@ -15,6 +15,7 @@ from ergon_framework.cli.output import progress, show_list, show_one
 from ergon_framework.cli.provider_stores import OpenProviderStore, opened_each
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
+from ergon_framework.storage.urls import given_options
 
 if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import LaneKey, LaneState
@@ -103,7 +104,7 @@ def circuit(
 
     key = LaneKey(tenant, provider, capability)
     with closing(opened_each(config, store)) as stores:
-        opened = _store_of_lane(stores, key)
+        opened = _store_of_lane(stores, key, given_options(config, store))
         before = opened.store.lane_state(key)
         state = CircuitState.OPEN if wish is CircuitCommand.OPEN else CircuitState.CLOSED
         Circuit(opened.store, key, BreakerRule()).force(state, seconds)
@@ -171,7 +172,9 @@ def _share(rate: float | None) -> float | None:
     return None if rate is None else math.floor(rate * 10_000) / 10_000
 
 
-def _store_of_lane(stores: Iterable[OpenProviderStore], key: LaneKey) -> OpenProviderStore:
+def _store_of_lane(
+    stores: Iterable[OpenProviderStore], key: LaneKey, options: str
+) -> OpenProviderStore:
     """The store that has a lane; an unknown lane is refused, as its name is probably mistyped."""
     known: list[LaneKey] = []
     for opened in stores:
@@ -183,7 +186,9 @@ def _store_of_lane(stores: Iterable[OpenProviderStore], key: LaneKey) -> OpenPro
     raise ConfigurationError(
         f"the tenant {key.tenant_id!r} has made no calls to {key.provider_name!r}"
         f" {key.capability!r}",
-        remedy=f"it has to: {names}" if names else "see ergon providers health",
+        remedy=f"it has to: {names}"
+        if names
+        else f"this shows who has made calls:  ergon providers health{options}",
     )
 
 

@@ -27,6 +27,7 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
     StoredLetter,
 )
+from ergon_framework.storage.urls import pasteable
 
 if TYPE_CHECKING:
     from ergon_framework.providers.stores.inspector import SqlProviderInspector
@@ -52,7 +53,7 @@ def explain_call(asked: Question) -> Iterator[Explanation]:
     troubles = []
     for url in _stores(asked):
         try:
-            yield from _in_store(url, asked.unit)
+            yield from _in_store(url, asked)
         except ErgonError as error:  # the others may know it
             troubles.append(error)
         else:
@@ -73,9 +74,10 @@ def lanes_holding(asked: Question, units: Collection[str]) -> Iterator[str]:
                 yield from _lanes(store, refused[-1:], ())
 
 
-def _in_store(url: str, unit: str) -> Iterator[Explanation]:
+def _in_store(url: str, asked: Question) -> Iterator[Explanation]:
     from ergon_framework.providers.stores import open_store
 
+    unit = asked.unit
     looking = _inspector(url)
     found = looking.attempts_named([unit], MAX_ROWS)
     named = looking.letters_named(unit, _keys(found))
@@ -87,7 +89,8 @@ def _in_store(url: str, unit: str) -> Iterator[Explanation]:
             why = [*_attempts(rows), *_lanes(store, rows, letters)]
             if len(ids) > MAX_SHOWN:
                 why.append(f"{len(ids) - MAX_SHOWN} older dead letters are left out.")
-            why += map(_letter, letters)
+            for each in letters:
+                why += _letter(each, asked.options(url))
             yield Explanation("call", unit, _status(rows, letters), why, tenant=tenant)
 
 
@@ -198,14 +201,21 @@ def _lane(lane: LaneHealth, now: float) -> Iterator[str]:
         yield f"The quota of {name} is used up ({account.used} of {account.limit}) until {end}."
 
 
-def _letter(stored: StoredLetter) -> str:
+def _letter(stored: StoredLetter, options: str) -> Iterator[str]:
+    from ergon_framework.providers.delivery.dead_letters import redrive_refusal
+
     letter = stored.letter
     at = format_rfc3339(letter.occurred_at)
     why = failure_text(letter.reason_code, letter.error_message)
     attempts = counted(letter.attempts, "attempt")
-    is_waiting = stored.status in WAITING
-    sent = " (ergon dlq requeue sends it again)" if is_waiting else ""
-    return (
+    yield (
         f"It was given up at {at} after {attempts}: {why}. Its dead letter"
-        f" {letter.dead_letter_id} {_FATES[stored.status]}{sent}."
+        f" {letter.dead_letter_id} {_FATES[stored.status]}."
     )
+    if stored.status not in WAITING:
+        return
+    refusal = redrive_refusal(letter)
+    if refusal is None:
+        yield f"This sends it again:  {pasteable('dlq requeue', letter.dead_letter_id, options)}"
+    else:
+        yield f"It cannot be sent again: {refusal}."

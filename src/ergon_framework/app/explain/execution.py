@@ -21,7 +21,6 @@ from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.journal import JournalEntry
 from ergon_framework.ports.notice import CATALOGUE
-from ergon_framework.storage.urls import given_options, store_option
 
 
 def explain_job_id(asked: Question) -> Iterator[Explanation]:
@@ -44,17 +43,10 @@ def explain_job_id(asked: Question) -> Iterator[Explanation]:
             yield from _gone(asked)
             return
         queue = next((each for each in store.queues() if each.name == found.queue), None)
-        options = _options(asked, setup.url)
+        options = asked.options(setup.url)
         why = explain_job(found, queue, store.workers(), store.now(), client.settings, options)
         gates = list(_gates(asked, found, store.now()))
         yield Explanation("job", found.id, found.status.value, [why[0], *gates, *why[1:]])
-
-
-def _options(asked: Question, url: str) -> str:
-    """How the next command finds the same store, from whatever folder."""
-    if asked.store is None and asked.config is None and asked.settings.file is None:
-        return store_option(url)  # nothing says where it is but the folder that we are in
-    return given_options(asked.config, asked.store)
 
 
 def _gates(asked: Question, job: Job, now: float) -> Iterator[str]:

@@ -16,6 +16,7 @@ from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import duration, failure_text, one_sentence
 from ergon_framework.ports.journal import JournalEntry, JournalQuery
 from ergon_framework.ports.notice import CATALOGUE
+from ergon_framework.storage.urls import given_options, store_option
 
 MAX_ENTRIES = 12
 """How many entries of the journal are told; ergon tail shows the rest."""
@@ -85,6 +86,12 @@ class Question:
     looked: list[str] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     """Why some of these places could not be looked at."""
+
+    def options(self, url: str) -> str:
+        """How the next command finds the same store, from whatever folder."""
+        if self.store is None and self.config is None and self.settings.file is None:
+            return store_option(url)  # nothing says where it is but the folder that we are in
+        return given_options(self.config, self.store)
 
     @cached_property
     def entries(self) -> list[JournalEntry]:

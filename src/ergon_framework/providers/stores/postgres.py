@@ -32,7 +32,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.providers.migrations import HEAD
+from ergon_framework.providers.migrations import HEAD, upgrade_remedy
 from ergon_framework.providers.migrations.commands import current, upgrade
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.stores.database import (
@@ -484,7 +484,7 @@ class PostgresProviderDatabase:
                     raise StoreSchemaError(
                         f"{self.name} has provider tables of revision {found}; this program works"
                         f" with {HEAD}",
-                        remedy="run `ergon db upgrade`, or upgrade ergon-framework if it is older",
+                        remedy=upgrade_remedy(found),
                     )
                 refuse_moved_tables(_move_state_in(connection), self.name)
         except exc.SQLAlchemyError as error:

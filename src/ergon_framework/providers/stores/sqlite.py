@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
-from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
+from ergon_framework.providers.migrations import HEAD, VERSION_TABLE, upgrade_remedy
 from ergon_framework.providers.stores.database import (
     AFTER,
     BEFORE,
@@ -37,6 +37,7 @@ from ergon_framework.storage.sqlite.connections import connect, open_reader
 from ergon_framework.storage.sqlite.database import Database
 from ergon_framework.storage.sqlite.errors import translate
 from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.urls import SQLITE
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class _Tables(Schema):
             raise StoreSchemaError(
                 f"{path} has provider tables of revision {found or 'none'}; this program works"
                 f" with {HEAD}",
-                remedy="run `ergon db upgrade`, or upgrade ergon-framework if it is the older one",
+                remedy=upgrade_remedy(found, f"{SQLITE}{path}"),
             )
         refuse_moved_tables(_found(connection, FIND_MARK), str(path))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.storage.sql_files import SchemaFiles, statements_of
 from ergon_framework.storage.sqlite.errors import translate
+from ergon_framework.storage.urls import SQLITE, store_option
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS ergon_schema (
@@ -61,9 +62,16 @@ class Schema(SchemaFiles):
             raise StoreSchemaError(
                 f"{path} has {self.part} tables of version {found[0] if found else 0}; this"
                 f" program works with version {self.version}",
-                remedy="open it once for writing: that brings it up to date",
+                remedy=self._upgrade(path, has_tables=found is not None),
             )
         self._refuse_newer(found[0], path)
+
+    def _upgrade(self, path: Path, *, has_tables: bool) -> str:
+        """How the tables are brought up to date; only those of jobs have a command for a file."""
+        if self.part != "jobs":
+            return "open it once for writing: that brings it up to date"
+        makes = "" if has_tables else " --jobs"
+        return f"this does it:  ergon db upgrade{makes}{store_option(f'{SQLITE}{path}')}"
 
     def _refuse_newer(self, version: int, path: Path) -> None:
         if version > self.version:
