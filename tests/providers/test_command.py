@@ -14,6 +14,7 @@ from ergon_framework.cli import invoke
 from ergon_framework.cli.providers import PRUNE_BATCH
 from ergon_framework.core.circuit_breaker import Breaker, CircuitState
 from ergon_framework.core.limits import Window
+from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.providerstore import LaneKey, LaneState, RecordBatch
@@ -230,6 +231,19 @@ def test_a_provider_obeys(desk: Desk) -> None:
     assert (lane_state().breaker.open_until or 0.0) >= began + 600
     assert desk("circuit", *LANE, "close", "--store", URL) == 0
     assert reason() is None
+
+
+def test_a_pause_is_shown_beside_a_closed_circuit(desk: Desk) -> None:
+    """To close the circuit does not end it, and the answer says until when calls are refused."""
+    until = float(int(time.time()) + 3000)
+    with closing(open_store(URL)) as store:
+        store.extend_cooldown(LANE, until)
+    assert desk("health", "--tenant", TENANT, "--store", URL) == 0
+    assert f"closed, pause until {format_rfc3339(until)}" in desk.out
+    assert desk("circuit", *LANE, "close", "--store", URL) == 0
+    assert f"calls are refused until {format_rfc3339(until)}" in " ".join(desk.out.split())
+    assert desk("circuit", *LANE, "close", "--store", URL, "--json") == 0
+    assert json.loads(desk.out)["pause_until"] == format_rfc3339(until)
 
 
 def test_the_circuit_of_all_tenants(desk: Desk) -> None:

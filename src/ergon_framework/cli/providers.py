@@ -96,6 +96,7 @@ def circuit(
     """Open a circuit, so that nobody calls for a while, or close it, so that all may call again.
 
     Every process sees it within a second. An open one lets probes in once its time has passed.
+    A pause that the provider asked for stays; the answer says until when.
     """
     from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState
     from ergon_framework.core.rfc3339 import format_rfc3339
@@ -109,6 +110,7 @@ def circuit(
         state = CircuitState.OPEN if wish is CircuitCommand.OPEN else CircuitState.CLOSED
         Circuit(opened.store, key, BreakerRule()).force(state, seconds)
         after = opened.store.lane_state(key)
+        pause = after.cooldown_until if after.cooldown_until > opened.store.now() else None
     _check_written(before, after)
     until = after.breaker.open_until
     shape = {
@@ -116,8 +118,11 @@ def circuit(
         "before": before.breaker.state.value,
         "now": after.breaker.state.value,
         "open_until": None if until is None else format_rfc3339(until),
+        "pause_until": None if pause is None else format_rfc3339(pause),
     }
     title = f"the circuit is {after.breaker.state.value} now; every process sees it in a second"
+    if pause is not None and wish is CircuitCommand.CLOSE:
+        title += f"; calls are refused until {shape['pause_until']}: the provider asked for a pause"
     show_one(shape, as_json=as_json, title=title)
 
 
@@ -152,12 +157,14 @@ def prune(
 
 def _rows(tenant: str, summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for item in summary["providers"]:
-        quota, until = item["quota"], item["open_until"]
+        quota, until, pause = item["quota"], item["open_until"], item["cooldown_until"]
         yield {
             "tenant": tenant,
             "provider": item["provider_name"],
             "capability": item["capability"],
-            "circuit": item["breaker_state"] + (f" until {until}" if until else ""),
+            "circuit": item["breaker_state"]
+            + (f" until {until}" if until else "")
+            + (f", pause until {pause}" if pause else ""),
             "success_1h": _share(item["success_rate_1h"]),
             "p95_ms_1h": item["p95_latency_ms_1h"],
             "quota": quota and f"{quota['used_count']}/{quota['limit_count']}",
