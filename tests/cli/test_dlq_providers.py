@@ -160,6 +160,25 @@ def test_a_letter_is_asked_back(ergon: Ergon) -> None:
     assert ergon("dlq", "requeue", "letter-0").code == 1
 
 
+@pytest.mark.parametrize(
+    ("became", "told"),
+    [
+        (LetterStatus.REDRIVE, "letter-0 is to be sent again already"),
+        (LetterStatus.REDRIVEN, "letter-0 was sent again already, at 2"),
+        (LetterStatus.DISCARDED, "letter-0 was discarded"),
+    ],
+)
+def test_a_letter_that_was_dealt_with_is_not_said_to_be_missing(
+    ergon: Ergon, store: ProviderStore, became: LetterStatus, told: str
+) -> None:
+    """What became of it is told, with what can be done."""
+    store.move_letter("letter-0", became, when=[LetterStatus.PENDING])
+    answer = ergon("dlq", "requeue", "letter-0")
+    assert answer.code == 1
+    assert told in " ".join(answer.err.split())
+    assert status("letter-0") is became
+
+
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(("letter", "why"), [("secret", "secrets"), ("large", "too large")])
 def test_a_letter_that_cannot_be_sent_again_is_refused(ergon: Ergon, letter: str, why: str) -> None:
@@ -394,3 +413,18 @@ def test_the_letters_are_carried_on_request(ergon: Ergon) -> None:
     assert carried.json == {"published": 3, "redriven": 1}
     assert status("letter-1") is LetterStatus.REDRIVEN
     assert ergon("dlq", "relay", "dlq_project:nothing").code == 2
+
+
+def test_a_letter_that_another_relay_is_sending_is_left_and_told(
+    ergon: Ergon, store: ProviderStore
+) -> None:
+    """One that was killed while it sent: for a minute nobody else sends the same letter."""
+    pytest.importorskip("celery")
+    Path("dlq_project.py").write_text(PROJECT)
+    name = "redrive 0 of letter-1"
+    store.claim(LETTER.tenant_id, name, name, "another relay", 60.0, 60.0)
+    assert ergon("dlq", "requeue", "letter-1").code == 0
+    carried = ergon("dlq", "relay", "dlq_project:app", "--json")
+    assert carried.json == {"published": 3, "redriven": 0, "left": 1}
+    assert "another relay has begun to send it" in carried.err
+    assert status("letter-1") is LetterStatus.REDRIVE

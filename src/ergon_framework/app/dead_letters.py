@@ -250,6 +250,35 @@ def _refuse_unsendable(where: LetterStores, wanted: LetterFilter) -> None:
                 )
 
 
+def refuse_settled(where: LetterStores, ids: Sequence[str]) -> None:
+    """Say what has become of named letters that are not waiting to be sent again."""
+    from ergon_framework.ports.providerstore import LetterStatus
+
+    listed = f"ergon dlq list{where.options}"
+    told = {
+        LetterStatus.REDRIVE: (
+            "is to be sent again already",
+            "the workers of its task send it; where none runs, ergon dlq relay does",
+        ),
+        LetterStatus.REDRIVEN: (
+            "was sent again already",
+            f"if the call failed again, it left a letter of its own, which this shows:  {listed}",
+        ),
+        LetterStatus.DISCARDED: ("was discarded", "make the call anew"),
+    }
+    for store in where.opened():
+        for found in store.letters(ids=ids, limit=len(ids)):
+            if found.status in told:
+                became, remedy = told[found.status]
+                letter_id = found.letter.dead_letter_id
+                at = "" if found.redriven_at is None else f", at {_moment(found.redriven_at)}"
+                raise JobNotFoundError(
+                    f"nothing was requeued: the dead letter {letter_id} {became}{at}",
+                    remedy=remedy,
+                    details={"id": letter_id, "status": found.status.value},
+                )
+
+
 def redrive(
     store: ProviderStore, wanted: LetterFilter, limit: int | None, *, is_dry: bool
 ) -> LetterCounts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -214,7 +215,12 @@ def relay(
     from ergon_framework.providers.celery_task import relay_app
 
     done = relay_app(load(application), has_all=everything, name=application)
-    show_one({"published": done.published, "redriven": done.redriven}, as_json=as_json)
+    shape = {"published": done.published, "redriven": done.redriven}
+    show_one({**shape, "left": done.left} if done.left else shape, as_json=as_json)
+    if done.left:
+        told = "note: what is left is still to be sent: another relay has begun to send it, and if"
+        told += " that one was stopped, it can be sent a minute after; run this again then"
+        print(told, file=sys.stderr, flush=True)
 
 
 class _LetterAction(NamedTuple):
@@ -265,6 +271,8 @@ def _carried_out(
             search = _search(client, *chosen.of_jobs, older_than, ids)
             deal = deed.to_jobs(client)
             _deal(client, search, chosen.limit, deal, deed.done, tally, is_dry=is_dry)
+    if deed is _REQUEUE and ids and tally.matched == 0 and LetterKind.PROVIDER in kinds:
+        dead_letters.refuse_settled(where, ids)
     return _tell(deed.done, tally, ids, where, kinds, is_dry=is_dry, as_json=as_json)
 
 

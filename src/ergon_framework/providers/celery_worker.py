@@ -185,12 +185,13 @@ def relay_app(app: Any, *, has_all: bool = False, name: str = "") -> RelayCounts
     ``name`` is what an error calls the app.
     """
     _import_tasks(app, name or repr(app))
-    published = redriven = 0
+    published = redriven = left = 0
     for relay in _relays(app, has_all=has_all):
         done = relay.drain()
         published += done.published
         redriven += done.redriven
-    return RelayCounts(published, redriven)
+        left += done.left
+    return RelayCounts(published, redriven, left=left)
 
 
 def _import_tasks(app: Any, name: str) -> None:

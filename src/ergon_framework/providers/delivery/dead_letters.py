@@ -203,6 +203,9 @@ class RelayCounts:
     is_busy: bool = False
     """Whether another relay carries the letters just now."""
 
+    left: int = 0
+    """Letters that are still to be sent, because another relay has begun to send them."""
+
     def __bool__(self) -> bool:
         return bool(self.published or self.redriven or self.has_more)
 
@@ -268,6 +271,8 @@ class DeadLetterRelay:
         """Letters at the head that only a relay of another app can send."""
         self._refused = 0
         """Letters at the head that the queue does not take."""
+        self._claimed = 0
+        """Letters of the last look that another relay has begun to send."""
         self._owner = str(uuid.uuid4())
 
     def pump(self) -> RelayCounts:
@@ -296,10 +301,11 @@ class DeadLetterRelay:
                 break
         if first is not None:
             raise first
-        return RelayCounts(published, redriven)
+        return RelayCounts(published, redriven, left=self._claimed)
 
     def _look(self) -> tuple[RelayCounts, Exception | None]:
         """Carry what waits. Asks without the lease first: most of the time nothing waits."""
+        self._claimed = 0
         if not any(self._waiting()[:2]):
             return RelayCounts(), None
         if not self._lease.take():
@@ -357,7 +363,10 @@ class DeadLetterRelay:
 
     def _redrive(self, session: QueueSession, stored: StoredLetter) -> bool:
         failpoint("providers.redrive.before")
-        if not session.knows(stored.letter) or not self._is_mine(stored.letter):
+        if not session.knows(stored.letter):
+            return False
+        if not self._is_mine(stored.letter):
+            self._claimed += 1
             return False
         session.send(stored.letter)
         failpoint("providers.redrive.after")
