@@ -38,7 +38,7 @@ _DELAY = re.compile(r"(^|_)(backoff|delay|pause|sleep|wait)(s|_|$)")
 
 # Public in spite of their names: those of named tuples, and how a forked child ends.
 _PUBLIC = frozenset({"_asdict", "_exit", "_fields", "_make", "_replace"})
-_MAY_TAKE_ONE = re.compile(r"(?<!self)(?<!cls)\._[a-z]|setattr\([^)]*\b_?[A-Z]{2}")
+_MAY_TAKE_ONE = re.compile(r"(?<!self)(?<!cls)\._[a-z]|(setattr|object|patch)\([^)]*\b_?[A-Z]{2}")
 _CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 
 
@@ -183,7 +183,9 @@ def replaced_constants(tree: ast.AST) -> Iterator[Violation]:
     """Constants of modules that a test sets to another value."""
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Attribute(attr="setattr"), args=[*arguments]):
+            case ast.Call(
+                func=ast.Attribute(attr="setattr" | "object" | "patch"), args=[*arguments]
+            ):
                 for each in arguments[:2]:
                     name = each.value if isinstance(each, ast.Constant) else None
                     if isinstance(name, str) and _CONSTANT.fullmatch(name.rpartition(".")[2]):

@@ -47,6 +47,7 @@ BROKEN = [
     (private_attributes, "from x import link\nlink._wait()"),
     (replaced_constants, "monkeypatch.setattr(pool, 'REST', 0.0)"),
     (replaced_constants, "monkeypatch.setattr('ergon_framework.jobs.worker.LEAVING', 1)"),
+    (replaced_constants, "with mock.patch.object(client, 'TIMEOUT', 1.0): ..."),
     (replaced_constants, "self.patch.setattr(notifier, '_ALIVE', 0.1)"),
     (core_imports, "import time"),
     (core_imports, "from datetime import datetime"),

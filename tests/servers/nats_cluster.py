@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from ergon_framework.errors import ErgonError
-from ergon_framework.storage.nats import NatsClient, address_of, client
+from ergon_framework.storage.nats import NatsClient, address_of
+from ergon_framework.storage.nats.address import NatsTimeouts
 from ergon_framework.storage.nats.diagnostics import Account
 from tests.servers.nats import NatsServer
 from tests.servers.server import free_port, started
@@ -52,11 +52,8 @@ class NatsCluster:
         if not self._asked(server, "/jsz").get("meta_cluster", {}).get("leader"):
             return False
         # What is asked too early is never answered.
-        brief, asked = (
-            mock.patch.object(client, "TIMEOUT", 1.0),
-            NatsClient(address_of(server.url())),
-        )
-        with brief, closing(asked), suppress(ErgonError):
+        asked = NatsClient(address_of(server.url()), NatsTimeouts(response=1.0))
+        with closing(asked), suppress(ErgonError):
             return bool(Account(asked).info())
         return False
 
