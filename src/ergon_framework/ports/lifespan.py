@@ -1,0 +1,221 @@
+"""Lifespans: what an application opens before its handlers run, and closes after the last.
+
+::
+
+    def database() -> Iterator[Pool]:
+        with Pool(URL) as pool:
+            yield pool  # handlers get it through a parameter annotated Pool
+
+What a lifespan yields is injected by type. The annotation says which type that is: a process that
+only enqueues has to know which parameters are injected, and opens nothing. A tuple of types stands
+for several values, None for none.
+
+A lifespan is opened once per process that runs handlers. An async one is opened, and closed, by one
+task of the event loop that its handlers run on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from ergon_framework.errors import HookError, WiringError, describe
+
+F = TypeVar("F", bound=Callable[[], Any])
+_PLAIN = (object, str, bytes, bool, int, float, complex, list, dict, tuple, set, frozenset)
+"""Types that say nothing about which value is meant; a parameter of such a type is an argument."""
+_MISSING = object()
+
+
+class Lifespan:
+    """One function that yields once, and the types of what it yields."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.is_async = inspect.isasyncgenfunction(function)
+        if not self.is_async and not inspect.isgeneratorfunction(function):
+            raise HookError(
+                f"the lifespan {self.name!r} is no generator function",
+                remedy="let it yield once: what stands before the yield opens, what follows closes",
+            )
+        if inspect.signature(function).parameters:
+            raise HookError(
+                f"the lifespan {self.name!r} takes arguments", remedy="let it take none"
+            )
+        self.function = function
+        self._provides: tuple[type, ...] | None = None
+
+    @property
+    def provides(self) -> tuple[type, ...]:
+        """The types of what it yields, read at the first use: they may be defined below it."""
+        if self._provides is None:
+            self._provides = _yielded(self.name, self.function)
+        return self._provides
+
+    def values(self, yielded: Any) -> dict[type, Any]:
+        """What it yielded, by type."""
+        kinds = self.provides
+        if not kinds:
+            return {}
+        values = yielded if len(kinds) > 1 else (yielded,)
+        if not isinstance(values, tuple) or len(values) != len(kinds):
+            raise HookError(
+                f"the lifespan {self.name!r} yields a {type(yielded).__name__}, and its annotation"
+                f" says {len(kinds)} values",
+                remedy="yield a tuple with a value for each type",
+            )
+        return dict(zip(kinds, values, strict=True))
+
+
+class Dependencies:
+    """The lifespans that an application declares, and what may be injected from them."""
+
+    def __init__(self) -> None:
+        self.lifespans: list[Lifespan] = []
+        self.overrides: dict[type, Any] = {}
+        """Values in the place of those that lifespans yield: for tests."""
+
+    def add(self, function: F) -> F:
+        """Open a lifespan before the first handler, after those that were added before it."""
+        self.lifespans.append(Lifespan(function))
+        return function
+
+    def injected(self, annotation: Any) -> type | None:
+        """The type of the value that a parameter with this annotation gets; None: an argument.
+
+        A value fits its own type, and the classes that its type derives from.
+        """
+        if not isinstance(annotation, type) or annotation in _PLAIN:
+            return None
+        known = [kind for each in self.lifespans for kind in each.provides] + [*self.overrides]
+        if annotation in known:
+            return annotation
+        fitting = sorted({kind for kind in known if issubclass(kind, annotation)}, key=repr)
+        if len(fitting) > 1:
+            names = " and ".join(each.__name__ for each in fitting)
+            raise WiringError(
+                f"{annotation.__name__} may be injected from {names}",
+                remedy="annotate the parameter with one of them",
+            )
+        return fitting[0] if fitting else None
+
+
+class DependencyScope:
+    """The lifespans of an application, opened for one process or one event loop."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._values: dict[type, Any] = {}
+
+    def value(self, kind: type) -> Any:
+        """The value of an injected type."""
+        found = self._dependencies.overrides.get(kind, self._values.get(kind, _MISSING))
+        if found is _MISSING:
+            raise WiringError(
+                f"no {kind.__name__} is open: its lifespan has not been run in this process",
+                remedy="run the handler through a worker, or pass the value when you call it",
+            )
+        return found
+
+    def hooks(self) -> Iterator[LifespanHooks]:
+        """How to open and to close each lifespan, in the order of opening."""
+        for each in self._dependencies.lifespans:
+            yield _hooks_async(each, self._values) if each.is_async else _hooks(each, self._values)
+
+
+class LifespanHooks(NamedTuple):
+    """Opens and closes one lifespan; where it is async, both give a coroutine."""
+
+    name: str
+    open: Callable[[], Any]
+    close: Callable[[], Any]
+    """Does nothing if the lifespan is not open."""
+    is_async: bool
+
+
+def _hooks(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
+    opened: list[Any] = []
+
+    def open_it() -> None:
+        manager = contextmanager(lifespan.function)()
+        values.update(lifespan.values(manager.__enter__()))
+        opened.append(manager)
+
+    def close_it() -> None:
+        if opened:
+            opened.pop().__exit__(None, None, None)
+
+    return LifespanHooks(lifespan.name, open_it, close_it, is_async=False)
+
+
+def _hooks_async(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
+    opened: list[_Holder] = []
+
+    async def open_it() -> None:
+        holder = _Holder(asynccontextmanager(lifespan.function)())
+        values.update(lifespan.values(await holder.open()))
+        opened.append(holder)
+
+    async def close_it() -> None:
+        if opened:
+            await opened.pop().close()
+
+    return LifespanHooks(lifespan.name, open_it, close_it, is_async=True)
+
+
+class _Holder:
+    """Keeps an async context manager open in a task: task groups refuse to be left by another."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._closing = asyncio.Event()
+        self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> Any:
+        self._task = asyncio.create_task(self._hold())
+        await asyncio.wait((self._opened, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not self._opened.done():
+            self._task.result()  # raises what the lifespan raised
+        return self._opened.result()
+
+    async def close(self) -> None:
+        self._closing.set()
+        if self._task is not None:
+            await self._task
+
+    async def _hold(self) -> None:
+        async with self._manager as value:
+            self._opened.set_result(value)
+            await self._closing.wait()
+
+
+def _yielded(name: str, function: Callable[[], Any]) -> tuple[type, ...]:
+    try:
+        hint = typing.get_type_hints(function).get("return")
+    except Exception as error:
+        raise HookError(
+            f"the annotation of the lifespan {name!r} cannot be read: {describe(error)}",
+            remedy="annotate with types that its module imports outside of TYPE_CHECKING",
+        ) from error
+    arguments = typing.get_args(hint)
+    if not arguments:
+        raise HookError(
+            f"the lifespan {name!r} does not say what it yields",
+            remedy=f"annotate it: def {name}() -> Iterator[Pool], or Iterator[None]",
+        )
+    first = arguments[0]
+    parts = typing.get_args(first) if typing.get_origin(first) is tuple else (first,)
+    wanted = tuple(each for each in parts if each not in (None, types.NoneType))
+    for each in wanted:
+        if not isinstance(each, type) or each in _PLAIN:
+            raise HookError(
+                f"the lifespan {name!r} yields {each!r}, by which no parameter can be found",
+                remedy="yield an object of a class of its own",
+            )
+    return wanted
