@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ergon_framework.app.script import App
+    from ergon_framework.app.application import App
     from ergon_framework.core.loop import StopReason
     from ergon_framework.engine.report import Report
     from ergon_framework.errors import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "App": "app.script",
+    "App": "app.application",
     "Report": "engine.report",
     "StopReason": "core.loop",
     "ErgonError": "errors",

@@ -21,145 +21,33 @@ under ``if __name__ == "__main__":`` is not run there.
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-import msgspec
-
+from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.app.settings import FILE, load_settings
 from ergon_framework.app.settings.stores import SCRIPT_FILE, url_as_written
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import ConfigurationError, WiringError
-from ergon_framework.executor import InvalidArgumentsError, Registry, current_job
-from ergon_framework.executor.loading import refuse_while_loading
+from ergon_framework.executor import Registry
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.newjob import JobOptions, check_options
+from ergon_framework.jobs.newjob import JobOptions
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.ports.jobstore import Search
 
 if TYPE_CHECKING:
     from ergon_framework.app.jobs import JobSetup
-    from ergon_framework.jobs.async_client import AsyncEnqueuedJob
-    from ergon_framework.jobs.client import EnqueuedJob
     from ergon_framework.jobs.worker import WorkerReport
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class HandlerArguments:
-    """Arguments that fit a handler, as they travel in JSON."""
-
-    args: list[Any] = field(repr=False)
-    kwargs: dict[str, Any] = field(repr=False)
-
-
-class AppHandler(Generic[P, T]):
-    """A typed callable whose calls can also be enqueued.
-
-    ``resize("a.png")`` calls the function here and now; ``resize.enqueue("a.png")`` takes the same
-    arguments, for the type checker as well, and checks them before anything is stored.
-    """
-
-    def __init__(
-        self, app: App, name: str, function: Callable[P, T], options: Mapping[str, Any]
-    ) -> None:
-        check_options(options)
-        self.app = app
-        self.name = name
-        self.function = function
-        self._options = dict(options)
-        functools.update_wrapper(cast("Callable[..., Any]", self), function)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function itself."""
-        return self.function(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<handler {self.name!r}>"
-
-    def options(self, **options: Unpack[JobOptions]) -> AppHandler[P, T]:
-        """The same handler with other options for its jobs: ``resize.options(delay=5)``."""
-        return AppHandler(self.app, self.name, self.function, {**self._options, **options})
-
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> HandlerArguments:
-        """Checked arguments for :meth:`enqueue_many`."""
-        return self._call(args, kwargs)
-
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
-        """Have the function called with these arguments by a worker; returns the job's id."""
-        call = self._call(args, kwargs)
-        options = self._own_options()
-        return self.app.client.enqueue(self._routed, call.args, call.kwargs, **options)
-
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncEnqueuedJob:
-        """Enqueue from an event loop; see :meth:`enqueue`."""
-        call = self._call(args, kwargs)
-        options = self._own_options()
-        return await self.app.async_client.enqueue(self._routed, call.args, call.kwargs, **options)
-
-    def enqueue_many(
-        self, calls: Iterable[HandlerArguments | tuple[Any, ...] | Mapping[str, Any]]
-    ) -> list[EnqueuedJob]:
-        """Store a job for each call in one commit: all of them or none.
-
-        A call is what :meth:`call` makes, a tuple of positional or a dict of named arguments.
-        """
-        made = (each if isinstance(each, HandlerArguments) else self._of(each) for each in calls)
-        specs = ((self._routed, call.args, call.kwargs) for call in made)
-        return self.app.client.enqueue_many(specs, **self._own_options())
-
-    @property
-    def _routed(self) -> str:
-        """The name in a job: with the script's executor, so that no other script runs it."""
-        own = "" if "#" in self.name else self.app.executor
-        return f"{own}#{self.name}" if own else self.name
-
-    def _of(self, arguments: tuple[Any, ...] | Mapping[str, Any]) -> HandlerArguments:
-        if isinstance(arguments, Mapping):
-            return self._call((), dict(arguments))
-        return self._call(tuple(arguments), {})
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HandlerArguments:
-        # Dates, dataclasses and the like become what JSON can carry; the types of the handler's
-        # parameters turn them back on the other side, which the check tries out.
-        try:
-            sent = msgspec.to_builtins([args, kwargs], enc_hook=_dumped)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidArgumentsError(
-                f"an argument of {self.name!r} cannot be written as JSON: {error}",
-                remedy="pass text, numbers, lists, dicts with text keys, or what is made of these",
-            ) from error
-        self.app.registry.check(self.name, sent[0], sent[1])
-        return HandlerArguments(list(sent[0]), sent[1])
-
-    def _own_options(self) -> JobOptions:
-        refuse_while_loading("enqueues a job")
-        options = dict(self._options)
-        job = current_job()
-        if job is not None:  # enqueued by a handler: both belong together
-            options.setdefault("correlation_id", job.correlation or job.job_id)
-        return cast(JobOptions, options)
-
-
-def _dumped(value: Any) -> Any:
-    """Text and numbers of classes of their own, and pydantic models."""
-    for base in (str, int, float):
-        if isinstance(value, base):
-            return base(value)
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
-        raise TypeError(f"{type(value).__name__} has no form in JSON")
-    return dump(mode="json")
 
 
 EXECUTOR = "python"
@@ -202,11 +90,11 @@ class App:
     # ---- handlers ----
 
     @overload
-    def handler(self, name: Callable[P, T], /) -> AppHandler[P, T]: ...
+    def handler(self, name: Callable[P, T], /) -> JobHandler[P, T]: ...
     @overload
     def handler(
         self, name: str | None = None, /, **options: Unpack[JobOptions]
-    ) -> Callable[[Callable[P, T]], AppHandler[P, T]]: ...
+    ) -> Callable[[Callable[P, T]], JobHandler[P, T]]: ...
     def handler(self, name: Any = None, /, **options: Any) -> Any:
         """Make a function a handler, under the given name or its own.
 
@@ -226,11 +114,11 @@ class App:
 
     def _add(
         self, function: Callable[P, T], name: str | None, options: Mapping[str, Any]
-    ) -> AppHandler[P, T]:
+    ) -> JobHandler[P, T]:
         known = set(self.registry.names)
         self.registry.add(function, name)
         (added,) = set(self.registry.names) - known
-        return AppHandler(self, added, function, options)
+        return JobHandler(self, added, function, options)
 
     # ---- the store ----
 

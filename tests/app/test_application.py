@@ -21,7 +21,8 @@ from typing import Any, assert_type
 import pytest
 from pydantic import BaseModel
 
-from ergon_framework.app.script import App, AppHandler
+from ergon_framework.app.application import App
+from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.app.signals import REPEAT_WINDOW
 from ergon_framework.errors import ConfigurationError, JobError, SettingsError, WiringError
 from ergon_framework.executor import InvalidArgumentsError, JobContext
@@ -52,7 +53,7 @@ def app() -> Iterator[App]:
         yield made
 
 
-def resizer(app: App) -> AppHandler[[str, int], str]:
+def resizer(app: App) -> JobHandler[[str, int], str]:
     """A handler with two arguments."""
 
     @app.handler
@@ -110,7 +111,7 @@ def test_names_and_options_of_a_handler(app: App) -> None:
     def resize(path: str) -> None: ...
 
     shape = app.client.show(resize.enqueue("a"))
-    assert (shape["handler"], shape["queue"]) == ("test_script#img.resize", "images")
+    assert (shape["handler"], shape["queue"]) == ("test_application#img.resize", "images")
     assert (shape["max_attempts"], shape["timeout"]) == (3, 10.0)
     later = app.client.show(resize.options(queue="other", id="mine").enqueue("a"))
     assert (later["id"], later["queue"], later["max_attempts"]) == ("mine", "other", 3)
@@ -186,7 +187,7 @@ def test_an_event_loop_can_enqueue_too(app: App) -> None:
 def test_a_job_of_a_job_belongs_to_it(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its correlation id is that of the first job in the chain."""
     resize = resizer(app)
-    running = "ergon_framework.app.script.current_job"
+    running = "ergon_framework.app.job_handlers.current_job"
     monkeypatch.setattr(running, lambda: JobContext(job_id="outer"))
     inner = resize.enqueue("a", 1)
     other = resize.options(correlation_id="own").enqueue("a", 1)
@@ -261,11 +262,11 @@ held = App("memory://")
 def test_an_app_of_a_module_is_found_by_its_name() -> None:
     """The executor's process imports it under that name."""
     setup = held.worker_setup({"pool_size": 1, "max_in_flight": 4})
-    own = setup.executors["test_script"]
+    own = setup.executors["test_application"]
     command = own.command
     assert command[:3] == (sys.executable, "-m", "ergon_framework.executor")
-    assert command[-1].endswith("test_script:held")
-    assert (own.pool_size, setup.jobs.default_executor) == (1, "test_script")
+    assert command[-1].endswith("test_application:held")
+    assert (own.pool_size, setup.jobs.default_executor) == (1, "test_application")
 
 
 def test_a_closed_app_opens_its_store_again(tmp_path: Path) -> None:
@@ -333,7 +334,7 @@ def test_settings_with_executors_say_who_runs_the_jobs_of_a_script(tmp_path: Pat
 SCRIPT = """
 from pathlib import Path
 from ergon_framework.app.signals import REPEAT_WINDOW
-from ergon_framework.app.script import App
+from ergon_framework.app.application import App
 
 app = App()
 

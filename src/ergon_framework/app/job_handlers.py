@@ -1,0 +1,147 @@
+"""Handlers of jobs that an App declares: functions whose calls can also be enqueued."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
+
+import msgspec
+
+from ergon_framework.executor import InvalidArgumentsError, current_job
+from ergon_framework.executor.loading import refuse_while_loading
+from ergon_framework.jobs.newjob import JobOptions, check_options
+
+if TYPE_CHECKING:
+    from ergon_framework.executor import Registry
+    from ergon_framework.jobs.async_client import AsyncEnqueuedJob, AsyncJobClient
+    from ergon_framework.jobs.client import EnqueuedJob, JobClient
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class JobApp(Protocol):
+    """What a handler needs of the App that declares it."""
+
+    registry: Registry
+
+    @property
+    def executor(self) -> str:
+        """The executor that its jobs name; empty where they name none."""
+
+    @property
+    def client(self) -> JobClient:
+        """The client of its store."""
+
+    @property
+    def async_client(self) -> AsyncJobClient:
+        """The same for event loops."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerArguments:
+    """Arguments that fit a handler, as they travel in JSON."""
+
+    args: list[Any] = field(repr=False)
+    kwargs: dict[str, Any] = field(repr=False)
+
+
+class JobHandler(Generic[P, T]):
+    """A typed callable whose calls can also be enqueued.
+
+    ``resize("a.png")`` calls the function here and now; ``resize.enqueue("a.png")`` takes the same
+    arguments, for the type checker as well, and checks them before anything is stored.
+    """
+
+    def __init__(
+        self, app: JobApp, name: str, function: Callable[P, T], options: Mapping[str, Any]
+    ) -> None:
+        check_options(options)
+        self.app = app
+        self.name = name
+        self.function = function
+        self._options = dict(options)
+        functools.update_wrapper(cast("Callable[..., Any]", self), function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function itself."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<handler {self.name!r}>"
+
+    def options(self, **options: Unpack[JobOptions]) -> JobHandler[P, T]:
+        """The same handler with other options for its jobs: ``resize.options(delay=5)``."""
+        return JobHandler(self.app, self.name, self.function, {**self._options, **options})
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> HandlerArguments:
+        """Checked arguments for :meth:`enqueue_many`."""
+        return self._call(args, kwargs)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
+        """Have the function called with these arguments by a worker; returns the job's id."""
+        call = self._call(args, kwargs)
+        options = self._own_options()
+        return self.app.client.enqueue(self._routed, call.args, call.kwargs, **options)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncEnqueuedJob:
+        """Enqueue from an event loop; see :meth:`enqueue`."""
+        call = self._call(args, kwargs)
+        options = self._own_options()
+        return await self.app.async_client.enqueue(self._routed, call.args, call.kwargs, **options)
+
+    def enqueue_many(
+        self, calls: Iterable[HandlerArguments | tuple[Any, ...] | Mapping[str, Any]]
+    ) -> list[EnqueuedJob]:
+        """Store a job for each call in one commit: all of them or none.
+
+        A call is what :meth:`call` makes, a tuple of positional or a dict of named arguments.
+        """
+        made = (each if isinstance(each, HandlerArguments) else self._of(each) for each in calls)
+        specs = ((self._routed, call.args, call.kwargs) for call in made)
+        return self.app.client.enqueue_many(specs, **self._own_options())
+
+    @property
+    def _routed(self) -> str:
+        """The name in a job: with the script's executor, so that no other script runs it."""
+        own = "" if "#" in self.name else self.app.executor
+        return f"{own}#{self.name}" if own else self.name
+
+    def _of(self, arguments: tuple[Any, ...] | Mapping[str, Any]) -> HandlerArguments:
+        if isinstance(arguments, Mapping):
+            return self._call((), dict(arguments))
+        return self._call(tuple(arguments), {})
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HandlerArguments:
+        # Dates, dataclasses and the like become what JSON can carry; the types of the handler's
+        # parameters turn them back on the other side, which the check tries out.
+        try:
+            sent = msgspec.to_builtins([args, kwargs], enc_hook=_dumped)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgumentsError(
+                f"an argument of {self.name!r} cannot be written as JSON: {error}",
+                remedy="pass text, numbers, lists, dicts with text keys, or what is made of these",
+            ) from error
+        self.app.registry.check(self.name, sent[0], sent[1])
+        return HandlerArguments(list(sent[0]), sent[1])
+
+    def _own_options(self) -> JobOptions:
+        refuse_while_loading("enqueues a job")
+        options = dict(self._options)
+        job = current_job()
+        if job is not None:  # enqueued by a handler: both belong together
+            options.setdefault("correlation_id", job.correlation or job.job_id)
+        return cast(JobOptions, options)
+
+
+def _dumped(value: Any) -> Any:
+    """Text and numbers of classes of their own, and pydantic models."""
+    for base in (str, int, float):
+        if isinstance(value, base):
+            return base(value)
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"{type(value).__name__} has no form in JSON")
+    return dump(mode="json")
