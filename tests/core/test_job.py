@@ -240,6 +240,30 @@ def test_an_expired_lease() -> None:
         assert (move.event, move.why) == ("lost", "lease_expired")
 
 
+@pytest.mark.parametrize(
+    ("seen", "is_charged"),
+    [
+        (LeaseExpired(), True),
+        (LeaseExpired(), False),
+        (ProcessDied(), True),
+        (ProcessDied(was_alone=False), False),
+    ],
+)
+def test_a_job_that_must_not_run_twice_ends_when_it_is_lost(seen: Event, is_charged: bool) -> None:
+    """Nobody knows whether a delivery without an outcome ran the job: it is left to an operator."""
+    rule = replace(RULE, retry=replace(RULE.retry, on=JOB_RETRIES - {Kind.LOST}))
+    move = next_transition(JobSnapshot(ACTIVE, 0, 1, 0, is_charged=is_charged), seen, rule)
+    assert (move.status, move.event, move.why) == (FAILED, "lost", "not_retryable")
+    assert move.attempts == is_charged
+
+
+def test_a_job_that_must_not_run_twice_goes_back_when_it_was_not_begun() -> None:
+    """A request that no process read, and a job given back, cannot have run."""
+    rule = replace(RULE, retry=replace(RULE.retry, on=JOB_RETRIES - {Kind.LOST}))
+    for seen in (ProcessDied(was_read=False), Released(), Unread(3.0)):
+        assert next_transition(RUNNING, seen, rule).status is PENDING
+
+
 @pytest.mark.req("X11")
 @pytest.mark.parametrize(
     "seen",

@@ -199,6 +199,21 @@ def test_a_job_has_a_policy_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "kind"),
+    [("on_error", Kind.DEFECT), ("on_lost", Kind.LOST), ("on_timeout", Kind.TIMEOUT)],
+)
+def test_what_follows_a_failure_can_be_set_for_a_job_and_for_all(option: str, kind: Kind) -> None:
+    """A job's own word wins over the settings, in both directions."""
+    ends, again = "dead-letter", "retry"
+    of_all = Settler(JobsSettings.model_validate({option: ends}), "w")
+    own = Settler(JobsSettings(), "w").rule_of(leased(retry=f'{{"{option}": "{ends}"}}'.encode()))
+    assert kind not in own.retry.on
+    assert kind not in of_all.rule_of(leased()).retry.on
+    assert kind in of_all.rule_of(leased(retry=f'{{"{option}": "{again}"}}'.encode())).retry.on
+    assert Kind.TRANSIENT in own.retry.on, "a handler that asks for another attempt gets it"
+
+
+@pytest.mark.parametrize(
     "error", [ConfigurationError, MissingExtraError, SettingsError, WiringError]
 )
 def test_wrong_settings_are_final(error: type[Exception]) -> None:

@@ -244,7 +244,7 @@ def test_a_job_that_was_rescued_tells_whose_it_was(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
-        (Failure(Kind.REJECTED, "handler_not_found"), "trying again cannot mend"),
+        (Failure(Kind.REJECTED, "handler_not_found"), "of a kind that is not tried again"),
         (Failure(Kind.DEFECT, "ValueError"), "all its attempts are spent"),
     ],
 )

@@ -267,8 +267,8 @@ def _died(snapshot: JobSnapshot, event: ProcessDied, rule: JobRule, dice: float)
     if not event.was_read:
         return _again(snapshot, "released", "executor_not_up", excuses=True)
     failure = Failure(Kind.LOST, "executor_died", event.detail)
-    if event.was_alone:
-        return _judged(snapshot, failure, rule, dice, is_charged=True)
+    if event.was_alone or _ends_when_lost(rule):
+        return _judged(snapshot, failure, rule, dice, is_charged=event.was_alone)
     # It is not known which of them killed it: each is tried again alone, and none is charged.
     transition = _again(snapshot, "lost", "executor_died", failure=failure, is_solo=True)
     return _limited(snapshot, transition, rule)
@@ -287,10 +287,16 @@ def _given_back(snapshot: JobSnapshot, event: Unread | Released, rule: JobRule) 
 
 def _expired(snapshot: JobSnapshot, rule: JobRule) -> Transition:
     failure = Failure(Kind.LOST, "lease_expired", "its worker stopped renewing the lease")
-    if not snapshot.is_charged:
+    if not snapshot.is_charged and not _ends_when_lost(rule):
         return _limited(snapshot, _again(snapshot, "lost", failure.code, failure=failure), rule)
     # The lease period was wait enough: a rescued job is due at once.
-    return _judged(snapshot, failure, rule, 0.0, is_charged=True, waits=False)
+    is_charged = snapshot.is_charged
+    return _judged(snapshot, failure, rule, 0.0, is_charged=is_charged, waits=False)
+
+
+def _ends_when_lost(rule: JobRule) -> bool:
+    """Whether a job must not run twice: a delivery without an outcome may have run it."""
+    return Kind.LOST not in rule.retry.on
 
 
 def _judged(
@@ -361,7 +367,7 @@ DELIVERIES_SPENT = "deliveries_spent"
 EXPIRED_RETRYING = "expired_retrying"
 UNSERVED = "unserved"
 WHY_ENDED = {
-    GiveUpReason.NOT_RETRYABLE.value: "its failure is of a kind that trying again cannot mend",
+    GiveUpReason.NOT_RETRYABLE.value: "its failure is of a kind that is not tried again",
     GiveUpReason.ATTEMPTS_SPENT.value: "all its attempts are spent",
     GiveUpReason.BUDGET_SPENT.value: "its time for retries is spent",
     DELIVERIES_SPENT: "it was delivered as often as it may be without coming to an end",

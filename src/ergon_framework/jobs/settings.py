@@ -65,6 +65,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Command = Annotated[tuple[str, ...], BeforeValidator(_command), AfterValidator(_named)]
 Queue = Annotated[str, AfterValidator(_queue)]
 """The name of a queue, as a job may name it."""
+AfterFailure: TypeAlias = Literal["retry", "dead-letter"]
 Words = Annotated[Mapping[str, str], AfterValidator(FrozenDict)]
 
 
@@ -87,7 +88,9 @@ class RetrySettings(SettingsModel):
     """A job's own retry policy; what is not set is as in ``[jobs]``."""
 
     backoff: BackoffSettings | None = None
-    on_timeout: Literal["retry", "dead-letter"] | None = None
+    on_error: AfterFailure | None = None
+    on_lost: AfterFailure | None = None
+    on_timeout: AfterFailure | None = None
     max_retry_after: PositiveOrZero | None = None
     give_up_on: tuple[str, ...] | None = None  # beside those of the worker
     retry_on: tuple[str, ...] | None = None  # although the worker gives up on them
@@ -135,7 +138,9 @@ class JobsSettings(SettingsModel):
     max_deliveries: Annotated[Count | None, OrNone] = None
     timeout: Positive = 300.0
     backoff: BackoffSettings = BackoffSettings()
-    on_timeout: Literal["retry", "dead-letter"] = "retry"
+    on_error: AfterFailure = "retry"
+    on_lost: AfterFailure = "retry"
+    on_timeout: AfterFailure = "retry"
     max_retry_after: PositiveOrZero = DAY
     held_delay: PositiveOrZero = 30.0
     give_up_on: Names = ()  # beside GIVEN_UP
@@ -178,9 +183,12 @@ class JobsSettings(SettingsModel):
         """The core's rule for a job with these settings of its own."""
         own = retry or RetrySettings()
         attempts = max_attempts or self.max_attempts
-        kinds = JOB_RETRIES
-        if (own.on_timeout or self.on_timeout) == "dead-letter":
-            kinds -= {Kind.TIMEOUT}
+        after = {
+            Kind.DEFECT: own.on_error or self.on_error,
+            Kind.LOST: own.on_lost or self.on_lost,
+            Kind.TIMEOUT: own.on_timeout or self.on_timeout,
+        }
+        kinds = JOB_RETRIES - {kind for kind, what in after.items() if what == "dead-letter"}
         longest = self.max_retry_after if own.max_retry_after is None else own.max_retry_after
         rule = RetryRule(
             attempts,
