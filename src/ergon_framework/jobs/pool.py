@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ergon_framework.core.executor_protocol import ATTEMPTS, Reply, Status, encode_request
+from ergon_framework.core.executor_protocol import Reply, Status, encode_request
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import Event, Failed, ProcessDied, Released
 from ergon_framework.core.restart import StartGate
@@ -36,7 +36,7 @@ from ergon_framework.jobs.executor_process import (
     InFlight,
 )
 from ergon_framework.jobs.settings import ExecutorSettings
-from ergon_framework.jobs.tracing import set_out
+from ergon_framework.jobs.tracing import request_carrier
 from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -474,27 +474,13 @@ class ExecutorPool:
             enqueued_at=job.created_at,
             queue_name=job.queue,
             deadline_at=wall + timeout + starting,  # by the executor's clock, which is ours
-            trace_context=self._carrier(claim),
+            trace_context=request_carrier(claim, self._owner.settler, self._owner.name),
             worker_id=self._owner.name,
         )
         failpoint("worker.before_send")
         claim.written_at = now
         claim.is_written = True
         process.give(claim, line, timeout)
-
-    def _carrier(self, claim: Claim) -> dict[str, str] | None:
-        """The trace context of a request, with the job's attempts if it has only one.
-
-        A provider call inside a handler does not retry by itself when the job is retried as a
-        whole; with ``ATTEMPTS`` of 1 it knows that it may. Version 1 of the protocol has no other
-        field for it.
-        """
-        carrier = set_out(claim, self._owner.name)
-        is_single = self._owner.settler.rule_of(claim.job).retry.attempts == 1
-        if is_single == (carrier is not None and ATTEMPTS in carrier):
-            return carrier
-        others = {key: value for key, value in (carrier or {}).items() if key != ATTEMPTS}
-        return {**others, ATTEMPTS: "1"} if is_single else others
 
     def _slots(self, now: float) -> int:
         return sum(max(0, each.room) for each in self.processes if self._is_usable(each, now))

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 from opentelemetry.trace import Span
 
+from ergon_framework.core.executor_protocol import ATTEMPTS
 from ergon_framework.core.job import Event, Failed, HeldBack, ProcessDied, Released, Unread
-from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.telemetry.tracing import (
     SpanKind,
@@ -93,6 +94,21 @@ def set_out(claim: Claim, worker: str) -> dict[str, str] | None:
         return carrier
     # Version 1 of the protocol has no other place for it.
     return {**(carrier or {}), "correlation_id": job.correlation_id}
+
+
+def request_carrier(claim: Claim, settler: Settler, worker: str) -> dict[str, str] | None:
+    """The trace context of a request, with the job's attempts if it has only one.
+
+    A provider call inside a handler does not retry by itself when the job is retried as a whole;
+    with ``ATTEMPTS`` of 1 it knows that it may. Version 1 of the protocol has no other field for
+    it.
+    """
+    carrier = set_out(claim, worker)
+    is_single = settler.rule_of(claim.job).retry.attempts == 1
+    if is_single == (carrier is not None and ATTEMPTS in carrier):
+        return carrier
+    others = {key: value for key, value in (carrier or {}).items() if key != ATTEMPTS}
+    return {**others, ATTEMPTS: "1"} if is_single else others
 
 
 def came_back(claim: Claim, event: Event) -> None:

@@ -532,7 +532,7 @@ class Worker:
         for settlement in settlements:
             transition = settlement.transition
             if transition.failure is not None and transition.event == "failed":
-                _log_failure(settlement)
+                log_failure(settlement)
             word = (
                 transition.event
                 if transition.event in ("held", "released") and not transition.status.is_final
@@ -596,7 +596,7 @@ def default_executor(settings: JobsSettings, executors: Mapping[str, ExecutorSet
     return name
 
 
-def _log_failure(settlement: Settlement) -> None:
+def log_failure(settlement: Settlement) -> None:
     """A failed attempt, and where it failed; a last one as an error."""
     transition = settlement.transition
     is_last = transition.status is JobStatus.FAILED

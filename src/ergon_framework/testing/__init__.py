@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ergon_framework.testing.clock import VirtualClock
+    from ergon_framework.testing.sandbox import Sandbox
     from ergon_framework.testing.scripted import (
         AsyncScriptedConsumer,
         AsyncScriptedProducer,
@@ -45,6 +46,7 @@ __all__ = [
     "Happened",
     "JobStoreSuiteError",
     "ProviderStoreSuiteError",
+    "Sandbox",
     "ScriptedConnector",
     "ScriptedConsumer",
     "ScriptedProducer",
@@ -61,7 +63,7 @@ __all__ = [
 _SUITES = [name for name in __all__ if name.endswith(("_CHECKS", "SuiteError", "SuiteReport"))]
 _SUITES += [name for name in __all__ if name.startswith("exercise_")]
 _HOME = dict.fromkeys(__all__, "scripted") | dict.fromkeys(_SUITES, "suites")
-_HOME["VirtualClock"] = "clock"
+_HOME |= {"Sandbox": "sandbox", "VirtualClock": "clock"}
 
 
 def __getattr__(name: str) -> Any:

@@ -211,10 +211,14 @@ class VirtualClock:
         """Run asyncio code whose event loop follows this clock, as does all else that it calls."""
         token = use_clock(self)
         try:
-            with asyncio.Runner(loop_factory=lambda: VirtualEventLoop(self)) as runner:
+            with asyncio.Runner(loop_factory=self.new_event_loop) as runner:
                 return runner.run(coroutine)
         finally:
             restore_clock(token)
+
+    def new_event_loop(self) -> VirtualEventLoop:
+        """An event loop that follows this clock, for an ``asyncio.Runner``."""
+        return VirtualEventLoop(self)
 
 
 class VirtualEventLoop(asyncio.SelectorEventLoop):

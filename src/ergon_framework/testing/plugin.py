@@ -1,4 +1,7 @@
-"""The pytest plugin: a virtual clock as a fixture. Loaded by itself once Ergon is installed."""
+"""The pytest plugin: virtual time and a whole program in memory, as fixtures.
+
+Loaded by itself once Ergon is installed.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from ergon_framework.testing.clock import VirtualClock
+    from ergon_framework.testing.sandbox import Sandbox
 
 
 @pytest.fixture
@@ -19,3 +23,12 @@ def virtual_clock() -> Iterator[VirtualClock]:
 
     with VirtualClock() as clock:
         yield clock
+
+
+@pytest.fixture
+def ergon(virtual_clock: VirtualClock) -> Iterator[Sandbox]:
+    """Jobs in memory, run by ``ergon.drain()`` and ``ergon.advance(seconds)`` in this thread."""
+    from ergon_framework.testing.sandbox import Sandbox
+
+    with Sandbox(virtual_clock) as sandbox:
+        yield sandbox

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.transfer import move_state_of, refuse_unusable
+from ergon_framework.storage.substitutes import find_substitute
 from ergon_framework.storage.urls import path_in, store_operand, taken_apart
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ def open_store(
     that is there is only looked at: no lock is taken, no table made. One into which a move has not
     ended, or that was shut after one, is opened for a move alone, which says ``half_moved``.
     """
+    substitute: FullJobStore | None = find_substitute("jobs", url)
+    if substitute is not None:
+        return substitute
     store = _opened(url, clock, read_only=read_only)
     try:
         if not read_only and not half_moved:

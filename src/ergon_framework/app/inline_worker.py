@@ -1,0 +1,393 @@
+"""A worker without processes: it runs due jobs in the thread that asks, one after the other.
+
+For tests and for scripts that want their jobs done before they go on. Everything but the processes
+is that of a real worker: the store's claims with their limits, the lines of the executor protocol,
+what a reply means, retries, dead letters, schedules and notices.
+
+What it cannot do: cut off a plain handler that runs past its time. Such an attempt counts as timed
+out when the handler returns. Time is that of the store and of the current clock, so that under a
+virtual clock nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from ergon_framework.app.jobs import JobSetup
+from ergon_framework.core.claim import ClaimRequest
+from ergon_framework.core.executor_protocol import (
+    ExecutorSession,
+    OrchestratorSession,
+    Outcome,
+    Reply,
+    Request,
+    encode_request,
+)
+from ergon_framework.core.job import Event, JobStatus, Released
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import HookError, JobError, WiringError, describe
+from ergon_framework.executor import outcomes
+from ergon_framework.executor.invocation import CUT_OFF, Invocation
+from ergon_framework.executor.registry import Handler, Hook, Registry
+from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.scheduler import Scheduler
+from ergon_framework.jobs.tracing import came_back, request_carrier
+from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure
+from ergon_framework.ports.jobstore import FullJobStore, Settlement
+from ergon_framework.ports.unit_of_work import UnitOfWork
+from ergon_framework.telemetry.notices import emit
+
+MAX_JOBS = 10_000
+"""Jobs in one drain; more of them are probably a handler that enqueues itself without end."""
+
+
+class HasJobs(Protocol):
+    """What an App has: its handlers, and the store of their jobs."""
+
+    registry: Registry
+
+    @property
+    def setup(self) -> JobSetup:
+        """Settings, store and executors."""
+
+    @property
+    def executor(self) -> str:
+        """The executor that its jobs name; empty where the settings decide."""
+
+    @property
+    def client(self) -> JobClient:
+        """The client of its store."""
+
+
+def inline_worker(app: HasJobs) -> InlineWorker:
+    """An inline worker for the jobs of an App.
+
+    Where the settings define executors and the App has no name of its own, it runs the jobs of all
+    of them.
+    """
+    executors = [app.executor] if app.executor else [*app.setup.executors]
+    return InlineWorker(app.client.store, app.registry, setup=app.setup, executors=executors)
+
+
+def drain(
+    app: HasJobs,
+    *,
+    queues: Sequence[str] | None = None,
+    max_jobs: int = MAX_JOBS,
+    raises: bool = False,
+) -> WorkerReport:
+    """Run the due jobs of an App here and now; see :meth:`InlineWorker.drain`."""
+    with inline_worker(app) as worker:
+        return worker.drain(queues=queues, max_jobs=max_jobs, raises=raises)
+
+
+class InlineWorker:
+    """Runs due jobs in the calling thread, with the hooks of their registry around them."""
+
+    def __init__(
+        self,
+        store: FullJobStore,
+        registry: Registry,
+        *,
+        setup: JobSetup | None = None,
+        executors: Collection[str] = ("python",),
+    ) -> None:
+        """``executors``: the jobs of which executors it claims; the first is that of all jobs that
+        name none, unless the settings say otherwise.
+        """
+        self.name = f"inline-{os.getpid()}"
+        self.next_at: float | None = None
+        """When the next job or schedule is due, by the store's clock, as the last drain saw it."""
+        self._store = store
+        self._registry = registry
+        setup = setup or JobSetup("memory://")
+        self._settings = setup.jobs
+        self._settler = Settler(self._settings, self.name)
+        self._executors = tuple(executors)
+        self._scheduler = Scheduler(store, setup.schedules, source=setup.source)
+        self._prepare: Callable[[], object] = lambda: setup.limit_queues(store)
+        self._loop = InlineLoop()
+        self._is_begun = False
+
+    # ---- use ----
+
+    def drain(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        max_jobs: int = MAX_JOBS,
+        raises: bool = False,
+    ) -> WorkerReport:
+        """Run jobs until none is due, those included that the jobs enqueue meanwhile.
+
+        A job that fails is retried when its time has come, as ever: after its backoff, in a later
+        drain. With ``raises``, a job that fails for good raises its JobFailedError here, once
+        nothing is due any more. More than ``max_jobs`` jobs are refused.
+        """
+        self._loop.refuse_inside_another()
+        if not self._is_begun:
+            self._prepare()
+            self._scheduler.sync()
+        counts: Counter[str] = Counter()
+        failed: list[str] = []
+        settled: list[Settlement] = []
+        while (claim := self._next(settled, queues)) is not None:
+            if counts.total() >= max_jobs:
+                self._release(claim)
+                raise JobError(
+                    f"{max_jobs} jobs were run and more are due",
+                    remedy="look for a handler that enqueues itself, or raise max_jobs",
+                )
+            settlement = self._run(claim)
+            settled = [settlement]
+            counts[_word(settlement)] += 1
+            if settlement.transition.status is JobStatus.FAILED:
+                failed.append(settlement.id)
+        if raises and failed:
+            JobClient(settings=self._settings, store=self._store).result(failed[0])
+        return WorkerReport(
+            completed=counts["completed"],
+            retried=counts["retrying"],
+            failed=counts["failed"],
+            held=counts["held"],
+            stop_reason="drained",
+        )
+
+    def close(self) -> None:
+        """Run the shut-down hooks, if the start-up hooks were run."""
+        try:
+            if self._is_begun:
+                self._is_begun = False
+                for hook in reversed(self._registry.shutdown_hooks):
+                    self._run_hook(hook, "shut-down")
+        finally:
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- inside ----
+
+    def _next(self, settled: list[Settlement], queues: Sequence[str] | None) -> Claim | None:
+        """Settle what was run and claim one job, in one commit, after firing what is due.
+
+        One at a time: then limits of queues and keys hold as they do for many workers.
+        """
+        request = ClaimRequest(
+            worker=self.name,
+            lease=self._settings.claimed_for,
+            slots=dict.fromkeys(self._executors, 1),
+            default=self._settings.default_executor or self._executors[0],
+            routes=self._settings.routes,
+            own=frozenset(self._executors),
+            queues=None if queues is None else tuple(queues),
+        )
+        fires_at = self._scheduler.fire_due()
+        found = self._settle(settled, request)
+        times = [at for at in (fires_at, found.next_at) if at is not None]
+        self.next_at = min(times, default=None)
+        return Claim(found.jobs[0]) if found.jobs else None
+
+    def _settle(self, settled: list[Settlement], request: ClaimRequest | None = None) -> Any:
+        _, found = self._store.settle_and_claim(settled, request)
+        for each in settled:
+            transition = each.transition
+            if transition.failure is not None and transition.event == "failed":
+                log_failure(each)
+            emit(
+                NOTICE_OF[transition.status],
+                job_id=each.id,
+                attempt=transition.attempts,
+                failure=transition.failure,
+                delay=transition.delay,
+                why=transition.why,
+            )
+        return found
+
+    def _run(self, claim: Claim) -> Settlement:
+        """One attempt, from its request to its settlement, as lines of the protocol."""
+        self._begin()
+        timeout = self._settler.timeout_of(claim.job)
+        request = self._request(claim, timeout)
+        handler = self._registry.find(request.function_name)
+        began_at = current_clock().now()
+        invocation = InlineInvocation(request, handler, began_at + timeout)
+        outcome = self._outcome(claim, invocation, timeout)
+        seconds = current_clock().now() - began_at
+        if seconds > timeout:
+            outcome = outcomes.timed_out(claim.job.id, CUT_OFF)
+        outcome, line = outcomes.written(outcome)
+        invocation.end_span(outcome)
+        reply = _reply(line)
+        return self._settlement(
+            claim, self._settler.event_of(reply, claim.job), seconds, reply.result
+        )
+
+    def _outcome(self, claim: Claim, invocation: Invocation, timeout: float) -> Outcome:
+        """What the handler makes of it; Ctrl-C gives the job back and ends the drain."""
+        try:
+            outcome = self._loop.run(invocation, timeout)
+        except BaseException:
+            self._release(claim)
+            raise
+        if outcome.error_type == KeyboardInterrupt.__name__:
+            self._release(claim)
+            raise KeyboardInterrupt
+        return outcome
+
+    def _release(self, claim: Claim) -> None:
+        self._settle([self._settlement(claim, Released(), None, None)])
+
+    def _settlement(
+        self, claim: Claim, event: Event, seconds: float | None, result: bytes | None
+    ) -> Settlement:
+        if claim.span is not None:
+            came_back(claim, event)
+        return self._settler.settle_claim(claim, event, self._store.now(), seconds, result)
+
+    def _request(self, claim: Claim, timeout: float) -> Request:
+        job = claim.job
+        line = encode_request(
+            job_id=job.id,
+            function_name=claim.handler,
+            args=job.args,
+            kwargs=job.kwargs,
+            attempt=job.attempts + 1,
+            enqueued_at=job.created_at,
+            queue_name=job.queue,
+            deadline_at=time.time() + timeout,
+            trace_context=request_carrier(claim, self._settler, self.name),
+            worker_id=self.name,
+        )
+        (request,) = ExecutorSession().feed(line)
+        assert isinstance(request, Request)  # noqa: S101 - we have just written it
+        return request
+
+    def _begin(self) -> None:
+        if self._is_begun:
+            return
+        self._registry.prepare()
+        self._is_begun = True
+        for hook in self._registry.startup_hooks:
+            self._run_hook(hook, "start-up")
+
+    def _run_hook(self, hook: Hook, kind: str) -> None:
+        try:
+            result = hook()
+            if hasattr(result, "__await__"):
+                self._loop.wait_for(result)
+        except Exception as error:
+            name = getattr(hook, "__name__", type(hook).__name__)
+            raise HookError(f"the {kind} hook {name!r} failed: {describe(error)}") from error
+
+
+class InlineInvocation(Invocation):
+    """An invocation whose deadline code inside the handler sees on the current clock."""
+
+    __slots__ = ("_deadline",)
+
+    def __init__(self, request: Request, handler: Handler | None, deadline: float) -> None:
+        super().__init__(request, handler, is_traced=False)
+        self._deadline = deadline
+
+    def surroundings(self) -> UnitOfWork:
+        """The job as a unit of work, for code that its handler calls."""
+        return super().surroundings()._replace(deadline=self._deadline)
+
+
+class InlineLoop:
+    """The event loop of async handlers and hooks: one for all, made at the first need.
+
+    Under a virtual clock it follows that clock.
+    """
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def refuse_inside_another(self) -> None:
+        """Refuse to block an event loop that runs in this thread."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise WiringError(
+            "jobs cannot be drained inside a running event loop: it would stand still meanwhile",
+            remedy="await asyncio.to_thread(app.drain)",
+        )
+
+    def run(self, invocation: Invocation, timeout: float) -> Outcome:
+        """Run a handler of either colour to its end; an async one is cancelled at its deadline."""
+        if invocation.is_async:
+            told: Outcome = self.wait_for(_cut_off(invocation, timeout), invocation.scope)
+            return told
+        outcome = invocation.run()
+        if hasattr(type(outcome.result), "__await__"):  # a plain function that calls an async one
+            return self._awaited(invocation, outcome)
+        return outcome
+
+    def wait_for(self, awaitable: Awaitable[Any], scope: Any = None) -> Any:
+        """What an awaitable gives."""
+        if self._runner is None:
+            self._runner = asyncio.Runner(
+                loop_factory=getattr(current_clock(), "new_event_loop", None)
+            )
+        return self._runner.run(_as_coroutine(awaitable), context=scope)
+
+    def close(self) -> None:
+        """End the loop, if there is one."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+
+    def _awaited(self, invocation: Invocation, outcome: Outcome) -> Outcome:
+        try:
+            result = self.wait_for(outcome.result, invocation.scope)
+            return outcomes.succeeded(outcome.job_id, result)
+        except Exception as error:
+            return outcomes.failed(outcome.job_id, error)
+
+
+async def _cut_off(invocation: Invocation, seconds: float) -> Outcome:
+    task = asyncio.ensure_future(invocation.run_async())
+
+    def cancel() -> None:
+        invocation.is_cancelled = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(seconds, cancel)
+    try:
+        return await task
+    finally:
+        timer.cancel()
+
+
+async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+def _reply(line: bytes) -> Reply:
+    (reply,) = OrchestratorSession().feed(line)
+    assert isinstance(reply, Reply)  # noqa: S101 - we have just written it
+    return reply
+
+
+def _word(settlement: Settlement) -> str:
+    """Under which name a report counts it."""
+    transition = settlement.transition
+    is_held = transition.event == "held" and not transition.status.is_final
+    return "held" if is_held else transition.status.value

@@ -1,0 +1,334 @@
+"""Jobs that are run in the thread of the caller, and a whole program in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ergon_framework import App
+from ergon_framework.app.inline_worker import InlineWorker, drain
+from ergon_framework.app.jobs import JobSetup
+from ergon_framework.errors import HookError, JobError, JobFailedError, WiringError
+from ergon_framework.executor import Held, JobContext, Registry, RetryLater, current_job
+from ergon_framework.jobs import JobClient
+from ergon_framework.jobs.scheduler import ScheduleSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.providers.execution import ProviderExecutionContext
+from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.synthetic import SyntheticProvider
+from ergon_framework.testing import Sandbox, VirtualClock
+
+EVEN = {"backoff": {"base": 10.0, "multiplier": 1.0, "jitter": 0.0}}
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[App]:
+    """An App whose jobs are in a file."""
+    with App(f"sqlite:///{tmp_path}/work.db", name="shop") as made:
+        yield made
+
+
+# ---- drain ---
+
+
+def test_due_jobs_run_in_this_thread(app: App) -> None:
+    """Those included that a handler enqueues; the results are in the store."""
+    threads = []
+
+    @app.handler
+    def double(number: int) -> int:
+        threads.append(threading.current_thread())
+        return 2 * number
+
+    @app.handler
+    def begin(number: int) -> str:
+        return double.enqueue(number)
+
+    first = begin.enqueue(4)
+    later = double.options(delay=60).enqueue(1)
+    report = drain(app)
+    assert (report.completed, report.stop_reason) == (2, "drained")
+    assert app.client.result(first.result(0), 0) == 8
+    assert later.status() == "pending"
+    assert threads == [threading.current_thread()]
+    assert app.client.show(first)["correlation_id"] is None
+    assert app.client.show(first.result(0))["correlation_id"] == first
+
+
+def test_async_handlers_and_hooks_share_one_event_loop(app: App) -> None:
+    """What a start-up hook has opened on its loop works in the handlers."""
+    seen: list[object] = []
+
+    @app.on_startup
+    async def opened() -> None:
+        seen.append(asyncio.get_running_loop())
+
+    @app.on_shutdown
+    async def closed() -> None:
+        seen.append(asyncio.get_running_loop())
+
+    @app.handler
+    async def ask(context: JobContext) -> str:
+        seen.append(asyncio.get_running_loop())
+        job = current_job()
+        assert job is not None
+        assert job.job_id == context.job_id
+        return "done"
+
+    @app.handler
+    def plain() -> object:
+        return ask(JobContext(job_id=getattr(current_job(), "job_id", "")))
+
+    jobs = [ask.enqueue(), plain.enqueue()]  # type: ignore[call-arg]
+    assert drain(app).completed == 2
+    assert [job.result(0) for job in jobs] == ["done", "done"]
+    assert len(seen) == 4
+    assert len(set(map(id, seen))) == 1
+
+
+def test_failures_are_recorded_as_a_worker_records_them(app: App) -> None:
+    """With history and traceback; a final one raises if that is asked for."""
+
+    @app.handler(max_attempts=1)
+    def broken() -> None:
+        raise ValueError("no such picture")
+
+    job = broken.enqueue()
+    assert drain(app).failed == 1
+    (entry,) = app.client.show(job)["history"]
+    assert (entry["code"], entry["attempt"]) == ("ValueError", 1)
+    assert "broken" in entry["traceback"]
+    broken.enqueue()
+    with pytest.raises(JobFailedError, match="no such picture"):
+        drain(app, raises=True)
+
+
+def test_wrong_arguments_and_unknown_handlers_fail_for_good(app: App) -> None:
+    """As they do in an executor."""
+
+    @app.handler
+    def double(number: int) -> int:
+        return 2 * number
+
+    odd = app.client.enqueue("shop#double", ["four"])
+    gone = app.client.enqueue("shop#triple", [4])
+    elsewhere = app.client.enqueue("other#double", [4])
+    assert drain(app).failed == 2
+    assert app.client.show(odd)["last_error"]["code"] == "invalid_arguments"
+    assert app.client.show(gone)["last_error"]["code"] == "handler_not_found"
+    assert elsewhere.status() == "pending"
+
+
+def test_a_handler_that_enqueues_itself_ends_the_drain(app: App) -> None:
+    """And what was claimed last goes back uncharged."""
+
+    @app.handler
+    def again() -> None:
+        again.enqueue()
+
+    again.enqueue()
+    with pytest.raises(JobError, match="enqueues itself"):
+        drain(app, max_jobs=5)
+    assert app.client.store.queues()[0].counts["completed"] == 5
+    assert app.client.store.queues()[0].counts["pending"] == 1
+
+
+def test_ctrl_c_gives_the_job_back(app: App) -> None:
+    """The test run ends, and the job was never attempted."""
+
+    @app.handler
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    job = interrupted.enqueue()
+    with pytest.raises(KeyboardInterrupt):
+        drain(app)
+    assert (job.status(), app.client.show(job)["attempts"]) == ("pending", 0)
+
+
+def test_a_drain_does_not_block_an_event_loop(app: App) -> None:
+    """It says what to call instead, and that works."""
+
+    @app.handler
+    async def answer() -> int:
+        return 42
+
+    async def main() -> int:
+        job = answer.enqueue()
+        with pytest.raises(WiringError, match=r"to_thread\(app\.drain\)"):
+            drain(app)
+        await asyncio.to_thread(drain, app)
+        found: int = job.result(0)
+        return found
+
+    assert asyncio.run(main()) == 42
+
+
+def test_a_start_up_hook_that_fails_is_named() -> None:
+    """No job is charged for it."""
+    registry, store = Registry(), MemoryJobStore()
+    registry.add(lambda: None, "nothing")
+
+    @registry.on_startup
+    def connect() -> None:
+        raise OSError("no route")
+
+    client = JobClient(store=store)
+    job = client.enqueue("nothing")
+    with (
+        pytest.raises(HookError, match="'connect' failed: OSError"),
+        InlineWorker(store, registry) as worker,
+    ):
+        worker.drain()
+    assert client.show(job)["attempts"] == 0
+
+
+# ---- virtual time ---
+
+
+def test_retries_run_at_their_instants(ergon: Sandbox) -> None:
+    """An hour of backoff takes a moment, and no file is touched."""
+    app = ergon.use(App(name="shop"))
+    at: list[float] = []
+
+    @app.handler(max_attempts=4, retry=EVEN)
+    def flaky() -> str:
+        at.append(ergon.clock.now())
+        if len(at) < 4:
+            raise ConnectionError("away")
+        return "done"
+
+    job = flaky.enqueue()
+    assert ergon.drain().retried == 1
+    assert ergon.advance(3600).completed == 1
+    assert at == [0.0, 10.0, 20.0, 30.0]
+    assert (job.result(0), ergon.clock.now()) == ("done", 3600.0)
+    assert not Path(__file__).with_name("ergon.db").exists()
+
+
+def test_held_and_late_jobs_come_again(ergon: Sandbox) -> None:
+    """Each at the instant for which it asked."""
+    app = ergon.use(App(name="shop"))
+    at: list[float] = []
+
+    @app.handler
+    def polite() -> None:
+        at.append(ergon.clock.now())
+        if len(at) == 1:
+            raise Held("used up", delay=30)
+        if len(at) == 2:
+            raise RetryLater("not yet", delay=7)
+
+    polite.enqueue()
+    report = ergon.advance(100)
+    assert at == [0.0, 30.0, 37.0]
+    assert (report.held, report.retried, report.completed) == (1, 1, 1)
+
+
+def test_schedules_fire_at_each_of_their_instants() -> None:
+    """A day of a schedule is a loop over its fires."""
+    with VirtualClock() as clock:
+        store, registry, seen = MemoryJobStore(clock.now), Registry(), []
+        registry.add(lambda: seen.append(clock.now()), "sweep")
+        schedule = ScheduleSettings.model_validate({"cron": "0 */6 * * *", "handler": "sweep"})
+        setup = JobSetup("memory://", schedules={"sweep": schedule})
+        with InlineWorker(store, registry, setup=setup) as worker:
+            worker.drain()
+            for _ in range(4):
+                assert worker.next_at is not None
+                clock.advance(worker.next_at - clock.now())
+                worker.drain()
+        assert seen == [6 * 3600.0, 12 * 3600.0, 18 * 3600.0, 24 * 3600.0]
+
+
+def test_time_limits_hold_in_virtual_time(ergon: Sandbox) -> None:
+    """A plain handler is told when it returns, an async one is cancelled at its deadline."""
+    app = ergon.use(App(name="shop"))
+    cancelled: list[float] = []
+
+    @app.handler(timeout=30, max_attempts=1)
+    def slow() -> None:
+        ergon.clock.sleep(31)
+
+    @app.handler(timeout=30, max_attempts=1)
+    async def hung() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cancelled.append(ergon.clock.now())
+
+    jobs = [slow.enqueue(), hung.enqueue()]
+    assert ergon.drain().failed == 2
+    assert [app.client.show(job)["last_error"]["code"] for job in jobs] == ["timeout"] * 2
+    assert cancelled == [31 + 30.0]
+
+
+def test_provider_calls_of_a_handler_follow_the_same_clock() -> None:
+    """Their waits pass on it, and the job's deadline bounds them on it, at any time of the day."""
+    with Sandbox(clock := VirtualClock(start=2e9)) as ergon, clock:
+        app = ergon.use(App(name="shop"))
+        policy = RetryPolicy(max_attempts=3, base_delay_seconds=2, jitter_ratio=0)
+        rates = SyntheticProvider("timeout timeout ok", retry_policy=policy)
+
+        @app.handler(max_attempts=1, timeout=60)
+        def price() -> bool:
+            result = rates.execute(
+                tenant_id="acme",
+                campaign_id=None,
+                operation="eur_usd",
+                payload={},
+                context=ProviderExecutionContext(),
+            )
+            return result.success
+
+        job = price.enqueue()
+        ergon.drain()
+        assert job.result(0) is True
+        assert clock.now() == 2e9 + 2 + 4
+
+
+def test_two_apps_work_for_each_other_in_one_sandbox(ergon: Sandbox, tmp_path: Path) -> None:
+    """A drain ends when neither has anything due."""
+    url = f"sqlite:///{tmp_path}/work.db"
+    shop, stock = ergon.use(App(url, name="shop")), ergon.use(App(url, name="stock"))
+
+    @stock.handler
+    def take() -> str:
+        return note.enqueue()
+
+    @shop.handler
+    def note() -> None: ...
+
+    job = take.enqueue()
+    assert ergon.drain().completed == 2
+    assert shop.client.status(job.result(0)) == "completed"
+    assert JobClient(url).status(job) == "completed"  # whoever opens this URL sees the same jobs
+    assert not (tmp_path / "work.db").exists()
+
+
+def test_a_sandbox_leaves_no_trace(tmp_path: Path) -> None:
+    """Afterwards the App has its own store again, with what was there before."""
+    with App(f"sqlite:///{tmp_path}/work.db", name="shop") as app:
+
+        @app.handler
+        def note() -> None: ...
+
+        kept = note.enqueue()
+        with Sandbox() as ergon:
+            ergon.use(app)
+            lost = note.enqueue()
+            assert ergon.drain().completed == 1
+        assert app.client.status(kept) == "pending"
+        assert [job.id for job in app.client.store.search(Search())] == [kept]
+        assert lost != kept
+
+
+def test_a_sandbox_without_an_app_says_what_to_do(ergon: Sandbox) -> None:
+    """Instead of draining nothing."""
+    with pytest.raises(WiringError, match=r"ergon\.use\(app\)"):
+        ergon.drain()
