@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from ergon_framework.cli import invoke, version
+from ergon_framework.cli.catalogue import GROUPS
 from ergon_framework.cli.commands import app
 from ergon_framework.ports.notice import CATALOGUE
 from tests.app.workplace import Workplace
@@ -421,11 +422,15 @@ def test_live(ergon: Ergon) -> None:
 
 
 def test_help_and_version(ergon: Ergon) -> None:
-    """Every command is listed; without arguments the same help is shown."""
+    """The commands are listed in groups; without arguments the same help is shown."""
     answer = ergon("--help")
     assert answer.code == 0
-    for command in ("run", "process", "tasks", "live", "doctor", "notices"):
-        assert re.search(rf"^  {command} ", answer.out, re.MULTILINE)
+    for title, entries in GROUPS.items():
+        group = re.search(rf"^{title}:\n((?:  .*\n)+)", answer.out, re.MULTILINE)
+        assert group, title
+        assert [line.split()[0] for line in group[1].splitlines()] == [
+            each.name for each in entries
+        ]
     assert ergon().out == answer.out
     assert ergon("--version").out.startswith("ergon ")
     assert ergon("--debug", "--version").out.startswith("ergon ")
@@ -450,7 +455,7 @@ def test_the_reference_page_names_every_option() -> None:
     page = PAGE.read_text()
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():
-        assert f"## ergon {name}" in page
+        assert command.hidden or f"## ergon {name}" in page
         for parameter in command.params:
             if not getattr(parameter, "hidden", False) and parameter.param_type_name == "option":
                 assert f"`{parameter.opts[0]}" in page, (name, parameter.opts)

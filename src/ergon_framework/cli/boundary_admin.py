@@ -67,9 +67,10 @@ def gaps(
     data: DataFolder = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List facts that were given up before everybody had them: what the loss alert speaks of.
+    """List facts that were given up before everybody had them.
 
-    In an inbound log the loss is the peer's: source offsets are those of its outbound log.
+    These are what the loss alert speaks of. In an inbound log the loss is the peer's: source
+    offsets are those of its outbound log.
     """
     if data is None:
         found = node.ask(ADMIN + "ListGaps")["gaps"]
@@ -94,7 +95,10 @@ def _gap(shape: dict[str, Any]) -> dict[str, Any]:
 
 @asks_node
 def seal(node: Node, peer: Peer = None, reason: Reason = "", as_json: JsonFlag = False) -> None:
-    """Shut the link to a peer, or every link, until an operator opens it. Appends go on."""
+    """Shut the link to a peer, or every link.
+
+    It stays shut until an operator opens it. Appends go on.
+    """
     show_one(node.ask(ADMIN + "Seal", peer=_checked(peer), reason=reason), as_json=as_json)
 
 
@@ -113,7 +117,10 @@ def open_gate(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Open what was sealed; --accept-epoch also trusts a peer whose store has changed."""
+    """Open what was sealed.
+
+    With --accept-epoch a peer whose store has changed is trusted, too.
+    """
     if accept_epoch:
         if peer is None:
             raise ConfigurationError("whose epoch is to be accepted?", remedy="give --peer ZONE")
@@ -194,11 +201,12 @@ def backup(
     zone: ZoneName = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Copy a zone's log and objects to FOLDER while its node runs; the log must be on SQLite.
+    """Copy a zone's log and objects to a folder.
 
-    The copy is consistent and is a zone's folder like any other. When a node opens it first, it
-    begins a new epoch, so that peers notice that it went back in time. Exit code 1 when an object
-    is damaged where it was, and so could not be copied.
+    Its node may run meanwhile; the log must be on SQLite. The copy is consistent and is a zone's
+    folder like any other. When a node opens it first, it begins a new epoch, so that peers notice
+    that it went back in time. Exit code 1 when an object is damaged where it was, and so could not
+    be copied.
     """
     from ergon_framework.boundary.backup import backed_up
 
@@ -232,10 +240,11 @@ def restore(
     zone: ZoneName = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Put a backup in the place of a zone's folder, whose node must be stopped.
+    """Put a backup in the place of a zone's folder.
 
-    The backup stays as it is. The zone begins a new epoch with the next start of its node, so that
-    peers notice that it went back in time; what remains to be done is printed.
+    The zone's node must be stopped. The backup stays as it is. The zone begins a new epoch with the
+    next start of its node, so that peers notice that it went back in time; what remains to be done
+    is printed.
     """
     from ergon_framework.boundary.restore import restored
 

@@ -65,7 +65,10 @@ def create(
 @consumers_app.command()
 @asks_node
 def delete(node: Node, name: Name, as_json: JsonFlag = False) -> None:
-    """Forget a consumer, its cursor and its quarantine; retention no longer waits for it."""
+    """Forget a consumer, its cursor and its quarantine.
+
+    Retention no longer waits for it.
+    """
     node.ask(ADMIN + "DeleteConsumer", consumer_name=name)
     show_one({"consumer_name": name, "deleted": True}, as_json=as_json)
 
@@ -81,7 +84,10 @@ def seek(
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Goes into the journal.")] = "",
     as_json: JsonFlag = False,
 ) -> None:
-    """Set a cursor by hand, also backwards; it is written down with the reason."""
+    """Set a cursor by hand, also backwards.
+
+    It is written down with the reason.
+    """
     answer = node.ask(ADMIN + "SeekConsumer", consumer_name=name, offset=offset, reason=reason)
     show_one(answer, as_json=as_json)
 
@@ -112,9 +118,7 @@ HELPS = {
     "gap": "the peer gave facts up: discard it when that is known",
 }
 """What helps, by reason."""
-quarantine_app = typer.Typer(
-    help="List facts that were set aside, tell why, release or discard one."
-)
+quarantine_app = typer.Typer(help="List facts that were set aside; release or discard one.")
 
 ItemId = Annotated[int, typer.Argument(metavar="ID", min=1, help="As the list has it.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Goes into the journal.")]

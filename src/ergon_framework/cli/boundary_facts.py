@@ -186,7 +186,9 @@ def append(
     media_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Of the artifact.")] = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Append one fact, from FILE, standard input or options; or many, one JSON object per line.
+    """Append a fact, or many with --batch.
+
+    From FILE, the standard input or options; with --batch one JSON object per line.
 
     The answer means that it is on disk. The same again gives the same offset. Exit code 1 when a
     fact was refused.
@@ -227,7 +229,10 @@ def fetch(
     holder: Holder = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print the next facts of a consumer; the same ones again until they are confirmed."""
+    """Print the next facts of a consumer.
+
+    The same ones again until they are confirmed.
+    """
     if confirm and is_stdout_closed():
         raise ConfigurationError(
             "the standard output is closed, and what nobody can read is not confirmed",
@@ -256,7 +261,10 @@ def confirm(
     holder: Holder = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say that everything at or below OFFSET is handled; it is not delivered again."""
+    """Confirm everything up to OFFSET.
+
+    It is not delivered again.
+    """
     answer = node.ask(CORE + "ConfirmReceipt", consumer_name=consumer, offset=offset, holder=holder)
     show_one(answer, as_json=as_json)
 

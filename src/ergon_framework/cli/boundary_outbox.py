@@ -51,7 +51,10 @@ def list_items(
 
 @app.command()
 def show(file: OutboxFile, as_json: JsonFlag = False) -> None:
-    """Tell how many facts wait, since when, how many were refused, and how many are kept."""
+    """Show how many facts wait, and since when.
+
+    Also how many were refused, and how many are kept.
+    """
     with _opened(file) as spool:
         figures, kept, oldest = spool.figures(), spool.kept(), spool.oldest_at()
     shape = asdict(figures) | {
@@ -66,7 +69,10 @@ def show(file: OutboxFile, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def retry(file: OutboxFile, item: ItemId) -> None:
-    """Send a refused fact again, before everything that was added after it."""
+    """Send a refused fact again.
+
+    It goes before everything that was added after it.
+    """
     with _opened(file) as spool:
         spool.retry(item)
 
@@ -90,10 +96,11 @@ def resend(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Send again what was sent and is still kept: after the node was restored from a backup.
+    """Send again what was sent and is still kept.
 
-    The producer's own process sends it, with its next look; the node recognises what it has. An
-    outbox keeps what it sent for as long as its keep_sent says.
+    For when the node was restored from a backup. The producer's own process sends it, with its next
+    look; the node recognises what it has. An outbox keeps what it sent for as long as its keep_sent
+    says.
     """
     with _opened(file) as spool:
         count = spool.resend(since)

@@ -11,9 +11,7 @@ from ergon_framework.cli.boundary_node import Ca, Cert, Crl, Key, ZoneName
 from ergon_framework.cli.output import show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel, announce
 
-certs_app = typer.Typer(
-    help="Make a development authority, and certificates for zones; not for a plant."
-)
+certs_app = typer.Typer(help="Make certificates for development, not for a plant.")
 
 Folder = Annotated[
     Path, typer.Option("--folder", metavar="DIR", help="Where the files are, or will be.")

@@ -1,4 +1,4 @@
-"""The list of commands, and what becomes of their errors."""
+"""The program ``ergon``, and what becomes of the errors of its commands."""
 
 from __future__ import annotations
 
@@ -7,32 +7,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.models import CommandInfo
 
-from ergon_framework.cli import (
-    boundary,
-    conform,
-    db,
-    dlq,
-    enqueue,
-    executor,
-    jobs,
-    move,
-    process,
-    project,
-    providers,
-    queues,
-    record_files,
-    run,
-    schedules,
-    serve,
-    tail,
-    trace,
-    version,
-    why,
-    worker,
-    workers,
-)
+from ergon_framework.cli import version
+from ergon_framework.cli.catalogue import CommandGroups
 from ergon_framework.cli.output import (
     is_about_a_disk,
     is_about_stdout,
@@ -51,6 +28,7 @@ _DEBUG = "--debug"
 
 app = typer.Typer(
     name="ergon",
+    cls=CommandGroups,
     help="Runs work that must not get lost: every unit ends in exactly one recorded outcome.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong configuration or use, 130 SIGINT, 143 SIGTERM.",
     add_completion=True,
@@ -58,33 +36,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(run.run)
-app.command()(project.check)
-app.command()(process.process)
-app.command()(project.tasks)
-app.command()(project.live)
-app.command()(project.doctor)
-app.command()(project.notices)
-app.command()(enqueue.enqueue)
-app.command()(worker.worker)
-app.command()(executor.executor)
-app.command()(conform.conform)
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(queues.app, name="queues")
-app.add_typer(schedules.app, name="schedules")
-app.add_typer(boundary.app, name="boundary")
-app.add_typer(db.app, name="db")
-app.command()(move.move)
-app.command()(record_files.export)
-app.command("import")(record_files.import_)
-app.add_typer(providers.app, name="providers")
-app.command()(workers.workers)
-app.command()(serve.serve)
-app.command()(why.why)
-app.command()(tail.tail)
-app.command()(trace.trace)
-app.command()(project.new)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -134,25 +85,9 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
 
 
 def _main(given: list[str], session: Session) -> int:
-    command = typer.main.get_command(_asked_for(given[0]))
+    command = typer.main.get_command(app)
     code = command.main(given, prog_name="ergon", standalone_mode=False, obj=session)
     return code if isinstance(code, int) else 0
-
-
-def _asked_for(word: str) -> typer.Typer:
-    """The program with the one command of that name, or with all of them if there is none.
-
-    To prepare all commands takes longer than most commands do.
-    """
-    small = typer.Typer(rich_markup_mode=None)
-    small.info, small.registered_callback = app.info, app.registered_callback
-    small.registered_commands = [each for each in app.registered_commands if _name(each) == word]
-    small.registered_groups = [each for each in app.registered_groups if each.name == word]
-    return small if small.registered_commands or small.registered_groups else app
-
-
-def _name(command: CommandInfo) -> str | None:
-    return command.name or getattr(command.callback, "__name__", None)
 
 
 def _refuse(error: BaseException, *, as_json: bool) -> int:

@@ -49,9 +49,10 @@ def conform(
     ] = False,
     as_json: JsonFlag = False,
 ) -> int:
-    """Try a command against the Executor Protocol v1, as an orchestrator would use it.
+    """Try a command against the Executor Protocol v1.
 
-    Exit code 0 when every required check passes, 1 when one fails.
+    It is used as an orchestrator would use it. Exit code 0 when every required check passes, 1 when
+    one fails.
     """
     from ergon_framework.testing.suites.executor import chosen_checks, exercise_executor
 

@@ -1,4 +1,4 @@
-"""``ergon db``: the tables of a store, brought up to date or taken away again."""
+"""``ergon db``: the tables of a store, and what a store holds written to a file and back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli import record_files
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.provider_stores import store_in_settings
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ergon_framework.app.schema import Tables
     from ergon_framework.providers.migrations.database import Database
 
-app = typer.Typer(help="Bring a store's tables up to date, look at their version, or remove them.")
+app = typer.Typer(help="Upgrade tables or look at their version; export and import stores.")
 
 StoreUrl = Annotated[
     str | None,
@@ -41,7 +42,9 @@ def upgrade(
     sql: SqlFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make the tables of provider calls, jobs and zones, or bring them up to date.
+    """Make tables or bring them up to date.
+
+    Those of provider calls, jobs and zones.
 
     Only adds: other tables are left alone, and programs that run may go on. Jobs and zones have
     their tables made where the settings have such parts, and brought up to date where they are; in
@@ -60,7 +63,7 @@ def upgrade(
 
 @app.command()
 def current(config: ConfigPath = None, store: StoreUrl = None, as_json: JsonFlag = False) -> None:
-    """Show the version of a store's tables, and the latest one that this program knows."""
+    """Show the version of a store's tables, and the latest."""
     rows = [
         {"part": each.part, "now": each.current(), "latest": each.latest}
         for each in _tables(config, store)
@@ -79,7 +82,7 @@ def downgrade(
     sql: SqlFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Take the tables of provider calls away again, with everything in them.
+    """Remove the tables of provider calls, with everything in them.
 
     Other tables are left alone, those of jobs too.
     """
@@ -98,6 +101,10 @@ def downgrade(
         before = commands.downgrade(connection, revision)
         rows = [_row("providers", commands.current(connection), HEAD, before)]
     show_list(rows, _COLUMNS, as_json=as_json)
+
+
+app.command()(record_files.export)
+app.command("import")(record_files.import_)
 
 
 def _database(config: Path | None, store: str | None) -> Database:

@@ -147,10 +147,11 @@ def requeue(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Send dead-lettered jobs back to their queues with fresh counters, and calls to their tasks.
+    """Send dead letters back to their queues.
 
-    Calls are sent by the workers of their tasks, or by ergon dlq relay. Exit code 1 when none
-    matched, or none could be sent back.
+    Jobs begin with fresh counters, provider calls go back to their tasks. Calls are sent by the
+    workers of their tasks, or by ergon dlq relay. Exit code 1 when none matched, or none could be
+    sent back.
     """
     chosen = _Selection(
         (*(ids or ()), *(more_ids or ())),
@@ -183,7 +184,7 @@ def purge(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Delete dead-lettered jobs and provider calls for good. Exit code 1 when none matched."""
+    """Delete dead letters for good. Exit code 1 when none matched."""
     chosen = _Selection(
         (*(ids or ()), *(more_ids or ())),
         kind,
@@ -207,9 +208,10 @@ def relay(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Carry the dead letters of a Celery app's tasks to its queue now, and send what is wanted.
+    """Send the dead letters of a Celery app now.
 
-    The workers of these tasks do the same all the time; this is for when none runs.
+    Those of its tasks are carried to its queue, and what was requeued is sent. The workers of these
+    tasks do the same all the time; this is for when none runs.
     """
     from ergon_framework.app.imports import load
     from ergon_framework.providers.celery_task import relay_app

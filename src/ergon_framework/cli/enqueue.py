@@ -73,9 +73,12 @@ def enqueue(
         str | None, typer.Option(metavar="JSON", help="Its own retry policy: a JSON object.")
     ] = None,
     limit_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="So many jobs with this key run at once …")
+        str | None,
+        typer.Option(metavar="KEY", help="Limits how many jobs with this key run at once."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="… namely this many [1].")] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="How many, for --limit-key [1].")
+    ] = None,
     result_ttl: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds that its result is kept.")
     ] = None,

@@ -16,9 +16,10 @@ def executor(
         typer.Option(metavar="MODULE:REGISTRY", help="Where the handlers are; FILE.py:NAME works."),
     ],
 ) -> int:
-    """Answer execution requests on the standard input with outcomes on the standard output.
+    """Run handlers for an orchestrator.
 
-    An orchestrator starts this; by hand, end it with the end of input. SIGTERM lets what was taken
+    Answers execution requests on the standard input with outcomes on the standard output. An
+    orchestrator starts this; by hand, end it with the end of input. SIGTERM lets what was taken
     finish, a second one ends it at once.
     """
     from ergon_framework.executor.process import serve

@@ -1,4 +1,4 @@
-"""``ergon jobs``: look at jobs, cancel one, let one run now."""
+"""``ergon jobs``: look at jobs and workers, cancel one, let one run now."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ergon_framework.cli import conform, executor, workers
 from ergon_framework.cli.job_client import JobId, StoreUrl, opened, show_jobs
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ergon_framework.ports.jobstore import Unreadable
 
 _JSON = ("args", "kwargs", "result", "retry", "last_error", "trace_context")
-app = typer.Typer(help="Look at jobs, cancel or retry one.")
+app = typer.Typer(help="Look at jobs and workers; show, cancel or retry a job.")
 
 
 @app.command("list")
@@ -69,10 +70,16 @@ def cancel(
 def retry(
     job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Let a waiting job run now, or one that failed or was cancelled begin anew."""
+    """Let a job run now.
+
+    One that waits runs without its delay; one that failed or was cancelled begins anew.
+    """
     with opened(config, url) as client:
         client.retry(job)
         show_one({"id": job, "status": str(client.status(job))}, as_json=as_json)
+
+
+app.command()(workers.workers)
 
 
 @app.command()
@@ -89,7 +96,7 @@ def unreadable(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the rows that were set aside because they cannot be read.
+    """List rows that were set aside as unreadable.
 
     A row may come from a newer version, or from somebody who wrote to the store by hand. Upgrade,
     or put its columns right without changing stage and status; then restore it.
@@ -111,6 +118,10 @@ def unreadable(
             client.store.discard_unreadable(key)
         done = "restored" if restore is not None else "discarded"
         show_one({"id": wanted, "became": done}, as_json=as_json)
+
+
+app.command()(executor.executor)
+app.command()(conform.conform)
 
 
 def _aside(client: JobClient, job_id: str) -> Any:

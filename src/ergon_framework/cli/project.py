@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ergon_framework.cli.output import keep_stdout, printable, show_list, show_one
+from ergon_framework.cli.process import process
 from ergon_framework.cli.session import ConfigPath, JsonFlag, session_of
 
 
@@ -20,7 +21,10 @@ def new(
     ] = Path(),
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a folder with a project that runs: a task, a job, a provider, settings, tests."""
+    """Make a project that runs.
+
+    A folder with a task, a job, a provider, settings and tests.
+    """
     from ergon_framework.app.new_project import new_project, next_commands, origin
 
     project = new_project(name, parent, origin())
@@ -41,10 +45,11 @@ def new(
 
 
 def check(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
-    """Check the settings file and say what would run; nothing is connected, stored or started.
+    """Check the settings and say what would run.
 
-    The classes it names are imported, also from the working directory: code at the top level of
-    your modules runs, so check no settings of somebody whose code you would not run.
+    Nothing is connected, stored or started. The classes it names are imported, also from the
+    working directory: code at the top level of your modules runs, so check no settings of somebody
+    whose code you would not run.
 
     Every mistake is told at once, with its file, its line and what to do; then the exit code is 2.
     """
@@ -65,7 +70,18 @@ def check(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
     show_list((row.to_dict() for row in rows), columns, as_json=as_json)
 
 
-def tasks(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
+tasks_app = typer.Typer()
+
+
+@tasks_app.callback(invoke_without_command=True)
+def tasks(context: typer.Context, config: ConfigPath = None, as_json: JsonFlag = False) -> None:
+    """List tasks, try one transaction, probe a run. Alone, it lists them."""
+    if context.invoked_subcommand is None:
+        list_tasks(config, as_json)
+
+
+@tasks_app.command("list")
+def list_tasks(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
     """List the tasks of the settings file."""
     from ergon_framework.app.settings import load_settings
 
@@ -82,6 +98,10 @@ def tasks(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
     show_list(rows, ["name", "task", "connectors", "services", "workers"], as_json=as_json)
 
 
+tasks_app.command()(process)
+
+
+@tasks_app.command()
 def live(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The liveness file of a run.")],
     max_age: Annotated[
@@ -89,7 +109,10 @@ def live(
     ] = 30.0,
     as_json: JsonFlag = False,
 ) -> int:
-    """Look at a liveness file: exit code 0 when that run is live, 1 when not."""
+    """Probe a run by its liveness file.
+
+    Exit code 0 when that run is live, 1 when not.
+    """
     from ergon_framework.app.liveness_outputs import read_liveness
 
     is_live, shape = read_liveness(path, max_age)
@@ -108,7 +131,7 @@ def doctor(
     ] = 5.0,
     as_json: JsonFlag = False,
 ) -> int:
-    """Look at this machine, and whether what the settings name can be reached.
+    """Check this machine, and whether what the settings name can be reached.
 
     Exit code 1 when something will not work.
     """
@@ -127,7 +150,7 @@ def doctor(
 
 
 def notices(as_json: JsonFlag = False) -> None:
-    """List the notices: every state change that Ergon tells."""
+    """List the state changes that Ergon tells."""
     from ergon_framework.ports.notice import CATALOGUE
 
     rows = [

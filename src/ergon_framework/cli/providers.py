@@ -20,7 +20,7 @@ from ergon_framework.storage.urls import given_options
 if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import LaneKey, LaneState
 
-app = typer.Typer(help="Look at providers and their circuits; open or close one; delete old rows.")
+app = typer.Typer(help="Show providers and their circuits; open or close one; delete old rows.")
 
 _COLUMNS = [
     "tenant",
@@ -58,7 +58,9 @@ def health(
     store: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List providers by tenant: circuit, success rate, latency, quota, last error.
+    """List providers by tenant, with circuits and quotas.
+
+    Also success rate and latency of the last hour, and the last error.
 
     The tenant * holds the circuits that all tenants share.
     """
@@ -93,10 +95,11 @@ def circuit(
     store: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Open a circuit, so that nobody calls for a while, or close it, so that all may call again.
+    """Open a circuit for a while, or close it.
 
-    Every process sees it within a second. An open one lets probes in once its time has passed.
-    A pause that the provider asked for stays; the answer says until when.
+    Nobody calls while it is open; all may call again when it is closed. Every process sees it
+    within a second. An open one lets probes in once its time has passed. A pause that the provider
+    asked for stays; the answer says until when.
     """
     from ergon_framework.core.circuit_breaker import BreakerRule, CircuitState
     from ergon_framework.core.rfc3339 import format_rfc3339
@@ -138,10 +141,11 @@ def prune(
     store: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete old attempts, roll-ups, keys, quota windows, and dead letters that are settled.
+    """Delete old rows.
 
-    In small steps, so that nobody who calls has to wait; it may be stopped at any time. Circuits,
-    and letters that wait for something, stay.
+    Attempts, roll-ups, keys, quota windows, and dead letters that are settled. In small steps, so
+    that nobody who calls has to wait; it may be stopped at any time. Circuits, and letters that
+    wait for something, stay.
     """
     from ergon_framework.core.rfc3339 import format_rfc3339
 

@@ -24,7 +24,10 @@ _COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at", "
 
 @app.command("list")
 def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
-    """List queues with their counts and limits, and the executors that no worker has."""
+    """List queues with their counts and limits.
+
+    Also the executors that no worker has.
+    """
     from ergon_framework.jobs.views import queue_views, unsynced
 
     with opened(config, url, reads=True) as client:

@@ -52,13 +52,14 @@ def export(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write jobs, schedules and provider calls, or a zone's facts and objects, into a file.
+    """Write what a store holds into a file.
 
-    The file is JSON Lines: a header, one record per line, and a trailer with counts and a digest.
-    It holds payloads, results and errors as they are, secrets in them included: FILE is for its
-    owner alone, and it is for you to keep it so. FROM is left as it is. A store on SQLite may be in
-    use meanwhile; one on a server is read twice, and the export begins anew when it changed. FILE
-    has its name when all of it is on the disk, and not before.
+    Jobs, schedules and provider calls, or a zone's facts and objects. The file is JSON Lines: a
+    header, one record per line, and a trailer with counts and a digest. It holds payloads, results
+    and errors as they are, secrets in them included: FILE is for its owner alone, and it is for you
+    to keep it so. FROM is left as it is. A store on SQLite may be in use meanwhile; one on a server
+    is read twice, and the export begins anew when it changed. FILE has its name when all of it is
+    on the disk, and not before.
     """
     from ergon_framework.app.move.export_file import Exporting
     from ergon_framework.app.store_location import StoreLocation
@@ -157,12 +158,12 @@ def import_(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write what was exported into an empty store, of the same kind or not.
+    """Write what was exported into an empty store.
 
-    FILE is read through before anything is written: one that is cut off, was changed or is of
-    another version is refused. Both sides are compared at the end; until then nobody can work with
-    TO. An import that was cut off goes on when it is run again. A TO that holds anything else is
-    refused. What FILE says is taken as it is: import only what you trust.
+    It may be of another kind. FILE is read through before anything is written: one that is cut off,
+    was changed or is of another version is refused. Both sides are compared at the end; until then
+    nobody can work with TO. An import that was cut off goes on when it is run again. A TO that
+    holds anything else is refused. What FILE says is taken as it is: import only what you trust.
     """
     from ergon_framework.app.move.import_file import Importing, run
     from ergon_framework.app.store_location import StoreLocation

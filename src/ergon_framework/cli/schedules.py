@@ -71,7 +71,10 @@ def pause(
 def resume(
     name: ScheduleName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Let a schedule fire again; what it missed in its pause is not made up for."""
+    """Let a schedule fire again.
+
+    What it missed in its pause is not made up for.
+    """
     with opened(config, url) as client:
         _put(client, name, as_json, is_paused=False)
 
@@ -80,7 +83,7 @@ def resume(
 def run(
     name: ScheduleName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Enqueue the job of a schedule now, besides its fires, and print the job's id."""
+    """Enqueue the job of a schedule now, and print its id."""
     import msgspec
 
     from ergon_framework.jobs.newjob import new_id
@@ -99,7 +102,10 @@ def run(
 def remove(
     name: ScheduleName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
-    """Remove a stored schedule; one in the settings comes back with the next worker."""
+    """Remove a stored schedule.
+
+    One in the settings comes back with the next worker.
+    """
     with opened(config, url) as client:
         _find(client, name)
         is_removed = client.store.drop_schedule(name)

@@ -12,7 +12,7 @@ _COLUMNS = ["id", "host", "pid", "state", "queues", "busy", "executors", "starte
 
 
 def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
-    """List the workers that told of themselves, with their executors and counters."""
+    """List workers with their executors and counters."""
     from ergon_framework.jobs.views import worker_view
 
     with opened(config, url, reads=True) as client:

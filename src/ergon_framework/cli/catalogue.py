@@ -1,0 +1,161 @@
+"""Which commands there are, in groups as ``ergon --help`` shows them, and where each one is.
+
+The table says enough for the help and for completion: a command is imported when it is run. To
+import and prepare all of them takes longer than most commands do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+MAX_VISIBLE = 20
+"""How many commands ``ergon --help`` may list."""
+
+
+class CommandEntry(NamedTuple):
+    """A command: its name, its one-line help, and where it is (``module:name``, in this package).
+
+    The place is a function, or a ``typer.Typer`` for a command with subcommands.
+    """
+
+    name: str
+    help: str
+    home: str
+
+
+GROUPS: dict[str, tuple[CommandEntry, ...]] = {
+    "Run": (
+        CommandEntry("run", "Run an App, a task, or what the settings describe.", "run:run"),
+        CommandEntry("worker", "Run jobs with the executors of the settings.", "worker:worker"),
+        CommandEntry("serve", "Serve status, metrics and JSON over HTTP.", "serve:serve"),
+        CommandEntry("tasks", "List tasks, try one transaction, probe a run.", "project:tasks_app"),
+        CommandEntry("new", "Make a project that runs.", "project:new"),
+        CommandEntry("check", "Check the settings and say what would run.", "project:check"),
+    ),
+    "Jobs": (
+        CommandEntry("enqueue", "Enqueue a job and print its id.", "enqueue:enqueue"),
+        CommandEntry("jobs", "List jobs and workers; show, cancel or retry one.", "jobs:app"),
+        CommandEntry("queues", "List queues; pause, resume or limit one.", "queues:app"),
+        CommandEntry("schedules", "List schedules; pause, resume or run one.", "schedules:app"),
+        CommandEntry("dlq", "List, requeue or purge dead letters.", "dlq:app"),
+    ),
+    "Facts": (
+        CommandEntry("boundary", "Run and look after a zone; pass facts by hand.", "boundary:app"),
+    ),
+    "Providers": (
+        CommandEntry("providers", "Show health; open or close a circuit.", "providers:app"),
+    ),
+    "Look": (
+        CommandEntry("why", "Explain a job, transaction, fact or call.", "why:why"),
+        CommandEntry("tail", "Follow what happens in all processes.", "tail:tail"),
+        CommandEntry("trace", "Show a trace from first cause to last effect.", "trace:trace"),
+        CommandEntry("notices", "List the state changes that are told.", "project:notices"),
+    ),
+    "Look after": (
+        CommandEntry("doctor", "Check this machine and what the settings name.", "project:doctor"),
+        CommandEntry("db", "Upgrade tables; export and import stores.", "db:app"),
+        CommandEntry("move", "Copy a store into another one.", "move:move"),
+    ),
+}
+"""What people see, in the order in which they see it."""
+
+ALIASES = (
+    CommandEntry("process", "ergon tasks process", "process:process"),
+    CommandEntry("live", "ergon tasks live", "project:live"),
+    CommandEntry("workers", "ergon jobs workers", "workers:workers"),
+    CommandEntry("executor", "ergon jobs executor", "executor:executor"),
+    CommandEntry("conform", "ergon jobs conform", "conform:conform"),
+    CommandEntry("export", "ergon db export", "record_files:export"),
+    CommandEntry("import", "ergon db import", "record_files:import_"),
+)
+"""Names from before a command moved into a group; they work for ever and are not listed.
+
+Their help here is the name under which the command is listed now.
+"""
+
+_ENTRIES = {each.name: each for group in (*GROUPS.values(), ALIASES) for each in group}
+_HIDDEN = frozenset(each.name for each in ALIASES)
+
+
+class CommandTable(MutableMapping[str, Any]):
+    """The commands by name; one is imported and prepared when it is asked for."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._prepared:
+            self._prepared[name] = _prepared(_ENTRIES[name])
+        return self._prepared[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._prepared[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._prepared[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_ENTRIES)
+
+    def __len__(self) -> int:
+        return len(_ENTRIES)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _ENTRIES
+
+
+def _prepared(entry: CommandEntry) -> Any:
+    module, _, name = entry.home.partition(":")
+    found = getattr(import_module(f"ergon_framework.cli.{module}"), name)
+    root = typer.Typer(add_completion=False, rich_markup_mode=None)
+    root.callback()(_nothing)  # with it even one command makes a group
+    if isinstance(found, typer.Typer):
+        root.add_typer(found, name=entry.name)
+    else:
+        root.command(entry.name, hidden=entry.name in _HIDDEN)(found)
+    group: Any = typer.main.get_command(root)
+    return group.commands[entry.name]
+
+
+def _nothing() -> None:
+    """The callback of a program that has no options of its own."""
+
+
+class CommandGroups(TyperGroup):
+    """The program ``ergon``: its help and its completion need no command to be imported."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = CommandTable()
+        self._only_lists = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Every name, also those that are hidden."""
+        return list(_ENTRIES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name; while names are completed, only its name and help."""
+        if self._only_lists and cmd_name in _ENTRIES:
+            entry = _ENTRIES[cmd_name]
+            return TyperCommand(entry.name, help=entry.help, hidden=entry.name in _HIDDEN)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in their groups, all in one column."""
+        widest = max(len(each.name) for each in _ENTRIES.values() if each.name not in _HIDDEN)
+        for title, entries in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(each.name.ljust(widest), each.help) for each in entries])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """The names that begin so, with their help."""
+        self._only_lists = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self._only_lists = False
