@@ -75,7 +75,7 @@ def test_a_provider_has_a_name_and_a_capability(name: Any) -> None:
 @pytest.mark.req("PEF:B-3")
 @pytest.mark.parametrize("method", [ProviderBase.execute, ProviderBase.aexecute])
 def test_the_signature_is_that_of_the_specification(method: Any) -> None:
-    """Five arguments by name, none with a default."""
+    """Five arguments by name; whoever has nothing to say leaves three of them out."""
     given = inspect.signature(method).parameters
     assert list(given) == [
         "self",
@@ -87,7 +87,30 @@ def test_the_signature_is_that_of_the_specification(method: Any) -> None:
     ]
     for parameter in list(given.values())[1:]:
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        assert parameter.default is inspect.Parameter.empty
+    needed = [each.name for each in given.values() if each.default is inspect.Parameter.empty]
+    assert needed == ["self", "tenant_id", "operation"]
+
+
+def test_a_short_call_means_no_campaign_an_empty_payload_and_a_context_without_wishes(
+    clock: VirtualClock,
+) -> None:
+    """And each call has its own: what one provider puts into its payload, no other call sees."""
+    seen: list[dict[str, Any]] = []
+
+    class Greedy(ProviderBase):
+        provider_name, capability = "greedy", "test"
+
+        def _execute_impl(self, **given: Any) -> dict[str, Any]:
+            seen.append({**given, "payload": dict(given["payload"])})
+            given["payload"]["left"] = "behind"
+            return {}
+
+    provider = Greedy()
+    first = provider.execute(tenant_id="acme", operation="look")
+    second = clock.run(provider.aexecute(tenant_id="acme", operation="look"))
+    assert (first.success, second.success) == (True, True)
+    assert [(each["campaign_id"], each["payload"]) for each in seen] == [(None, {}), (None, {})]
+    assert first.correlation_id != second.correlation_id
 
 
 @pytest.mark.req("PEF:B-4")

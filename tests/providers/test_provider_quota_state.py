@@ -574,3 +574,44 @@ def test_a_limit_that_no_database_can_count_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="limit must be at most 4611686018427387903"):
         QuotaPolicy(limit=2**62)
     assert QuotaPolicy(limit=2**62 - 1).limit == 2**62 - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("5/s", QuotaPolicy(5, 1)),
+        ("5/seconds", QuotaPolicy(5, 1)),
+        ("100/min", QuotaPolicy(100, 60)),
+        ("300/15min", QuotaPolicy(300, 900)),
+        (" 1_000 / 2 hours ", QuotaPolicy(1000, 7200)),
+        ("1000/day", QuotaPolicy(1000, period="day")),
+        ("1000/2days", QuotaPolicy(1000, 172_800)),
+        ("20000/month", QuotaPolicy(20_000, period="month")),
+    ],
+)
+def test_a_quota_may_be_written_as_a_text(text: str, meant: QuotaPolicy) -> None:
+    """A day and a month are those of the calendar, everything else is so many seconds."""
+    assert QuotaPolicy.parse(text) == meant
+
+
+def test_the_day_of_a_text_may_begin_in_another_time_zone() -> None:
+    """For a provider that counts by its own midnight."""
+    assert QuotaPolicy.parse("9/day", tz="Asia/Tokyo") == QuotaPolicy(
+        9, period="day", tz="Asia/Tokyo"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "5/", "/s", "-1/s", "5/0s", "5/year", "5/2months", "5/ss", "1.5/s", 5, None]
+)
+def test_a_text_that_is_no_quota_is_refused_with_examples(text: Any) -> None:
+    """It says what was written, and how to write it."""
+    with pytest.raises(ConfigurationError, match=r"is no quota.*'1000/day'") as refused:
+        QuotaPolicy.parse(text)
+    assert repr(text) in str(refused.value)
+
+
+def test_a_quota_of_nothing_is_refused() -> None:
+    """Like the policy itself."""
+    with pytest.raises(ConfigurationError, match="limit must be an integer of 1 or more"):
+        QuotaPolicy.parse("0/day")

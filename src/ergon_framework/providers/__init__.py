@@ -12,3 +12,214 @@ to a store; ``stores`` has the stores, ``migrations`` and ``models`` their table
 ``runner``, ``delivery`` and ``celery_task`` run calls as tasks of a queue. ``service``, ``api`` and
 ``health_routes`` serve the health of providers.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ergon_framework.core.circuit_breaker import CircuitState
+    from ergon_framework.core.guard import RetryBudget
+    from ergon_framework.ports.providerstore import DeadLetter, LaneHealth, LaneKey, ProviderStore
+    from ergon_framework.providers.api import Authorize, create_router
+    from ergon_framework.providers.base import ProviderBase
+    from ergon_framework.providers.celery_task import CeleryProviderTask
+    from ergon_framework.providers.circuit_breaker import CircuitBreaker
+    from ergon_framework.providers.decisions import DECISIONS, Decision, DecisionOptions, Reason
+    from ergon_framework.providers.errors import (
+        ERROR_OF,
+        ProviderAuthError,
+        ProviderBadRequestError,
+        ProviderCircuitOpenError,
+        ProviderConnectionError,
+        ProviderDependencyError,
+        ProviderError,
+        ProviderInternalError,
+        ProviderQuotaExceededError,
+        ProviderRateLimitError,
+        ProviderResponseFormatError,
+        ProviderTimeoutError,
+    )
+    from ergon_framework.providers.execution import (
+        ProviderAttempt,
+        ProviderExecutionContext,
+        ProviderExecutionResult,
+        QuotaSnapshot,
+    )
+    from ergon_framework.providers.faults import Fault, FaultProfile
+    from ergon_framework.providers.mapping import Rule, canonical, unmapped_types
+    from ergon_framework.providers.quota import QuotaPolicy
+    from ergon_framework.providers.recorder import recorder_of
+    from ergon_framework.providers.retry import RetryOutcome, RetryPolicy
+    from ergon_framework.providers.runner import ProviderTaskRunner
+    from ergon_framework.providers.schemas import (
+        DeadLetterMessage,
+        ProviderHealthDetail,
+        ProviderHealthError,
+        ProviderHealthItem,
+        ProviderHealthLevel,
+        ProviderHealthSummary,
+    )
+    from ergon_framework.providers.service import ProviderHealthService, summary_json
+    from ergon_framework.providers.stores import open_store
+    from ergon_framework.providers.stores.memory import MemoryProviderStore
+    from ergon_framework.providers.synthetic import SyntheticHTTPError, SyntheticProvider
+    from ergon_framework.providers.tasks import (
+        CallProgress,
+        ComputedKeys,
+        FinalFailure,
+        KeepResults,
+        ResultCipher,
+        TaskCall,
+        TaskEnd,
+        TaskEnding,
+        TaskGate,
+        TaskOptions,
+    )
+
+_HOMES = {
+    "CircuitState": "core.circuit_breaker",
+    "RetryBudget": "core.guard",
+    "DeadLetter": "ports.providerstore",
+    "LaneHealth": "ports.providerstore",
+    "LaneKey": "ports.providerstore",
+    "ProviderStore": "ports.providerstore",
+    "Authorize": "providers.api",
+    "create_router": "providers.api",
+    "ProviderBase": "providers.base",
+    "CeleryProviderTask": "providers.celery_task",
+    "CircuitBreaker": "providers.circuit_breaker",
+    "DECISIONS": "providers.decisions",
+    "Decision": "providers.decisions",
+    "DecisionOptions": "providers.decisions",
+    "Reason": "providers.decisions",
+    "ERROR_OF": "providers.errors",
+    "ProviderAuthError": "providers.errors",
+    "ProviderBadRequestError": "providers.errors",
+    "ProviderCircuitOpenError": "providers.errors",
+    "ProviderConnectionError": "providers.errors",
+    "ProviderDependencyError": "providers.errors",
+    "ProviderError": "providers.errors",
+    "ProviderInternalError": "providers.errors",
+    "ProviderQuotaExceededError": "providers.errors",
+    "ProviderRateLimitError": "providers.errors",
+    "ProviderResponseFormatError": "providers.errors",
+    "ProviderTimeoutError": "providers.errors",
+    "ProviderAttempt": "providers.execution",
+    "ProviderExecutionContext": "providers.execution",
+    "ProviderExecutionResult": "providers.execution",
+    "QuotaSnapshot": "providers.execution",
+    "Fault": "providers.faults",
+    "FaultProfile": "providers.faults",
+    "Rule": "providers.mapping",
+    "canonical": "providers.mapping",
+    "unmapped_types": "providers.mapping",
+    "QuotaPolicy": "providers.quota",
+    "recorder_of": "providers.recorder",
+    "RetryOutcome": "providers.retry",
+    "RetryPolicy": "providers.retry",
+    "ProviderTaskRunner": "providers.runner",
+    "DeadLetterMessage": "providers.schemas",
+    "ProviderHealthDetail": "providers.schemas",
+    "ProviderHealthError": "providers.schemas",
+    "ProviderHealthItem": "providers.schemas",
+    "ProviderHealthLevel": "providers.schemas",
+    "ProviderHealthSummary": "providers.schemas",
+    "ProviderHealthService": "providers.service",
+    "summary_json": "providers.service",
+    "open_store": "providers.stores",
+    "MemoryProviderStore": "providers.stores.memory",
+    "SyntheticHTTPError": "providers.synthetic",
+    "SyntheticProvider": "providers.synthetic",
+    "CallProgress": "providers.tasks",
+    "ComputedKeys": "providers.tasks",
+    "FinalFailure": "providers.tasks",
+    "KeepResults": "providers.tasks",
+    "ResultCipher": "providers.tasks",
+    "TaskCall": "providers.tasks",
+    "TaskEnd": "providers.tasks",
+    "TaskEnding": "providers.tasks",
+    "TaskGate": "providers.tasks",
+    "TaskOptions": "providers.tasks",
+}
+"""The module of each public name, below ``ergon_framework``; imported at its first use."""
+
+__all__ = [
+    "DECISIONS",
+    "ERROR_OF",
+    "Authorize",
+    "CallProgress",
+    "CeleryProviderTask",
+    "CircuitBreaker",
+    "CircuitState",
+    "ComputedKeys",
+    "DeadLetter",
+    "DeadLetterMessage",
+    "Decision",
+    "DecisionOptions",
+    "Fault",
+    "FaultProfile",
+    "FinalFailure",
+    "KeepResults",
+    "LaneHealth",
+    "LaneKey",
+    "MemoryProviderStore",
+    "ProviderAttempt",
+    "ProviderAuthError",
+    "ProviderBadRequestError",
+    "ProviderBase",
+    "ProviderCircuitOpenError",
+    "ProviderConnectionError",
+    "ProviderDependencyError",
+    "ProviderError",
+    "ProviderExecutionContext",
+    "ProviderExecutionResult",
+    "ProviderHealthDetail",
+    "ProviderHealthError",
+    "ProviderHealthItem",
+    "ProviderHealthLevel",
+    "ProviderHealthService",
+    "ProviderHealthSummary",
+    "ProviderInternalError",
+    "ProviderQuotaExceededError",
+    "ProviderRateLimitError",
+    "ProviderResponseFormatError",
+    "ProviderStore",
+    "ProviderTaskRunner",
+    "ProviderTimeoutError",
+    "QuotaPolicy",
+    "QuotaSnapshot",
+    "Reason",
+    "ResultCipher",
+    "RetryBudget",
+    "RetryOutcome",
+    "RetryPolicy",
+    "Rule",
+    "SyntheticHTTPError",
+    "SyntheticProvider",
+    "TaskCall",
+    "TaskEnd",
+    "TaskEnding",
+    "TaskGate",
+    "TaskOptions",
+    "canonical",
+    "create_router",
+    "open_store",
+    "recorder_of",
+    "summary_json",
+    "unmapped_types",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ergon_framework.{home}"), name)
+    globals()[name] = value  # the next look-up does not come by here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

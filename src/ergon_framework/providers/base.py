@@ -41,6 +41,10 @@ from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.validation import validate_call
 from ergon_framework.telemetry.tracing import is_traced
 
+# Each attempt is given a copy of the payload and a context of its own: nobody changes these two.
+_NO_PAYLOAD: dict[str, Any] = {}
+_NO_CONTEXT = ProviderExecutionContext()
+
 
 class ProviderBase(ABC):
     """A provider: what it is called, what it can, and how one call is made."""
@@ -133,10 +137,10 @@ class ProviderBase(ABC):
         self,
         *,
         tenant_id: str,
-        campaign_id: str | None,
+        campaign_id: str | None = None,
         operation: str,
-        payload: dict[str, Any],
-        context: ProviderExecutionContext,
+        payload: dict[str, Any] = _NO_PAYLOAD,
+        context: ProviderExecutionContext = _NO_CONTEXT,
     ) -> ProviderExecutionResult:
         """Make one guarded call. Failures are in the result; a wrong argument raises at once."""
         if is_traced():
@@ -148,10 +152,10 @@ class ProviderBase(ABC):
         self,
         *,
         tenant_id: str,
-        campaign_id: str | None,
+        campaign_id: str | None = None,
         operation: str,
-        payload: dict[str, Any],
-        context: ProviderExecutionContext,
+        payload: dict[str, Any] = _NO_PAYLOAD,
+        context: ProviderExecutionContext = _NO_CONTEXT,
     ) -> ProviderExecutionResult:
         """The same for asyncio. An ``_execute_impl`` that is not async runs on a thread."""
         if is_traced():

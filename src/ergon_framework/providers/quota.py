@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Literal
+from typing import Literal, Self
 from zoneinfo import ZoneInfo
 
 from ergon_framework.core.limits import QuotaUsage, Window, block_of, latest_start, window_at
@@ -28,6 +29,15 @@ MAX_UNITS = 2**62 - 1
 
 FARTHEST_ANCHOR = 253_402_300_800.0
 """The end of the year 9999. Farther away, a float cannot tell one second from the next."""
+
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+}
+_CALENDAR: dict[str, Literal["day", "month"]] = {"d": "day", "day": "day", "month": "month"}
+_TEXT = re.compile(r"\s*(?P<limit>\d[\d_]*)\s*/\s*(?P<count>\d+)?\s*(?P<unit>[a-z]+)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,23 @@ class QuotaPolicy:
         if self.period is not None:
             self._zone()
 
+    @classmethod
+    def parse(cls, text: str, *, tz: str = "UTC") -> Self:
+        """Read ``1000/day``, ``5/s``, ``100/min`` or ``300/15min``.
+
+        A day and a month are those of the calendar in ``tz``. Several days are so many times
+        86,400 seconds.
+        """
+        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise _unreadable(text)
+        limit, count, unit = int(found["limit"]), int(found["count"] or 1), found["unit"]
+        if unit in _CALENDAR and count == 1:
+            return cls(limit, period=_CALENDAR[unit], tz=tz)
+        if unit not in _SECONDS or not count:
+            raise _unreadable(text)
+        return cls(limit, count * _SECONDS[unit])
+
     def window(self, now: float) -> Window:
         """The window that ``now`` lies in."""
         if self.period is None:
@@ -86,6 +113,14 @@ class QuotaPolicy:
             raise ConfigurationError(
                 f"there is no time zone {self.tz!r}", remedy="name one such as Europe/Athens"
             ) from error
+
+
+def _unreadable(text: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"{text!r} is no quota",
+        remedy="write how many calls per which time: '1000/day', '5/s', '100/min', '300/15min',"
+        " '20000/month'",
+    )
 
 
 def _midnight(day: date, zone: ZoneInfo) -> float:
