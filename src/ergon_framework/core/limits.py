@@ -8,10 +8,21 @@ calendars, which need time zones, are resolved outside into plain windows.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from ergon_framework.errors import ConfigurationError
 
 _DAY = 86_400.0
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), _DAY),
+}
+_CALENDAR: dict[str, Literal["day", "month"]] = {"d": "day", "day": "day", "month": "month"}
+_QUOTA = re.compile(r"\s*(?P<limit>\d[\d_]*)\s*/\s*(?P<count>\d+)?\s*(?P<unit>[a-z]+)\s*")
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 
@@ -38,6 +49,33 @@ def latest_start(window: Window, now: float) -> float:
     clock that ran ahead and has been put right since. It would refuse all calls until it is over.
     """
     return now + max(_DAY, window.end - window.start)
+
+
+class QuotaText(NamedTuple):
+    """A quota as it was written: so many units per so many seconds, or per calendar period."""
+
+    limit: int
+    seconds: float
+    period: Literal["day", "month"] | None = None
+
+
+def read_quota(text: str) -> QuotaText:
+    """Read ``1000/day``, ``5/s``, ``100/min`` or ``300/15min``.
+
+    A day and a month are those of the calendar; several days are so many times 86,400 seconds.
+    """
+    found = _QUOTA.fullmatch(str(text))  # settings and users may give anything
+    if found is not None:
+        limit, count, unit = int(found["limit"]), int(found["count"] or 1), found["unit"]
+        if unit in _CALENDAR and count == 1:
+            return QuotaText(limit, _DAY, _CALENDAR[unit])
+        if unit in _SECONDS and count:
+            return QuotaText(limit, count * _SECONDS[unit])
+    raise ConfigurationError(
+        f"{text!r} is no quota",
+        remedy="write how many calls per which time: '1000/day', '5/s', '100/min', '300/15min',"
+        " '20000/month'",
+    )
 
 
 class QuotaUsage(NamedTuple):

@@ -75,7 +75,8 @@ class ProviderExecutionContext:
     attempt: int = 0
     """The number of the attempt under way; set for ``_execute_impl``."""
     attempt_timeout_seconds: float | None = None
-    """What this attempt may take, and no more; set for ``_execute_impl``."""
+    """What this attempt may take, and no more; set for ``_execute_impl``. Given by a caller, no
+    attempt may take longer, even if the provider allows it."""
     max_attempts: int | None = None
     """At most so many attempts, and no more than the policy has. Inside a job or transaction that
     is itself tried again it is 1 unless somebody says otherwise: attempts must not multiply."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +9,14 @@ from datetime import date, datetime, timedelta
 from typing import Literal, Self
 from zoneinfo import ZoneInfo
 
-from ergon_framework.core.limits import QuotaUsage, Window, block_of, latest_start, window_at
+from ergon_framework.core.limits import (
+    QuotaUsage,
+    Window,
+    block_of,
+    latest_start,
+    read_quota,
+    window_at,
+)
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.telemetry import emit
@@ -29,15 +35,6 @@ MAX_UNITS = 2**62 - 1
 
 FARTHEST_ANCHOR = 253_402_300_800.0
 """The end of the year 9999. Farther away, a float cannot tell one second from the next."""
-
-_SECONDS = {
-    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
-    **dict.fromkeys(("min", "minute", "minutes"), 60.0),
-    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
-    **dict.fromkeys(("d", "day", "days"), 86_400.0),
-}
-_CALENDAR: dict[str, Literal["day", "month"]] = {"d": "day", "day": "day", "month": "month"}
-_TEXT = re.compile(r"\s*(?P<limit>\d[\d_]*)\s*/\s*(?P<count>\d+)?\s*(?P<unit>[a-z]+)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +82,8 @@ class QuotaPolicy:
         A day and a month are those of the calendar in ``tz``. Several days are so many times
         86,400 seconds.
         """
-        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
-            raise _unreadable(text)
-        limit, count, unit = int(found["limit"]), int(found["count"] or 1), found["unit"]
-        if unit in _CALENDAR and count == 1:
-            return cls(limit, period=_CALENDAR[unit], tz=tz)
-        if unit not in _SECONDS or not count:
-            raise _unreadable(text)
-        return cls(limit, count * _SECONDS[unit])
+        limit, seconds, period = read_quota(text)
+        return cls(limit, seconds) if period is None else cls(limit, period=period, tz=tz)
 
     def window(self, now: float) -> Window:
         """The window that ``now`` lies in."""
@@ -113,14 +103,6 @@ class QuotaPolicy:
             raise ConfigurationError(
                 f"there is no time zone {self.tz!r}", remedy="name one such as Europe/Athens"
             ) from error
-
-
-def _unreadable(text: object) -> ConfigurationError:
-    return ConfigurationError(
-        f"{text!r} is no quota",
-        remedy="write how many calls per which time: '1000/day', '5/s', '100/min', '300/15min',"
-        " '20000/month'",
-    )
 
 
 def _midnight(day: date, zone: ZoneInfo) -> float:

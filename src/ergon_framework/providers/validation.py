@@ -156,6 +156,7 @@ def _is_plain(context: ProviderExecutionContext) -> bool:
         and type(context.attempt_offset) is int
         and context.attempt_offset == 0
         and context.max_attempts is None
+        and context.attempt_timeout_seconds is None
     )
 
 
@@ -170,6 +171,8 @@ def _check_context(context: Any) -> None:
         )
     if context.deadline is not None:
         _check_context_seconds("deadline", context.deadline)
+    if context.attempt_timeout_seconds is not None:
+        _check_context_seconds("attempt_timeout_seconds", context.attempt_timeout_seconds)
     if context.timeout_budget_seconds is not None:
         _check_context_seconds("timeout_budget_seconds", context.timeout_budget_seconds)
     if type(context.units) is not int or context.units < 1:

@@ -91,6 +91,9 @@ class FastPathCall:
         self._now = now
         self._began_at = self._started_at = began_at
         left, limit = seconds_of(given, budget), policy.attempt_timeout
+        own = given.attempt_timeout_seconds
+        if own is not None and (limit is None or own < limit):
+            limit = own
         self._deadline = deadline = None if left is None else began_at + left
         if reservation is not None:  # the store may have taken its time
             self._started_at = started_at = now()

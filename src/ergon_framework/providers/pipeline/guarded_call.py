@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ergon_framework.core.circuit_breaker import Vote
-from ergon_framework.core.failure import Failure
+from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.guard import Do, Guard, Scope, Stopped, vote_of
 from ergon_framework.core.limits import QuotaUsage
 from ergon_framework.errors import StoreError
@@ -75,6 +75,9 @@ def context_of(
     now: float,
 ) -> ProviderExecutionContext:
     """The context of an attempt that begins now: its number, and how much time it has."""
+    own = given.attempt_timeout_seconds
+    if own is not None and (limit is None or own < limit):
+        limit = own
     if deadline is not None:
         left = max(0.0, deadline - now)
         limit = left if limit is None else min(limit, left)
@@ -505,8 +508,8 @@ class GuardedCall:
         self._report(Vote.SUCCESS)
         return do
 
-    def failed(self, raw: Exception) -> Do:
-        """The provider raised."""
+    def failed(self, raw: Exception, *, may_retry: bool = True) -> Do:
+        """The provider raised. A stream that has begun may not be begun again."""
         ended_at = self.clock.now()
         error = self._policy.canonical(raw)
         asked = error.retry_after_seconds
@@ -519,7 +522,8 @@ class GuardedCall:
         self._never_sent = self._never_sent and error.never_sent
         if error.reason_code == Reason.RATE_LIMITED:
             self._begin_cooldown(error)
-        failure = Failure(decision.kind, error.reason_code, "", asked)
+        kind = decision.kind if may_retry else Kind.REJECTED
+        failure = Failure(kind, error.reason_code, "", asked)
         time_up = is_time_up(raw)
         do = self._guard.failed(
             failure,

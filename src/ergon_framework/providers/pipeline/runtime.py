@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import time
@@ -126,6 +127,13 @@ class ProviderRuntime:
         self.lanes.renew()
         self.retries.renew()
         self.isolation.renew()
+
+    def of_other_colour(self) -> ProviderRuntime:
+        """The same parts for attempts of the other colour: circuits, quotas and rows are shared."""
+        other = copy.copy(self)
+        other.is_async = not self.is_async
+        other.is_plain = not self.options.isolate and not other.is_async
+        return other
 
     def lane(self, tenant_id: str) -> Lane:
         """What this tenant's calls share."""
