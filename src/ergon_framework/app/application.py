@@ -1,4 +1,4 @@
-"""One-file scripts: handlers, a store and a worker in one object, without a settings file.
+"""``App``: handlers of all four kinds of work, with the store that they share, in one object.
 
 ::
 
@@ -7,16 +7,21 @@
     app = App()
 
 
-    @app.handler
+    @app.job(attempts=5, timeout=30)
     def resize(path: str, *, width: int = 100) -> str: ...
+
+
+    @app.schedule("*/15 * * * *", timezone="Europe/Berlin")
+    def sweep() -> None: ...
 
 
     if __name__ == "__main__":
         resize.enqueue("a.png", width=3)
         app.run()
 
-Handlers run in processes of their own, which load the script anew under its own name: what stands
-under ``if __name__ == "__main__":`` is not run there.
+Handlers of jobs run in processes of their own, which load the script anew under its own name: what
+stands under ``if __name__ == "__main__":`` is not run there. Everything else runs in the process
+that calls :meth:`App.run`.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -32,23 +38,28 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overloa
 
 from ergon_framework.app.job_handlers import JobHandler
 from ergon_framework.app.settings import FILE, load_settings
-from ergon_framework.app.settings.stores import SCRIPT_FILE, url_as_written
+from ergon_framework.app.settings.stores import SCRIPT_FILE, url_as_written, with_store
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.restart import RestartRule
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.newjob import JobOptions
+from ergon_framework.jobs.scheduler import ScheduleSettings
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.lifespan import Dependencies
+from ergon_framework.ports.middleware import MiddlewareStack
 
 if TYPE_CHECKING:
     from ergon_framework.app.jobs import JobSetup
-    from ergon_framework.jobs.worker import WorkerReport
+    from ergon_framework.app.run_app import AppPart, AppReport, ConsumerPart
+    from ergon_framework.app.settings import Settings
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
+F = TypeVar("F", bound=Callable[..., Any])
 
 EXECUTOR = "python"
 """The executor of a script without a name, and of one whose settings define executors."""
@@ -58,7 +69,7 @@ DEFAULT_URL = f"sqlite:///{SCRIPT_FILE}"
 
 
 class App:
-    """Handlers with the store their jobs go to.
+    """Handlers of jobs, consumers, provider calls and zones, with the store that they share.
 
     The store is the one given here, or that of ``ergon.toml`` beside the script, or else
     ``ergon.db`` beside the script. It is opened at the first use.
@@ -70,39 +81,99 @@ class App:
 
     def __init__(
         self,
-        url: str | None = None,
+        source: str | Path | None = None,
         *,
+        url: str | None = None,
         config: str | Path | None = None,
         name: str | None = None,
     ) -> None:
-        self.registry = Registry()
-        self._url = url
-        self._config = config
+        """``source`` is the URL of a store or the path of a settings file; so may be named."""
+        is_file = isinstance(source, Path) or str(source).endswith(".toml")
+        if source is not None and (config if is_file else url) is not None:
+            raise ConfigurationError(
+                f"an App was given {source!s} and {config if is_file else 'another URL'}",
+                remedy="name one of them",
+            )
+        self._url = url if is_file or source is None else str(source)
+        self._config = source if is_file else config
         file = _caller()
         self._home = Path.cwd() if file is None else file.parent
         self._given_name = None if name is None else _checked_name(name)
         self._name = self._given_name or _name_of(file)
         self._lock = threading.RLock()
+        self._settings: Settings | None = None
         self._setup: JobSetup | None = None
         self._client: JobClient | None = None
         self._async_client: AsyncJobClient | None = None
+        self._schedules: dict[str, tuple[JobHandler[Any, Any], ScheduleSettings]] = {}
+        self.registry = Registry()
+        self._middleware = MiddlewareStack()
+        self._dependencies = Dependencies()
 
-    # ---- handlers ----
+    # ---- jobs ----
 
     @overload
-    def handler(self, name: Callable[P, T], /) -> JobHandler[P, T]: ...
+    def job(self, name: Callable[P, T], /) -> JobHandler[P, T]: ...
     @overload
-    def handler(
+    def job(
         self, name: str | None = None, /, **options: Unpack[JobOptions]
     ) -> Callable[[Callable[P, T]], JobHandler[P, T]]: ...
-    def handler(self, name: Any = None, /, **options: Any) -> Any:
-        """Make a function a handler, under the given name or its own.
+    def job(self, name: Any = None, /, **options: Any) -> Any:
+        """Make a function the handler of jobs, under the given name or its own.
 
         The function can be called as before; options are those of all its jobs.
         """
         if callable(name):
             return self._add(name, None, {})
         return lambda function: self._add(function, name, options)
+
+    handler = job
+
+    def schedule(
+        self,
+        cron: str | None = None,
+        /,
+        *,
+        every: float | str | None = None,
+        timezone: str = "UTC",
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        misfire: str = "once",
+        overlap: bool = True,
+        **options: Unpack[JobOptions],
+    ) -> Callable[[Callable[P, T] | JobHandler[P, T]], JobHandler[P, T]]:
+        """Enqueue a job of this function by the clock: by a line of cron, or ``every`` so often.
+
+        ``misfire`` says what becomes of fires that no worker was there for: ``once``, ``skip`` or
+        ``all``. Without ``overlap`` nothing is enqueued while the job of an earlier fire is not
+        over. A worker of this App writes its schedules into the store, and drops those that the
+        App no longer declares.
+        """
+
+        def declare(function: Callable[P, T] | JobHandler[P, T]) -> JobHandler[P, T]:
+            if isinstance(function, JobHandler):
+                handler = function.options(**options) if options else function
+            else:
+                handler = self._add(function, None, options)
+            settings = handler.schedule(
+                cron=cron,
+                every=every,
+                zone=timezone,
+                args=args,
+                kwargs=kwargs or {},
+                misfire=misfire,
+                unique=not overlap,
+            )
+            own = name or handler.name
+            if own in self._schedules:
+                raise WiringError(
+                    f"there are two schedules named {own!r}", remedy="give one of them a name="
+                )
+            self._schedules[own] = (handler, settings)
+            return handler
+
+        return declare
 
     def on_startup(self, hook: Callable[[], Any]) -> Callable[[], Any]:
         """Run a function in each executor process before its first job."""
@@ -120,14 +191,48 @@ class App:
         (added,) = set(self.registry.names) - known
         return JobHandler(self, added, function, options)
 
+    # ---- around handlers ----
+
+    @overload
+    def middleware(self, function: F, /) -> F: ...
+    @overload
+    def middleware(self, /, *kinds: str, only: str | None = None) -> Callable[[F], F]: ...
+    def middleware(self, /, *kinds: Any, only: str | None = None) -> Any:
+        """Surround handlers with a function: all of them, or those of the kinds that are named.
+
+        Kinds are ``consumer``, ``job`` and ``provider``; ``only`` restricts it to ``sync`` or
+        ``async`` handlers. See :mod:`ergon_framework.ports.middleware` for the forms it may have.
+        """
+        if len(kinds) == 1 and callable(kinds[0]):
+            return self._middleware.add(kinds[0], only=only)
+        return lambda function: self._middleware.add(function, kinds, only)
+
+    def lifespan(self, function: F) -> F:
+        """Open something before the first handler runs in a process, and close it after the last.
+
+        The function yields once; what it yields is injected into handlers by type. See
+        :mod:`ergon_framework.ports.lifespan`.
+        """
+        return self._dependencies.add(function)
+
     # ---- the store ----
 
     @property
+    def settings(self) -> Settings:
+        """The settings of this script, with the store that it uses."""
+        with self._lock:
+            if self._settings is None:
+                self._settings = self._loaded()
+            return self._settings
+
+    @property
     def setup(self) -> JobSetup:
-        """Settings, store and executors of this script."""
+        """Store, executors and schedules of this script."""
         with self._lock:
             if self._setup is None:
-                self._setup = self._made_setup()
+                from ergon_framework.app.jobs import setup_of
+
+                self._setup = setup_of(self.settings)
             return self._setup
 
     @property
@@ -175,7 +280,7 @@ class App:
     ) -> None:
         self.close()
 
-    # ---- working ----
+    # ---- running ----
 
     def run(
         self,
@@ -184,24 +289,41 @@ class App:
         queues: Sequence[str] | None = None,
         processes: int | None = None,
         max_in_flight: int | None = None,
-    ) -> WorkerReport:
-        """Run jobs until SIGTERM or SIGINT; with ``burst`` until nothing is due.
+    ) -> AppReport:
+        """Run everything that was declared until SIGTERM or SIGINT; a second signal stops at once.
 
-        A second signal stops at once. ``processes`` and ``max_in_flight`` are those of this
-        script's own executor.
+        With ``burst`` consumers run until their source has nothing more, and then jobs until
+        nothing is due. ``queues``, ``processes`` and ``max_in_flight`` are about jobs, the last two
+        about this script's own executor.
         """
-        from ergon_framework.app.observability import show_executors
-        from ergon_framework.app.worker import work
+        from ergon_framework.app.observability import observed, show_executors
+        from ergon_framework.app.run_app import AppReport, AppRun, WorkerPart
+        from ergon_framework.executor.loading import refuse_while_loading
 
+        refuse_while_loading("starts a worker")
         own = {"pool_size": processes, "max_in_flight": max_in_flight}
         given = {name: value for name, value in own.items() if value is not None}
+        consumers = self._consumer_parts(burst=burst)
+        worker = None
+        if self.registry.names or self.setup.executors or not consumers:
+            setup, store = self.worker_setup(given), self.client.store
+            setup.limit_queues(store)
+            worker = WorkerPart(lambda: setup.worker(store, queues=queues, burst=burst))
+        workers: list[AppPart] = [] if worker is None else [worker]
+        stages: list[list[AppPart]] = [[*consumers], workers] if burst else [[*consumers, *workers]]
         show_executors()
-        setup = self.worker_setup(given)
-        return work(setup, store=self.client.store, queues=queues, burst=burst)
+        with ExitStack() as stack:
+            stack.enter_context(observed(self.settings, f"app {self._name or 'script'}"))
+            AppRun(stages, rule=None if burst else RestartRule()).run()
+        reports = {each.name: each.report for each in consumers if each.report is not None}
+        return AppReport(AppReport().jobs if worker is None else worker.report, reports)
+
+    def _consumer_parts(self, *, burst: bool) -> list[ConsumerPart]:
+        return []
 
     def worker_setup(self, given: Mapping[str, int]) -> JobSetup:
         """The setup with this script as an executor, unless the settings define one like it."""
-        setup = self.setup
+        setup = replace(self.setup, declared=self._declared_schedules())
         own_name = self.executor or EXECUTOR
         wanted = [own_name, *self._waited_for({EXECUTOR, self._name} - {own_name, ""})]
         missing = [name for name in wanted if name not in setup.executors]
@@ -215,6 +337,16 @@ class App:
         default = setup.jobs.default_executor or own_name
         jobs = setup.jobs.model_copy(update={"default_executor": default})
         return replace(setup, jobs=jobs, executors={**setup.executors, **added})
+
+    def _declared_schedules(self) -> dict[str, dict[str, ScheduleSettings]]:
+        """The schedules of this script under its own source, none included: then old ones go."""
+        own = self.executor
+        prefix = f"{own}." if own else ""  # two scripts on one store may both have a "sweep"
+        found = {
+            f"{prefix}{name}": settings.model_copy(update={"handler": handler.routed})
+            for name, (handler, settings) in self._schedules.items()
+        }
+        return {f"app:{self._name or EXECUTOR}": found}
 
     def _waited_for(self, names: set[str]) -> list[str]:
         """Those under which jobs still know this script, from before it had its present one."""
@@ -244,8 +376,9 @@ class App:
             remedy="write app = App() at the top of a script",
         )
 
-    def _made_setup(self) -> JobSetup:
-        from ergon_framework.app.jobs import resolve_url, setup_of
+    def _loaded(self) -> Settings:
+        """The settings, in which this script's store stands as if it were written there."""
+        from ergon_framework.app.jobs import resolve_url
 
         beside = self._home / FILE
         config = self._config or (beside if beside.exists() else None)
@@ -253,7 +386,9 @@ class App:
         jobs = settings.extensions.get("jobs")
         is_named = url_as_written(settings, None if jobs is None else jobs.store)
         url = self._url or (None if is_named else DEFAULT_URL)
-        return setup_of(settings, None if url is None else resolve_url(url, self._home))
+        if url is None:
+            return settings
+        return with_store(settings, resolve_url(url, self._home))
 
 
 def _caller() -> Path | None:

@@ -8,16 +8,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 import msgspec
+from pydantic import ValidationError
 
+from ergon_framework.errors import ConfigurationError, JobError
 from ergon_framework.executor import InvalidArgumentsError, current_job
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.newjob import JobOptions, check_options
+from ergon_framework.jobs.scheduler import ScheduleSettings
+from ergon_framework.ports.settings_model import explain
 
 if TYPE_CHECKING:
     from ergon_framework.executor import Registry
     from ergon_framework.jobs.async_client import AsyncEnqueuedJob, AsyncJobClient
     from ergon_framework.jobs.client import EnqueuedJob, JobClient
 
+_SCHEDULED = (ScheduleSettings.model_fields.keys() & JobOptions.__annotations__.keys()) - {"unique"}
+"""Options that the jobs of a schedule may have; whether one waits for another is ``overlap``."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -84,13 +90,13 @@ class JobHandler(Generic[P, T]):
         """Have the function called with these arguments by a worker; returns the job's id."""
         call = self._call(args, kwargs)
         options = self._own_options()
-        return self.app.client.enqueue(self._routed, call.args, call.kwargs, **options)
+        return self.app.client.enqueue(self.routed, call.args, call.kwargs, **options)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncEnqueuedJob:
         """Enqueue from an event loop; see :meth:`enqueue`."""
         call = self._call(args, kwargs)
         options = self._own_options()
-        return await self.app.async_client.enqueue(self._routed, call.args, call.kwargs, **options)
+        return await self.app.async_client.enqueue(self.routed, call.args, call.kwargs, **options)
 
     def enqueue_many(
         self, calls: Iterable[HandlerArguments | tuple[Any, ...] | Mapping[str, Any]]
@@ -100,11 +106,30 @@ class JobHandler(Generic[P, T]):
         A call is what :meth:`call` makes, a tuple of positional or a dict of named arguments.
         """
         made = (each if isinstance(each, HandlerArguments) else self._of(each) for each in calls)
-        specs = ((self._routed, call.args, call.kwargs) for call in made)
+        specs = ((self.routed, call.args, call.kwargs) for call in made)
         return self.app.client.enqueue_many(specs, **self._own_options())
 
+    def schedule(self, **fields: Any) -> ScheduleSettings:
+        """Settings of a schedule that enqueues this handler, with the options of its jobs."""
+        options = {name: value for name, value in self._options.items() if value is not None}
+        unfit = sorted(options.keys() - _SCHEDULED)
+        if unfit:
+            raise JobError(
+                f"a schedule of {self.name!r} cannot have the option {unfit[0]!r}",
+                remedy=f"the options of its jobs may be {', '.join(sorted(_SCHEDULED))}",
+            )
+        call = self._call(tuple(fields.pop("args")), dict(fields.pop("kwargs")))
+        given = {"handler": self.name, "args": call.args, "kwargs": call.kwargs, **options}
+        try:
+            return ScheduleSettings.model_validate({**given, **fields})
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, found["loc"]))
+            told = f"{where}: {explain(found)}" if where else explain(found)
+            raise ConfigurationError(f"the schedule of {self.name!r}: {told}") from error
+
     @property
-    def _routed(self) -> str:
+    def routed(self) -> str:
         """The name in a job: with the script's executor, so that no other script runs it."""
         own = "" if "#" in self.name else self.app.executor
         return f"{own}#{self.name}" if own else self.name

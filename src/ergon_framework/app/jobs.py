@@ -44,6 +44,8 @@ class JobSetup:
     schedules: Mapping[str, ScheduleSettings] = field(default_factory=dict)
     file: Path | None = None
     read_elsewhere: frozenset[str] = frozenset()  # variables that hold secrets of other parts
+    declared: Mapping[str, Mapping[str, ScheduleSettings]] = field(default_factory=dict)
+    """Schedules that an App declares, by their source, which is not the settings file."""
 
     def kept(self) -> Self:
         """The setup itself; refused if its store is in memory and would end with this command."""
@@ -101,7 +103,7 @@ class JobSetup:
             queues=queues,
             burst=burst,
             name=name,
-            schedules=Scheduler(store, self.schedules, source=self.source),
+            schedules=Scheduler(store, self.schedules, source=self.source, more=self.declared),
             prepare=lambda: self.limit_again(store),
             read_elsewhere=self.read_elsewhere,
         )

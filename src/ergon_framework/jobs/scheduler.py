@@ -26,6 +26,7 @@ from ergon_framework.core.schedule import MISFIRE_GRACE, Due, Misfire, due, upco
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cron
 from ergon_framework.jobs.newjob import MAX_PAYLOAD, new_job
+from ergon_framework.jobs.settings import RetrySettings
 from ergon_framework.jobs.tracing import fired, firing
 from ergon_framework.ports.jobstore import DEFAULT_QUEUE, NewJob, Schedule, ScheduleStore
 from ergon_framework.ports.settings_model import (
@@ -34,6 +35,7 @@ from ergon_framework.ports.settings_model import (
     FrozenList,
     OrNone,
     Positive,
+    PositiveOrZero,
     SettingsModel,
     Switch,
     frozen,
@@ -101,6 +103,11 @@ class ScheduleSettings(SettingsModel):
     priority: int = 0
     timeout: Annotated[Positive | None, OrNone] = None
     max_attempts: Annotated[Count | None, OrNone] = None
+    max_deliveries: Annotated[Count | None, OrNone] = None
+    retry: RetrySettings | None = None
+    limit_key: Annotated[str | None, OrNone] = None
+    limit: Annotated[Count | None, OrNone] = None
+    result_ttl: Annotated[PositiveOrZero | None, OrNone] = None
     misfire: Literal["once", "skip", "all"] = "once"
     unique: Switch = False
     paused: Switch = False
@@ -128,6 +135,11 @@ class ScheduleSettings(SettingsModel):
             priority=self.priority,
             timeout=self.timeout,
             max_attempts=self.max_attempts,
+            max_deliveries=self.max_deliveries,
+            retry=self.retry,
+            limit_key=self.limit_key,
+            limit=self.limit,
+            result_ttl=self.result_ttl,
             unique=unique_key,
             max_payload=max_payload,
         )
@@ -213,7 +225,9 @@ class Scheduler:
     """Keeps the store's schedules like the settings, and fires what is due.
 
     ``source`` names the settings, not the worker: all workers with the same settings give the same,
-    and other settings on the same store give another.
+    and other settings on the same store give another. ``more`` has the schedules of other sources,
+    by source: those that an App declares beside its settings file. A source without schedules
+    belongs in it, too, for those that it had before are dropped.
     """
 
     def __init__(
@@ -222,10 +236,15 @@ class Scheduler:
         settings: Mapping[str, ScheduleSettings] | None = None,
         *,
         source: str = "settings",
+        more: Mapping[str, Mapping[str, ScheduleSettings]] | None = None,
     ) -> None:
         self._store = store
-        self._settings = dict(settings or {})
-        self._source = source
+        by_source = {source: settings or {}, **(more or {})}
+        self._sources = {name: own for own, known in by_source.items() for name in known}
+        self._own_sources = frozenset(by_source)
+        self._settings = {
+            name: each for known in by_source.values() for name, each in known.items()
+        }
         self._unreadable: set[Schedule] = set()
         self._left: list[str] | None = None  # what a sync under way has not looked at, last first
         self._is_stopped = False
@@ -259,7 +278,7 @@ class Scheduler:
     def are_gone(self) -> bool:
         """Whether there are schedules in the settings, and none of their source in the store."""
         stored = self._store.schedules() if self._settings else []
-        return bool(self._settings) and all(each.source != self._source for each in stored)
+        return bool(self._settings) and all(each.source not in self._own_sources for each in stored)
 
     def fire_due(self, goes_on: Callable[[], bool] = lambda: True) -> float | None:
         """Enqueue the jobs of all schedules that are due; the instant of the next fire, or None.
@@ -300,27 +319,28 @@ class Scheduler:
 
     def _dropped(self, stored: Iterable[Schedule], goes_on: Callable[[], bool]) -> Iterator[str]:
         """Drop what is gone from the settings, which is the last part of a sync; the names."""
-        for name in [each.name for each in stored if self._is_gone(each)]:
+        for gone in [each for each in stored if self._is_gone(each)]:
             if self._is_stopped or not goes_on():
                 return
-            if self._store.drop_schedule(name):
+            if self._store.drop_schedule(gone.name):
                 logger.warning(
                     "schedule %r is gone from %r, and is dropped; if another application has it,"
                     " let each have a name: [jobs] application",
-                    name,
-                    self._source,
+                    gone.name,
+                    gone.source,
                 )
-                yield name
+                yield gone.name
         self._left = None
 
     def _is_gone(self, schedule: Schedule) -> bool:
-        return schedule.source == self._source and schedule.name not in self._settings
+        return schedule.source in self._own_sources and schedule.name not in self._settings
 
     def _wanted(self, name: str, old: Schedule | None, now: float) -> Schedule:
-        if old and old.source != self._source:
+        source = self._sources[name]
+        if old and old.source != source:
             # Most often a settings file that has moved; refusing to start would be worse.
             logger.warning("schedule %r of %r is taken over", name, old.source)
-        wanted = schedule_of(name, self._settings[name], self._source)
+        wanted = schedule_of(name, self._settings[name], source)
         new = renewed(wanted, old, now)
         if old is not None and is_paused_by_hand(old) and not wanted.is_paused:
             return msgspec.structs.replace(new, is_paused=True)

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.errors import ErgonError, StoreError, StoreSchemaError, StoreUnavailableError
+from ergon_framework.ports.settings_model import FrozenDict
 from ergon_framework.storage.urls import SQLITE, file_of, taken_apart
 
 SCRIPT_FILE = "ergon.db"
@@ -33,6 +34,16 @@ def store_url(settings: Settings, *own: SecretStr | None) -> str:
     if not url and (base / SCRIPT_FILE).is_file():
         url = f"{SQLITE}{SCRIPT_FILE}"
     return resolve_url(url, base)
+
+
+def with_store(settings: Settings, url: str) -> Settings:
+    """The settings with this store for all parts, also for jobs that have one of their own."""
+    extensions = dict(settings.extensions)
+    jobs = extensions.get("jobs")
+    if jobs is not None:
+        extensions["jobs"] = jobs.model_copy(update={"store": None})
+    store = settings.store.model_copy(update={"url": SecretStr(url)})
+    return settings.model_copy(update={"store": store, "extensions": FrozenDict(extensions)})
 
 
 def call_stores(settings: Settings) -> dict[str, str]:

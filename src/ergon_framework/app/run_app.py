@@ -1,0 +1,247 @@
+"""Runs everything that an App declares, in this process, until a signal or the end of a burst.
+
+Each part has a thread of its own; handlers of jobs run in executor processes. A consumer or worker
+that fails is started again after a wait, as ``core.restart`` decides; one that fails too often, or
+whose configuration is refused, stops the others, and its error is raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from ergon_framework.app.signals import Shutdown, SignalListener, StopSignals
+from ergon_framework.core.restart import Finished, Restart, RestartRule, after_exit
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import ConfigurationError, describe
+from ergon_framework.jobs.worker import WorkerReport
+
+if TYPE_CHECKING:
+    from ergon_framework.app.wiring import Wiring
+    from ergon_framework.engine.report import Report
+    from ergon_framework.jobs.worker import Worker
+
+logger = logging.getLogger("ergon.app")
+
+
+class AppPart(Protocol):
+    """Something that runs until it is done or asked to stop."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    def run(self) -> None:
+        """Run to the end; raises what makes it fail. May be called again after that."""
+
+    def stop(self, count: int) -> None:
+        """Ask it to stop: gracefully at first, at once when ``count`` is above 1. From any thread,
+        also before :meth:`run`, which ends at once then.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class AppReport:
+    """What a run of an App did: its worker, and each of its consumers by name."""
+
+    jobs: WorkerReport = field(default_factory=WorkerReport)
+    consumers: Mapping[str, Report] = field(default_factory=dict)
+
+    @property
+    def completed(self) -> int:
+        """Jobs and transactions that ended well."""
+        return self.jobs.completed + sum(each.succeeded for each in self.consumers.values())
+
+    @property
+    def failed(self) -> int:
+        """Jobs and transactions that ended in failure."""
+        of_consumers = sum(each.failed + each.timed_out for each in self.consumers.values())
+        return self.jobs.failed + of_consumers
+
+
+class WorkerPart:
+    """The worker of an App's jobs."""
+
+    name = "jobs"
+
+    def __init__(self, make: Callable[[], Worker]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self._stops = 0
+        self.report = WorkerReport()
+
+    def run(self) -> None:
+        """Work until it is stopped, or in a burst until nothing is due."""
+        worker = self._make()
+        with self._lock:
+            self._worker = worker
+            stops = self._stops
+        if stops:
+            worker.stop(now=stops > 1)
+        self.report = worker.run()
+
+    def stop(self, count: int) -> None:
+        """Ask the worker to stop."""
+        with self._lock:
+            self._stops = count
+            worker = self._worker
+        if worker is not None:
+            worker.stop(now=count > 1)
+
+
+class ConsumerPart:
+    """One consumer."""
+
+    def __init__(self, name: str, wire: Callable[[], Wiring]) -> None:
+        self.name = name
+        self.report: Report | None = None
+        self._wire = wire
+        self._lock = threading.Lock()
+        self._shutdown: Shutdown | None = None
+        self._stops = 0
+
+    def run(self) -> None:
+        """Consume until the policy says stop, or it is asked to."""
+        from ergon_framework.app.run import run_task
+
+        with Shutdown() as shutdown:  # hears no signal itself, for this is not the main thread
+            with self._lock:
+                self._shutdown = shutdown
+                stops = self._stops
+            for _ in range(stops):
+                shutdown.take(signal.SIGTERM)
+            outcome = run_task(self._wire(), shutdown)
+        self.report = outcome.report
+        if outcome.error is not None and not self._stops:
+            raise outcome.error
+
+    def stop(self, count: int) -> None:
+        """Ask the consumer to stop."""
+        with self._lock:
+            is_news = count > self._stops
+            self._stops = max(count, self._stops)
+            shutdown = self._shutdown
+        if shutdown is not None and is_news:
+            shutdown.take(signal.SIGTERM)
+
+
+@dataclass
+class _Running:
+    """A part in its thread."""
+
+    part: AppPart
+    deaths: list[float] = field(default_factory=list)
+    is_over: bool = False
+
+
+class AppRun:
+    """Runs parts beside each other.
+
+    ``services`` run from before the first part of the first stage to after the last part of the
+    last one. The parts of a stage run at the same time; the next stage begins when all are done.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Sequence[AppPart]],
+        services: Sequence[AppPart] = (),
+        *,
+        rule: RestartRule | None = None,
+    ) -> None:
+        """``rule``: how often a part may fail and is started again; None: never, as in a burst."""
+        self._stages = stages
+        self._services = services
+        self._rule = rule
+        self._changed = threading.Condition()
+        self._stops = 0
+        self._stopped = threading.Event()
+        self._error: BaseException | None = None
+        self._started: list[_Running] = []
+
+    def run(self) -> None:
+        """Run all stages; raises what made a part fail for good."""
+        stops = StopSignals(
+            self.stop,
+            force_at=3,
+            last_words="stopped by force; leases of what was running will expire",
+        )
+        with SignalListener(stops.take):
+            for part in self._services:
+                self._start(part)
+            for stage in self._stages:
+                self._wait_for([self._start(part) for part in stage if not self._stops])
+            self.stop(max(1, self._stops))  # the services
+            self._wait_for(self._started)
+        if self._error is not None:
+            raise self._error
+
+    def stop(self, count: int) -> None:
+        """Ask all parts to stop; a count above 1 asks for it at once."""
+        with self._changed:
+            self._stops = max(count, self._stops)
+            started = [each for each in self._started if not each.is_over]
+        self._stopped.set()
+        for each in started:
+            each.part.stop(count)
+
+    def _start(self, part: AppPart) -> _Running:
+        running = _Running(part)
+        with self._changed:
+            self._started.append(running)
+        SYSTEM_CLOCK.spawn(f"ergon-app-{part.name}", lambda: self._serve(running))
+        return running
+
+    def _wait_for(self, started: Sequence[_Running]) -> None:
+        with self._changed:
+            # Not for ever at once: a signal has to interrupt the main thread on every platform.
+            while not all(each.is_over for each in started):
+                self._changed.wait(1.0)
+
+    def _serve(self, running: _Running) -> None:
+        """The thread of a part: run it, again where the rule allows it."""
+        try:
+            while self._runs_again(running):
+                pass
+        finally:
+            with self._changed:
+                running.is_over = True
+                self._changed.notify_all()
+
+    def _runs_again(self, running: _Running) -> bool:
+        try:
+            running.part.run()
+        except BaseException as error:
+            return self._is_restarted(running, error)
+        return False
+
+    def _is_restarted(self, running: _Running, error: BaseException) -> bool:
+        """Decide what follows a failure, and wait for as long as that takes."""
+        name, now = running.part.name, time.monotonic()
+        is_refused = isinstance(error, ConfigurationError)
+        decision = None
+        if self._rule is not None and not self._stopped.is_set():
+            decision = after_exit(
+                self._rule, deaths=running.deaths, now=now, is_refused=is_refused, is_done=False
+            )
+        if isinstance(decision, Restart):
+            running.deaths.append(now)
+            logger.error(
+                "%s failed and is started again in %.1f s: %s",
+                name,
+                decision.delay,
+                describe(error),
+            )
+            return not self._stopped.wait(decision.delay)
+        if isinstance(decision, Finished):
+            return False
+        with self._changed:
+            self._error = self._error or error
+        logger.error("%s failed; the others are stopped: %s", name, describe(error))
+        self.stop(max(1, self._stops))
+        return False

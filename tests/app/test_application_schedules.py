@@ -1,0 +1,97 @@
+"""Schedules that an App declares: what is stored, whose they are, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ergon_framework import App
+from ergon_framework.errors import ConfigurationError, JobError, WiringError
+from ergon_framework.executor import InvalidArgumentsError
+from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings, job_of
+from ergon_framework.jobs.stores.opening import open_store
+
+pytestmark = pytest.mark.req("JOBS:cron")
+
+
+def written(app: App) -> dict[str, str]:
+    """The schedules that a worker of this App brings into its store, and their lines."""
+    setup, store = app.worker_setup({}), app.client.store
+    Scheduler(store, setup.schedules, source=setup.source, more=setup.declared).sync()
+    return {each.name: each.cron for each in store.schedules()}
+
+
+app = App("memory://", name="shop")
+
+
+@app.schedule("*/15 * * * *", timezone="Europe/Berlin", overlap=False, kwargs={"days": 3})
+@app.job(max_attempts=2, queue="slow")
+def sweep(*, days: int = 1) -> None:
+    """Scheduled, and a job like any other."""
+
+
+def test_a_schedule_has_the_options_of_its_handler() -> None:
+    """The job of a fire is the one that enqueue would make."""
+    assert written(app) == {"shop.sweep": "*/15 * * * *"}
+    (schedule,) = app.client.store.schedules()
+    job = job_of(schedule, 0.0)
+    assert (job.handler, job.executor) == ("shop#sweep", "shop")
+    assert (job.queue, job.max_attempts) == ("slow", 2)
+    assert (job.kwargs, job.unique_key) == (b'{"days":3}', "schedule:shop.sweep")
+    assert schedule.zone == "Europe/Berlin"
+    sweep(days=1)  # still the function
+
+
+def test_a_schedule_that_is_no_longer_declared_is_dropped(tmp_path: Path) -> None:
+    """But not those of settings or of another App on the same store."""
+    store = open_store(f"sqlite:///{tmp_path / 'work.db'}")
+    line = ScheduleSettings(cron="0 0 * * *", handler="x")
+    own, other = {"app:shop": {"shop.sweep": line}}, {"app:mail": {"mail.sweep": line}}
+    for more in (own, other):
+        Scheduler(store, {"nightly": line}, source="ergon.toml", more=more).sync()
+    names = {each.name for each in store.schedules()}
+    assert names == {"nightly", "shop.sweep", "mail.sweep"}
+    gone = Scheduler(store, {"nightly": line}, source="ergon.toml", more={"app:shop": {}}).sync()
+    assert gone.dropped == ("shop.sweep",)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("61 * * * *", "minute"), ("soon", "cron"), (None, "needs either cron or every")],
+)
+def test_a_line_that_is_wrong_is_refused_where_it_stands(line: str | None, told: str) -> None:
+    """At the import of the script, not by a worker later."""
+    with pytest.raises(ConfigurationError, match=told):
+        App("memory://").schedule(line)(lambda: None)
+
+
+def test_what_a_schedule_cannot_have_is_refused() -> None:
+    """A schedule says when; arguments are checked against the handler."""
+    with pytest.raises(JobError, match=r"cannot have the option 'delay'"):
+        App("memory://").schedule("@daily", delay=5)(tidy)
+    with pytest.raises(InvalidArgumentsError, match="there is no argument 'days'"):
+        App("memory://").schedule("@daily", kwargs={"days": 1})(tidy)
+    twice = App("memory://")
+    handler = twice.schedule(every=60)(tidy)
+    with pytest.raises(WiringError, match="two schedules named 'tidy'"):
+        twice.schedule("@daily")(handler)
+    twice.schedule("@daily", name="nightly")(handler)
+
+
+def tidy() -> None:
+    """Something to be scheduled."""
+
+
+def test_what_an_app_is_given_may_be_a_settings_file(tmp_path: Path) -> None:
+    """The path of a file, or the URL of a store; not both."""
+    file = tmp_path / "ergon.toml"
+    file.write_text('[store]\nurl = "sqlite:///work.db"\n')
+    for given in (str(file), file):
+        with App(given) as made:
+            assert made.setup.url == f"sqlite:///{tmp_path / 'work.db'}"
+    with App(file, url="memory://") as made:
+        assert made.setup.url == "memory://"
+    with pytest.raises(ConfigurationError, match="was given memory:// and another URL"):
+        App("memory://", url="memory://")
