@@ -59,7 +59,7 @@ def run_fast(
     except Exception as error:
         raised = error
     except BaseException:
-        _give_up(runtime, fast.to_guarded_call())
+        give_up(runtime, fast.to_guarded_call())
         raise
     ended = None if raised is not None else fast.succeeded(data)
     if ended is not None:
@@ -86,7 +86,7 @@ def _run_steps(
             runtime, call, body, call.begin() if first is None else first()
         )
     except BaseException:
-        _give_up(runtime, call)
+        give_up(runtime, call)
         raise
     runtime.conclude(result, rows, on_failure)
     return result
@@ -108,23 +108,25 @@ def _too_late(
     return result
 
 
-def _give_up(runtime: ProviderRuntime, call: GuardedCall) -> None:
+def give_up(runtime: ProviderRuntime, call: GuardedCall) -> None:
     """Give back what the call holds, and record the attempts that it made."""
     runtime.recorder.add(call.abandon())
 
 
 def _run_until_end(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do) -> Ended:
     while do is not Do.END:
-        if do is Do.ATTEMPT:
-            do = _attempt(runtime, call, body)
-        elif do is Do.ADMIT:
-            do = call.admit_cached() or call.admit()
-        elif do is Do.RESERVE:
-            do = call.reserve()
-        else:
-            sleep_until(call.clock, call.until)
-            do = call.waited()
+        do = _attempt(runtime, call, body) if do is Do.ATTEMPT else pass_gate(call, do)
     return call.finish()
+
+
+def pass_gate(call: GuardedCall, do: Do) -> Do:
+    """One step between attempts: ask a gate, or wait."""
+    if do is Do.ADMIT:
+        return call.admit_cached() or call.admit()
+    if do is Do.RESERVE:
+        return call.reserve()
+    sleep_until(call.clock, call.until)
+    return call.waited()
 
 
 def _attempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> Do:
@@ -173,7 +175,7 @@ async def arun_fast(
     """Make a call of the fast path on an event loop."""
     data, raised = None, None
     if fast.is_late:
-        return await _step(
+        return await step(
             runtime, fast, partial(_too_late, runtime, fast, on_failure), is_quick=runtime.is_local
         )
     try:
@@ -181,11 +183,11 @@ async def arun_fast(
     except Exception as error:
         raised = error
     except BaseException as error:
-        await _abandon(runtime, fast.to_guarded_call(), error)
+        await abandon(runtime, fast.to_guarded_call(), error)
         raise
     ended = None if raised is not None else fast.succeeded(data)
     if ended is not None:
-        await _aconclude(runtime, fast, ended[0], [ended[1]], None)
+        await aconclude(runtime, fast, ended[0], [ended[1]], None)
         return ended[0]
     call = fast.to_guarded_call()
     return await _arun_steps(runtime, call, body, _first_step(call, data, raised), on_failure)
@@ -200,20 +202,18 @@ async def _arun_steps(
 ) -> ProviderExecutionResult:
     try:
         if first is not None:
-            do = await _step(runtime, call, first, is_quick=runtime.is_local)
-        elif runtime.is_local or not call.reads_store:
-            do = call.begin()
+            do = await step(runtime, call, first, is_quick=runtime.is_local)
         else:
-            do = await _refresh_gates(runtime, call, call.begin)
+            do = await abegin(runtime, call)
         result, rows = await _arun_until_end(runtime, call, body, do)
     except BaseException as error:
-        await _abandon(runtime, call, error)
+        await abandon(runtime, call, error)
         raise
-    await _aconclude(runtime, call, result, rows, on_failure)
+    await aconclude(runtime, call, result, rows, on_failure)
     return result
 
 
-async def _aconclude(
+async def aconclude(
     runtime: ProviderRuntime,
     call: GuardedCall | FastPathCall,
     result: ProviderExecutionResult,
@@ -222,14 +222,14 @@ async def _aconclude(
 ) -> None:
     """Hand the rows on without holding up the event loop."""
     if runtime.options.durable or (on_failure is not None and not result.success):
-        await _step(
+        await step(
             runtime, call, partial(runtime.conclude, result, rows, on_failure), is_quick=False
         )
     else:
         runtime.recorder.add(rows)
 
 
-async def _step(
+async def step(
     runtime: ProviderRuntime,
     call: GuardedCall | FastPathCall,
     work: Callable[[], T],
@@ -274,32 +274,49 @@ async def _ask_gate(
 async def _arun_until_end(
     runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody, do: Do
 ) -> Ended:
-    is_local = runtime.is_local
     while do is not Do.END:
         if do is Do.ATTEMPT:
             do = await _aattempt(runtime, call, body)
-        elif do is Do.ADMIT:
-            passed = call.admit_cached()
-            do = (
-                passed
-                if passed is not None
-                else await _ask_gate(runtime, call, call.admit, call.late)
-            )
-        elif do is Do.RESERVE:
-            do = await _ask_gate(runtime, call, call.reserve, call.without_quota)
         else:
-            await asleep_until(call.clock, call.until)
-            is_quick = is_local or not call.reads_store
-            do = call.waited() if is_quick else await _refresh_gates(runtime, call, call.waited)
-    return await _step(runtime, call, call.finish, is_quick=is_local or not call.holds_anything)
+            do = await apass_gate(runtime, call, do)
+    return await afinish(runtime, call)
 
 
-async def _abandon(runtime: ProviderRuntime, call: GuardedCall, error: BaseException) -> None:
+async def abegin(runtime: ProviderRuntime, call: GuardedCall) -> Do:
+    """Begin a call without holding up the event loop."""
+    if runtime.is_local or not call.reads_store:
+        return call.begin()
+    return await _refresh_gates(runtime, call, call.begin)
+
+
+async def apass_gate(runtime: ProviderRuntime, call: GuardedCall, do: Do) -> Do:
+    """One step between attempts: ask a gate, or wait."""
+    if do is Do.ADMIT:
+        passed = call.admit_cached()
+        if passed is not None:
+            return passed
+        return await _ask_gate(runtime, call, call.admit, call.late)
+    if do is Do.RESERVE:
+        return await _ask_gate(runtime, call, call.reserve, call.without_quota)
+    await asleep_until(call.clock, call.until)
+    if runtime.is_local or not call.reads_store:
+        return call.waited()
+    return await _refresh_gates(runtime, call, call.waited)
+
+
+async def afinish(runtime: ProviderRuntime, call: GuardedCall) -> Ended:
+    """The result of a call that has ended, and its rows."""
+    is_quick = runtime.is_local or not call.holds_anything
+    return await step(runtime, call, call.finish, is_quick=is_quick)
+
+
+async def abandon(runtime: ProviderRuntime, call: GuardedCall, error: BaseException) -> None:
+    """Give back what a call holds that ends with ``error``, which is no failure of the provider."""
     if call.is_handed_over:
         return
     # GeneratorExit closes the coroutine: it must not await any more, so the step runs right here.
     is_quick = runtime.is_local or not call.holds_anything or isinstance(error, GeneratorExit)
-    await _step(runtime, call, partial(_give_up, runtime, call), is_quick=is_quick)
+    await step(runtime, call, partial(give_up, runtime, call), is_quick=is_quick)
 
 
 async def _aattempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBody) -> Do:
@@ -313,9 +330,9 @@ async def _aattempt(runtime: ProviderRuntime, call: GuardedCall, body: AttemptBo
     except NotBegunError:
         return call.not_begun()
     except Exception as error:
-        return await _step(runtime, call, partial(call.failed, error), is_quick=runtime.is_local)
+        return await step(runtime, call, partial(call.failed, error), is_quick=runtime.is_local)
     is_quick = runtime.is_local or not call.writes_success
-    return await _step(runtime, call, partial(call.succeeded, data), is_quick=is_quick)
+    return await step(runtime, call, partial(call.succeeded, data), is_quick=is_quick)
 
 
 async def _bounded(body: AttemptBody, context: ProviderExecutionContext) -> Any:
@@ -354,7 +371,7 @@ async def _on_thread(
         call.is_handed_over, outcome = attempt.leave()
         if outcome is not None:
             is_quick = runtime.is_local or isinstance(error, GeneratorExit)
-            await _step(runtime, call, partial(settle, outcome), is_quick=is_quick)
+            await step(runtime, call, partial(settle, outcome), is_quick=is_quick)
         raise
 
 
