@@ -139,3 +139,18 @@ def test_a_tuple_of_another_length_is_told() -> None:
     (hooks,) = scope.hooks()
     with pytest.raises(HookError, match="yields a Pool, and its annotation says 2 values"):
         hooks.open()
+
+
+def test_code_below_a_handler_finds_what_its_worker_opened() -> None:
+    """From the scope that has it open, and from none that is closed."""
+    dependencies, scope = opened(pool)
+    with pytest.raises(WiringError, match="no PostgresPool is open"):
+        dependencies.value(PostgresPool)
+    [hooks] = scope.hooks()
+    hooks.open()
+    assert dependencies.value(PostgresPool) is scope.value(PostgresPool)
+    assert [dependencies.is_open(each) for each in dependencies.lifespans] == [True]
+    hooks.close()
+    with pytest.raises(WiringError, match="no PostgresPool is open"):
+        dependencies.value(PostgresPool)
+    assert [dependencies.is_open(each) for each in dependencies.lifespans] == [False]

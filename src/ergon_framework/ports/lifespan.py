@@ -20,6 +20,7 @@ import asyncio
 import inspect
 import types
 import typing
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +31,9 @@ F = TypeVar("F", bound=Callable[[], Any])
 _PLAIN = (object, str, bytes, bool, int, float, complex, list, dict, tuple, set, frozenset)
 """Types that say nothing about which value is meant; a parameter of such a type is an argument."""
 _MISSING = object()
+INJECTED: Any = ...
+"""The default of a parameter that a lifespan provides: ``def quote(pair: str, pool: Pool =
+INJECTED)``. Type checkers then know that the caller leaves it out; nothing else depends on it."""
 
 
 class Lifespan:
@@ -79,6 +83,7 @@ class Dependencies:
         self.lifespans: list[Lifespan] = []
         self.overrides: dict[type, Any] = {}
         """Values in the place of those that lifespans yield: for tests."""
+        self._scopes: weakref.WeakSet[DependencyScope] = weakref.WeakSet()
 
     def add(self, function: F) -> F:
         """Open a lifespan before the first handler, after those that were added before it."""
@@ -104,6 +109,27 @@ class Dependencies:
             )
         return fitting[0] if fitting else None
 
+    def begin(self, scope: DependencyScope) -> None:
+        """Let :meth:`value` find what this scope opens, for as long as the scope lives."""
+        self._scopes.add(scope)
+
+    def is_open(self, lifespan: Lifespan) -> bool:
+        """Whether some scope of this process has opened a lifespan that provides something."""
+        kinds = lifespan.provides
+        return bool(kinds) and any(
+            all(scope.has(kind) for kind in kinds) for scope in tuple(self._scopes)
+        )
+
+    def value(self, kind: type) -> Any:
+        """The value of an injected type, for code that is called by a handler.
+
+        Whoever runs the handler has opened the lifespans, in a scope of this process.
+        """
+        for scope in tuple(self._scopes):
+            if scope.has(kind):
+                return scope.value(kind)
+        return DependencyScope(self).value(kind)
+
 
 class DependencyScope:
     """The lifespans of an application, opened for one process or one event loop."""
@@ -111,6 +137,11 @@ class DependencyScope:
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
         self._values: dict[type, Any] = {}
+        dependencies.begin(self)
+
+    def has(self, kind: type) -> bool:
+        """Whether the lifespan of an injected type is open here."""
+        return kind in self._values
 
     def value(self, kind: type) -> Any:
         """The value of an injected type."""
@@ -148,6 +179,7 @@ def _hooks(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
 
     def close_it() -> None:
         if opened:
+            _forget(lifespan, values)
             opened.pop().__exit__(None, None, None)
 
     return LifespanHooks(lifespan.name, open_it, close_it, is_async=False)
@@ -163,9 +195,15 @@ def _hooks_async(lifespan: Lifespan, values: dict[type, Any]) -> LifespanHooks:
 
     async def close_it() -> None:
         if opened:
+            _forget(lifespan, values)
             await opened.pop().close()
 
     return LifespanHooks(lifespan.name, open_it, close_it, is_async=True)
+
+
+def _forget(lifespan: Lifespan, values: dict[type, Any]) -> None:
+    for kind in lifespan.provides:
+        values.pop(kind, None)
 
 
 class _Holder:
