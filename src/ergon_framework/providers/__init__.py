@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         QuotaSnapshot,
     )
     from ergon_framework.providers.faults import Fault, FaultProfile
+    from ergon_framework.providers.functions import AsyncProviderCall, Provider, ProviderCall
     from ergon_framework.providers.mapping import Rule, canonical, unmapped_types
     from ergon_framework.providers.quota import QuotaPolicy
     from ergon_framework.providers.recorder import recorder_of
@@ -112,6 +113,9 @@ _HOMES = {
     "QuotaSnapshot": "providers.execution",
     "Fault": "providers.faults",
     "FaultProfile": "providers.faults",
+    "AsyncProviderCall": "providers.functions",
+    "Provider": "providers.functions",
+    "ProviderCall": "providers.functions",
     "Rule": "providers.mapping",
     "canonical": "providers.mapping",
     "unmapped_types": "providers.mapping",
@@ -148,6 +152,7 @@ _HOMES = {
 __all__ = [
     "DECISIONS",
     "ERROR_OF",
+    "AsyncProviderCall",
     "Authorize",
     "CallProgress",
     "CeleryProviderTask",
@@ -165,10 +170,12 @@ __all__ = [
     "LaneHealth",
     "LaneKey",
     "MemoryProviderStore",
+    "Provider",
     "ProviderAttempt",
     "ProviderAuthError",
     "ProviderBadRequestError",
     "ProviderBase",
+    "ProviderCall",
     "ProviderCircuitOpenError",
     "ProviderConnectionError",
     "ProviderDependencyError",

@@ -276,6 +276,27 @@ def _by_url_reason(error: Exception, _now: Callable[[], float]) -> ErrorFinding 
     return REFUSED_UNSENT if isinstance(attribute(error, "reason"), str) else BROKEN
 
 
+def _asked_again(error: Exception, _now: Callable[[], float]) -> ErrorFinding | None:
+    """``Retry``: the function itself asks for another attempt, perhaps not before some time."""
+    wait = attribute(error, "retry_after_seconds")
+    return DOWN._replace(retry_after=wait if isinstance(wait, int | float) else None)
+
+
+def _snoozed(error: Exception, now: Callable[[], float]) -> ErrorFinding | None:
+    """``Snooze``: the service asks for a pause, which all callers keep."""
+    found = _asked_again(error, now)
+    return None if found is None else found._replace(reason=Reason.RATE_LIMITED)
+
+
+_OURS: dict[str, ErrorFinding | Look] = {
+    # What handlers raise to say what is to become of their unit, in the function of a provider.
+    "Business": REFUSED,
+    "Discard": REFUSED,
+    "Retry": _asked_again,
+    "Snooze": _snoozed,
+}
+
+
 def _for(package: str, names: dict[str, ErrorFinding | Look]) -> dict[str, ErrorFinding | Look]:
     return {f"{package}.{name}": found for name, found in names.items()}
 
@@ -393,6 +414,7 @@ _STANDARD: dict[str, ErrorFinding | Look] = {
 }
 
 NAMED: dict[str, ErrorFinding | Look] = {
+    **_for("ergon_framework.errors", _OURS),
     **_for("httpx", _HTTPX),
     **_for("httpcore", _HTTPX),
     **_for("requests.exceptions", _REQUESTS),

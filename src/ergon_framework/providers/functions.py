@@ -1,0 +1,651 @@
+"""``Provider``: guarded calls of somebody else's service, written as functions.
+
+::
+
+    rates = Provider("rates", capability="exchange", quota="1000/day", timeout=10)
+
+
+    @rates.call
+    def eur_usd(*, timeout: float) -> Rate:
+        return Rate(**httpx.get(URL, timeout=timeout).raise_for_status().json())
+
+
+    eur_usd()  # a Rate, or a ProviderError
+    eur_usd.tenant("acme")()
+
+The operation is the name of the function, the payload its arguments. Everything around the call is
+``ProviderBase``: retries within a budget, a circuit breaker, a quota, a row per attempt. Nothing of
+that is imported, and no store is opened, before the first call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
+
+from ergon_framework.core.limits import read_quota
+from ergon_framework.errors import ConfigurationError, HookError
+from ergon_framework.providers.signatures import CallSignature, FunctionAttempt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ergon_framework.core.guard import RetryBudget
+    from ergon_framework.ports.clock import Clock
+    from ergon_framework.ports.lifespan import Dependencies, DependencyScope, LifespanHooks
+    from ergon_framework.ports.middleware import MiddlewareStack
+    from ergon_framework.ports.providerstore import LaneHealth, ProviderStore
+    from ergon_framework.providers.circuit_breaker import CircuitBreaker
+    from ergon_framework.providers.decisions import DecisionOptions
+    from ergon_framework.providers.execution import (
+        ProviderExecutionContext,
+        ProviderExecutionResult,
+    )
+    from ergon_framework.providers.function_base import AsyncFunctionProvider, FunctionProvider
+    from ergon_framework.providers.mapping import Rule
+    from ergon_framework.providers.quota import QuotaPolicy
+    from ergon_framework.providers.retry import RetryPolicy
+
+    Store = str | ProviderStore | Callable[[], str | ProviderStore | None] | None
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+DEFAULT_TENANT = "default"
+"""On whose behalf calls are made that name nobody."""
+BUDGET = 60.0
+"""Seconds that a whole call may take, as ``ProviderBase`` has it."""
+ATTEMPTS = 3
+MAX_NAME = 80
+"""Characters: what the columns hold."""
+
+
+class MoreProviderOptions(TypedDict, total=False):
+    """What ``ProviderBase`` takes beside the options that ``Provider`` names itself."""
+
+    retry_policy: RetryPolicy
+    isolate: bool
+    durable: bool
+    parent_breaker: CircuitBreaker
+    retry_budget: RetryBudget
+    breaker_scope: Literal["attempt", "execution"]
+    quota_unit: Literal["execution", "attempt"]
+    quota_fails_open: bool
+    decisions: DecisionOptions
+    default_cooldown_seconds: float
+    max_cooldown_seconds: float
+    max_lanes: int
+    keep_records_seconds: float | None
+    spill: str | Path
+    clock: Clock
+    wall: Callable[[], float]
+
+
+class CallChanges(TypedDict, total=False):
+    """What may differ from one call of a function to the next."""
+
+    tenant: str
+    campaign: str | None
+    idempotency_key: str | None
+    correlation_id: str | None
+    timeout: float | None
+    budget: float | None
+    attempts: int | None
+    units: int
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """On whose behalf a call is made, and within which bounds."""
+
+    tenant: str = DEFAULT_TENANT
+    campaign: str | None = None
+    idempotency_key: str | None = None
+    correlation_id: str | None = None
+    timeout: float | None = None
+    """Seconds of one attempt; the provider's own timeout is a bound as well."""
+    budget: float | None = None
+    """Seconds of the whole call, if that is less than the provider's budget."""
+    attempts: int | None = None
+    """At most so many; not more than the provider makes."""
+    units: int = 1
+    """What the call costs of the quota."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def changed(self, changes: CallChanges) -> CallOptions:
+        """The same with some of them different."""
+        unknown = sorted(set(changes) - set(CallOptions.__dataclass_fields__))
+        if unknown:
+            raise ConfigurationError(
+                f"a provider call has no option {unknown[0]!r}",
+                remedy=f"the options are {', '.join(CallOptions.__dataclass_fields__)}",
+            )
+        return replace(self, **changes)
+
+    def context(self) -> ProviderExecutionContext:
+        """The same as ``ProviderBase.execute`` takes it."""
+        from ergon_framework.providers.execution import ProviderExecutionContext
+
+        return ProviderExecutionContext(
+            correlation_id=self.correlation_id,
+            idempotency_key=self.idempotency_key,
+            timeout_budget_seconds=self.budget,
+            units=self.units,
+            metadata=self.metadata,
+            attempt_timeout_seconds=self.timeout,
+            max_attempts=self.attempts,
+        )
+
+
+# -- what the decorators give ----------------------------------------------------------------------
+
+
+class FunctionCall:
+    """One function of a provider, with the options that its calls have."""
+
+    def __init__(self, provider: Provider, attempt: FunctionAttempt, options: CallOptions) -> None:
+        self.provider = provider
+        self.operation = attempt.operation
+        self.signature = attempt.signature
+        self.is_async = attempt.is_async
+        self.call_options = options
+        self._attempt = attempt
+        self._context: ProviderExecutionContext | None = None
+        functools.update_wrapper(cast("Callable[..., Any]", self), attempt.signature.function)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function as it was written, without anything around it."""
+        return self.signature.function
+
+    def tenant(self, tenant_id: str) -> Self:
+        """The same call on behalf of a tenant: with its circuit, its quota and its records."""
+        return self.options(tenant=tenant_id)
+
+    def campaign(self, campaign_id: str | None) -> Self:
+        """The same call as part of a campaign."""
+        return self.options(campaign=campaign_id)
+
+    def options(self, **changes: Unpack[CallChanges]) -> Self:
+        """The same call with other options."""
+        self.provider.check_attempts(changes.get("attempts"))
+        return type(self)(self.provider, self._attempt, self.call_options.changed(changes))
+
+    def request(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, str | None, str, dict[str, Any], ProviderExecutionContext]:
+        """The arguments of ``ProviderBase.execute``, in its order."""
+        payload, timeout = self.signature.payload(args, kwargs)
+        context, options = self._context, self.call_options
+        if context is None:
+            self._context = context = options.context()
+        if timeout is not None:
+            context = replace(context, attempt_timeout_seconds=timeout)
+        return options.tenant, options.campaign, self.operation, payload, context
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.provider.name}.{self.operation}>"
+
+
+class _GuardedFunction(FunctionCall, Generic[P, T]):
+    """What plain and async functions have in common: both can be called from either side."""
+
+    def execute(self, *args: P.args, **kwargs: P.kwargs) -> ProviderExecutionResult:
+        """Call it and return how that went: a failure is in the result, and not raised.
+
+        An async function is run to its end in this thread.
+        """
+        tenant, campaign, operation, payload, context = self.request(args, dict(kwargs))
+        return self.provider.base_of(is_async=self.is_async).execute(
+            tenant_id=tenant,
+            campaign_id=campaign,
+            operation=operation,
+            payload=payload,
+            context=context,
+        )
+
+    async def aexecute(self, *args: P.args, **kwargs: P.kwargs) -> ProviderExecutionResult:
+        """The same for asyncio; a plain function runs on a thread."""
+        tenant, campaign, operation, payload, context = self.request(args, dict(kwargs))
+        return await self.provider.base_of(is_async=self.is_async).aexecute(
+            tenant_id=tenant,
+            campaign_id=campaign,
+            operation=operation,
+            payload=payload,
+            context=context,
+        )
+
+    def value_of(self, result: ProviderExecutionResult) -> T:
+        """What the function returned, or the error of the call raised.
+
+        The result may be that of an earlier call, read back under its idempotency key.
+        """
+        if result.success and result.data is not None:
+            value: T = self.signature.result(result.data, is_read=result.replayed)
+            return value
+        error = result.error
+        if error is not None and getattr(error.__cause__, "code", "") == "discarded":
+            raise cast("Exception", error.__cause__)  # it ends the job or transaction around it
+        result.unwrap()
+        raise AssertionError  # pragma: no cover - unwrap has raised
+
+
+class ProviderCall(_GuardedFunction[P, T]):
+    """A plain function: called, it returns what the function returned, or raises."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """The typed result, or a :class:`ProviderError`."""
+        return self.value_of(self.execute(*args, **kwargs))
+
+
+class AsyncProviderCall(_GuardedFunction[P, T]):
+    """An async function: awaited, it returns what the function returned, or raises."""
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """The typed result, or a :class:`ProviderError`."""
+        return self.value_of(await self.aexecute(*args, **kwargs))
+
+
+class TakesOnlyTimeout(Protocol[T_co]):
+    """A function whose caller has nothing to give.
+
+    Types cannot say "the same parameters but for ``timeout``". Calls of such a function are not
+    checked; with further parameters, a default for ``timeout`` keeps them all checked.
+    """
+
+    def __call__(self, *, timeout: float) -> T_co:
+        """Make one attempt."""
+
+
+class CallDecorator(Protocol):
+    """``@provider.call(...)``, which waits for its function."""
+
+    # mypy: a coroutine function is also a function that returns something; the first match wins.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: TakesOnlyTimeout[Coroutine[Any, Any, T]], /
+    ) -> AsyncProviderCall[..., T]: ...
+    @overload
+    def __call__(self, function: TakesOnlyTimeout[T], /) -> ProviderCall[..., T]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> AsyncProviderCall[P, T]: ...
+    @overload
+    def __call__(self, function: Callable[P, T], /) -> ProviderCall[P, T]: ...
+
+
+class OpenedLifespans:
+    """The lifespans that a provider opens itself, where no worker has done so."""
+
+    def __init__(self, dependencies: Dependencies | None) -> None:
+        self._dependencies = dependencies
+        self._scope: DependencyScope | None = None
+        self._opened: list[LifespanHooks] = []
+
+    def open(self) -> None:
+        """Open the plain ones."""
+        for each in self._missing():
+            if not each.is_async:
+                each.open()
+                self._opened.append(each)
+
+    async def aopen(self) -> None:
+        """Open all of them."""
+        for each in self._missing():
+            opening = each.open()
+            if each.is_async:
+                await opening
+            self._opened.append(each)
+
+    def close(self) -> None:
+        """Close the plain ones, the last one first."""
+        while self._opened:
+            self._opened.pop().close()
+
+    async def aclose(self) -> None:
+        """Close all of them."""
+        while self._opened:
+            last = self._opened.pop()
+            closing = last.close()
+            if last.is_async:
+                await closing
+
+    def _missing(self) -> list[LifespanHooks]:
+        known = self._dependencies
+        if known is None or self._opened:
+            return []
+        from ergon_framework.ports.lifespan import DependencyScope
+
+        is_open = [known.is_open(each) for each in known.lifespans]
+        self._scope = scope = DependencyScope(known)
+        return [hooks for hooks, opened in zip(scope.hooks(), is_open, strict=True) if not opened]
+
+
+# -- the provider ----------------------------------------------------------------------------------
+
+
+class Provider:
+    """A service of somebody else, and the functions that call it.
+
+    Plain and async functions share its circuits, quotas and store.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        capability: str | None = None,
+        quota: str | QuotaPolicy | None = None,
+        attempts: int | None = None,
+        backoff: float | None = None,
+        timeout: float | None = None,
+        budget: float | None = BUDGET,
+        tenant: str = DEFAULT_TENANT,
+        store: Store = None,
+        circuit_breaker: CircuitBreaker | Literal[False] | None = None,
+        errors: Sequence[Rule] = (),
+        middleware: MiddlewareStack | None = None,
+        dependencies: Dependencies | None = None,
+        **options: Unpack[MoreProviderOptions],
+    ) -> None:
+        """``capability`` is what it is asked for, and its name unless given.
+
+        ``attempts`` and ``backoff`` (seconds before the second attempt) make a retry policy.
+        ``timeout`` bounds one attempt, ``budget`` the whole call. ``store`` is a URL, a store, or
+        a function that gives one at the first call; without it everything is in memory.
+        ``errors`` says what exceptions of its client mean.
+        """
+        self.name = name
+        self.capability = name if capability is None else capability
+        self.default_options = CallOptions(tenant=tenant)
+        self._timeout, self._budget = timeout, budget
+        self._quota = quota
+        self._store = store
+        self._breaker = circuit_breaker
+        self._rules = errors
+        self._retries = (attempts, backoff)
+        self._middleware = middleware
+        self._dependencies = dependencies
+        self._options = options
+        self._attempts: dict[str, FunctionAttempt] = {}
+        self._lock = threading.RLock()
+        self._plain: FunctionProvider | None = None
+        self._async: AsyncFunctionProvider | None = None
+        self._opened = OpenedLifespans(dependencies)
+        self._check()
+
+    # -- declaring ---------------------------------------------------------------------------------
+
+    @overload
+    def call(  # type: ignore[overload-overlap]
+        self, function: TakesOnlyTimeout[Coroutine[Any, Any, T]], /
+    ) -> AsyncProviderCall[..., T]: ...
+    @overload
+    def call(self, function: TakesOnlyTimeout[T], /) -> ProviderCall[..., T]: ...
+    @overload
+    def call(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> AsyncProviderCall[P, T]: ...
+    @overload
+    def call(self, function: Callable[P, T], /) -> ProviderCall[P, T]: ...
+    @overload
+    def call(
+        self, /, *, operation: str | None = None, **options: Unpack[CallChanges]
+    ) -> CallDecorator: ...
+    def call(self, function: Any = None, /, *, operation: str | None = None, **options: Any) -> Any:
+        """Make a function a guarded call; ``operation`` is its name unless given.
+
+        The options are those of :meth:`FunctionCall.options`, for all calls of this function.
+        """
+        changes = cast("CallChanges", options)
+        if function is None:
+            return lambda given: self._call(given, operation, changes)
+        return self._call(function, operation, changes)
+
+    def _call(self, function: Any, operation: str | None, changes: CallChanges) -> Any:
+        attempt = self._declared(function, operation, is_stream=False)
+        kind = AsyncProviderCall if attempt.is_async else ProviderCall
+        return kind(self, attempt, self._options_of(attempt, changes))
+
+    def _declared(
+        self, function: Any, operation: str | None, *, is_stream: bool
+    ) -> FunctionAttempt:
+        if not callable(function):
+            raise HookError(
+                f"the provider {self.name!r} cannot call {function!r}",
+                remedy="put @provider.call above a function",
+            )
+        is_generator = inspect.isgeneratorfunction(function)
+        is_async_generator = inspect.isasyncgenfunction(function)
+        signature = CallSignature(function, self._dependencies)
+        if is_stream is not (is_generator or is_async_generator):
+            right, what = ("call", "returns") if is_stream else ("stream", "yields")
+            raise HookError(
+                f"{signature.name}() {what} its result",
+                remedy=f"write @{self.name}.{right} above it",
+            )
+        if signature.takes_timeout and self._timeout is None and self._budget is None:
+            signature.check_timeout_may_be_none()
+        name = operation or signature.name
+        if name in self._attempts:
+            raise HookError(
+                f"the provider {self.name!r} has the operation {name!r} twice",
+                remedy='name one of them: @provider.call(operation="...")',
+            )
+        attempt = FunctionAttempt(
+            signature,
+            self.name,
+            name,
+            self._middleware,
+            is_async=is_async_generator or inspect.iscoroutinefunction(function),
+            is_stream=is_stream,
+        )
+        self._attempts[name] = attempt
+        return attempt
+
+    def _options_of(self, attempt: FunctionAttempt, changes: CallChanges) -> CallOptions:
+        self.check_attempts(changes.get("attempts"))
+        own = attempt.signature.own_timeout
+        defaults = (
+            self.default_options if own is None else replace(self.default_options, timeout=own)
+        )
+        return defaults.changed(changes)
+
+    # -- calling -----------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> FunctionProvider:
+        """The ``ProviderBase`` of its plain functions: for a task runner, or for its health."""
+        with self._lock:
+            if self._plain is None:
+                self._plain = self._built()
+            return self._plain
+
+    @property
+    def async_base(self) -> AsyncFunctionProvider:
+        """The ``ProviderBase`` of its async functions."""
+        with self._lock:
+            if self._async is None:
+                from ergon_framework.providers.function_base import AsyncFunctionProvider
+
+                self._async = AsyncFunctionProvider(self.base)
+            return self._async
+
+    def base_of(self, *, is_async: bool) -> FunctionProvider | AsyncFunctionProvider:
+        """The one of a colour, without a lock once it is there."""
+        found = self._async if is_async else self._plain
+        if found is None:
+            found = self.async_base if is_async else self.base
+        return found
+
+    @property
+    def circuit_breaker(self) -> CircuitBreaker | None:
+        """The breaker; its state is the worst of all tenants'."""
+        return self.base.circuit_breaker
+
+    @property
+    def store(self) -> ProviderStore:
+        """Where its state is kept."""
+        return self.base.store
+
+    def health(self, tenant: str | None = None) -> list[LaneHealth]:
+        """How this provider stands for a tenant."""
+        return self.base.health(tenant or self.default_options.tenant)
+
+    def flush(self, timeout: float = 30.0) -> bool:
+        """Wait until every row so far is written; whether that was so in time."""
+        return self._plain is None or self._plain.flush(timeout)
+
+    def close(self) -> None:
+        """Write what is on its way, and give back what was taken ahead. Closing twice is fine."""
+        if self._plain is not None:
+            self._plain.close()
+
+    def __enter__(self) -> Self:
+        """Open the lifespans that nobody has opened, but for async ones; see ``async with``."""
+        self._opened.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        finally:
+            self._opened.close()
+
+    async def __aenter__(self) -> Self:
+        """Open the lifespans that nobody has opened, those of this event loop included."""
+        await self._opened.aopen()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        from ergon_framework.providers.threads import offload
+
+        try:
+            if self._plain is not None:
+                await offload(self.close, self._plain.runtime.steps)
+        finally:
+            await self._opened.aclose()
+
+    def __repr__(self) -> str:
+        return f"Provider({self.name!r}, capability={self.capability!r})"
+
+    # -- building ----------------------------------------------------------------------------------
+
+    def check_attempts(self, attempts: int | None) -> None:
+        """Refuse more attempts for one call than the provider makes."""
+        if attempts is None:
+            return
+        _check_count("attempts", attempts)
+        policy = self._options.get("retry_policy")
+        most = self._retries[0] if policy is None else policy.max_attempts
+        if attempts > (most or ATTEMPTS):
+            raise ConfigurationError(
+                f"attempts={attempts} is more than the provider {self.name!r} makes"
+                f" ({most or ATTEMPTS})",
+                remedy=f"write Provider({self.name!r}, attempts={attempts})",
+            )
+
+    def _check(self) -> None:
+        """Refuse what is wrong here, where it is written, and not at the first call."""
+        _check_name("name", self.name)
+        _check_name("capability", self.capability)
+        unknown = sorted(set(self._options) - set(MoreProviderOptions.__annotations__))
+        if unknown:
+            raise ConfigurationError(
+                f"the provider {self.name!r} has no option {unknown[0]!r}",
+                remedy="write timeout for one attempt, budget for the whole call, attempts and"
+                f" backoff for retries, or one of {', '.join(MoreProviderOptions.__annotations__)}",
+            )
+        if isinstance(self._quota, str):
+            read_quota(self._quota)
+        attempts, backoff = self._retries
+        if attempts is not None:
+            _check_count("attempts", attempts)
+        for option, seconds in (("timeout", self._timeout), ("budget", self._budget)):
+            if seconds is not None:
+                _check_seconds(option, seconds, is_zero_fine=False)
+        if backoff is not None:
+            _check_seconds("backoff", backoff, is_zero_fine=True)
+        if "retry_policy" in self._options and (attempts, backoff) != (None, None):
+            raise ConfigurationError(
+                f"the provider {self.name!r} has attempts or backoff beside a retry_policy",
+                remedy="write them into the policy: RetryPolicy(max_attempts=5)",
+            )
+
+    def _built(self) -> FunctionProvider:
+        from ergon_framework.providers.function_base import FunctionProvider
+        from ergon_framework.providers.quota import QuotaPolicy
+        from ergon_framework.providers.retry import RetryPolicy
+
+        attempts, backoff = self._retries
+        policy = self._options.get("retry_policy") or RetryPolicy(max_attempts=attempts or ATTEMPTS)
+        if backoff is not None:
+            policy = replace(policy, base_delay_seconds=backoff)
+        quota, store = self._quota, self._store
+        return FunctionProvider(
+            self.name,
+            self.capability,
+            self._attempts,
+            self._rules,
+            **{
+                **self._options,
+                "retry_policy": policy,
+                "quota": QuotaPolicy.parse(quota) if isinstance(quota, str) else quota,
+                "store": store() if callable(store) else store,
+                "circuit_breaker": self._breaker,
+                "attempt_timeout_seconds": self._timeout,
+                "timeout_budget_seconds": self._budget,
+            },
+        )
+
+
+def _check_name(field: str, value: Any) -> None:
+    if isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable():
+        return
+    raise ConfigurationError(
+        f"the {field} of a provider must be a text of 1 to {MAX_NAME} printable characters,"
+        f" not {value!r}"
+    )
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{name} must be an integer of 1 or more, not {value!r}")
+
+
+def _check_seconds(name: str, value: Any, *, is_zero_fine: bool) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (0 < value < float("inf") or (is_zero_fine and value == 0)):
+        least = "0 or more" if is_zero_fine else "above 0"
+        raise ConfigurationError(f"{name} must be a number {least}, not {value!r}")

@@ -1,0 +1,316 @@
+"""How the arguments of a function become a provider's payload, and its result the data.
+
+A payload names each argument, so that records, keys and queues can tell one call from another.
+``timeout`` and what a lifespan provides are not part of it: they belong to one attempt. A result
+that is no dict is wrapped, and a result that was read back from a store gets its type again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any
+
+from ergon_framework.errors import HookError, describe, name_of
+from ergon_framework.ports.middleware import UnitKind, await_through, call_through
+from ergon_framework.ports.unit_of_work import UnitOfWork
+
+if TYPE_CHECKING:
+    from ergon_framework.ports.lifespan import Dependencies
+    from ergon_framework.ports.middleware import Around, MiddlewareStack
+    from ergon_framework.providers.execution import ProviderExecutionContext
+
+TIMEOUT = "timeout"
+"""The parameter that is given what an attempt may take, in seconds."""
+VALUE = "value"
+"""The key under which data has a result that is no dict."""
+_AS_THEY_ARE = (str, bool, int, float, list, dict, tuple, set, frozenset, bytes, object, type(None))
+_IN_JSON = (str, bool, int, float, list, dict)
+
+
+class ResultData(dict[str, Any]):
+    """The data of a call whose function returned something else than a dict."""
+
+    __slots__ = ("result",)
+    result: Any
+    """What the function returned, as it was."""
+
+
+class CallSignature:
+    """What a function takes: from its caller, from its attempt, and from lifespans."""
+
+    def __init__(self, function: Callable[..., Any], dependencies: Dependencies | None) -> None:
+        self.function = function
+        self.name = str(getattr(function, "__name__", type(function).__name__))
+        self._dependencies = dependencies
+        self._parameters = _parameters(self.name, function)
+        timeout = self._parameters.get(TIMEOUT)
+        self.takes_timeout = timeout is not None and timeout.kind is Parameter.KEYWORD_ONLY
+        """Whether each attempt is told its time."""
+        default: Any = timeout.default if timeout is not None and self.takes_timeout else None
+        self.own_timeout = float(default) if type(default) in (int, float) else None
+        """The default of ``timeout``: what an attempt of this function may take at most."""
+        self._read: _Read | None = None
+
+    def check_timeout_may_be_none(self) -> None:
+        """Refuse a ``timeout`` that is always None although its annotation does not say so."""
+        hint = str(self._parameters[TIMEOUT].annotation)
+        if "None" not in hint and self.own_timeout is None and hint != str(Parameter.empty):
+            raise HookError(
+                f"{self.name}() takes a timeout, and its provider has neither timeout nor budget",
+                remedy="give the provider one of them, or annotate timeout: float | None",
+            )
+
+    def payload(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[dict[str, Any], float | None]:
+        """The arguments by name, and the timeout if the caller gave one."""
+        read = self._read or self._read_types()
+        timeout = kwargs.pop(TIMEOUT, None) if self.takes_timeout else None
+        if not args and not kwargs and not read.required:
+            return {}, timeout
+        try:
+            payload = read.caller.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{self.name}() {error}") from None
+        if read.more is not None:
+            payload.update(payload.pop(read.more, {}))
+        for name in read.models:
+            if name in payload:
+                payload[name] = to_json(payload[name])
+        return payload, timeout
+
+    def arguments(self, payload: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+        """What one attempt calls the function with."""
+        read = self._read or self._read_types()
+        given = dict(payload)
+        for name, kind in read.classes.items():
+            value = given.get(name)
+            if type(value) in _IN_JSON and not _is_instance(value, kind):
+                given[name] = from_json(value, kind)
+        for name, hint in read.models.items():
+            if name in given:
+                given[name] = from_json(given[name], hint)
+        if self.takes_timeout:
+            given[TIMEOUT] = timeout
+        if read.injected and self._dependencies is not None:
+            for name, kind in read.injected.items():
+                given[name] = self._dependencies.value(kind)
+        return given
+
+    def data(self, result: Any) -> dict[str, Any]:
+        """The data of a call that returned ``result``."""
+        # A dict with the one key that marks a wrapped result is wrapped itself: no doubt is left.
+        if isinstance(result, dict) and not (len(result) == 1 and VALUE in result):
+            return result
+        read = self._read or self._read_types()
+        data = ResultData({VALUE: to_json(result) if read.has_model_result else result})
+        data.result = result
+        return data
+
+    def result(self, data: dict[str, Any], *, is_read: bool) -> Any:
+        """What the function returned; ``is_read`` says that a store had it as JSON."""
+        if type(data) is ResultData:
+            return data.result
+        value = data[VALUE] if len(data) == 1 and VALUE in data else data
+        read = self._read or self._read_types()
+        return value if not is_read or read.returns is Any else from_json(value, read.returns)
+
+    @property
+    def injected(self) -> dict[str, type]:
+        """The parameters that lifespans provide, with their types."""
+        return (self._read or self._read_types()).injected
+
+    def _read_types(self) -> _Read:
+        # At the first call: annotations may name what is defined below the function, and
+        # lifespans may be declared after it.
+        self._read = _Read(self.name, self.function, self._parameters, self._dependencies)
+        return self._read
+
+
+class FunctionAttempt:
+    """Makes one attempt of one function, inside of its middleware."""
+
+    def __init__(
+        self,
+        signature: CallSignature,
+        provider: str,
+        operation: str,
+        middleware: MiddlewareStack | None,
+        *,
+        is_async: bool,
+        is_stream: bool = False,
+    ) -> None:
+        self.signature = signature
+        self.operation = operation
+        self.name = f"{provider}.{operation}"
+        """As middleware sees it."""
+        self.is_async = is_async
+        self.is_stream = is_stream
+        self._middleware = middleware
+        self._layers: tuple[Around, ...] | None = None
+
+    def __call__(self, payload: Mapping[str, Any], context: ProviderExecutionContext) -> Any:
+        """What the function returned, as data."""
+        signature = self.signature
+        given = signature.arguments(payload, context.attempt_timeout_seconds)
+        layers = self.layers()
+        if not layers:
+            return signature.data(signature.function(**given))
+        call = partial(signature.function, **given)
+        return signature.data(call_through(layers, self.unit(context), call))
+
+    async def acall(self, payload: Mapping[str, Any], context: ProviderExecutionContext) -> Any:
+        """The same for a coroutine function."""
+        signature = self.signature
+        given = signature.arguments(payload, context.attempt_timeout_seconds)
+        layers = self.layers()
+        if not layers:
+            return signature.data(await signature.function(**given))
+        call = partial(signature.function, **given)
+        return signature.data(await await_through(layers, self.unit(context), call))
+
+    def layers(self) -> tuple[Around, ...]:
+        """The middleware around it, as it was declared before the first call."""
+        if self._layers is None:
+            stack = self._middleware
+            self._layers = (
+                ()
+                if stack is None
+                else stack.around(UnitKind.PROVIDER, self.name, is_async=self.is_async)
+            )
+        return self._layers
+
+    def unit(self, context: ProviderExecutionContext) -> UnitOfWork:
+        """The attempt as middleware sees it."""
+        trace = {} if context.traceparent is None else {"traceparent": context.traceparent}
+        return UnitOfWork(
+            UnitKind.PROVIDER.value,
+            context.correlation_id or "",
+            self.name,
+            context.attempt,
+            context.deadline,
+            context.correlation_id,
+            trace,
+        )
+
+
+class _Read:
+    """What the annotations of a function say."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        parameters: Mapping[str, Parameter],
+        dependencies: Dependencies | None,
+    ) -> None:
+        hints = _hints(name, function, dependencies)
+        self.injected: dict[str, type] = {}
+        for each in parameters:
+            kind = None if dependencies is None else dependencies.injected(hints.get(each))
+            if kind is not None:
+                self.injected[each] = kind
+        timeout = parameters.get(TIMEOUT)
+        has_timeout = timeout is not None and timeout.kind is Parameter.KEYWORD_ONLY
+        hidden = {*self.injected, *([TIMEOUT] if has_timeout else [])}
+        kept = [each for each in parameters.values() if each.name not in hidden]
+        self.caller = inspect.Signature(kept)
+        self.more = next((e.name for e in kept if e.kind is Parameter.VAR_KEYWORD), None)
+        self.required = any(
+            each.default is Parameter.empty and each.name != self.more for each in kept
+        )
+        known = {each.name: hints[each.name] for each in kept if each.name in hints}
+        self.models = {each: hint for each, hint in known.items() if _has_model(hint)}
+        self.classes = {
+            each: hint
+            for each, hint in known.items()
+            if isinstance(hint, type) and hint not in _AS_THEY_ARE and each not in self.models
+        }
+        self.returns = hints.get("return", Any)
+        self.has_model_result = _has_model(self.returns)
+
+
+def to_json(value: Any) -> Any:
+    """A value with pydantic models in it, as JSON has it."""
+    import msgspec
+
+    return msgspec.to_builtins(value, enc_hook=_dumped)
+
+
+def from_json(value: Any, hint: Any) -> Any:
+    """A value that JSON said, as its annotation wants it."""
+    import msgspec
+
+    from ergon_framework.providers.errors import ProviderBadRequestError
+
+    try:
+        return msgspec.convert(value, hint, dec_hook=_loaded)
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        # Their texts may show the value; the name of the class says enough.
+        raise ProviderBadRequestError(
+            f"a value is no {getattr(hint, '__name__', hint)}: {name_of(error)}", never_sent=True
+        ) from error
+
+
+def _is_instance(value: Any, kind: type) -> bool:
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a TypedDict or a protocol, which a value cannot be asked about
+        return True
+
+
+def _dumped(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    return dump(mode="json")
+
+
+def _loaded(kind: type, value: Any) -> Any:
+    load = getattr(kind, "model_validate", None)
+    if load is not None:
+        return load(value)
+    if isinstance(value, kind):
+        return value
+    raise TypeError(f"{kind.__name__} cannot be read from JSON")
+
+
+def _has_model(hint: Any) -> bool:
+    """Whether a pydantic model is part of an annotation."""
+    if isinstance(hint, type) and hasattr(hint, "model_dump"):
+        return True
+    return any(map(_has_model, typing.get_args(hint)))
+
+
+def _parameters(name: str, function: Callable[..., Any]) -> Mapping[str, Parameter]:
+    try:
+        found = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise HookError(
+            f"the parameters of {name!r} cannot be read", remedy="write a function in Python"
+        ) from error
+    for each in found.values():
+        if each.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY):
+            raise HookError(
+                f"{name}() takes {each.name!r} by position alone, and a payload needs a name",
+                remedy=f"name each argument: def {name}(pair, amount)",
+            )
+    return found
+
+
+def _hints(
+    name: str, function: Callable[..., Any], dependencies: Dependencies | None
+) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except Exception as error:
+        if dependencies is None or not dependencies.lifespans:
+            return {}  # nothing depends on them but types of what comes back from a store
+        raise HookError(
+            f"the annotations of {name!r} cannot be read: {describe(error)}",
+            remedy="annotate with types that its module imports outside of TYPE_CHECKING",
+        ) from error

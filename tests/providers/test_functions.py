@@ -1,0 +1,529 @@
+"""Provider calls as functions: typed results, tenants, what an attempt is given."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, assert_type
+
+import pytest
+from pydantic import BaseModel
+
+from ergon_framework.core.circuit_breaker import CircuitState
+from ergon_framework.errors import ConfigurationError, HookError, WiringError
+from ergon_framework.ports.lifespan import INJECTED, Dependencies
+from ergon_framework.ports.middleware import MiddlewareStack
+from ergon_framework.providers import (
+    CircuitBreaker,
+    MemoryProviderStore,
+    Provider,
+    ProviderBadRequestError,
+    ProviderCircuitOpenError,
+    ProviderConnectionError,
+    ProviderDependencyError,
+    ProviderExecutionResult,
+    ProviderQuotaExceededError,
+    ProviderTaskRunner,
+    ProviderTimeoutError,
+    RetryPolicy,
+    Rule,
+    TaskCall,
+)
+from ergon_framework.testing import VirtualClock
+from tests.providers.scripted import rows
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+@dataclass
+class Rate:
+    pair: str
+    value: float
+
+
+class Money(BaseModel):
+    amount: int
+    currency: str
+
+
+class Currency(StrEnum):
+    EUR = "eur"
+
+
+class Pool:
+    name = "pool"
+
+
+def pool() -> Iterator[Pool]:
+    """A plain lifespan."""
+    yield Pool()
+
+
+# -- calling ---------------------------------------------------------------------------------------
+
+
+def test_a_function_returns_its_own_type_after_retries() -> None:
+    """The operation is its name, the payload its arguments."""
+    rates = Provider("rates", capability="exchange")
+    seen: list[float] = []
+
+    @rates.call
+    def quote(pair: str, *, timeout: float = 10.0) -> Rate:
+        seen.append(timeout)
+        if len(seen) < 3:
+            raise ConnectionResetError("the line broke")
+        return Rate(pair, 1.08)
+
+    assert assert_type(quote("eur_usd"), Rate) == Rate("eur_usd", 1.08)
+    assert seen == [10.0, 10.0, 10.0]
+    result = assert_type(quote.execute("eur_usd"), ProviderExecutionResult)
+    assert result.data == {"value": Rate("eur_usd", 1.08)}
+    assert [(row.operation, row.tenant_id) for row in rows(rates.base, result.correlation_id)] == [
+        ("quote", "default")
+    ]
+
+
+def test_an_async_function_is_awaited(clock: VirtualClock) -> None:
+    """Its attempts too; and a plain thread may run it to its end."""
+    rates = Provider("rates")
+    seen: list[int] = []
+
+    @rates.call(operation="price")
+    async def quote(pair: str, amount: int = 1) -> float:
+        await asyncio.sleep(0)
+        seen.append(amount)
+        if len(seen) == 1:
+            raise ConnectionResetError("the line broke")
+        return 1.08 * amount
+
+    assert assert_type(clock.run(quote("eur_usd", amount=2)), float) == 2.16
+    result = clock.run(quote.aexecute("eur_usd"))
+    assert (result.success, result.data) == (True, {"value": 1.08})
+    assert [row.operation for row in rows(rates.base, result.correlation_id)] == ["price"]
+
+
+def test_both_colours_may_be_called_from_the_other_side() -> None:
+    """A plain function on a thread, an async one on an event loop of its own."""
+    rates = Provider("rates")
+    threads: list[threading.Thread] = []
+
+    @rates.call
+    def plain() -> int:
+        threads.append(threading.current_thread())
+        return 1
+
+    @rates.call
+    async def coloured() -> int:
+        return 2
+
+    result = asyncio.run(plain.aexecute())
+    assert (plain.value_of(result), coloured.value_of(coloured.execute())) == (1, 2)
+    assert threads != [threading.current_thread()]
+
+
+def test_a_failure_is_raised_and_a_full_result_tells_it() -> None:
+    """As the canonical error, with what the client raised as its cause."""
+    rates = Provider("rates", attempts=2, backoff=0.1)
+
+    @rates.call
+    def quote() -> int:
+        raise ConnectionRefusedError("nobody is there")
+
+    with pytest.raises(ProviderConnectionError) as failed:
+        quote()
+    assert isinstance(failed.value.__cause__, ConnectionRefusedError)
+    result = quote.execute()
+    assert (result.success, result.attempts, result.reason_code) == (False, 2, "connection_error")
+
+
+def test_rules_say_what_the_exceptions_of_a_client_mean() -> None:
+    """As ``error_rules`` of a class do."""
+
+    class ClosedError(Exception): ...
+
+    rates = Provider("rates", errors=[Rule(ClosedError, "dependency_unavailable")], attempts=1)
+
+    @rates.call
+    def quote() -> int:
+        raise ClosedError
+
+    with pytest.raises(ProviderDependencyError):
+        quote()
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def test_tenants_have_quotas_of_their_own() -> None:
+    """And records: a campaign is among them."""
+    rates = Provider("rates", quota="1/day", tenant="house")
+
+    @rates.call
+    def quote() -> int:
+        return 1
+
+    acme = quote.tenant("acme").campaign("spring")
+    assert [quote(), acme()] == [1, 1]
+    for used_up in (quote, acme):
+        with pytest.raises(ProviderQuotaExceededError):
+            used_up()
+    [house], [health] = rates.health(), rates.health("acme")
+    assert (house.key.tenant_id, health.key.tenant_id) == ("house", "acme")
+    result = acme.options(correlation_id="mine").execute()
+    [row] = rows(rates.base, "mine")
+    assert (row.campaign_id, row.tenant_id, result.reason_code) == (
+        "spring",
+        "acme",
+        "quota_exhausted",
+    )
+
+
+def test_an_attempt_is_told_the_smallest_of_all_bounds(clock: VirtualClock) -> None:
+    """The provider's timeout, the function's, the call's, and what is left of the budget."""
+    rates = Provider("rates", timeout=20, budget=30)
+
+    @rates.call
+    def plain(*, timeout: float) -> float:
+        return timeout
+
+    @rates.call
+    def own(factor: int = 1, *, timeout: float = 7.0) -> float:
+        return timeout * factor
+
+    @rates.call(timeout=5)
+    def declared(*, timeout: float) -> float:
+        return timeout
+
+    @rates.call
+    async def later(*, timeout: float) -> float:  # noqa: ASYNC109 - it is told, and need not wait
+        await asyncio.sleep(1)
+        return timeout
+
+    assert assert_type(plain(), float) == 20
+    assert [own(), own(2), own(timeout=3), own(timeout=99)] == [7, 14, 3, 20]
+    assert [declared(), declared.options(timeout=2)(), plain.options(budget=4)()] == [5, 2, 4]
+    assert clock.run(later()) == 20
+    with pytest.raises(ProviderTimeoutError):
+        clock.run(later.options(timeout=0.5, attempts=1)())
+
+
+def test_fewer_attempts_for_one_call() -> None:
+    """Not more than the provider makes."""
+    rates = Provider("rates", attempts=3)
+
+    @rates.call
+    def quote() -> int:
+        raise ConnectionResetError
+
+    assert quote.options(attempts=1).execute().attempts == 1
+    with pytest.raises(ConfigurationError, match=r"attempts=4 is more .* Provider\('rates', att"):
+        quote.options(attempts=4)
+    with pytest.raises(ConfigurationError, match=r"no option 'queue'.*tenant"):
+        quote.options(queue="slow")  # type: ignore[call-arg]
+
+
+def test_both_colours_share_the_circuit_and_the_quota(clock: VirtualClock) -> None:
+    """What plain calls found out, async ones know, and the other way round."""
+    breaker = CircuitBreaker(failure_threshold=2)
+    rates = Provider("rates", quota="3/day", attempts=1, circuit_breaker=breaker)
+
+    @rates.call
+    def plain(*, broken: bool) -> int:
+        if broken:
+            raise ConnectionResetError
+        return 1
+
+    @rates.call
+    async def coloured(*, broken: bool) -> int:
+        if broken:
+            raise ConnectionResetError
+        return 2
+
+    assert plain(broken=False) + clock.run(coloured(broken=False)) == 3
+    clock.run(coloured.aexecute(broken=True))
+    with pytest.raises(ProviderQuotaExceededError):
+        plain(broken=False)
+    other, same = plain.tenant("b"), coloured.tenant("b")
+    other.execute(broken=True)
+    clock.run(same.aexecute(broken=True))
+    assert breaker.state is CircuitState.OPEN
+    with pytest.raises(ProviderCircuitOpenError):
+        other(broken=False)
+    with pytest.raises(ProviderCircuitOpenError):
+        clock.run(same(broken=False))
+
+
+def test_nothing_is_opened_before_the_first_call() -> None:
+    """A store may be named by a function, which is asked once."""
+    asked: list[str] = []
+
+    def store() -> MemoryProviderStore:
+        asked.append("store")
+        return MemoryProviderStore()
+
+    rates = Provider("rates", store=store)
+
+    @rates.call
+    def quote() -> int:
+        return 1
+
+    with rates:
+        pass
+    assert asked == []
+    with rates:
+        assert [quote(), quote()] == [1, 1]
+    assert asked == ["store"]
+
+
+# -- arguments and results -------------------------------------------------------------------------
+
+
+def test_arguments_are_checked_as_those_of_a_function_are() -> None:
+    """And as those of a payload: what JSON cannot say is refused before anything is taken."""
+    rates = Provider("rates", quota="5/day")
+
+    @rates.call
+    def quote(pair: str, *, amount: float = 1.0, **more: Any) -> list[Any]:
+        return [pair, amount, more]
+
+    assert quote("a", amount=2.0, side="buy") == ["a", 2.0, {"side": "buy"}]
+    with pytest.raises(TypeError, match=r"quote\(\) missing a required argument: 'pair'"):
+        quote()  # type: ignore[call-arg]
+    with pytest.raises(ProviderBadRequestError, match="cannot be written as JSON"):
+        quote("a", amount=float("nan"))
+    with pytest.raises(ProviderBadRequestError, match="cannot be written as JSON"):
+        quote("a", side=object())
+    [health] = rates.health()
+    assert health.account is not None
+    assert health.account.used == 1
+
+
+def test_each_attempt_gets_the_arguments_as_they_were_given() -> None:
+    """Whatever the attempt before did with them."""
+    rates = Provider("rates")
+    seen: list[list[int]] = []
+
+    @rates.call
+    def send(lines: list[int]) -> int:
+        seen.append(list(lines))
+        lines.append(0)
+        if len(seen) == 1:
+            raise ConnectionResetError
+        return len(lines)
+
+    given = [1, 2]
+    assert (send(given), seen) == (3, [[1, 2], [1, 2]])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1.5, "text", None, [1], {"a": 1}, {}, {"value": 5}, {"value": 5, "b": 6}, Rate("x", 1)],
+)
+def test_every_result_comes_back_as_it_was(value: Any) -> None:
+    """Also a dict that looks like a wrapped one."""
+    rates = Provider("rates")
+
+    @rates.call
+    def give() -> Any:
+        return value
+
+    assert give() == value
+    assert isinstance(give.execute().data, dict)
+
+
+@pytest.mark.usefixtures("own_place")
+def test_a_result_that_was_kept_under_a_key_has_its_type_again() -> None:
+    """A task that is delivered twice calls once."""
+    rates = Provider("rates")
+    calls: list[object] = []
+
+    @rates.call
+    def convert(money: Money, to: Currency) -> list[Money]:
+        calls.append((money, to))
+        return [money, Money(amount=2, currency=to)]
+
+    @rates.call
+    def rate(pair: str) -> Rate:
+        calls.append(pair)
+        return Rate(pair, 1.08)
+
+    runner = ProviderTaskRunner(rates.base, task_name="rates")
+
+    def twice(operation: str, payload: dict[str, Any]) -> list[ProviderExecutionResult]:
+        call = TaskCall("acme", None, operation, payload, idempotency_key=operation)
+        return [runner.run(call).result for _ in range(2)]
+
+    first, again = twice("convert", {"money": {"amount": 1, "currency": "eur"}, "to": "eur"})
+    expected = [Money(amount=1, currency="eur"), Money(amount=2, currency="eur")]
+    assert (first.replayed, again.replayed) == (False, True)
+    assert convert.value_of(first) == convert.value_of(again) == expected
+    first, again = twice("rate", {"pair": "eur_usd"})
+    assert again.replayed
+    assert rate.value_of(first) == rate.value_of(again) == Rate("eur_usd", 1.08)
+    assert calls == [(Money(amount=1, currency="eur"), Currency.EUR), "eur_usd"]
+
+
+def test_models_may_be_arguments_and_results() -> None:
+    """Of pydantic, which a payload has as JSON."""
+    rates = Provider("rates")
+
+    @rates.call
+    def double(money: Money) -> Money:
+        return Money(amount=money.amount * 2, currency=money.currency)
+
+    assert double(Money(amount=2, currency="eur")) == Money(amount=4, currency="eur")
+    result = double.execute(Money(amount=2, currency="eur"))
+    assert result.data == {"value": {"amount": 4, "currency": "eur"}}
+
+
+# -- what is injected, and what surrounds an attempt -----------------------------------------------
+
+
+def test_what_a_lifespan_yields_is_injected_by_type() -> None:
+    """The caller gives the rest."""
+    dependencies = Dependencies()
+    dependencies.add(pool)
+    rates = Provider("rates", dependencies=dependencies)
+
+    @rates.call
+    def quote(pair: str, pool: Pool = INJECTED) -> str:
+        return f"{pool.name} {pair}"
+
+    with rates:
+        assert quote("eur") == "pool eur"
+    result = quote.execute("eur")
+    assert result.error is not None
+    assert isinstance(result.error.__cause__, WiringError)
+    dependencies.overrides[Pool] = fake = Pool()
+    fake.name = "fake"
+    assert quote("eur") == "fake eur"
+
+
+def test_async_lifespans_are_opened_for_an_event_loop() -> None:
+    """And closed in it."""
+    events: list[str] = []
+
+    async def apool() -> AsyncIterator[Pool]:
+        events.append("open")
+        yield Pool()
+        events.append("close")
+
+    dependencies = Dependencies()
+    dependencies.add(apool)
+    rates = Provider("rates", dependencies=dependencies)
+
+    @rates.call
+    async def quote(pool: Pool) -> str:
+        return pool.name
+
+    async def run() -> ProviderExecutionResult:
+        async with rates:
+            return await quote.aexecute()  # type: ignore[call-arg]
+
+    assert asyncio.run(run()).data == {"value": "pool"}
+    assert events == ["open", "close"]
+
+
+def test_middleware_surrounds_each_attempt(clock: VirtualClock) -> None:
+    """It sees which attempt that is, may fail it, and its generator form serves both colours."""
+    stack = MiddlewareStack()
+    seen: list[tuple[str, str, int]] = []
+
+    @stack.add
+    def watched(unit: Any) -> Iterator[None]:
+        seen.append((unit.kind, unit.name, unit.attempt))
+        yield
+
+    rates = Provider("rates", middleware=stack)
+    steps = iter([ConnectionResetError(), None, None])
+
+    def do() -> int:
+        step = next(steps)
+        if step is not None:
+            raise step
+        return 1
+
+    plain = rates.call(operation="plain")(do)
+
+    @rates.call
+    async def coloured() -> int:
+        return do()
+
+    assert (plain(), clock.run(coloured())) == (1, 1)
+    assert seen == [
+        ("provider", "rates.plain", 1),
+        ("provider", "rates.plain", 2),
+        ("provider", "rates.coloured", 1),
+    ]
+
+
+def test_middleware_of_the_other_colour_is_refused_at_the_first_call() -> None:
+    """With what to do."""
+    stack = MiddlewareStack()
+
+    async def limited(unit: Any, call_next: Any) -> Any:
+        return await call_next()
+
+    stack.add(limited)
+    rates = Provider("rates", middleware=stack)
+
+    @rates.call
+    def quote() -> int:
+        return 1
+
+    result = quote.execute()
+    assert result.error is not None
+    assert isinstance(result.error.__cause__, HookError)
+
+
+# -- what is refused where it is declared ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"quota": "many/day"}, "is no quota"),
+        ({"attempts": 0}, "attempts must be an integer of 1 or more"),
+        ({"timeout": 0}, "timeout must be a number above 0"),
+        ({"budget": -1}, "budget must be a number above 0"),
+        ({"backoff": -1}, "backoff must be a number 0 or more"),
+        ({"capability": ""}, "capability of a provider"),
+        ({"time_out": 5}, r"no option 'time_out'.*timeout for one attempt"),
+        ({"attempts": 2, "retry_policy": RetryPolicy()}, "beside a retry_policy"),
+    ],
+)
+def test_wrong_options_are_refused_where_they_are_written(
+    options: dict[str, Any], told: str
+) -> None:
+    """And not at the first call, which may be days later."""
+    with pytest.raises(ConfigurationError, match=told):
+        Provider("rates", **options)
+
+
+def test_functions_that_make_no_payload_are_refused() -> None:
+    """With the line that would."""
+    rates = Provider("rates", budget=None)
+
+    def starred(*pairs: str) -> None: ...
+    def positional(pair: str, /) -> None: ...
+    def endless(*, timeout: float) -> None: ...
+    def patient(*, timeout: float | None) -> None: ...
+    def generated() -> Iterator[int]:
+        yield 1
+
+    for function, told in (
+        (starred, "by position alone"),
+        (positional, "by position alone"),
+        (endless, "neither timeout nor budget"),
+        (generated, r"yields its result .*@rates.stream"),
+    ):
+        with pytest.raises(HookError, match=told):
+            rates.call(function)
+    rates.call(patient)
+    with pytest.raises(HookError, match=r"'patient' twice.*operation="):
+        rates.call(patient)
+    with pytest.raises(HookError, match="cannot call 5"):
+        rates.call(5)  # type: ignore[call-overload]
