@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import DeadLetter, LaneHealth, LaneKey, ProviderStore
     from ergon_framework.providers.api import Authorize, create_router
     from ergon_framework.providers.base import ProviderBase
+    from ergon_framework.providers.calls import (
+        AsyncProviderCall,
+        AsyncProviderStream,
+        CallOptions,
+        ProviderCall,
+        ProviderStream,
+    )
     from ergon_framework.providers.celery_task import CeleryProviderTask
     from ergon_framework.providers.circuit_breaker import CircuitBreaker
     from ergon_framework.providers.decisions import DECISIONS, Decision, DecisionOptions, Reason
@@ -48,7 +55,7 @@ if TYPE_CHECKING:
         QuotaSnapshot,
     )
     from ergon_framework.providers.faults import Fault, FaultProfile
-    from ergon_framework.providers.functions import AsyncProviderCall, Provider, ProviderCall
+    from ergon_framework.providers.functions import Provider
     from ergon_framework.providers.mapping import Rule, canonical, unmapped_types
     from ergon_framework.providers.quota import QuotaPolicy
     from ergon_framework.providers.recorder import recorder_of
@@ -89,6 +96,11 @@ _HOMES = {
     "Authorize": "providers.api",
     "create_router": "providers.api",
     "ProviderBase": "providers.base",
+    "AsyncProviderCall": "providers.calls",
+    "AsyncProviderStream": "providers.calls",
+    "CallOptions": "providers.calls",
+    "ProviderCall": "providers.calls",
+    "ProviderStream": "providers.calls",
     "CeleryProviderTask": "providers.celery_task",
     "CircuitBreaker": "providers.circuit_breaker",
     "DECISIONS": "providers.decisions",
@@ -113,9 +125,7 @@ _HOMES = {
     "QuotaSnapshot": "providers.execution",
     "Fault": "providers.faults",
     "FaultProfile": "providers.faults",
-    "AsyncProviderCall": "providers.functions",
     "Provider": "providers.functions",
-    "ProviderCall": "providers.functions",
     "Rule": "providers.mapping",
     "canonical": "providers.mapping",
     "unmapped_types": "providers.mapping",
@@ -153,7 +163,9 @@ __all__ = [
     "DECISIONS",
     "ERROR_OF",
     "AsyncProviderCall",
+    "AsyncProviderStream",
     "Authorize",
+    "CallOptions",
     "CallProgress",
     "CeleryProviderTask",
     "CircuitBreaker",
@@ -193,6 +205,7 @@ __all__ = [
     "ProviderRateLimitError",
     "ProviderResponseFormatError",
     "ProviderStore",
+    "ProviderStream",
     "ProviderTaskRunner",
     "ProviderTimeoutError",
     "QuotaPolicy",

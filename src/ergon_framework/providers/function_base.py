@@ -87,7 +87,7 @@ def _find(
     is_async: bool,
 ) -> FunctionAttempt:
     found = attempts.get(operation)
-    if found is not None and found.is_async == is_async:
+    if found is not None and found.is_async == is_async and not found.is_stream:
         return found
     colour = "async" if is_async else "plain"
     raise ProviderBadRequestError(

@@ -20,19 +20,16 @@ that is imported, and no store is opened, before the first call.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
-    Generic,
     Literal,
     ParamSpec,
-    Protocol,
     Self,
     TypedDict,
     TypeVar,
@@ -43,6 +40,18 @@ from typing import (
 
 from ergon_framework.core.limits import read_quota
 from ergon_framework.errors import ConfigurationError, HookError
+from ergon_framework.providers.calls import (
+    DEFAULT_TENANT,
+    AsyncProviderCall,
+    AsyncProviderStream,
+    CallChanges,
+    CallDecorator,
+    CallOptions,
+    ProviderCall,
+    ProviderStream,
+    StreamDecorator,
+    TakesOnlyTimeout,
+)
 from ergon_framework.providers.signatures import CallSignature, FunctionAttempt
 
 if TYPE_CHECKING:
@@ -55,10 +64,6 @@ if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import LaneHealth, ProviderStore
     from ergon_framework.providers.circuit_breaker import CircuitBreaker
     from ergon_framework.providers.decisions import DecisionOptions
-    from ergon_framework.providers.execution import (
-        ProviderExecutionContext,
-        ProviderExecutionResult,
-    )
     from ergon_framework.providers.function_base import AsyncFunctionProvider, FunctionProvider
     from ergon_framework.providers.mapping import Rule
     from ergon_framework.providers.quota import QuotaPolicy
@@ -68,10 +73,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
-DEFAULT_TENANT = "default"
-"""On whose behalf calls are made that name nobody."""
 BUDGET = 60.0
 """Seconds that a whole call may take, as ``ProviderBase`` has it."""
 ATTEMPTS = 3
@@ -98,201 +100,6 @@ class MoreProviderOptions(TypedDict, total=False):
     spill: str | Path
     clock: Clock
     wall: Callable[[], float]
-
-
-class CallChanges(TypedDict, total=False):
-    """What may differ from one call of a function to the next."""
-
-    tenant: str
-    campaign: str | None
-    idempotency_key: str | None
-    correlation_id: str | None
-    timeout: float | None
-    budget: float | None
-    attempts: int | None
-    units: int
-    metadata: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """On whose behalf a call is made, and within which bounds."""
-
-    tenant: str = DEFAULT_TENANT
-    campaign: str | None = None
-    idempotency_key: str | None = None
-    correlation_id: str | None = None
-    timeout: float | None = None
-    """Seconds of one attempt; the provider's own timeout is a bound as well."""
-    budget: float | None = None
-    """Seconds of the whole call, if that is less than the provider's budget."""
-    attempts: int | None = None
-    """At most so many; not more than the provider makes."""
-    units: int = 1
-    """What the call costs of the quota."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-    def changed(self, changes: CallChanges) -> CallOptions:
-        """The same with some of them different."""
-        unknown = sorted(set(changes) - set(CallOptions.__dataclass_fields__))
-        if unknown:
-            raise ConfigurationError(
-                f"a provider call has no option {unknown[0]!r}",
-                remedy=f"the options are {', '.join(CallOptions.__dataclass_fields__)}",
-            )
-        return replace(self, **changes)
-
-    def context(self) -> ProviderExecutionContext:
-        """The same as ``ProviderBase.execute`` takes it."""
-        from ergon_framework.providers.execution import ProviderExecutionContext
-
-        return ProviderExecutionContext(
-            correlation_id=self.correlation_id,
-            idempotency_key=self.idempotency_key,
-            timeout_budget_seconds=self.budget,
-            units=self.units,
-            metadata=self.metadata,
-            attempt_timeout_seconds=self.timeout,
-            max_attempts=self.attempts,
-        )
-
-
-# -- what the decorators give ----------------------------------------------------------------------
-
-
-class FunctionCall:
-    """One function of a provider, with the options that its calls have."""
-
-    def __init__(self, provider: Provider, attempt: FunctionAttempt, options: CallOptions) -> None:
-        self.provider = provider
-        self.operation = attempt.operation
-        self.signature = attempt.signature
-        self.is_async = attempt.is_async
-        self.call_options = options
-        self._attempt = attempt
-        self._context: ProviderExecutionContext | None = None
-        functools.update_wrapper(cast("Callable[..., Any]", self), attempt.signature.function)
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The function as it was written, without anything around it."""
-        return self.signature.function
-
-    def tenant(self, tenant_id: str) -> Self:
-        """The same call on behalf of a tenant: with its circuit, its quota and its records."""
-        return self.options(tenant=tenant_id)
-
-    def campaign(self, campaign_id: str | None) -> Self:
-        """The same call as part of a campaign."""
-        return self.options(campaign=campaign_id)
-
-    def options(self, **changes: Unpack[CallChanges]) -> Self:
-        """The same call with other options."""
-        self.provider.check_attempts(changes.get("attempts"))
-        return type(self)(self.provider, self._attempt, self.call_options.changed(changes))
-
-    def request(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[str, str | None, str, dict[str, Any], ProviderExecutionContext]:
-        """The arguments of ``ProviderBase.execute``, in its order."""
-        payload, timeout = self.signature.payload(args, kwargs)
-        context, options = self._context, self.call_options
-        if context is None:
-            self._context = context = options.context()
-        if timeout is not None:
-            context = replace(context, attempt_timeout_seconds=timeout)
-        return options.tenant, options.campaign, self.operation, payload, context
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.provider.name}.{self.operation}>"
-
-
-class _GuardedFunction(FunctionCall, Generic[P, T]):
-    """What plain and async functions have in common: both can be called from either side."""
-
-    def execute(self, *args: P.args, **kwargs: P.kwargs) -> ProviderExecutionResult:
-        """Call it and return how that went: a failure is in the result, and not raised.
-
-        An async function is run to its end in this thread.
-        """
-        tenant, campaign, operation, payload, context = self.request(args, dict(kwargs))
-        return self.provider.base_of(is_async=self.is_async).execute(
-            tenant_id=tenant,
-            campaign_id=campaign,
-            operation=operation,
-            payload=payload,
-            context=context,
-        )
-
-    async def aexecute(self, *args: P.args, **kwargs: P.kwargs) -> ProviderExecutionResult:
-        """The same for asyncio; a plain function runs on a thread."""
-        tenant, campaign, operation, payload, context = self.request(args, dict(kwargs))
-        return await self.provider.base_of(is_async=self.is_async).aexecute(
-            tenant_id=tenant,
-            campaign_id=campaign,
-            operation=operation,
-            payload=payload,
-            context=context,
-        )
-
-    def value_of(self, result: ProviderExecutionResult) -> T:
-        """What the function returned, or the error of the call raised.
-
-        The result may be that of an earlier call, read back under its idempotency key.
-        """
-        if result.success and result.data is not None:
-            value: T = self.signature.result(result.data, is_read=result.replayed)
-            return value
-        error = result.error
-        if error is not None and getattr(error.__cause__, "code", "") == "discarded":
-            raise cast("Exception", error.__cause__)  # it ends the job or transaction around it
-        result.unwrap()
-        raise AssertionError  # pragma: no cover - unwrap has raised
-
-
-class ProviderCall(_GuardedFunction[P, T]):
-    """A plain function: called, it returns what the function returned, or raises."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """The typed result, or a :class:`ProviderError`."""
-        return self.value_of(self.execute(*args, **kwargs))
-
-
-class AsyncProviderCall(_GuardedFunction[P, T]):
-    """An async function: awaited, it returns what the function returned, or raises."""
-
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """The typed result, or a :class:`ProviderError`."""
-        return self.value_of(await self.aexecute(*args, **kwargs))
-
-
-class TakesOnlyTimeout(Protocol[T_co]):
-    """A function whose caller has nothing to give.
-
-    Types cannot say "the same parameters but for ``timeout``". Calls of such a function are not
-    checked; with further parameters, a default for ``timeout`` keeps them all checked.
-    """
-
-    def __call__(self, *, timeout: float) -> T_co:
-        """Make one attempt."""
-
-
-class CallDecorator(Protocol):
-    """``@provider.call(...)``, which waits for its function."""
-
-    # mypy: a coroutine function is also a function that returns something; the first match wins.
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: TakesOnlyTimeout[Coroutine[Any, Any, T]], /
-    ) -> AsyncProviderCall[..., T]: ...
-    @overload
-    def __call__(self, function: TakesOnlyTimeout[T], /) -> ProviderCall[..., T]: ...
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, T]], /
-    ) -> AsyncProviderCall[P, T]: ...
-    @overload
-    def __call__(self, function: Callable[P, T], /) -> ProviderCall[P, T]: ...
 
 
 class OpenedLifespans:
@@ -422,6 +229,38 @@ class Provider:
         if function is None:
             return lambda given: self._call(given, operation, changes)
         return self._call(function, operation, changes)
+
+    @overload
+    def stream(
+        self, function: TakesOnlyTimeout[AsyncIterator[T]], /
+    ) -> AsyncProviderStream[..., T]: ...
+    @overload
+    def stream(self, function: TakesOnlyTimeout[Iterator[T]], /) -> ProviderStream[..., T]: ...
+    @overload
+    def stream(self, function: Callable[P, AsyncIterator[T]], /) -> AsyncProviderStream[P, T]: ...
+    @overload
+    def stream(self, function: Callable[P, Iterator[T]], /) -> ProviderStream[P, T]: ...
+    @overload
+    def stream(
+        self, /, *, operation: str | None = None, **options: Unpack[CallChanges]
+    ) -> StreamDecorator: ...
+    def stream(
+        self, function: Any = None, /, *, operation: str | None = None, **options: Any
+    ) -> Any:
+        """Make a generator function a guarded stream.
+
+        It is tried again until its first item has come. A failure after that ends the stream; the
+        timeout and the budget are for the whole of it.
+        """
+        changes = cast("CallChanges", options)
+        if function is None:
+            return lambda given: self._stream(given, operation, changes)
+        return self._stream(function, operation, changes)
+
+    def _stream(self, function: Any, operation: str | None, changes: CallChanges) -> Any:
+        attempt = self._declared(function, operation, is_stream=True)
+        kind = AsyncProviderStream if attempt.is_async else ProviderStream
+        return kind(self, attempt, self._options_of(attempt, changes))
 
     def _call(self, function: Any, operation: str | None, changes: CallChanges) -> Any:
         attempt = self._declared(function, operation, is_stream=False)

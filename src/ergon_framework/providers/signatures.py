@@ -173,6 +173,23 @@ class FunctionAttempt:
         call = partial(signature.function, **given)
         return signature.data(await await_through(layers, self.unit(context), call))
 
+    def opens(
+        self, *, payload: Mapping[str, Any], context: ProviderExecutionContext, **_: Any
+    ) -> Any:
+        """The iterator of a function that yields; it has not begun."""
+        signature = self.signature
+        return signature.function(**signature.arguments(payload, context.attempt_timeout_seconds))
+
+    def first_of(self, end: Any, items: Any, context: ProviderExecutionContext) -> Any:
+        """The first item or ``end``, inside of the middleware; of async items an awaitable."""
+        layers = self.layers()
+        if self.is_async:
+            following = partial(anext, items, end)
+            return (
+                following() if not layers else await_through(layers, self.unit(context), following)
+            )
+        return call_through(layers, self.unit(context), partial(next, items, end))
+
     def layers(self) -> tuple[Around, ...]:
         """The middleware around it, as it was declared before the first call."""
         if self._layers is None:

@@ -402,6 +402,11 @@ class GuardedCall:
         return self._guard.until
 
     @property
+    def attempt_started_at(self) -> float:
+        """When the attempt under way began, by the call's clock."""
+        return self._started_at
+
+    @property
     def seconds_left(self) -> float | None:
         """Of its time; None when it has no end."""
         return None if self._deadline is None else self._deadline - self.clock.now()
