@@ -27,7 +27,7 @@ from boundary_parts.messages import FROM, TO, messages
 from boundary_parts.producers import fresh
 from boundary_parts.servers import Node
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 
 LOG = f"inbound:{FROM}"
 BATCH = 500
@@ -63,7 +63,7 @@ def _catch_up(folder: Path, count: int) -> Turn:
 
 
 def _fill(path: Path, count: int) -> None:
-    with Zone.open(FROM, ZoneSettings(data=str(path))) as zone:
+    with LocalZone.open(FROM, ZoneSettings(data=str(path))) as zone:
         made = messages(count)
         for at in range(0, count, BATCH):
             zone.append_all([zone.admit(*each[:2]) for each in made[at : at + BATCH]])

@@ -16,7 +16,7 @@ from races import Effort, Entry, Goal, Record, Turn, race, records
 from boundary_parts.messages import FROM, TO, identifiers, shares
 from boundary_parts.producers import fresh, into, new_zone, threaded
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.ports.factstore import OUTBOUND, NewFact
 
 BATCH = 2_000
@@ -34,7 +34,7 @@ def ledger(effort: Effort) -> Iterator[Record]:
 
 def _at(effort: Effort, size: int) -> Iterator[Record]:
     count = max(PRODUCERS * 20, int(16_000 * effort.seconds) // PRODUCERS * PRODUCERS)
-    with fresh(effort.folder) as path, Zone.open(FROM, ZoneSettings(data=str(path))) as zone:
+    with fresh(effort.folder) as path, LocalZone.open(FROM, ZoneSettings(data=str(path))) as zone:
         slices = _fill(zone, size)
         used = _used(path / "facts.db")
         full = Entry(f"Ergon, {size:,} ids", partial(_append, zone, count))
@@ -52,7 +52,7 @@ def _at(effort: Effort, size: int) -> Iterator[Record]:
     yield second
 
 
-def _fill(zone: Zone, size: int) -> list[float]:
+def _fill(zone: LocalZone, size: int) -> list[float]:
     """Small facts, straight into the store, whose payloads go at once.
 
     Answers the processor time of a fact in each slice, with all that the ledger's upkeep takes.
@@ -83,7 +83,7 @@ def _used(path: Path) -> int:
         return int((number("page_count") - number("freelist_count")) * number("page_size"))
 
 
-def _append(zone: Zone, count: int) -> Turn:
+def _append(zone: LocalZone, count: int) -> Turn:
     return threaded(into(zone), shares(count, PRODUCERS))
 
 

@@ -16,7 +16,7 @@ from races import FailedError, Turn
 from boundary_parts.group_commit import FileGroupCommit, SqliteGroupCommit
 from boundary_parts.messages import FROM, Message, shares
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 
 Append = Callable[[Message], object]
 
@@ -64,13 +64,13 @@ def fresh(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_zone(folder: Path) -> Iterator[Zone]:
+def new_zone(folder: Path) -> Iterator[LocalZone]:
     """A zone with nothing in it, gone at the end."""
-    with fresh(folder) as path, Zone.open(FROM, ZoneSettings(data=str(path))) as zone:
+    with fresh(folder) as path, LocalZone.open(FROM, ZoneSettings(data=str(path))) as zone:
         yield zone
 
 
-def into(zone: Zone) -> Append:
+def into(zone: LocalZone) -> Append:
     """The whole way: checks, canonical form, ledger, hash chain, row, commit."""
     append = zone.append
     return lambda message: append(message.envelope, message.fact)

@@ -16,7 +16,7 @@ from boundary_parts.speech import SUBJECT
 from races import FailedError, Turn
 
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ErgonError
 
 Parts = Sequence[Sequence[Message]]
@@ -44,7 +44,7 @@ class ZoneLog:
     def __init__(self, folder: Path, store: str | None) -> None:
         more = {} if store is None else {"store": store}
         try:
-            self._zone = Zone.open(FROM, ZoneSettings(data=str(folder), **more))
+            self._zone = LocalZone.open(FROM, ZoneSettings(data=str(folder), **more))
         except (ErgonError, ImportError, ValueError) as error:
             raise FailedError(f"{type(error).__name__}: {error}") from error
 

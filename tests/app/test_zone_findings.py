@@ -16,7 +16,7 @@ from ergon_framework.app.settings import load_settings
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.req("SCALE:doctor")
@@ -41,7 +41,7 @@ def test_a_zone_that_is_not_there_yet(tmp_path: Path) -> None:
 
 def test_a_zone_in_a_file_says_what_it_acknowledges(tmp_path: Path) -> None:
     """Also while its node runs; nothing is locked and nothing is written."""
-    with Zone.open("plant", ZoneSettings(data=str(tmp_path / "data"))):
+    with LocalZone.open("plant", ZoneSettings(data=str(tmp_path / "data"))):
         seen = found(tmp_path, 'data = "data"')
     assert (seen.status, "disk" in seen.found) == (Status.OK, True)
     assert found(tmp_path, 'data = "data"', connects=False).status is Status.OK
@@ -78,7 +78,7 @@ def test_what_may_not_be_written(
 ) -> None:
     """Asked of the system as whoever asks; it would let root, who runs some tests, do anything."""
     (tmp_path / "locked").mkdir()
-    Zone.open("plant", ZoneSettings(data=str(tmp_path / "here"))).close()
+    LocalZone.open("plant", ZoneSettings(data=str(tmp_path / "here"))).close()
     refused = {str(tmp_path / "locked"), str(tmp_path / "here/facts.db")}
     monkeypatch.setattr(os, "access", lambda path, _: str(path) not in refused)
     seen = found(tmp_path, f'data = "{data}"')

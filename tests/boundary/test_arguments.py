@@ -14,10 +14,10 @@ from ergon_framework.boundary import (
     AsyncProducer,
     Consumer,
     Inbox,
+    LocalZone,
     Node,
     Outbox,
     Producer,
-    Zone,
     ZoneSettings,
 )
 from ergon_framework.boundary.arguments import check_given, one_of
@@ -165,7 +165,7 @@ def test_every_argument_of_an_inbox_is_looked_at(given: dict[str, Any]) -> None:
         Inbox(**{"consumer": "c", **given})
 
 
-@pytest.mark.parametrize("kind", [Zone.open, Node])
+@pytest.mark.parametrize("kind", [LocalZone.open, Node])
 @pytest.mark.parametrize("settings", [None, {"data": "plant-a"}, "plant-a"])
 def test_a_zone_has_settings(kind: Callable[..., Any], settings: object) -> None:
     """A dict is none."""
@@ -173,7 +173,7 @@ def test_a_zone_has_settings(kind: Callable[..., Any], settings: object) -> None
         kind("plant-a", settings)
 
 
-@pytest.mark.parametrize("kind", [Zone.open, Node])
+@pytest.mark.parametrize("kind", [LocalZone.open, Node])
 def test_a_zone_has_a_name(kind: Callable[..., Any], tmp_path: Path) -> None:
     """Nothing is made for one that has none."""
     with pytest.raises(ConfigurationError, match=r"^name is 5"):

@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telemetry import MAX_TROUBLES, REPEAT_INTERVAL, ZoneEvents
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, StoreUnavailableError
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.notices import add_listener, remove_listener
@@ -36,7 +36,7 @@ def test_an_outage_is_two_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One when it begins, however many producers come, and one when facts are taken again."""
-    with Zone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as zone:
+    with LocalZone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as zone:
 
         def refuse(*_: object, **__: object) -> None:
             raise AWAY
@@ -60,7 +60,7 @@ def test_a_repaired_fact_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     heard: list[Notice] = []
     add_listener(heard.append)
     try:
-        with Zone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as zone:
+        with LocalZone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as zone:
             for name in "ab":
                 zone.append(envelope(name), FACT)
             with closing(sqlite3.connect(tmp_path / "data" / "facts.db")) as other, other:
@@ -86,7 +86,7 @@ def test_the_content_of_a_fact_is_told_nowhere(
     told: list[object] = []
     add_listener(heard.append)
     try:
-        with Zone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as zone:
+        with LocalZone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as zone:
             secret = {**FACT, "object_json": {"card": "4111-secret"}}
             zone.append(envelope("a"), secret)
             zone.append(envelope("a"), secret)

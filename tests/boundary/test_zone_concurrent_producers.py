@@ -13,7 +13,7 @@ from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ArtifactError, FactInvalidError
 from ergon_framework.ports.factstore import OUTBOUND, Flaw
 
@@ -33,7 +33,7 @@ def message(name: str, value: Any = 1) -> tuple[dict[str, Any], dict[str, Any]]:
     return envelope, {"subject": "order:1", "predicate": "was_told", "object_json": value}
 
 
-def produce_in_a_crowd(zone: Zone) -> None:
+def produce_in_a_crowd(zone: LocalZone) -> None:
     """Each producer hears of its own facts: of new ones, of those it told before, of bad ones."""
     heard: dict[str, Receipt] = {}
     refused: list[str] = []
@@ -70,13 +70,13 @@ def produce_in_a_crowd(zone: Zone) -> None:
 
 def test_each_producer_hears_of_its_own_facts(tmp_path: Path) -> None:
     """Also of those that are refused, or came before, in the middle of a crowd."""
-    with Zone.open("plant-a", ZoneSettings(data=str(tmp_path))) as zone:
+    with LocalZone.open("plant-a", ZoneSettings(data=str(tmp_path))) as zone:
         produce_in_a_crowd(zone)
 
 
 def test_nobody_sleeps_on_while_artifacts_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects may lie on a server that takes its time."""
-    zone = Zone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
+    zone = LocalZone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
     batcher, told = AppendBatcher(zone), list[str]()
     monkeypatch.setattr(batcher.grouping, "let_go", lambda: told.append("let go"))
     monkeypatch.setattr(zone, "check_bytes", lambda _: told.append("asked"))
@@ -87,7 +87,7 @@ def test_nobody_sleeps_on_while_artifacts_are_looked_for(monkeypatch: pytest.Mon
 
 def test_nobody_sleeps_on_while_large_facts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was served is let go in any case after some milliseconds."""
-    zone = Zone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
+    zone = LocalZone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
     batcher, told = AppendBatcher(zone, max_check_time=-1.0), list[str]()
     monkeypatch.setattr(batcher.grouping, "let_go", lambda: told.append("let go"))
     batcher.append(*message("1"))
@@ -112,7 +112,7 @@ def test_an_odd_fact_is_refused_alone(tmp_path: Path) -> None:
             except BaseException as error:
                 errors.append(error)
 
-    with Zone.open("plant-a", ZoneSettings(data=str(tmp_path))) as zone:
+    with LocalZone.open("plant-a", ZoneSettings(data=str(tmp_path))) as zone:
         producers = [threading.Thread(target=produce, args=(n,)) for n in range(4)]
         for each in producers:
             each.start()
@@ -132,6 +132,6 @@ class OtherStore(MemoryFactStore):
 
 def test_a_store_that_tells_nothing_of_its_waits() -> None:
     """Whoever was served is woken at once then."""
-    zone = Zone("plant-a", OtherStore("plant-a"), MemoryObjectStore())  # type: ignore[arg-type]
+    zone = LocalZone("plant-a", OtherStore("plant-a"), MemoryObjectStore())  # type: ignore[arg-type]
     assert zone.append(*message("1")).offset == 1
     assert AppendBatcher(zone).grouping.lets_go is False

@@ -13,7 +13,7 @@ from ergon_framework.boundary.facts.admission import Admission
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.req("P1", "P7", "BOUNDARY:store")
 class Producer(threading.Thread):
     """Appends one fact."""
 
-    def __init__(self, zone: Zone, envelope: Any, fact: Any) -> None:
+    def __init__(self, zone: LocalZone, envelope: Any, fact: Any) -> None:
         super().__init__()
         self._zone, self._envelope, self._fact = zone, envelope, fact
         self.told: Receipt | BoundaryError | None = None
@@ -67,7 +67,7 @@ class Slow(MemoryFactStore):
         return outcomes
 
 
-class WatchedZone(Zone):
+class WatchedZone(LocalZone):
     """A zone that notes which facts are checked while its store waits."""
 
     is_waiting = False
@@ -164,7 +164,7 @@ def test_a_mapping_of_ones_own_kind_is_not_read_meanwhile(scene: Scene) -> None:
     assert isinstance(told, Receipt)
 
 
-def artifact(zone: Zone) -> dict[str, Any]:
+def artifact(zone: LocalZone) -> dict[str, Any]:
     """Bytes with a name, as a fact refers to them."""
     receipt = zone.put("b", "k", b"bytes")
     return {"bucket": "b", "key": "k", "digest": receipt.digest, "size": receipt.size}

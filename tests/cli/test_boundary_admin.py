@@ -27,7 +27,7 @@ from ergon_framework.boundary.node.status import status as status_of
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
 from ergon_framework.boundary.verification import Finding, Progress, size_of, verified
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.transfer import MoveState, records_of
 from tests.boundary.outbox_node import Node as OutboxNode
@@ -47,14 +47,14 @@ def desk(
 
 
 @pytest.fixture
-def zone(desk: Desk) -> Iterator[Zone]:
+def zone(desk: Desk) -> Iterator[LocalZone]:
     """A zone with three facts and two objects, open as its node would have it."""
-    with Zone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
+    with LocalZone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
         fill(zone)
         yield zone
 
 
-def fill(zone: Zone) -> None:
+def fill(zone: LocalZone) -> None:
     """Facts and objects."""
     zone.put("batch-files", "one", b"one" * 1000)
     zone.put("batch-files", "also-one", b"one" * 1000)
@@ -73,7 +73,7 @@ def blobs(folder: str | Path) -> list[Path]:
 
 
 @pytest.mark.req("BOUNDARY:store")
-def test_verify_a_sound_zone(desk: Desk, zone: Zone) -> None:
+def test_verify_a_sound_zone(desk: Desk, zone: LocalZone) -> None:
     """While the zone is open elsewhere; an empty list for programs."""
     answer = desk("verify", "--data", desk.data)
     assert (answer.code, answer.out) == (0, "no flaws in 3 facts and 3 objects\n")
@@ -82,7 +82,7 @@ def test_verify_a_sound_zone(desk: Desk, zone: Zone) -> None:
 
 
 @pytest.mark.req("BOUNDARY:badinput", "BOUNDARY:store")
-def test_verify_names_every_flaw(desk: Desk, zone: Zone) -> None:
+def test_verify_names_every_flaw(desk: Desk, zone: LocalZone) -> None:
     """A changed row, a damaged object and one that is gone: each by its place, exit code 1."""
     zone.close()
     first, second = blobs(desk.data)
@@ -105,7 +105,7 @@ def test_verify_names_every_flaw(desk: Desk, zone: Zone) -> None:
 
 
 @pytest.mark.req("SCALE:move")
-def test_verify_a_zone_that_is_not_all_there(desk: Desk, zone: Zone) -> None:
+def test_verify_a_zone_that_is_not_all_there(desk: Desk, zone: LocalZone) -> None:
     """What a move that was cut off has left is not sound, however whole each fact is."""
     zone.close()
     with closing(open_fact_store(f"sqlite:///{desk.data}/facts.db", zone=zone.name)) as store:
@@ -121,7 +121,7 @@ def test_verify_a_zone_that_is_not_all_there(desk: Desk, zone: Zone) -> None:
 
 
 @pytest.mark.req("SCALE:move")
-def test_status_of_a_zone_that_was_moved(desk: Desk, zone: Zone, tmp_path: Path) -> None:
+def test_status_of_a_zone_that_was_moved(desk: Desk, zone: LocalZone, tmp_path: Path) -> None:
     """Whoever looks, its node or somebody in the folder, hears where everything went."""
     assert status_of(zone)["moved_to"] is None
     target = f"sqlite:///{tmp_path}/moved.db"
@@ -135,7 +135,7 @@ def test_status_of_a_zone_that_was_moved(desk: Desk, zone: Zone, tmp_path: Path)
     assert desk("status", "--data", desk.data, "--json").json["moved_to"] == target
 
 
-def test_verify_moves_a_bar(zone: Zone) -> None:
+def test_verify_moves_a_bar(zone: LocalZone) -> None:
     """How far it is never goes back, and ends where the whole was said to end."""
     seen = [told.facts + told.objects for told in verified(zone) if isinstance(told, Progress)]
     assert seen == sorted(seen)
@@ -144,7 +144,7 @@ def test_verify_moves_a_bar(zone: Zone) -> None:
 
 @pytest.mark.req("BOUNDARY:objects")
 def test_an_orphan_collected_meanwhile_is_no_flaw(
-    zone: Zone, monkeypatch: pytest.MonkeyPatch
+    zone: LocalZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verification looks again before it complains."""
     check = zone.objects.verify
@@ -175,7 +175,7 @@ def test_what_cannot_be_verified(desk: Desk) -> None:
 
 
 @pytest.mark.req("BOUNDARY:store", "BOUNDARY:objects")
-def test_backup_of_an_open_zone(desk: Desk, zone: Zone) -> None:
+def test_backup_of_an_open_zone(desk: Desk, zone: LocalZone) -> None:
     """The copy is sound, shares its objects, and begins a new epoch when it is opened."""
     answer = desk("backup", "copy", "--data", desk.data, "--json")
     assert (answer.code, answer.err) == (0, "")
@@ -185,13 +185,13 @@ def test_backup_of_an_open_zone(desk: Desk, zone: Zone) -> None:
     assert [path.stat().st_nlink for path in blobs("copy")] == [2, 2]
     assert desk("verify", "--data", "copy").code == 0
     assert desk("status", "--data", "copy", "--json").json["epoch"] == zone.store.info().epoch
-    with Zone.open("plant-a", ZoneSettings(data="copy")) as copy:
+    with LocalZone.open("plant-a", ZoneSettings(data="copy")) as copy:
         assert copy.store.info().epoch != zone.store.info().epoch
         assert copy.lookup("plant-a", "m-2-x")["offset"] == 3
         assert copy.objects.verify(copy.found("batch-files", "two").digest, 3000) is None
 
 
-def test_backup_with_bytes_of_its_own(desk: Desk, zone: Zone) -> None:
+def test_backup_with_bytes_of_its_own(desk: Desk, zone: LocalZone) -> None:
     """--copy shares nothing; an empty folder may be there already."""
     Path("copy").mkdir()
     assert desk("backup", "copy", "--data", desk.data, "--copy").code == 0
@@ -199,7 +199,7 @@ def test_backup_with_bytes_of_its_own(desk: Desk, zone: Zone) -> None:
 
 
 def test_backup_where_links_are_impossible(
-    desk: Desk, zone: Zone, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, zone: LocalZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another disk the bytes are copied."""
 
@@ -213,7 +213,7 @@ def test_backup_where_links_are_impossible(
 
 @pytest.mark.req("BOUNDARY:objects")
 def test_backup_has_what_came_and_what_went_meanwhile(
-    zone: Zone, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    zone: LocalZone, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything that the copied log names is there, whatever happens between the steps."""
     original = type(zone.store).backup
@@ -229,7 +229,7 @@ def test_backup_has_what_came_and_what_went_meanwhile(
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_backup_of_a_damaged_zone(desk: Desk, zone: Zone) -> None:
+def test_backup_of_a_damaged_zone(desk: Desk, zone: LocalZone) -> None:
     """What is left is copied, what is not is told, and the exit code is 1."""
     blobs(desk.data)[0].unlink()
     answer = desk("backup", "copy", "--data", desk.data)
@@ -239,7 +239,7 @@ def test_backup_of_a_damaged_zone(desk: Desk, zone: Zone) -> None:
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_backup_refuses(desk: Desk, zone: Zone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_refuses(desk: Desk, zone: LocalZone, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with something in it is left alone; a failure leaves nothing behind."""
     Path("copy").mkdir()
     Path("copy/mine").write_text("mine")
@@ -270,7 +270,7 @@ def small_files(most: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.req("BOUNDARY:badinput")
 def test_backup_without_room_names_the_copy(
-    desk: Desk, zone: Zone, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, zone: LocalZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The zone that is copied is well; its operator frees room where the copy was to be."""
     with small_files(20_000, monkeypatch):
@@ -283,7 +283,7 @@ def test_backup_without_room_names_the_copy(
 
 
 @pytest.mark.req("BOUNDARY:store")
-def test_backup_removes_what_a_killed_one_left(desk: Desk, zone: Zone) -> None:
+def test_backup_removes_what_a_killed_one_left(desk: Desk, zone: LocalZone) -> None:
     """Not what another process still writes, and nothing of another name."""
     left = [Path(f"copy.{n}0123abc.partial") for n in range(2)]
     for each in (*left, Path("copied.00123abc.partial"), Path("copy.mine.partial")):
@@ -364,7 +364,7 @@ def test_commands_over_tls(desk: Desk) -> None:
 @pytest.fixture
 def backed_up(desk: Desk) -> Desk:
     """A zone with three facts, its backup, and a fourth fact since; no node runs."""
-    with Zone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
+    with LocalZone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
         fill(zone)
         assert desk("backup", "copy", "--data", desk.data).code == 0
         asked = json.loads(message("m-3-x", value={"n": 3}))
@@ -381,7 +381,7 @@ def test_restore_moves_what_was_there_aside(backed_up: Desk) -> None:
     assert (answer.json["zone"], answer.json["facts"], answer.json["objects"]) == ("plant-a", 3, 2)
     assert desk("verify", "--data", desk.data).out == "no flaws in 3 facts and 3 objects\n"
     assert desk("verify", "--data", answer.json["aside"]).out.startswith("no flaws in 4 facts")
-    with Zone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
+    with LocalZone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
         assert zone.store.info().epoch != old
     assert desk("verify", "--data", "copy").code == 0
 
@@ -427,7 +427,7 @@ def test_restore_has_a_producer_whose_clock_is_behind_tell_again(backed_up: Desk
 
 def test_restore_quotes_names_in_the_commands_that_it_prints(desk: Desk) -> None:
     """The zone and the folder of the backup have spaces; each command is one that can be pasted."""
-    with Zone.open("Werk Süd", ZoneSettings(data="my zone")) as zone:
+    with LocalZone.open("Werk Süd", ZoneSettings(data="my zone")) as zone:
         zone.put("batch-files", "one", b"hello")
     assert desk("backup", "my copy", "--data", "my zone").code == 0
     made = desk("restore", "my copy", "--data", "fresh")
@@ -447,10 +447,10 @@ def test_restore_refuses_what_would_do_harm(backed_up: Desk) -> None:
     refused = desk("restore", "copy", "--data", desk.data)
     assert refused.code == 2
     assert "--replace" in refused.err
-    with Zone.open("plant-a", ZoneSettings(data=desk.data)):
+    with LocalZone.open("plant-a", ZoneSettings(data=desk.data)):
         refused = desk("restore", "copy", "--data", desk.data, "--replace")
         assert "is in use by another node" in refused.err
-    with Zone.open("plant-b", ZoneSettings(data="other")):
+    with LocalZone.open("plant-b", ZoneSettings(data="other")):
         pass
     refused = desk("restore", "copy", "--data", "other", "--replace")
     assert "holds zone 'plant-b'" in refused.err
@@ -551,7 +551,7 @@ def kill_restore(data: str, point: str) -> None:
 def heads(data: str | Path) -> int | None:
     """Up to where a node would serve what is in a folder; None when it refuses to begin."""
     try:
-        with Zone.open("plant-a", ZoneSettings(data=str(data))) as zone:
+        with LocalZone.open("plant-a", ZoneSettings(data=str(data))) as zone:
             return zone.store.logs()[0].head
     except ConfigurationError as error:
         if "has not ended (run the same `ergon boundary restore` again" in str(error):
@@ -580,7 +580,7 @@ def test_restore_goes_where_the_settings_say(desk: Desk, monkeypatch: pytest.Mon
     where = '[zones.plant-a]\ndata = "data"\nobjects = "artifacts"\n'
     Path("ergon.toml").write_text(where)
     settings = ZoneSettings.model_validate({"data": "data", "objects": "artifacts"})
-    with Zone.open("plant-a", settings) as zone:
+    with LocalZone.open("plant-a", settings) as zone:
         fill(zone)
     assert desk("backup", "copy").code == 0
     for name in ("data", "artifacts"):
@@ -599,7 +599,7 @@ def test_restore_goes_where_the_settings_say(desk: Desk, monkeypatch: pytest.Mon
 
 
 @pytest.mark.req("BOUNDARY:badinput")
-def test_no_backup_in_the_folder_of_the_zone(desk: Desk, zone: Zone) -> None:
+def test_no_backup_in_the_folder_of_the_zone(desk: Desk, zone: LocalZone) -> None:
     """It would be lost together with it, and no restore takes it."""
     refused = desk("backup", f"{desk.data}/inside", "--data", desk.data)
     assert refused.code == 2
@@ -612,7 +612,7 @@ def test_no_backup_in_the_folder_of_the_zone(desk: Desk, zone: Zone) -> None:
 @pytest.fixture
 def troubled(desk: Desk) -> Desk:
     """A zone that gave two facts up, and has one set aside."""
-    with Zone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
+    with LocalZone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
         fill(zone)
         zone.store.create_consumer("erp", "outbound")
         zone.store.truncate("outbound", 2, loss_reason="retention")

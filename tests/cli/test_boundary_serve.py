@@ -20,7 +20,7 @@ from ergon_framework.app.signals import REPEAT_WINDOW
 from ergon_framework.boundary.backup import back_up, open_read_only
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.verification import Finding, verified
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.cli import invoke
 from tests.cli.boundary_node import message
 from tests.jobs.real_worker import wait_until
@@ -259,7 +259,7 @@ def test_a_node_whose_output_nobody_reads(tmp_path: Path) -> None:
 )
 def test_a_backup_that_is_killed(tmp_path: Path, failpoint: str, is_made: bool) -> None:
     """It is whole or has no name; and the next one succeeds."""
-    with Zone.open("plant-a", ZoneSettings(data=str(tmp_path / "data"))) as zone:
+    with LocalZone.open("plant-a", ZoneSettings(data=str(tmp_path / "data"))) as zone:
         zone.put("batch-files", "k", b"bytes")
         asked = json.loads(message("m-1"))
         zone.append(asked["envelope"], asked["fact"])

@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.boundary.client.publish_flow import FactWarning
 from ergon_framework.boundary.model import Fact
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.connector.boundary import BoundaryConnector, BoundaryConnectorError
 from ergon_framework.errors import (
     ArtifactError,
@@ -49,7 +49,7 @@ def connector(node: HttpNode) -> Iterator[BoundaryConnector]:
         yield made
 
 
-def stored(zone: Zone, message_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def stored(zone: LocalZone, message_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The envelope and the fact that a node has under an id."""
     found = zone.store.find("a", message_id)
     assert found is not None, f"there is no {message_id}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.connector.boundary import BoundaryConnector
 from ergon_framework.connector.jobs import JobsConnector
 from ergon_framework.jobs.stores.opening import open_store
@@ -48,7 +48,7 @@ def jobs(store: FullJobStore) -> Iterator[JobsConnector]:
         yield made
 
 
-def served(zone: Zone) -> list[str]:
+def served(zone: LocalZone) -> list[str]:
     """The names of consumers whose fetches reach the zone, from now on."""
     found: list[str] = []
     serve = zone.store.serve

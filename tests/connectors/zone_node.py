@@ -17,7 +17,7 @@ from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.connector.boundary import BoundaryConnector
 from ergon_framework.errors import BoundaryError, NotPermittedError
 from ergon_framework.ports.transaction import Transaction
@@ -43,16 +43,18 @@ def numbers(transactions: list[Transaction]) -> list[int]:
     return [each.payload["object_json"]["n"] for each in transactions]
 
 
-def new_zone(clock: Callable[[], float] | None = None) -> Zone:
+def new_zone(clock: Callable[[], float] | None = None) -> LocalZone:
     """A zone in memory."""
     limits = LimitSettings(fact_bytes=4 << 20)
     settings = ZoneSettings(listen="127.0.0.1:0", insecure=True, limits=limits)
     if clock is None:
-        return Zone("a", MemoryFactStore("a"), MemoryObjectStore(), settings)
-    return Zone("a", MemoryFactStore("a", clock=clock), MemoryObjectStore(), settings, clock=clock)
+        return LocalZone("a", MemoryFactStore("a"), MemoryObjectStore(), settings)
+    return LocalZone(
+        "a", MemoryFactStore("a", clock=clock), MemoryObjectStore(), settings, clock=clock
+    )
 
 
-def dead_letters(zone: Zone) -> list[tuple[str, str]]:
+def dead_letters(zone: LocalZone) -> list[tuple[str, str]]:
     """The ids and reasons of what was set aside."""
     found = []
     for item in zone.store.quarantine():
@@ -61,17 +63,17 @@ def dead_letters(zone: Zone) -> list[tuple[str, str]]:
     return found
 
 
-def cursor(zone: Zone, consumer: str = "c") -> int:
+def cursor(zone: LocalZone, consumer: str = "c") -> int:
     """How far a consumer has confirmed."""
     return zone.store.consumer(consumer).cursor
 
 
-def settled(zone: Zone) -> set[int]:
+def settled(zone: LocalZone) -> set[int]:
     """Offsets that are done with: below the cursor, or set aside."""
     return {*range(1, cursor(zone) + 1)} | {item.offset for item in zone.store.quarantine()}
 
 
-def fill(zone: Zone, *ns: int) -> None:
+def fill(zone: LocalZone, *ns: int) -> None:
     """Append facts directly."""
     facts = []
     for n in ns:
@@ -145,7 +147,7 @@ class Loop:
 class HttpNode:
     """A node that can go away and come back, on the same port and with the same zone."""
 
-    def __init__(self, zone: Zone, loop: Loop) -> None:
+    def __init__(self, zone: LocalZone, loop: Loop) -> None:
         self.zone = zone
         self._loop = loop
         # No port that a connection is given by chance while the node is away.

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 import ergon_framework.boundary as package
-from ergon_framework.boundary import Zone, ZoneSettings
+from ergon_framework.boundary import LocalZone, ZoneSettings
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.http.responses import STATUS
 from ergon_framework.boundary.node.metrics import metrics
@@ -95,7 +95,7 @@ def test_the_reference_has_every_failpoint() -> None:
 def test_the_page_for_operators_has_every_metric() -> None:
     """A number without a meaning is noise."""
     settings = ZoneSettings(capacity_bytes=1 << 20)
-    with Zone("plant", MemoryFactStore("plant"), MemoryObjectStore(), settings) as zone:
+    with LocalZone("plant", MemoryFactStore("plant"), MemoryObjectStore(), settings) as zone:
         zone.certificate_expiry = 0.0
         served = set(re.findall(r"^# TYPE (\w+)", metrics(zone), re.MULTILINE))
     documented = set(re.findall(r"`(bsfg_\w+)`", page("howto/operate-a-zone.md")))

@@ -13,7 +13,7 @@ from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.factstore.memory import MemoryFactStore
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
     ConflictingDuplicateError,
     FactInvalidError,
@@ -40,9 +40,9 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
-def zone_of(settings: ZoneSettings) -> Zone:
+def zone_of(settings: ZoneSettings) -> LocalZone:
     """A zone in memory."""
-    return Zone("a", MemoryFactStore("a"), MemoryObjectStore(), settings)
+    return LocalZone("a", MemoryFactStore("a"), MemoryObjectStore(), settings)
 
 
 def labels_of(transport: ScriptedTransport, call: int = -1) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ergon_framework.boundary.node import Node
     from ergon_framework.boundary.settings import ZoneSettings
     from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
-    from ergon_framework.boundary.zone import Zone
+    from ergon_framework.boundary.zone import LocalZone
 
 _HOMES = {
     "Artifact": "client.artifacts",
@@ -34,11 +34,11 @@ _HOMES = {
     "Envelope": "model",
     "Fact": "model",
     "Inbox": "client.inbox",
+    "LocalZone": "zone",
     "Node": "node",
     "Outbox": "client.outbox",
     "Producer": "client.producer",
     "Receipt": "model",
-    "Zone": "zone",
     "ZoneSettings": "settings",
     "message_id": "facts.ids",
     "open_fact_store": "store_urls",
@@ -56,11 +56,11 @@ __all__ = [
     "Envelope",
     "Fact",
     "Inbox",
+    "LocalZone",
     "Node",
     "Outbox",
     "Producer",
     "Receipt",
-    "Zone",
     "ZoneSettings",
     "message_id",
     "open_fact_store",

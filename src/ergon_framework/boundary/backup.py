@@ -29,7 +29,7 @@ from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStor
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import clock_of, fact_file, folders_of, open_stores
 from ergon_framework.boundary.verification import named_objects
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
 from ergon_framework.ports.objectstore import ObjectStore
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -41,7 +41,9 @@ _SQL = load(SQL, "store.sql")
 
 
 @contextmanager
-def open_read_only(data: str | Path, *, clock: Callable[[], float] = time.time) -> Iterator[Zone]:
+def open_read_only(
+    data: str | Path, *, clock: Callable[[], float] = time.time
+) -> Iterator[LocalZone]:
     """The zone that lives in a folder, for reading only."""
     folder = Path(data).absolute()
     file = folder / FILE
@@ -57,7 +59,7 @@ def open_read_only(data: str | Path, *, clock: Callable[[], float] = time.time) 
 @contextmanager
 def looked_at(
     name: str, settings: ZoneSettings, *, clock: Callable[[], float] | None = None
-) -> Iterator[Zone]:
+) -> Iterator[LocalZone]:
     """The zone that settings describe, wherever its stores are, for reading only."""
     file = fact_file(settings)
     if file is not None and not file.is_file():
@@ -67,7 +69,7 @@ def looked_at(
         )
     store, objects = open_stores(name, settings, clock=clock, read_only=True)
     with closing(objects), closing(store):
-        yield Zone(name, store, objects, settings, clock=clock or clock_of(store))
+        yield LocalZone(name, store, objects, settings, clock=clock or clock_of(store))
 
 
 def _owner(file: Path) -> str:
@@ -116,7 +118,7 @@ def back_up(
 
 
 def backed_up(
-    zone: Zone,
+    zone: LocalZone,
     target: str | Path,
     *,
     shares: bool = True,
@@ -175,7 +177,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _copy(zone: Zone, draft: Path, shares: bool, report: Callable[[int], None]) -> str:
+def _copy(zone: LocalZone, draft: Path, shares: bool, report: Callable[[int], None]) -> str:
     """Objects, log, objects again; what was missing of those that the copied log names."""
     folder = draft / OBJECTS
     make_folder(folder)
@@ -193,7 +195,7 @@ def _copy(zone: Zone, draft: Path, shares: bool, report: Callable[[int], None]) 
 
 
 def _copy_objects(
-    names: Zone,
+    names: LocalZone,
     objects: ObjectStore,
     folder: Path,
     shares: bool,
@@ -225,13 +227,13 @@ def _path(folder: Path, digest: bytes) -> Path:
     return folder / "sha256" / name[:2] / name[2:4] / name
 
 
-def _summed(copy: Zone, place: Path, missing: str) -> BackedUp:
+def _summed(copy: LocalZone, place: Path, missing: str) -> BackedUp:
     sizes = {stored.digest: stored.size for stored in named_objects(copy)}
     facts = sum(log.head - log.first + 1 for log in copy.store.logs())
     return BackedUp(copy.name, str(place), facts, len(sizes), sum(sizes.values()), missing)
 
 
-def _check_file(zone: Zone) -> None:
+def _check_file(zone: LocalZone) -> None:
     """Refuse a log on a server: it is copied with the server's own tools."""
     if not isinstance(zone.store, SqliteFactStore):
         raise ConfigurationError(
@@ -240,7 +242,7 @@ def _check_file(zone: Zone) -> None:
         )
 
 
-def _check_outside(zone: Zone, place: Path) -> None:
+def _check_outside(zone: LocalZone, place: Path) -> None:
     """Refuse a backup that would be lost, or moved aside, together with the zone."""
     for folder in folders_of(zone.settings):
         if folder.resolve() in place.resolve().parents:

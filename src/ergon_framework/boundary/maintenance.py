@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ergon_framework.boundary.factstore.consumers import OPEN
 from ergon_framework.boundary.objectstore.blob_io import SharedObjectStore
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError
 
 LOSS = "retention"
@@ -32,7 +32,7 @@ class Kept(NamedTuple):
 
 
 def run_maintenance(
-    zone: Zone,
+    zone: LocalZone,
     *,
     is_thorough: bool = False,
     is_stopping: Callable[[], bool] = lambda: False,
@@ -49,7 +49,7 @@ def run_maintenance(
     return Kept(facts, lost, objects, uploads)
 
 
-def truncate(zone: Zone) -> tuple[int, int]:
+def truncate(zone: LocalZone) -> tuple[int, int]:
     """Drop payloads past their time: how many, and how many of them a consumer still wanted."""
     rule = zone.settings.retention
     if rule.facts is None:
@@ -71,7 +71,7 @@ def truncate(zone: Zone) -> tuple[int, int]:
     return dropped, lost
 
 
-def _before_aside(zone: Zone, log: str) -> float:
+def _before_aside(zone: LocalZone, log: str) -> float:
     """Up to where nothing of a log is set aside for anybody: an operator has yet to decide about
     it, and cannot release what is gone. What was kept whole on its way in needs no log.
     """
@@ -80,7 +80,7 @@ def _before_aside(zone: Zone, log: str) -> float:
     return min(aside, default=math.inf)
 
 
-def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
+def collect(zone: LocalZone, is_stopping: Callable[[], bool] = lambda: False) -> int:
     """Remove objects that no fact has referred to within the grace; how many."""
     if not zone.knows_references(is_stopping):
         return 0
@@ -105,7 +105,7 @@ def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
 
 
 def reconcile_removed(
-    zone: Zone, objects: SharedObjectStore, is_stopping: Callable[[], bool]
+    zone: LocalZone, objects: SharedObjectStore, is_stopping: Callable[[], bool]
 ) -> None:
     """Restore what was removed while another node named it; forget what has no name."""
     before = zone.clock() - zone.settings.retention.orphans
@@ -118,12 +118,12 @@ def reconcile_removed(
             objects.forget(gone.digest)
 
 
-def _lost(zone: Zone, log: str) -> int:
+def _lost(zone: LocalZone, log: str) -> int:
     """Facts that this zone gave up; what its peers did may come to light at any moment."""
     return sum(gap.count for gap in zone.store.gaps(log) if gap.source_first is None)
 
 
-def _sweep_nameless(zone: Zone, is_stopping: Callable[[], bool]) -> int:
+def _sweep_nameless(zone: LocalZone, is_stopping: Callable[[], bool]) -> int:
     """Bytes whose put died before they were named, or whose removal died half way."""
     removed = 0
     for digest in _candidates(zone):
@@ -136,7 +136,7 @@ def _sweep_nameless(zone: Zone, is_stopping: Callable[[], bool]) -> int:
     return removed
 
 
-def _candidates(zone: Zone) -> Iterator[bytes]:
+def _candidates(zone: LocalZone) -> Iterator[bytes]:
     """What may have no name; what other nodes have just put is about to get one.
 
     What was there before the log itself is not looked at: the log cannot have its names. A log that

@@ -36,7 +36,7 @@ from ergon_framework.boundary.objectstore.blob_io import copy_blobs
 from ergon_framework.boundary.objectstore.disk import sync_folder
 from ergon_framework.boundary.store_urls import open_object_store
 from ergon_framework.boundary.verification import Finding, named_objects, verified
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.secure_files import make_folder
@@ -102,7 +102,7 @@ def restored(
 
 
 def _restored(
-    zone: Zone,
+    zone: LocalZone,
     place: Path,
     mark: RestoreMark,
     objects: str | None,
@@ -134,7 +134,7 @@ def _restored(
 
 
 def _copied(
-    zone: Zone, draft: Path, objects: str | None, report: Callable[[int], None]
+    zone: LocalZone, draft: Path, objects: str | None, report: Callable[[int], None]
 ) -> BackedUp:
     """A copy of the backup; its objects are added to those of another place, if there is one."""
     if objects is None:
@@ -200,7 +200,7 @@ def _remove_drafts(draft: str) -> None:
             shutil.rmtree(each, ignore_errors=True)
 
 
-def _check_whole(source: Path, zone: Zone) -> None:
+def _check_whole(source: Path, zone: LocalZone) -> None:
     flaws = [told for told in verified(zone) if isinstance(told, Finding)]
     if flaws:
         raise DataLossError(

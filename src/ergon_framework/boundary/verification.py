@@ -10,7 +10,7 @@ from ergon_framework.boundary.anchor import anchored
 from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.factstore.references import references_of, stored_facts
 from ergon_framework.boundary.store_urls import folders_of
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import Flaw, LogInfo, Reference, StoredObject
 from ergon_framework.ports.transfer import move_state_of
@@ -41,13 +41,13 @@ class Progress:
     objects: int
 
 
-def size_of(zone: Zone) -> int:
+def size_of(zone: LocalZone) -> int:
     """About how many facts and objects there are to look at."""
     facts = sum(log.head - log.first + 1 for log in zone.store.logs())
     return facts + sum(1 for _ in named_objects(zone))
 
 
-def verified(zone: Zone) -> Iterator[Finding | Progress]:
+def verified(zone: LocalZone) -> Iterator[Finding | Progress]:
     """Walk every log and read every object; what is wrong as it is found, and how far it is."""
     facts = objects = 0
     lost = _lost(zone)
@@ -77,14 +77,14 @@ def verified(zone: Zone) -> Iterator[Finding | Progress]:
         yield Progress(facts, objects)
 
 
-def _lost(zone: Zone) -> str:
+def _lost(zone: LocalZone) -> str:
     """What is gone from the ends of the logs, which no hash chain can tell."""
     anchors = [anchored(folder) for folder in folders_of(zone.settings)[:1]]
     heads = {log.name: log.head for log in zone.store.logs()}  # later: a node may be at work
     return "".join(each.lost(zone.store.info().epoch, heads) for each in anchors)
 
 
-def _absent(zone: Zone, log: str) -> Iterator[Finding]:
+def _absent(zone: LocalZone, log: str) -> Iterator[Finding]:
     """What the facts of a log refer to and is not there, or is something else."""
     for facts in stored_facts(zone.store, log):
         for fact in facts:
@@ -96,7 +96,7 @@ def _absent(zone: Zone, log: str) -> Iterator[Finding]:
                     yield Finding("reference", f"{log} {fact.offset}", what, about)
 
 
-def _missing(zone: Zone, wanted: Reference) -> str | None:
+def _missing(zone: LocalZone, wanted: Reference) -> str | None:
     name = f"{wanted.bucket}/{wanted.key}"
     try:
         found = zone.found(wanted.bucket, wanted.key, wanted.digest)
@@ -110,7 +110,7 @@ def _missing(zone: Zone, wanted: Reference) -> str | None:
     return f"it refers to {name} with {wanted.size} bytes, and there are {found.size}"
 
 
-def named_objects(zone: Zone) -> Iterator[StoredObject]:
+def named_objects(zone: LocalZone) -> Iterator[StoredObject]:
     """Every object that has a name, in order of bucket and key."""
     after = ("", "")
     while page := zone.store.objects(after=after, limit=NAMES_PER_READ):
@@ -122,7 +122,7 @@ def _walked(log: LogInfo, reached: int) -> int:
     return max(0, min(reached, log.head) - log.first + 1)
 
 
-def _wrong(zone: Zone, stored: StoredObject) -> str | None:
+def _wrong(zone: LocalZone, stored: StoredObject) -> str | None:
     wrong = zone.objects.verify(stored.digest, stored.size)
     if wrong is None:
         return None

@@ -1,7 +1,7 @@
 """One zone: everything that can be asked of it, whoever asks and by whichever way.
 
-A ``Zone`` decides nothing about transport and starts nothing by itself. Any thread may call it; a
-call answers when what it did is on disk.
+A ``LocalZone`` decides nothing about transport and starts nothing by itself. Any thread may call
+it; a call answers when what it did is on disk.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ ZONE = {"name": NAME, "settings": of(ZoneSettings, "give ZoneSettings"), "clock"
 """What each of the arguments has to be."""
 
 
-class Zone:
+class LocalZone:
     """A zone's log, ledger, objects, consumers and links."""
 
     def __init__(
@@ -180,7 +180,7 @@ class Zone:
     @classmethod
     def open(
         cls, name: str, settings: ZoneSettings, *, clock: Callable[[], float] | None = None
-    ) -> Zone:
+    ) -> LocalZone:
         """Open the zone that the settings describe.
 
         Nobody else may have its folders open; what it has on servers, other nodes may share.

@@ -19,7 +19,7 @@ from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ergon_framework.boundary.zone import Zone
+    from ergon_framework.boundary.zone import LocalZone
 
 
 GAP = [
@@ -293,7 +293,7 @@ def _next_steps(zone: str) -> str:
 
 
 @contextmanager
-def _looked_at(data: Path | None, config: Path | None, zone: str | None) -> Iterator[Zone]:
+def _looked_at(data: Path | None, config: Path | None, zone: str | None) -> Iterator[LocalZone]:
     """The zone in a folder, or the one of the settings wherever its stores are."""
     from ergon_framework.app.node import zone_meant
     from ergon_framework.boundary.backup import looked_at, open_read_only

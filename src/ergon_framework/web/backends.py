@@ -46,7 +46,7 @@ from ergon_framework.storage.urls import file_of
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.settings import ZoneSettings
-    from ergon_framework.boundary.zone import Zone
+    from ergon_framework.boundary.zone import LocalZone
     from ergon_framework.providers.migrations.database import Database
 
 
@@ -215,7 +215,7 @@ class ZoneBackend:
         """Every consumer with its cursor and its backlog."""
         from ergon_framework.boundary.node.wire import consumer_shape
 
-        def look(zone: Zone) -> dict[str, Any]:
+        def look(zone: LocalZone) -> dict[str, Any]:
             now = zone.clock()
             return {"consumers": [consumer_shape(each, now) for each in zone.store.consumers()]}
 
@@ -225,7 +225,7 @@ class ZoneBackend:
         """What was set aside; its content stays out."""
         from ergon_framework.boundary.node.wire import quarantine_shape
 
-        def look(zone: Zone) -> dict[str, Any]:
+        def look(zone: LocalZone) -> dict[str, Any]:
             found = zone.store.quarantine(consumer, None if state == "all" else state)
             return {"items": [quarantine_shape(each) for each in found]}
 
@@ -245,7 +245,7 @@ class ZoneBackend:
         self.status()
 
     def _asked(
-        self, method: str, fields: dict[str, Any], look: Callable[[Zone], dict[str, Any]]
+        self, method: str, fields: dict[str, Any], look: Callable[[LocalZone], dict[str, Any]]
     ) -> dict[str, Any]:
         try:
             return {**self._by_node(method, fields), "source": "node"}
@@ -261,7 +261,7 @@ class ZoneBackend:
         return found
 
     def _by_folder(
-        self, look: Callable[[Zone], dict[str, Any]], refusal: ErgonError
+        self, look: Callable[[LocalZone], dict[str, Any]], refusal: ErgonError
     ) -> dict[str, Any]:
         from ergon_framework.boundary.backup import looked_at
 

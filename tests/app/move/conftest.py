@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from tests.app.move.stock import ZONE, with_facts, with_jobs
 from tests.cli.boundary_node import message
 
@@ -47,7 +47,7 @@ def facts(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def zone(tmp_path: Path) -> Path:
     """The folder of a zone with objects."""
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "zone"))) as found:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "zone"))) as found:
         found.put("files", "one", b"one" * 1000)
         found.put("files", "also-one", b"one" * 1000)
         found.put("files", "two", b"two" * 500_000)

@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
 from ergon_framework.ports.transfer import MoveState, encode_move_state
 from tests.app.move.stock import ZONE, copied, facts_in, moved, with_facts
@@ -29,7 +29,7 @@ def test_objects_go_to_a_bucket_and_back(zone: Path, tmp_path: Path, s3_url: str
     assert copied(moved(zone, first, objects=away))["objects"] == 2
     assert copied(moved(zone, first, objects=away)) == {}
     assert copied(moved(first, facts_in(tmp_path / "last"), objects=back))["objects"] == 2
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "last"))) as found:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "last"))) as found:
         for kept in found.store.objects():
             assert found.objects.verify(kept.digest, kept.size) is None
 
@@ -103,10 +103,10 @@ def test_a_place_for_objects_that_fails_later(zone: Path, tmp_path: Path) -> Non
     with pytest.raises(StoreError):
         moved(zone, tmp_path / "new", objects=objects)
     with pytest.raises(StoreError, match="has not ended"):
-        Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new")))
+        LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "new")))
     (folder / "sha256").unlink()
     moved(zone, tmp_path / "new", objects=objects)
-    Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))).close()
+    LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))).close()
 
 
 def test_a_copy_that_is_not_whole_is_not_moved_on(zone: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ergon_framework.app.move.transfer import TransferProgress
 from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND
@@ -171,7 +171,7 @@ def test_a_zone_comes_back_with_its_objects(zone: Path, tmp_path: Path) -> None:
     found = exported(zone, file)
     assert (found.header.zone, found.trailer.objects) == (ZONE, 2)
     imported(file, tmp_path / "restored")
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "restored"))) as there:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "restored"))) as there:
         kept = {each.key: each for each in there.store.objects(after=("", ""), limit=9)}
         assert sorted(kept) == ["also-one", "one", "two"]
         for key, data in (("one", b"one" * 1000), ("two", b"two" * 500_000)):
@@ -530,14 +530,14 @@ def test_an_import_that_was_killed_goes_on(
 @pytest.mark.parametrize("step", ["boundary.move.after=kill@3", "move.object.after=kill"])
 def test_an_import_of_a_zone_that_was_killed_goes_on(step: str, zone: Path, tmp_path: Path) -> None:
     """Its objects included."""
-    with Zone.open(ZONE, ZoneSettings(data=str(zone))) as there:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(zone))) as there:
         there.store.append(OUTBOUND, [new_fact(f"n{number}") for number in range(1200)])
     file, target = tmp_path / "zone.jsonl", tmp_path / "new"
     exported(zone, file)
     died = ergon("import", str(file), str(target), failpoints=step)
     assert died.returncode == -signal.SIGKILL, died.stderr
     with pytest.raises(StoreError, match="an import into this store has not ended"):
-        Zone.open(ZONE, ZoneSettings(data=str(target)))
+        LocalZone.open(ZONE, ZoneSettings(data=str(target)))
     imported(file, target)
     exported(target, tmp_path / "again.jsonl")
     assert lines_of(tmp_path / "again.jsonl") == lines_of(file)

@@ -15,7 +15,7 @@ from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.factstore.nats import database
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.cli import invoke
 from ergon_framework.errors import ConfigurationError, StoreError, StoreReadOnlyError
 from ergon_framework.jobs.stores.opening import open_store
@@ -111,8 +111,8 @@ def test_a_node_does_not_start_on_a_zone_that_was_moved(tmp_path: Path) -> None:
     with_facts(f"sqlite:///{tmp_path}/old/facts.db", lambda s: s.put("a"))
     moved(tmp_path / "old", tmp_path / "new", shuts=True)
     with pytest.raises(StoreError, match=r"was moved to .*new/facts\.db"):
-        Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "old")))
-    Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))).close()
+        LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "old")))
+    LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))).close()
 
 
 def test_without_a_word_the_store_stays_open(jobs: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ergon_framework.app.store_location import StoreLocation
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
@@ -134,7 +134,7 @@ def test_one_byte_of_a_fact_is_noticed(facts: str, tmp_path: Path) -> None:
     with pytest.raises(DataLossError, match=r"new/facts\.db was damaged .*fact at 3 of outbound"):
         watched(facts, target, damage)
     with pytest.raises(StoreError, match="has not ended"):
-        Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new")))
+        LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "new")))
 
 
 def test_a_cursor_that_differs_is_named(facts: str, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_cursor_that_differs_is_named(facts: str, tmp_path: Path) -> None:
 
 def test_one_byte_of_an_object_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a disk gives back is read; the object is named, and the next move brings it again."""
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "old"))) as zone:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "old"))) as zone:
         zone.put("files", "one", b"one" * 1000)
         zone.put("files", "two", b"two" * 1000)
     finish = FilesystemObjectStore.partial
@@ -173,7 +173,7 @@ def test_one_byte_of_an_object_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(DataLossError, match="the bytes of files/one are not what was written"):
             moved(tmp_path / "old", tmp_path / "new")
     assert copied(moved(tmp_path / "old", tmp_path / "new"))["objects"] == 2
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))) as zone:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))) as zone:
         for kept in zone.store.objects():
             assert zone.objects.verify(kept.digest, kept.size) is None
 
@@ -225,12 +225,12 @@ def test_facts_that_are_appended_to_nats_meanwhile_come_along(
 
 def test_an_object_that_comes_meanwhile_comes_along(tmp_path: Path) -> None:
     """A name is never moved without its bytes."""
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "old"))) as zone:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "old"))) as zone:
         zone.put("files", "one", b"one" * 1000)
         act = Once("copying logs", lambda: zone.put("files", "two", b"two" * 1000))
         outcome = watched(tmp_path / "old", tmp_path / "new", act, is_forced=True)
     assert copied(outcome)["objects"] == 2
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))) as zone:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))) as zone:
         found = [zone.objects.verify(kept.digest, kept.size) for kept in zone.store.objects()]
     assert found == [None, None]
 

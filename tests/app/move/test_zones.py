@@ -13,7 +13,7 @@ from ergon_framework.app.schema import zones_there
 from ergon_framework.boundary.data_folder import DataFolder, Unfinished, held
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.store_urls import open_fact_store, open_object_store
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, DataLossError, ErgonError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.testing.suites.factstore.records import fill
@@ -92,7 +92,7 @@ def test_objects_go_along(zone: Path, tmp_path: Path) -> None:
     assert copied(first)["objects"] == 2
     again = moved(zone, tmp_path / "new")
     assert copied(again) == {}
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))) as found:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))) as found:
         kept = found.store.object("files", "two")
         assert kept is not None
         assert found.objects.verify(kept.digest, kept.size) is None
@@ -121,7 +121,7 @@ def test_an_object_that_was_damaged_on_the_other_side(zone: Path, tmp_path: Path
     blob.chmod(0o600)
     blob.write_bytes(b"?" * size)
     assert copied(moved(zone, tmp_path / "new")) == {"objects": 1}
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))) as found:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))) as found:
         for kept in found.store.objects():
             assert found.objects.verify(kept.digest, kept.size) is None
 
@@ -179,7 +179,7 @@ def test_a_damaged_fact_stops_the_move(places: tuple[Path, Path]) -> None:
     with pytest.raises(DataLossError, match=rf"the fact at 5 of outbound in {places[0]}/facts\.db"):
         moved(source, target)
     with pytest.raises(StoreError, match="has not ended"):
-        Zone.open(ZONE, ZoneSettings(data=str(places[1])))
+        LocalZone.open(ZONE, ZoneSettings(data=str(places[1])))
 
 
 def test_a_backup_begins_a_new_epoch_also_when_it_is_moved(
@@ -273,7 +273,7 @@ def test_objects_may_go_into_the_folder_of_the_new_facts(zone: Path, tmp_path: P
 
 def test_damaged_objects_are_named(zone: Path, tmp_path: Path) -> None:
     """With the place they come from; put again there, the same move goes on."""
-    with Zone.open(ZONE, ZoneSettings(data=str(zone))) as found:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(zone))) as found:
         kept = found.store.object("files", "two")
         assert kept is not None
     name = kept.digest.hex()
@@ -283,7 +283,7 @@ def test_damaged_objects_are_named(zone: Path, tmp_path: Path) -> None:
         moved(zone, tmp_path / "new")
     assert "the bytes of files/two are damaged in" in caught.value.message
     assert str(zone / "objects") in caught.value.message
-    with Zone.open(ZONE, ZoneSettings(data=str(zone))) as found:
+    with LocalZone.open(ZONE, ZoneSettings(data=str(zone))) as found:
         found.put("files", "two", b"two" * 500_000)
     moved(zone, tmp_path / "new")
     assert fact_sums(facts_in(tmp_path / "new")) == fact_sums(facts_in(zone))

@@ -10,7 +10,7 @@ import pytest
 from ergon_framework.boundary.factstore.nats import NatsFactStore
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.nats import NatsTimeouts, diagnostics
 from ergon_framework.storage.nats.diagnostics import Durability, durability_of, observe
@@ -95,7 +95,7 @@ def test_a_server_that_syncs_later_is_grave(own_nats: NatsServer, tmp_path: Path
     accepted = f"{url}&acknowledge=unsynced"
     assert not seen(accepted)["durability"].is_grave
     settings = ZoneSettings.model_validate({"data": str(tmp_path), "store": accepted})
-    with Zone.open("plant-a", settings) as zone:
+    with LocalZone.open("plant-a", settings) as zone:
         assert "a power cut may lose" in zone.store.acknowledgement
         assert [each["kind"] for each in status(zone)["alerts"]] == ["unsynced"]
     with closing(NatsFactStore(url, zone="plant-a", read_only=True)) as store:

@@ -24,7 +24,7 @@ from ergon_framework.boundary.factstore.nats.schema import Note
 from ergon_framework.boundary.factstore.nats.session import MAX_YOUNG, StreamTransaction
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
     ConsumerHeldError,
     FactInvalidError,
@@ -409,7 +409,7 @@ def test_an_id_comes_once_though_it_is_sealed_meanwhile(open_store: Open) -> Non
 def test_a_zone_refuses_what_its_server_would_not_take(nats_url: str, tmp_path: Path) -> None:
     """For good, and by itself: whoever sends it again would wait for ever, and all behind it."""
     settings = ZoneSettings(data=str(tmp_path), store=SecretStr(nats_url))
-    with Zone.open("plant", settings) as zone:
+    with LocalZone.open("plant", settings) as zone:
         cast(NatsFactStore, zone.store).database.stream.client.max_payload = 50_000
         facts = {"a": 1, "large": "x" * 60_000, "b": 2}
         for message_id, value in facts.items():

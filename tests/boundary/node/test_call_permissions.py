@@ -17,7 +17,7 @@ from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport, _Exchange
 from ergon_framework.boundary.node.policy import Policy, read_policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, FactInvalidError, NotPermittedError
 from ergon_framework.testing import VirtualClock
 from tests.boundary.node.processes import fact
@@ -46,7 +46,7 @@ class Site:
 
     def __init__(self, clock: VirtualClock, policy: Policy | None = None) -> None:
         store = MemoryFactStore("plant-a", clock=clock.now)
-        self.zone = Zone("plant-a", store, MemoryObjectStore(), clock=clock.now)
+        self.zone = LocalZone("plant-a", store, MemoryObjectStore(), clock=clock.now)
         self.application = NodeApplication(self.zone, lambda: policy or Policy.open(), threads=0)
 
     def append(self, message_id: str, content: Any = 1, **envelope: Any) -> int:

@@ -18,7 +18,7 @@ from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import EVERYTHING, Permit, Policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, BufferFullError
 from ergon_framework.testing import VirtualClock
 from tests.boundary.client.scripted import (
@@ -138,7 +138,7 @@ def test_an_outbox_waits_until_the_policy_knows_it(forgetful: Policy, tmp_path: 
     clock = VirtualClock()
 
     async def whole() -> None:
-        zone = Zone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
+        zone = LocalZone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
         policies = [forgetful]
         application = NodeApplication(zone, lambda: policies[0], threads=0)
         producer = AsyncProducer(InProcessTransport(application, "mes"))
@@ -168,7 +168,7 @@ def test_an_outbox_sets_aside_what_its_owner_may_not_say(tmp_path: Path) -> None
     )  # to no zone
 
     async def whole() -> None:
-        zone = Zone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
+        zone = LocalZone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
         application = NodeApplication(zone, lambda: Policy({"mes": permit}), threads=0)
         producer = AsyncProducer(InProcessTransport(application, "mes"))
         with Outbox(tmp_path / "outbox.db") as outbox:

@@ -12,7 +12,7 @@ from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.node.metrics import metrics
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryNotFoundError, ConsumerHeldError
 from tests.boundary.node.processes import fact
 
@@ -39,23 +39,23 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def zone(tmp_path: Path, clock: Clock) -> Iterator[Zone]:
+def zone(tmp_path: Path, clock: Clock) -> Iterator[LocalZone]:
     """A zone on disk that keeps payloads for an hour, and orphans for a day."""
     settings = ZoneSettings(
         data=str(tmp_path / "data"), retention=RetentionSettings(facts=HOUR, orphans=24 * HOUR)
     )
-    with Zone.open("plant-a", settings, clock=clock) as zone:
+    with LocalZone.open("plant-a", settings, clock=clock) as zone:
         yield zone
 
 
-def append(zone: Zone, name: str, content: Any = 1) -> int:
+def append(zone: LocalZone, name: str, content: Any = 1) -> int:
     """One fact; its offset."""
     body = fact(f"{name}:created", content)
     return zone.append(body["envelope"], body["fact"]).offset
 
 
 @pytest.mark.req("P12")
-def test_offsets_do_not_follow_the_clock(zone: Zone, clock: Clock) -> None:
+def test_offsets_do_not_follow_the_clock(zone: LocalZone, clock: Clock) -> None:
     """Appends go on densely while the clock jumps, and pages come in that order."""
     jumps = [0.0, 5 * HOUR, -9 * HOUR, 100 * HOUR, -200 * HOUR, 0.5]
     offsets = []
@@ -71,7 +71,7 @@ def test_offsets_do_not_follow_the_clock(zone: Zone, clock: Clock) -> None:
 
 
 @pytest.mark.req("C11")
-def test_a_lease_taken_before_the_clock_went_back_ends(zone: Zone, clock: Clock) -> None:
+def test_a_lease_taken_before_the_clock_went_back_ends(zone: LocalZone, clock: Clock) -> None:
     """A dead holder keeps a name for its lease, not for the hours the clock went back."""
     append(zone, "order:1")
     zone.store.create_consumer("c", "outbound")
@@ -84,7 +84,7 @@ def test_a_lease_taken_before_the_clock_went_back_ends(zone: Zone, clock: Clock)
 
 
 @pytest.mark.req("C11")
-def test_a_lease_when_the_clock_goes_forth(zone: Zone, clock: Clock) -> None:
+def test_a_lease_when_the_clock_goes_forth(zone: LocalZone, clock: Clock) -> None:
     """A lease may end early by that, and then its old holder can confirm nothing."""
     append(zone, "order:1")
     zone.store.create_consumer("c", "outbound")
@@ -100,7 +100,7 @@ def test_a_lease_when_the_clock_goes_forth(zone: Zone, clock: Clock) -> None:
 
 
 @pytest.mark.req("BOUNDARY:store")
-def test_retention_when_the_clock_goes_back(zone: Zone, clock: Clock) -> None:
+def test_retention_when_the_clock_goes_back(zone: LocalZone, clock: Clock) -> None:
     """A fact below one that is too young stays, whatever its own time says."""
     zone.store.create_consumer("c", "outbound")
     clock.now += 10 * HOUR
@@ -118,7 +118,7 @@ def test_retention_when_the_clock_goes_back(zone: Zone, clock: Clock) -> None:
 
 
 @pytest.mark.req("BOUNDARY:store", "P7")
-def test_retention_when_the_clock_goes_forth(zone: Zone, clock: Clock) -> None:
+def test_retention_when_the_clock_goes_forth(zone: LocalZone, clock: Clock) -> None:
     """However late it seems to be: what a required consumer has not confirmed stays."""
     zone.store.create_consumer("c", "outbound")
     for number in range(4):
@@ -133,7 +133,7 @@ def test_retention_when_the_clock_goes_forth(zone: Zone, clock: Clock) -> None:
 
 
 @pytest.mark.req("P15")
-def test_orphans_when_the_clock_jumps(zone: Zone, clock: Clock) -> None:
+def test_orphans_when_the_clock_jumps(zone: LocalZone, clock: Clock) -> None:
     """An orphan may go early or late by a jump; a referenced object never goes."""
     kept = zone.put("files", "kept", b"kept")
     told = {"bucket": "files", "key": "kept", "digest": kept.digest, "size": kept.size}
@@ -150,7 +150,7 @@ def test_orphans_when_the_clock_jumps(zone: Zone, clock: Clock) -> None:
     assert zone.objects.verify(zone.found("files", "kept").digest, 4) is None
 
 
-def test_the_status_never_shows_a_negative_age(zone: Zone, clock: Clock) -> None:
+def test_the_status_never_shows_a_negative_age(zone: LocalZone, clock: Clock) -> None:
     """Whoever looks while the clock is behind gets figures that make sense."""
     zone.store.create_consumer("c", "outbound")
     append(zone, "order:1")
@@ -162,7 +162,7 @@ def test_the_status_never_shows_a_negative_age(zone: Zone, clock: Clock) -> None
     assert float(age.rpartition(" ")[2]) >= 0
 
 
-def test_a_producer_from_the_future_is_taken(zone: Zone) -> None:
+def test_a_producer_from_the_future_is_taken(zone: LocalZone) -> None:
     """Its time is its own business; it is noted, and decides nothing."""
     body = fact("order:1:created", produced_at_unix_ms=int((START + 48 * HOUR) * 1000))
     admission = zone.admit(body["envelope"], body["fact"])
@@ -174,12 +174,12 @@ def test_a_producer_from_the_future_is_taken(zone: Zone) -> None:
 def test_a_restart_in_another_time(tmp_path: Path, clock: Clock) -> None:
     """A zone that is opened hours before it was closed goes on where it was."""
     settings = ZoneSettings(data=str(tmp_path / "data"))
-    with Zone.open("plant-a", settings, clock=clock) as zone:
+    with LocalZone.open("plant-a", settings, clock=clock) as zone:
         zone.store.create_consumer("c", "outbound")
         assert append(zone, "order:1") == 1
         zone.serve("c", 10, None, "holder", 30.0)
     clock.now -= 7 * HOUR
-    with Zone.open("plant-a", settings, clock=clock) as zone:
+    with LocalZone.open("plant-a", settings, clock=clock) as zone:
         assert append(zone, "order:1") == 1
         assert append(zone, "order:2") == 2
         page = zone.serve("c", 10, None, "holder", 30.0).page

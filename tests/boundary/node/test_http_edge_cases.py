@@ -20,26 +20,26 @@ from ergon_framework.boundary.node.app import NodeApplication
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import DAY, RetentionSettings, ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from tests.boundary.http.workbench import run, serving
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, fact, running
 
 
-def zone_with(orphans: int, **retention: Any) -> Zone:
+def zone_with(orphans: int, **retention: Any) -> LocalZone:
     """A zone in memory with objects that nobody wants any more."""
     now = [1_000_000.0]
     settings = ZoneSettings(
         listen="127.0.0.1:0", insecure=True, retention=RetentionSettings(**retention)
     )
     store = MemoryFactStore("plant-a", clock=lambda: now[0])
-    zone = Zone("plant-a", store, MemoryObjectStore(), settings, clock=lambda: now[0])
+    zone = LocalZone("plant-a", store, MemoryObjectStore(), settings, clock=lambda: now[0])
     for number in range(orphans):
         zone.put("files", f"{number}", b"%d" % number)
     now[0] += 2 * DAY
     return zone
 
 
-def left(zone: Zone) -> int:
+def left(zone: LocalZone) -> int:
     """How many objects there are."""
     return len(list(zone.objects.digests()))
 

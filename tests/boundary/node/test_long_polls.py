@@ -16,7 +16,7 @@ from ergon_framework.boundary.http.addresses import split_address
 from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.ports.factstore import OUTBOUND, Fetched
 from tests.cli.boundary_node import message
 
@@ -69,7 +69,7 @@ def test_a_commit_wakes_whom_it_concerns(tmp_path: Path) -> None:
         raise AssertionError(store.serves)
 
     async def main() -> None:
-        zone = Zone("plant-a", store, MemoryObjectStore(), settings)
+        zone = LocalZone("plant-a", store, MemoryObjectStore(), settings)
         node = Node("plant-a", settings, zone=zone)
         await node.start()
         polls = {n: asyncio.create_task(fetched(node, n)) for n in ("log", "view", "mine", "all")}
@@ -111,7 +111,7 @@ def test_a_poll_that_waits_keeps_its_lease(tmp_path: Path) -> None:
         raise AssertionError(store.serves)
 
     async def main() -> None:
-        zone = Zone("plant-a", store, MemoryObjectStore(), settings)
+        zone = LocalZone("plant-a", store, MemoryObjectStore(), settings)
         node = Node("plant-a", settings, zone=zone)
         await node.start()
         poll = asyncio.create_task(fetched(node, "c", lease_ms=600))

@@ -19,7 +19,7 @@ from ergon_framework.boundary.node.inprocess import InProcessTransport, _Exchang
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import DAY
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryNotFoundError,
@@ -42,7 +42,7 @@ class Site:
         self.now = 1_000_000.0
         self.objects = MemoryObjectStore()
         store = MemoryFactStore("plant-a", clock=lambda: self.now)
-        self.zone = Zone("plant-a", store, self.objects, clock=lambda: self.now)
+        self.zone = LocalZone("plant-a", store, self.objects, clock=lambda: self.now)
         self.application = NodeApplication(self.zone, Policy.open, threads=0)
         self.transport = InProcessTransport(self.application)
 

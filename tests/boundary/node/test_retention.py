@@ -16,7 +16,7 @@ from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.model import Delivery, Loss
 from ergon_framework.boundary.node.metrics import metrics
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, ConflictingDuplicateError
 from tests.boundary.node.processes import ADMIN, CORE, NodeProcess, fact, running
 
@@ -40,21 +40,21 @@ def clock() -> Clock:
     return Clock()
 
 
-OpenZone = Callable[..., Zone]
+OpenZone = Callable[..., LocalZone]
 
 
 @pytest.fixture
 def open_zone(tmp_path: Path, clock: Clock) -> Iterator[OpenZone]:
     """Opens the zone of the test with a retention; what is opened is closed."""
-    opened: list[Zone] = []
+    opened: list[LocalZone] = []
 
-    def make(**retention: Any) -> Zone:
+    def make(**retention: Any) -> LocalZone:
         for zone in opened:
             zone.close()
         settings = ZoneSettings(
             data=str(tmp_path / "data"), retention=RetentionSettings(**retention)
         )
-        opened.append(Zone.open("plant-a", settings, clock=clock))
+        opened.append(LocalZone.open("plant-a", settings, clock=clock))
         return opened[-1]
 
     yield make
@@ -62,19 +62,19 @@ def open_zone(tmp_path: Path, clock: Clock) -> Iterator[OpenZone]:
         zone.close()
 
 
-def append(zone: Zone, name: str, content: Any = 1) -> int:
+def append(zone: LocalZone, name: str, content: Any = 1) -> int:
     """One fact; its offset."""
     body = fact(f"{name}:created", content)
     return zone.append(body["envelope"], body["fact"]).offset
 
 
-def read(zone: Zone, name: str, through: int) -> None:
+def read(zone: LocalZone, name: str, through: int) -> None:
     """A consumer reads, and confirms up to an offset."""
     zone.serve(name, 1000, None, None, None)
     zone.store.confirm(name, through)
 
 
-def offsets(zone: Zone, name: str) -> list[int]:
+def offsets(zone: LocalZone, name: str) -> list[int]:
     """What a consumer is given."""
     return [each.offset for each in zone.serve(name, 1000, None, None, None).page.facts]
 

@@ -9,7 +9,7 @@ import pytest
 from ergon_framework.boundary.facts.admission import Admission
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from tests.boundary.test_zone_concurrent_producers import EACH, PRODUCERS, produce_in_a_crowd
 
 pytestmark = pytest.mark.req("P1", "P7", "SCALE:boundary-postgres")
@@ -19,7 +19,7 @@ def test_each_producer_hears_of_its_own_facts(
     store: PostgresFactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And each good fact is checked once, whenever that is."""
-    zone = Zone("plant-a", store, MemoryObjectStore())
+    zone = LocalZone("plant-a", store, MemoryObjectStore())
     checked: list[str] = []
     admit = zone.admit
 

@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 from ergon_framework.boundary.factstore.postgres import PostgresFactStore, database
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,
@@ -236,12 +236,12 @@ FACT = {"subject": "order:1", "predicate": "paid", "object_json": {"total": 5}}
 
 
 @pytest.fixture
-def zone_at(store: PostgresFactStore) -> Zone:
+def zone_at(store: PostgresFactStore) -> LocalZone:
     """A zone on the store."""
-    return Zone("plant-a", store, MemoryObjectStore())
+    return LocalZone("plant-a", store, MemoryObjectStore())
 
 
-def test_a_zone_checks_at_the_edge(zone_at: Zone, connection: Any) -> None:
+def test_a_zone_checks_at_the_edge(zone_at: LocalZone, connection: Any) -> None:
     """A good fact has a receipt, the same again as well, and others are refused as everywhere."""
     first = zone_at.append_in(connection, ENVELOPE, FACT)
     again = zone_at.append_in(connection, ENVELOPE, FACT)
@@ -260,7 +260,7 @@ def test_a_zone_checks_at_the_edge(zone_at: Zone, connection: Any) -> None:
 def test_a_zone_elsewhere_refuses(tmp_path: Path, connection: Any) -> None:
     """A store in a file takes part in nobody's transaction on a server."""
     with (
-        Zone.open("plant-a", ZoneSettings(data=str(tmp_path))) as zone,
+        LocalZone.open("plant-a", ZoneSettings(data=str(tmp_path))) as zone,
         pytest.raises(ConfigurationError, match="no transaction of others"),
     ):
         zone.append_in(connection, ENVELOPE, FACT)

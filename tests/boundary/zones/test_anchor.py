@@ -20,7 +20,7 @@ from ergon_framework.boundary.backup import open_read_only
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.verification import Finding, verified
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError
 from tests.boundary.node.processes import ADMIN, NodeProcess
 from tests.cli.boundary_node import message
@@ -29,24 +29,24 @@ from tests.local_users import GROUP, WEB, WORKER, acting_as, mode_of, needs_root
 pytestmark = pytest.mark.req("BOUNDARY:node", "BOUNDARY:zones")
 
 
-def opened(folder: Path, **more: Any) -> Zone:
+def opened(folder: Path, **more: Any) -> LocalZone:
     """The zone in a folder."""
-    return Zone.open("plant-a", ZoneSettings.model_validate({"data": str(folder), **more}))
+    return LocalZone.open("plant-a", ZoneSettings.model_validate({"data": str(folder), **more}))
 
 
-def fill(zone: Zone, *ids: str) -> None:
+def fill(zone: LocalZone, *ids: str) -> None:
     """Facts."""
     for each in ids:
         whole = json.loads(message(each))
         zone.append(whole["envelope"], whole["fact"])
 
 
-def head(zone: Zone) -> int:
+def head(zone: LocalZone) -> int:
     """Of the outbound log."""
     return zone.store.logs()[0].head
 
 
-def alerts(zone: Zone) -> list[str]:
+def alerts(zone: LocalZone) -> list[str]:
     """Which there are."""
     return [each["kind"] for each in status(zone)["alerts"]]
 

@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.boundary.maintenance import run_maintenance
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.verification import Finding, verified
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import OUTBOUND, NewFact
 
@@ -35,7 +35,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "nats", "memory"])
-def zone(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Zone]:
+def zone(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[LocalZone]:
     """A zone on each store that checks no references."""
     url = f"sqlite:///{tmp_path / 'facts.db'}"
     if request.param == "memory":
@@ -45,11 +45,11 @@ def zone(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterat
     settings = ZoneSettings.model_validate(
         {"data": str(tmp_path / "data"), "store": url, "verify_refs": False}
     )
-    with Zone.open("plant-a", settings, clock=clock) as opened:
+    with LocalZone.open("plant-a", settings, clock=clock) as opened:
         yield opened
 
 
-def told(zone: Zone, message_id: str, **reference: Any) -> int:
+def told(zone: LocalZone, message_id: str, **reference: Any) -> int:
     """A fact that refers to an artifact; its offset."""
     envelope = {"message_id": message_id, "from_zone": "plant-a", "to_zone": "enterprise"}
     envelope["produced_at_unix_ms"] = int(START * 1000)  # type: ignore[assignment]
@@ -57,25 +57,25 @@ def told(zone: Zone, message_id: str, **reference: Any) -> int:
     return zone.append(envelope, fact).offset
 
 
-def put(zone: Zone, key: str) -> dict[str, Any]:
+def put(zone: LocalZone, key: str) -> dict[str, Any]:
     """An artifact; how a fact refers to it."""
     receipt = zone.put("files", key, f"bytes of {key}".encode())
     return {"bucket": "files", "key": key, "digest": receipt.digest, "size": receipt.size}
 
 
-def names(zone: Zone) -> list[str]:
+def names(zone: LocalZone) -> list[str]:
     """The keys of all artifacts."""
     return [each.key for each in zone.store.objects()]
 
 
-def findings(zone: Zone) -> list[tuple[str, str]]:
+def findings(zone: LocalZone) -> list[tuple[str, str]]:
     """What verification finds: the kind, and where."""
     found = (each for each in verified(zone) if isinstance(each, Finding))
     return [(each.kind, each.where) for each in found]
 
 
 @pytest.mark.req("BOUNDARY:objects")
-def test_artifacts_of_facts_outlive_the_collector(zone: Zone, clock: Clock) -> None:
+def test_artifacts_of_facts_outlive_the_collector(zone: LocalZone, clock: Clock) -> None:
     """With ``verify_refs = false`` references are recorded all the same, also ahead of the put."""
     told(zone, "a", **put(zone, "before"))
     ahead = put(zone, "after")
@@ -91,7 +91,7 @@ def test_artifacts_of_facts_outlive_the_collector(zone: Zone, clock: Clock) -> N
 
 
 @pytest.mark.req("BOUNDARY:objects")
-def test_verification_reports_what_is_referred_to_and_absent(zone: Zone) -> None:
+def test_verification_reports_what_is_referred_to_and_absent(zone: LocalZone) -> None:
     """Whether it was never put, stands for other bytes, or is of another size."""
     there = put(zone, "there")
     told(zone, "a", **there)
@@ -100,7 +100,7 @@ def test_verification_reports_what_is_referred_to_and_absent(zone: Zone) -> None
     assert findings(zone) == [("reference", "outbound 2"), ("reference", "outbound 3")]
 
 
-def unrecorded(zone: Zone, message_id: str, **reference: Any) -> None:
+def unrecorded(zone: LocalZone, message_id: str, **reference: Any) -> None:
     """A fact as versions before this one stored it: its references are nowhere but in its text."""
     envelope = {"message_id": message_id, "from_zone": "plant-a", "to_zone": "enterprise"}
     envelope["produced_at_unix_ms"] = int(START * 1000)  # type: ignore[assignment]
@@ -111,7 +111,7 @@ def unrecorded(zone: Zone, message_id: str, **reference: Any) -> None:
 
 
 @pytest.mark.req("BOUNDARY:objects")
-def test_references_of_an_earlier_version_are_found(zone: Zone, clock: Clock) -> None:
+def test_references_of_an_earlier_version_are_found(zone: LocalZone, clock: Clock) -> None:
     """The log is read once, before anything is collected or deleted by its name."""
     unrecorded(zone, "a", **put(zone, "one"))
     unrecorded(zone, "b", **put(zone, "two"))
@@ -124,7 +124,7 @@ def test_references_of_an_earlier_version_are_found(zone: Zone, clock: Clock) ->
 
 
 @pytest.mark.req("BOUNDARY:objects")
-def test_what_truncated_facts_referred_to_is_kept(zone: Zone, clock: Clock) -> None:
+def test_what_truncated_facts_referred_to_is_kept(zone: LocalZone, clock: Clock) -> None:
     """Nobody can tell any more: all that was there when the log was read stays; later ones go."""
     unrecorded(zone, "a", **put(zone, "one"))
     zone.store.truncate(OUTBOUND, 1, loss_reason="disk")

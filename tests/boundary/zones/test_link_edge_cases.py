@@ -20,7 +20,7 @@ from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import DAY, ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
 from ergon_framework.testing import VirtualClock
 from tests.boundary.zones.links import FaultyLink
@@ -78,7 +78,7 @@ class Speaker:
     head_object = close = put_object
 
 
-def listening(zone: Zone, peer: str, transport: Any) -> Puller:
+def listening(zone: LocalZone, peer: str, transport: Any) -> Puller:
     """A puller of a zone, which does everything where it stands."""
     sink = NodeApplication(zone, Policy.open, threads=0)
     return Puller(
@@ -86,14 +86,14 @@ def listening(zone: Zone, peer: str, transport: Any) -> Puller:
     )
 
 
-def held(zone: Zone, log: str = "inbound:a") -> list[str]:
+def held(zone: LocalZone, log: str = "inbound:a") -> list[str]:
     """The ids in a log."""
     return [fact.message_id for fact in zone.store.page(log, 0, 99, 1 << 20).facts]
 
 
-def in_memory(name: str) -> Zone:
+def in_memory(name: str) -> LocalZone:
     """A zone that leaves nothing behind."""
-    return Zone(name, MemoryFactStore(name), MemoryObjectStore())
+    return LocalZone(name, MemoryFactStore(name), MemoryObjectStore())
 
 
 # ---- a sender that changed ----
@@ -105,8 +105,8 @@ def test_an_older_copy_whose_cursor_lags_is_noticed(others: int, tmp_path: Path)
     live, copy = tmp_path / "a", tmp_path / "copy"
     settings = ZoneSettings(data=str(live))
 
-    async def pulled(receiver: Zone, *ids: str, turns: int = 3) -> None:
-        with Zone.open("a", settings) as sender:
+    async def pulled(receiver: LocalZone, *ids: str, turns: int = 3) -> None:
+        with LocalZone.open("a", settings) as sender:
             for each in ids:
                 sender.append(*message(each))
             source = NodeApplication(sender, Policy.open, threads=0)
@@ -163,7 +163,7 @@ def test_a_gap_is_recorded_once(is_heard: bool, tmp_path: Path) -> None:
     )
 
     async def whole() -> None:
-        with Zone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
+        with LocalZone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
             puller = listening(zone, "a", speaker)
             for _ in range(3):
                 with pytest.raises(NodeUnavailableError):
@@ -232,7 +232,7 @@ def test_an_odd_answer_does_not_end_the_link(odd: dict[str, Any], tmp_path: Path
     """Whatever a peer says once, the link asks again; its good answer is taken."""
 
     async def whole() -> None:
-        with Zone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
+        with LocalZone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
             speaker = Speaker(odd)
             puller = listening(zone, "a", speaker)
             running = asyncio.create_task(puller.run())
@@ -275,7 +275,7 @@ def test_a_page_that_cannot_be_used_is_an_alert(answer: dict[str, Any], tmp_path
     """Nothing of it is taken and nothing moves; the operator is told what is wrong with it."""
 
     async def whole() -> None:
-        with Zone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
+        with LocalZone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
             speaker = Speaker(*[answer] * 1000)
             running = asyncio.create_task(listening(zone, "a", speaker).run())
             await asyncio.sleep(30)

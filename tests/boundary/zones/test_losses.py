@@ -16,7 +16,7 @@ from ergon_framework.boundary.node.inprocess import InProcessTransport
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.wire import gap_shape
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.cli.boundary_facts import show_page
 from ergon_framework.errors import BoundaryError, NodeUnavailableError
 from ergon_framework.ports.factstore import Gap, Link, NewFact, Page
@@ -162,15 +162,15 @@ def test_an_accepted_epoch_tells_no_loss_twice() -> None:
 def test_a_restart_of_both_zones(tmp_path: Path) -> None:
     """On disk: a loss is told by the next process, in order, and not again once confirmed."""
 
-    async def turns(source: Zone, sink: Zone, count: int) -> None:
+    async def turns(source: LocalZone, sink: LocalZone, count: int) -> None:
         node = NodeApplication(source, Policy.open, threads=0)
         puller = listening(sink, "a", InProcessTransport(node))
         for _ in range(count):
             await puller.turn()
         await node.close()
 
-    def opened(name: str) -> Zone:
-        return Zone.open(name, ZoneSettings(data=str(tmp_path / name)))
+    def opened(name: str) -> LocalZone:
+        return LocalZone.open(name, ZoneSettings(data=str(tmp_path / name)))
 
     async def whole() -> None:
         with opened("a") as a, opened("b") as b:
@@ -240,7 +240,7 @@ def test_odd_losses_do_not_stop_the_link(odd: dict[str, Any], tmp_path: Path) ->
 
     async def whole() -> None:
         speaker = Speaker(page({**delivered(2), "previous_offset": 0}, gaps=[odd]))
-        with Zone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
+        with LocalZone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
             with pytest.raises(NodeUnavailableError):  # the confirmation, which comes last
                 await listening(zone, "a", speaker).turn()
             given = zone.store.page("inbound:a", 0, 99, 1 << 20)

@@ -12,26 +12,26 @@ import pytest
 from ergon_framework.boundary.node.status import OBJECTS_TIMEOUT, status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.ports.objectstore import Blob
 
 pytestmark = pytest.mark.req("BOUNDARY:operator", "BOUNDARY:objects")
 
 
 @pytest.fixture
-def zone(tmp_path: Path) -> Iterator[Zone]:
+def zone(tmp_path: Path) -> Iterator[LocalZone]:
     """A zone in a folder."""
-    with Zone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as found:
+    with LocalZone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as found:
         yield found
 
 
-def alerts(zone: Zone, timeout: float = OBJECTS_TIMEOUT) -> list[tuple[str, str]]:
+def alerts(zone: LocalZone, timeout: float = OBJECTS_TIMEOUT) -> list[tuple[str, str]]:
     """Kind and text of each."""
     found = status(zone, objects_timeout=timeout)["alerts"]
     return [(each["kind"], each["text"]) for each in found]
 
 
-def test_a_store_of_objects_that_is_away(zone: Zone, tmp_path: Path) -> None:
+def test_a_store_of_objects_that_is_away(zone: LocalZone, tmp_path: Path) -> None:
     """Whether there are objects in it or not."""
     assert alerts(zone) == []
     shutil.rmtree(tmp_path / "data" / "objects")
@@ -40,7 +40,7 @@ def test_a_store_of_objects_that_is_away(zone: Zone, tmp_path: Path) -> None:
     assert "is not there" in text
 
 
-def test_a_store_of_objects_that_was_emptied(zone: Zone, tmp_path: Path) -> None:
+def test_a_store_of_objects_that_was_emptied(zone: LocalZone, tmp_path: Path) -> None:
     """A name stands for bytes that are not there: one of them is looked for."""
     zone.put("files", "a", b"abc")
     assert alerts(zone) == []
@@ -51,7 +51,7 @@ def test_a_store_of_objects_that_was_emptied(zone: Zone, tmp_path: Path) -> None
     ]
 
 
-def test_a_store_of_objects_that_does_not_answer(zone: Zone) -> None:
+def test_a_store_of_objects_that_does_not_answer(zone: LocalZone) -> None:
     """The status does not wait for it."""
     over = threading.Event()
 

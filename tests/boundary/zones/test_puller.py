@@ -23,7 +23,7 @@ from ergon_framework.boundary.settings import (
     PullSettings,
     ZoneSettings,
 )
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.core.link import Mode
 from ergon_framework.errors import (
     BoundaryError,
@@ -57,10 +57,10 @@ class Bench:
         self.link = FaultyLink(InProcessTransport(self.source))
         self.puller = self.made()
 
-    def zone(self, name: str) -> Zone:
+    def zone(self, name: str) -> LocalZone:
         """A zone in memory."""
         store = MemoryFactStore(name, clock=lambda: self.now)
-        return Zone(name, store, MemoryObjectStore(), SETTINGS, clock=lambda: self.now)
+        return LocalZone(name, store, MemoryObjectStore(), SETTINGS, clock=lambda: self.now)
 
     def made(self) -> Puller:
         """A fresh puller, as after a restart of b."""

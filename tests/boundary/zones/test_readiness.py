@@ -13,7 +13,7 @@ from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import BoundaryError, StoreFullError
 from ergon_framework.ports.factstore import NewFact, Outcome
 from tests.cli.boundary_node import message
@@ -41,13 +41,13 @@ class FullStore(SqliteFactStore):
             raise StoreFullError("there is no room left", remedy="free some")
 
 
-def told(zone: Zone, message_id: str) -> None:
+def told(zone: LocalZone, message_id: str) -> None:
     """A fact."""
     whole = json.loads(message(message_id))
     zone.append(whole["envelope"], whole["fact"])
 
 
-def alerts(zone: Zone) -> list[str]:
+def alerts(zone: LocalZone) -> list[str]:
     """Which there are."""
     return [each["kind"] for each in status(zone)["alerts"]]
 
@@ -55,7 +55,7 @@ def alerts(zone: Zone) -> list[str]:
 def test_a_failed_append_makes_a_node_unready(tmp_path: Path) -> None:
     """Until the store can be written again, which the probe itself finds out."""
     store = FullStore(tmp_path / "facts.db", zone="plant-a")
-    with Zone("plant-a", store, MemoryObjectStore()) as zone:
+    with LocalZone("plant-a", store, MemoryObjectStore()) as zone:
         assert zone.takes_facts()
         store.is_full = True
         with pytest.raises(BoundaryError):
@@ -69,9 +69,9 @@ def test_a_failed_append_makes_a_node_unready(tmp_path: Path) -> None:
         told(zone, "a")
 
 
-def opened(folder: Path, **more: Any) -> Zone:
+def opened(folder: Path, **more: Any) -> LocalZone:
     """The zone in a folder."""
-    return Zone.open("plant-a", ZoneSettings(data=str(folder), **more))
+    return LocalZone.open("plant-a", ZoneSettings(data=str(folder), **more))
 
 
 def test_a_disk_with_little_room_makes_a_node_unready(tmp_path: Path) -> None:

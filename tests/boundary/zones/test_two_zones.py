@@ -24,7 +24,7 @@ from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import PullSettings, ZoneSettings
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConflictingDuplicateError, NodeUnavailableError
 from ergon_framework.ports.factstore import Page
 from tests.boundary.zones.links import FAULTS, FaultyLink
@@ -55,7 +55,7 @@ class TwoZones(RuleBasedStateMachine):
     def start(self) -> None:
         """Both nodes, as after a restart: nothing but the stores is left."""
         self.zone = {
-            name: Zone(name, self.stores[name], self.objects[name], SETTINGS, clock=self.clock)
+            name: LocalZone(name, self.stores[name], self.objects[name], SETTINGS, clock=self.clock)
             for name in "ab"
         }
         self.runner.run(self._start())

@@ -17,7 +17,7 @@ from ergon_framework.boundary.factstore.sqlite import SqliteFactStore
 from ergon_framework.boundary.node.replication import Puller, holder_of
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.testing import VirtualClock
@@ -30,7 +30,7 @@ def pullers(bench: Bench, count: int) -> list[Puller]:
     """One for each node: they share the log of b, and nothing else."""
     made = []
     for number in range(count):
-        zone = Zone("b", bench.b.store, MemoryObjectStore(), SETTINGS, clock=bench.b.clock)
+        zone = LocalZone("b", bench.b.store, MemoryObjectStore(), SETTINGS, clock=bench.b.clock)
         made.append(
             Puller(
                 zone,

@@ -31,14 +31,14 @@ from ergon_framework.boundary.store_urls import (
     open_object_store,
 )
 from ergon_framework.boundary.verification import Finding, verified
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import LocalZone
 from ergon_framework.errors import ConfigurationError, MissingExtraError
 from tests.cli.boundary_node import message
 
 STORES = ["sqlite", "postgresql", "nats"]
 
 
-def appended(zone: Zone, message_id: str) -> int:
+def appended(zone: LocalZone, message_id: str) -> int:
     """A fact; its offset."""
     whole = json.loads(message(message_id))
     return zone.append(whole["envelope"], whole["fact"]).offset
@@ -143,7 +143,7 @@ def test_a_zone_on_servers_needs_no_folder(tmp_path: Path) -> None:
     settings = ZoneSettings.model_validate(
         {"data": str(data), "store": "memory://", "objects": "memory://"}
     )
-    with Zone.open("plant-a", settings) as one, Zone.open("plant-a", settings) as two:
+    with LocalZone.open("plant-a", settings) as one, LocalZone.open("plant-a", settings) as two:
         assert (appended(one, "x"), appended(two, "x")) == (1, 1)
     assert not data.exists()
 
@@ -161,11 +161,11 @@ def test_files_have_one_node_at_a_time(tmp_path: Path, given: dict[str, str]) ->
     """A log on SQLite and a folder of objects keep their lock, each where it is."""
     values = {key: value.format(tmp_path) for key, value in given.items()}
     settings = ZoneSettings.model_validate({"data": str(tmp_path / "data"), **values})
-    with Zone.open("plant-a", settings) as zone:
+    with LocalZone.open("plant-a", settings) as zone:
         appended(zone, "x")
         with pytest.raises(ConfigurationError, match="in use by another node"):
-            Zone.open("plant-a", settings)
-    Zone.open("plant-a", settings).close()
+            LocalZone.open("plant-a", settings)
+    LocalZone.open("plant-a", settings).close()
     home = "elsewhere" if "elsewhere" in str(given) else "data"
     assert [path.parent.name for path in tmp_path.rglob(LOCK)] == [home]
 
@@ -180,7 +180,7 @@ def test_a_log_elsewhere_is_looked_at(tmp_path: Path) -> None:
         looked_at("plant-a", settings),
     ):
         pass
-    with Zone.open("plant-a", settings) as zone:
+    with LocalZone.open("plant-a", settings) as zone:
         appended(zone, "x")
         with looked_at("plant-a", settings) as looked:
             assert looked.store.logs()[0].head == 1
@@ -191,7 +191,7 @@ def test_a_log_on_a_server_is_not_backed_up(tmp_path: Path) -> None:
     store = MemoryFactStore("plant-a")
     with (
         closing(open_object_store("memory://")) as objects,
-        Zone("plant-a", store, objects) as zone,
+        LocalZone("plant-a", store, objects) as zone,
         pytest.raises(ConfigurationError, match="not in an SQLite file") as caught,
     ):
         backed_up(zone, tmp_path / "copy")
@@ -211,10 +211,10 @@ def test_a_zone_on_each_store_with_objects_in_a_bucket(
     settings = ZoneSettings.model_validate(
         {"data": str(tmp_path / "data"), "store": store_url, "objects": s3_url}
     )
-    with Zone.open("plant-a", settings) as zone:
+    with LocalZone.open("plant-a", settings) as zone:
         appended(zone, "x")
         zone.put("reports", "one", b"abc" * 1000)
-    with Zone.open("plant-a", settings) as zone:
+    with LocalZone.open("plant-a", settings) as zone:
         assert appended(zone, "y") == 2
         stored = zone.found("reports", "one")
         assert zone.objects.stat(stored.digest) is not None
@@ -282,7 +282,7 @@ def test_the_clock_of_a_zone_is_that_of_its_store(store_url: str, tmp_path: Path
     settings = ZoneSettings.model_validate(
         {"data": str(tmp_path / "data"), "store": store_url, "objects": "memory://"}
     )
-    with Zone.open("plant-a", settings) as zone:
+    with LocalZone.open("plant-a", settings) as zone:
         assert zone.clock is getattr(zone.store, "clock")  # noqa: B009 - beside the port
 
 
@@ -291,7 +291,7 @@ def test_the_clock_of_a_zone_is_that_of_its_store(store_url: str, tmp_path: Path
 def test_a_backup_fetches_objects_from_their_bucket(s3_url: str, tmp_path: Path) -> None:
     """A log on SQLite and objects in a bucket become one folder, which is a zone like any other."""
     settings = ZoneSettings.model_validate({"data": str(tmp_path / "data"), "objects": s3_url})
-    with Zone.open("plant-a", settings) as zone:
+    with LocalZone.open("plant-a", settings) as zone:
         zone.put("reports", "one", b"abc" * 1000)
         told = backed_up(zone, tmp_path / "copy")
     assert (told.objects, told.object_bytes, told.missing) == (1, 3000, "")
@@ -304,12 +304,13 @@ def test_a_backup_fetches_objects_from_their_bucket(s3_url: str, tmp_path: Path)
 
 
 @pytest.fixture
-def pair(s3_url: str) -> Iterator[tuple[Zone, Zone]]:
+def pair(s3_url: str) -> Iterator[tuple[LocalZone, LocalZone]]:
     """Two nodes of one zone: one log, one bucket, and each with a client of its own."""
     store = MemoryFactStore("plant-a")
     settings = ZoneSettings(retention=RetentionSettings(orphans=3600.0))
     zones = [
-        Zone("plant-a", store, S3ObjectStore(s3_url, zone="plant-a"), settings) for _ in range(2)
+        LocalZone("plant-a", store, S3ObjectStore(s3_url, zone="plant-a"), settings)
+        for _ in range(2)
     ]
     yield zones[0], zones[1]
     for zone in zones:
@@ -319,7 +320,7 @@ def pair(s3_url: str) -> Iterator[tuple[Zone, Zone]]:
 @pytest.mark.slow
 @pytest.mark.req("SCALE:objects-s3")
 def test_bytes_named_while_another_node_removes_them_come_back(
-    pair: tuple[Zone, Zone], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[LocalZone, LocalZone], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the last look at the names and the removal, another node puts the same bytes."""
     one, two = pair
@@ -338,7 +339,9 @@ def test_bytes_named_while_another_node_removes_them_come_back(
 
 @pytest.mark.slow
 @pytest.mark.req("SCALE:objects-s3")
-def test_a_node_that_dies_while_it_removes_leaves_it_to_the_other(pair: tuple[Zone, Zone]) -> None:
+def test_a_node_that_dies_while_it_removes_leaves_it_to_the_other(
+    pair: tuple[LocalZone, LocalZone],
+) -> None:
     """The next round of any node brings back what has a name, and in time forgets the rest."""
     one, two = pair
     kept, gone = one.put("reports", "kept", b"abc"), one.put("reports", "gone", b"xyz")
@@ -358,7 +361,9 @@ def test_a_node_that_dies_while_it_removes_leaves_it_to_the_other(pair: tuple[Zo
 
 @pytest.mark.slow
 @pytest.mark.req("SCALE:objects-s3")
-def test_what_another_node_has_just_put_is_not_taken_for_nameless(pair: tuple[Zone, Zone]) -> None:
+def test_what_another_node_has_just_put_is_not_taken_for_nameless(
+    pair: tuple[LocalZone, LocalZone],
+) -> None:
     """Bytes without a name go when they are old, not between their put and their name."""
     one, two = pair
     run_maintenance(two, is_thorough=True)
@@ -378,7 +383,7 @@ def test_what_another_node_has_just_put_is_not_taken_for_nameless(pair: tuple[Zo
 def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
     """The lock ends with the process that took it, whatever it has forked."""
     settings = ZoneSettings(data=str(tmp_path / "data"))
-    zone = Zone.open("plant-a", settings)
+    zone = LocalZone.open("plant-a", settings)
     ready, go = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -388,9 +393,9 @@ def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
     try:
         os.read(ready[0], 1)
         with pytest.raises(ConfigurationError, match="in use by another node"):
-            Zone.open("plant-a", settings)
+            LocalZone.open("plant-a", settings)
         zone.close()
-        Zone.open("plant-a", settings).close()
+        LocalZone.open("plant-a", settings).close()
     finally:
         os.write(go[1], b".")
         os.waitpid(pid, 0)
@@ -411,7 +416,7 @@ def given(**fields: str | None) -> ZoneSettings:
     return ZoneSettings.model_validate(fields)
 
 
-def swept(zone: Zone) -> int:
+def swept(zone: LocalZone) -> int:
     """How many objects a thorough round removed, as at each start of a node."""
     return run_maintenance(zone, is_thorough=True).objects
 
@@ -422,17 +427,17 @@ def test_objects_outlive_a_log_that_is_begun_anew(tmp_path: Path) -> None:
     objects beside it: they stay, and are named again when the log is back.
     """
     folder, other = tmp_path / "data", f"sqlite:///{tmp_path}/other.db"
-    with Zone.open("plant-a", ZoneSettings(data=str(folder))) as zone:
+    with LocalZone.open("plant-a", ZoneSettings(data=str(folder))) as zone:
         zone.put("b", "k", b"precious")
     (folder / "facts.db").rename(tmp_path / "facts.db")
     for count, store in enumerate((None, other), start=1):
-        with Zone.open("plant-a", given(data=str(folder), store=store)) as zone:
+        with LocalZone.open("plant-a", given(data=str(folder), store=store)) as zone:
             assert (swept(zone), blobs(folder / "objects")) == (0, count)
             zone.put("b", "k", b"meanwhile %d" % count)
     for path in folder.glob("facts.db*"):
         path.unlink()
     (tmp_path / "facts.db").rename(folder / "facts.db")
-    with Zone.open("plant-a", ZoneSettings(data=str(folder))) as zone:
+    with LocalZone.open("plant-a", ZoneSettings(data=str(folder))) as zone:
         assert swept(zone) == 0
         assert not [each for each in verified(zone) if isinstance(each, Finding)]
         upload = zone.objects.upload()  # of a put that died before it gave them a name
@@ -449,10 +454,10 @@ def test_objects_in_a_bucket_outlive_a_log_that_is_begun_anew(
     tmp_path: Path, s3_url: str, behind: float
 ) -> None:
     """However soon the other log begins, and wherever the clock of its machine stands."""
-    with Zone.open("plant-a", given(data=str(tmp_path / "a"), objects=s3_url)) as zone:
+    with LocalZone.open("plant-a", given(data=str(tmp_path / "a"), objects=s3_url)) as zone:
         zone.put("b", "k", b"precious")
         digest = zone.found("b", "k").digest
-    with Zone.open(
+    with LocalZone.open(
         "plant-a",
         given(data=str(tmp_path / "b"), objects=s3_url),
         clock=lambda: time.time() - behind,
@@ -467,10 +472,10 @@ def test_objects_in_a_bucket_outlive_a_log_that_is_begun_anew(
 def test_a_folder_of_objects_belongs_to_one_zone(tmp_path: Path) -> None:
     """One after the other as well: each would remove what the other has."""
     objects = str(tmp_path / "objects")
-    with Zone.open("plant-a", given(data=str(tmp_path / "a"), objects=objects)) as zone:
+    with LocalZone.open("plant-a", given(data=str(tmp_path / "a"), objects=objects)) as zone:
         zone.put("b", "k", b"precious")
     with pytest.raises(ConfigurationError, match="holds the objects of zone 'plant-a'") as caught:
-        Zone.open("plant-b", given(data=str(tmp_path / "b"), objects=objects))
+        LocalZone.open("plant-b", given(data=str(tmp_path / "b"), objects=objects))
     assert caught.value.remedy
     with looked_at("plant-a", given(data=str(tmp_path / "a"), objects=objects)) as zone:
         assert not [each for each in verified(zone) if isinstance(each, Finding)]

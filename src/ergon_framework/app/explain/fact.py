@@ -17,7 +17,7 @@ from ergon_framework.boundary.backup import looked_at
 from ergon_framework.boundary.node.status import status
 from ergon_framework.boundary.node.wire import gap_shape, quarantine_shape
 from ergon_framework.boundary.store_urls import fact_file
-from ergon_framework.boundary.zone import PEER, Zone
+from ergon_framework.boundary.zone import PEER, LocalZone
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, failure_text
 from ergon_framework.errors import BoundaryNotFoundError
@@ -83,7 +83,7 @@ def _everywhere(asked: Question) -> Iterator[FactStatus]:
                 yield from _at_site(asked.unit, _local_site(zone))
 
 
-def _local_site(zone: Zone) -> Site:
+def _local_site(zone: LocalZone) -> Site:
     return Site(
         status(zone),
         [quarantine_shape(each) for each in zone.store.quarantine(state=None)],
@@ -93,7 +93,7 @@ def _local_site(zone: Zone) -> Site:
     )
 
 
-def _stored(zone: Zone, log: str, offset: int) -> StoredFact | None:
+def _stored(zone: LocalZone, log: str, offset: int) -> StoredFact | None:
     facts = zone.store.page(log, offset - 1, 1, 1).facts
     return facts[0] if facts and facts[0].offset == offset else None
 

@@ -42,7 +42,7 @@ from ergon_framework.boundary.node.operations import (
 )
 from ergon_framework.boundary.node.policy import Permit, Policy
 from ergon_framework.boundary.node.wire import page_json
-from ergon_framework.boundary.zone import PEER, Zone
+from ergon_framework.boundary.zone import PEER, LocalZone
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
@@ -207,7 +207,7 @@ class AppendRoutes:
 
     def __init__(
         self,
-        zone: Zone,
+        zone: LocalZone,
         in_thread: Offload,
         permitted: Callable[[Caller, str], Permit],
         denied: Callable[[Caller, str], None],
@@ -387,7 +387,7 @@ class NodeApplication:
 
     def __init__(
         self,
-        zone: Zone,
+        zone: LocalZone,
         policy: Callable[[], Policy],
         *,
         heard: Callable[[str], None] = lambda _peer: None,

@@ -11,7 +11,7 @@ from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.telemetry.prometheus_text import Family, HistogramFamily, Series, text_of
 
 if TYPE_CHECKING:
-    from ergon_framework.boundary.zone import Zone
+    from ergon_framework.boundary.zone import LocalZone
 
 _COUNTERS = {
     "bsfg_append_requests_total": ("appends", "Appends asked for."),
@@ -39,12 +39,12 @@ _LABELS = {
 }
 
 
-def metrics(zone: Zone) -> str:
+def metrics(zone: LocalZone) -> str:
     """Everything, as Prometheus reads it."""
     return text_of(_families(zone))
 
 
-def _families(zone: Zone) -> Iterator[Family | HistogramFamily]:
+def _families(zone: LocalZone) -> Iterator[Family | HistogramFamily]:
     counts = dict(zone.telling.counts)
     for metric, (what, text) in _COUNTERS.items():
         label = _LABELS.get(what)
@@ -75,14 +75,14 @@ def _plain(value: float) -> Series:
     return {}, value
 
 
-def _levels(zone: Zone) -> Iterator[Family]:
+def _levels(zone: LocalZone) -> Iterator[Family]:
     yield from _log_levels(zone)
     yield from _consumer_levels(zone)
     yield from _link_levels(zone)
     yield from _zone_levels(zone)
 
 
-def _log_levels(zone: Zone) -> Iterator[Family]:
+def _log_levels(zone: LocalZone) -> Iterator[Family]:
     logs = zone.store.logs()
     by_log = [({"log": log.name}, log) for log in logs]
     yield Family(
@@ -97,7 +97,7 @@ def _log_levels(zone: Zone) -> Iterator[Family]:
     yield Family("bsfg_ledger_rows", "gauge", "Ids remembered.", [_plain(ledger)])
 
 
-def _consumer_levels(zone: Zone) -> Iterator[Family]:
+def _consumer_levels(zone: LocalZone) -> Iterator[Family]:
     now = zone.clock()
     named = [({"consumer": info.name}, info) for info in zone.store.consumers()]
     yield Family(
@@ -110,7 +110,7 @@ def _consumer_levels(zone: Zone) -> Iterator[Family]:
     )
 
 
-def _link_levels(zone: Zone) -> Iterator[Family]:
+def _link_levels(zone: LocalZone) -> Iterator[Family]:
     links = [({"peer": peer}, link) for peer, link in zone.gates.items()]
     lags = [(labels, link.get("lag_seconds", 0.0)) for labels, link in links]
     yield Family(
@@ -128,7 +128,7 @@ def _link_levels(zone: Zone) -> Iterator[Family]:
     yield Family("bsfg_gate_mode", "gauge", "1 for the mode of the link.", modes)
 
 
-def _zone_levels(zone: Zone) -> Iterator[Family]:
+def _zone_levels(zone: LocalZone) -> Iterator[Family]:
     store = zone.store
     lost = sum(gap.count for gap in store.gaps())
     yield Family("bsfg_lost_facts_total", "counter", "Given up on purpose.", [_plain(lost)])

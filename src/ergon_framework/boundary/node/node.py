@@ -19,7 +19,7 @@ from ergon_framework.boundary.node.policy import Policy, PolicyFile
 from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.settings import DAY, LimitSettings, ZoneSettings
 from ergon_framework.boundary.telemetry import SUMMARY_INTERVAL, logger
-from ergon_framework.boundary.zone import ZONE, Zone
+from ergon_framework.boundary.zone import ZONE, LocalZone
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError, WiringError
 
@@ -48,7 +48,7 @@ class Node:
         name: str,
         settings: ZoneSettings,
         *,
-        zone: Zone | None = None,
+        zone: LocalZone | None = None,
         connect: Connect | None = None,
     ) -> None:
         check_given({"name": name, "settings": settings}, ZONE)
@@ -63,7 +63,7 @@ class Node:
         self._check_own_name()
         self._policy = self._read_policy()
         self._connect = connect or self._reach
-        self.zone = zone or Zone.open(name, settings)
+        self.zone = zone or LocalZone.open(name, settings)
         self._pullers: dict[str, Puller] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_started = self._has_listened = False

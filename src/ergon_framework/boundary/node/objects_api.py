@@ -34,7 +34,7 @@ from ergon_framework.boundary.node.operations import (
 )
 from ergon_framework.boundary.node.policy import Permit
 from ergon_framework.boundary.node.wire import object_shape
-from ergon_framework.boundary.zone import PEER, Zone
+from ergon_framework.boundary.zone import PEER, LocalZone
 from ergon_framework.errors import BoundaryError, DataLossError, FactInvalidError, NotPermittedError
 from ergon_framework.ports.factstore import OUTBOUND, StoredFact, StoredObject
 from ergon_framework.ports.objectstore import Download, Upload
@@ -85,7 +85,7 @@ def _size(key: str) -> int:
 
 
 def allowed_digest(
-    zone: Zone,
+    zone: LocalZone,
     permit: Permit,
     name: tuple[str, str],
     wanted: bytes | None,
@@ -115,7 +115,7 @@ def allowed_digest(
     )
 
 
-def _facts(zone: Zone, permit: Permit, offset: int | None) -> Iterator[StoredFact]:
+def _facts(zone: LocalZone, permit: Permit, offset: int | None) -> Iterator[StoredFact]:
     """The facts that may open an object to the caller: the one it names, or those it was served."""
     if not permit.may_read(OUTBOUND):
         return
@@ -128,7 +128,7 @@ def _facts(zone: Zone, permit: Permit, offset: int | None) -> Iterator[StoredFac
             yield fact
 
 
-def _served(zone: Zone, permit: Permit) -> Iterator[StoredFact]:
+def _served(zone: LocalZone, permit: Permit) -> Iterator[StoredFact]:
     """What a peer has been given and has not confirmed: peers of an older version name no fact."""
     name = f"{PEER}{permit.identity}"
     if not permit.identity or not permit.may_consume(name):
@@ -165,7 +165,7 @@ class ObjectPut:
 
     def __init__(
         self,
-        zone: Zone,
+        zone: LocalZone,
         name: tuple[str, str],
         take: Callable[[], list[bytes]],
         announced: int | None,
@@ -233,7 +233,7 @@ class ObjectName(OperationRequest):
 
 
 @operation(CORE, PutObject)
-def put_object(zone: Zone, permit: Permit, asked: PutObject) -> dict[str, Any]:
+def put_object(zone: LocalZone, permit: Permit, asked: PutObject) -> dict[str, Any]:
     """Store bytes under a name, for ever; the answer means they are on disk."""
     bucket, key = _named(permit, asked.bucket, asked.key)
     try:
@@ -251,7 +251,7 @@ def put_object(zone: Zone, permit: Permit, asked: PutObject) -> dict[str, Any]:
 
 
 @operation(ADMIN, ObjectName)
-def head_object(zone: Zone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
+def head_object(zone: LocalZone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
     """Size and digest of an object."""
     stored = _found(zone, permit, asked)
     blob = zone.objects.stat(stored.digest)
@@ -261,7 +261,7 @@ def head_object(zone: Zone, permit: Permit, asked: ObjectName) -> dict[str, Any]
 
 
 @operation(ADMIN, ObjectName)
-def get_object(zone: Zone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
+def get_object(zone: LocalZone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
     """A small object in one call; larger ones are streamed from /v1/objects."""
     stored = _found(zone, permit, asked)
     if stored.size > zone.settings.limits.body_bytes // 2:
@@ -293,7 +293,7 @@ def damaged(bucket: str, key: str) -> DataLossError:
     )
 
 
-def _found(zone: Zone, permit: Permit, asked: ObjectName) -> StoredObject:
+def _found(zone: LocalZone, permit: Permit, asked: ObjectName) -> StoredObject:
     name = checked_name(asked.bucket, asked.key)
     return zone.found(*name, allowed_digest(zone, permit, name, None, asked.fact_offset))
 
@@ -319,7 +319,7 @@ class ObjectRoutes:
     """What stands behind ``/v1/objects/``."""
 
     def __init__(
-        self, zone: Zone, in_thread: Offload, permitted: Callable[[Caller, str], Permit]
+        self, zone: LocalZone, in_thread: Offload, permitted: Callable[[Caller, str], Permit]
     ) -> None:
         self._zone = zone
         self._in_thread = in_thread

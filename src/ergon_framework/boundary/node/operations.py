@@ -21,7 +21,7 @@ from ergon_framework.boundary.node.wire import (
     link_shape,
     quarantine_shape,
 )
-from ergon_framework.boundary.zone import PEER, Zone, check_log
+from ergon_framework.boundary.zone import PEER, LocalZone, check_log
 from ergon_framework.errors import BoundaryNotFoundError, FactInvalidError, NotPermittedError
 from ergon_framework.ports.factstore import Quarantined
 
@@ -252,7 +252,7 @@ class Operation(NamedTuple):
     name: str
     service: str
     shape: type[OperationRequest]
-    run: Callable[[Zone, Permit, Any], dict[str, Any]]
+    run: Callable[[LocalZone, Permit, Any], dict[str, Any]]
 
 
 OPERATIONS: dict[str, Operation] = {}
@@ -261,10 +261,12 @@ OPERATIONS: dict[str, Operation] = {}
 
 def operation(
     service: str, shape: type[R]
-) -> Callable[[Callable[[Zone, Permit, R], dict[str, Any]]], Callable[..., dict[str, Any]]]:
+) -> Callable[[Callable[[LocalZone, Permit, R], dict[str, Any]]], Callable[..., dict[str, Any]]]:
     """Make a function an operation of that service, under its own name in CamelCase."""
 
-    def register(run: Callable[[Zone, Permit, R], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def register(
+        run: Callable[[LocalZone, Permit, R], dict[str, Any]],
+    ) -> Callable[..., dict[str, Any]]:
         name = "".join(part.capitalize() for part in run.__name__.split("_"))
         OPERATIONS[f"{service}/{name}"] = Operation(name, service, shape, run)
         return run
@@ -298,7 +300,7 @@ def _view(name: str, to_zone: str | None) -> str | None:
     )
 
 
-def check_use(zone: Zone, permit: Permit, name: str) -> str:
+def check_use(zone: LocalZone, permit: Permit, name: str) -> str:
     """Refuse a consumer that the caller may not use, by its name or by the log it reads."""
     demand(
         permit.may_consume(consumer_name(name)),
@@ -313,7 +315,7 @@ def check_use(zone: Zone, permit: Permit, name: str) -> str:
 
 
 @operation(CORE, ConfirmReceipt)
-def confirm_receipt(zone: Zone, permit: Permit, asked: ConfirmReceipt) -> dict[str, Any]:
+def confirm_receipt(zone: LocalZone, permit: Permit, asked: ConfirmReceipt) -> dict[str, Any]:
     """Move a cursor up; what was handled is never delivered again."""
     name = check_use(zone, permit, asked.consumer_name)
     zone.check_seal(name)
@@ -325,7 +327,7 @@ def confirm_receipt(zone: Zone, permit: Permit, asked: ConfirmReceipt) -> dict[s
 
 
 @operation(ADMIN, LookupFact)
-def lookup_fact(zone: Zone, permit: Permit, asked: LookupFact) -> dict[str, Any]:
+def lookup_fact(zone: LocalZone, permit: Permit, asked: LookupFact) -> dict[str, Any]:
     """Whether an id was ever appended, and where."""
     demand(
         permit.may_assert(asked.from_zone) or permit.logs.is_all,
@@ -339,7 +341,7 @@ def lookup_fact(zone: Zone, permit: Permit, asked: LookupFact) -> dict[str, Any]
 
 
 @operation(ADMIN, CreateConsumer)
-def create_consumer(zone: Zone, permit: Permit, asked: CreateConsumer) -> dict[str, Any]:
+def create_consumer(zone: LocalZone, permit: Permit, asked: CreateConsumer) -> dict[str, Any]:
     """Create a durable reader of a log; the same again is fine."""
     name = consumer_name(asked.consumer_name)
     demand(permit.may_consume(name), permit, f"use the consumer {name}", consumer_name=name)
@@ -357,7 +359,7 @@ def create_consumer(zone: Zone, permit: Permit, asked: CreateConsumer) -> dict[s
 
 
 @operation(ADMIN, Nothing)
-def list_consumers(zone: Zone, permit: Permit, asked: Nothing) -> dict[str, Any]:
+def list_consumers(zone: LocalZone, permit: Permit, asked: Nothing) -> dict[str, Any]:
     """Every consumer with its cursor and its backlog."""
     now = zone.clock()
     seen = [info for info in zone.store.consumers() if permit.may_consume(info.name)]
@@ -365,7 +367,7 @@ def list_consumers(zone: Zone, permit: Permit, asked: Nothing) -> dict[str, Any]
 
 
 @operation(ADMIN, ConsumerOnly)
-def delete_consumer(zone: Zone, permit: Permit, asked: ConsumerOnly) -> dict[str, Any]:
+def delete_consumer(zone: LocalZone, permit: Permit, asked: ConsumerOnly) -> dict[str, Any]:
     """Forget a consumer; retention no longer waits for it."""
     name = check_use(zone, permit, asked.consumer_name)
     zone.store.delete_consumer(name)
@@ -374,21 +376,21 @@ def delete_consumer(zone: Zone, permit: Permit, asked: ConsumerOnly) -> dict[str
 
 
 @operation(ADMIN, SeekConsumer)
-def seek_consumer(zone: Zone, permit: Permit, asked: SeekConsumer) -> dict[str, Any]:
+def seek_consumer(zone: LocalZone, permit: Permit, asked: SeekConsumer) -> dict[str, Any]:
     """Set a cursor by hand, also backwards; it is written down."""
     name = check_use(zone, permit, asked.consumer_name)
     return zone.seek(name, at_least("offset", asked.offset, 0), asked.reason[:MAX_REASON])
 
 
 @operation(ADMIN, ReleaseLease)
-def release_lease(zone: Zone, permit: Permit, asked: ReleaseLease) -> dict[str, Any]:
+def release_lease(zone: LocalZone, permit: Permit, asked: ReleaseLease) -> dict[str, Any]:
     """A holder lets go of a consumer's name."""
     zone.store.release_lease(check_use(zone, permit, asked.consumer_name), asked.holder)
     return {}
 
 
 @operation(ADMIN, QuarantineFact)
-def quarantine_fact(zone: Zone, permit: Permit, asked: QuarantineFact) -> dict[str, Any]:
+def quarantine_fact(zone: LocalZone, permit: Permit, asked: QuarantineFact) -> dict[str, Any]:
     """Set the next fact of a consumer aside, so that it can go on."""
     name = check_use(zone, permit, asked.consumer_name)
     item = zone.store.set_aside(
@@ -411,7 +413,7 @@ def quarantine_fact(zone: Zone, permit: Permit, asked: QuarantineFact) -> dict[s
 
 
 @operation(ADMIN, ListQuarantine)
-def list_quarantine(zone: Zone, permit: Permit, asked: ListQuarantine) -> dict[str, Any]:
+def list_quarantine(zone: LocalZone, permit: Permit, asked: ListQuarantine) -> dict[str, Any]:
     """What was set aside."""
     state = None if asked.state == "all" else asked.state
     items = zone.store.quarantine(asked.consumer_name, state)
@@ -420,7 +422,7 @@ def list_quarantine(zone: Zone, permit: Permit, asked: ListQuarantine) -> dict[s
 
 
 @operation(ADMIN, QuarantineItem)
-def release_quarantine(zone: Zone, permit: Permit, asked: QuarantineItem) -> dict[str, Any]:
+def release_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -> dict[str, Any]:
     """Deliver a fact that was set aside once more."""
     item = _settled(zone, permit, asked, "released")
     zone.telling.tell("quarantine.released", id=item.id, consumer=item.consumer)
@@ -428,14 +430,14 @@ def release_quarantine(zone: Zone, permit: Permit, asked: QuarantineItem) -> dic
 
 
 @operation(ADMIN, QuarantineItem)
-def discard_quarantine(zone: Zone, permit: Permit, asked: QuarantineItem) -> dict[str, Any]:
+def discard_quarantine(zone: LocalZone, permit: Permit, asked: QuarantineItem) -> dict[str, Any]:
     """Give a fact that was set aside up for good, for that consumer."""
     item = _settled(zone, permit, asked, "discarded")
     zone.telling.tell("quarantine.discarded", id=item.id, consumer=item.consumer)
     return quarantine_shape(item)
 
 
-def _settled(zone: Zone, permit: Permit, asked: QuarantineItem, state: str) -> Quarantined:
+def _settled(zone: LocalZone, permit: Permit, asked: QuarantineItem, state: str) -> Quarantined:
     number = at_least("id", asked.id, 1)
     for item in zone.store.quarantine(None, None):
         if item.id == number:
@@ -449,18 +451,18 @@ def _settled(zone: Zone, permit: Permit, asked: QuarantineItem, state: str) -> Q
 
 
 @operation(ADMIN, Nothing)
-def list_gaps(zone: Zone, permit: Permit, asked: Nothing) -> dict[str, Any]:
+def list_gaps(zone: LocalZone, permit: Permit, asked: Nothing) -> dict[str, Any]:
     """Every recorded loss."""
     return {"gaps": [gap_shape(gap) for gap in zone.store.gaps()]}
 
 
 @operation(ADMIN, Nothing)
-def get_status(zone: Zone, permit: Permit, asked: Nothing) -> dict[str, Any]:
+def get_status(zone: LocalZone, permit: Permit, asked: Nothing) -> dict[str, Any]:
     """How the zone stands, with everything that deserves an alert."""
     return status(zone)
 
 
-def _check_peer(zone: Zone, peer: str | None) -> str:
+def _check_peer(zone: LocalZone, peer: str | None) -> str:
     """A peer of the zone, or "" for all of them: a name mistyped would seal nothing, unnoticed."""
     if not peer:
         return ""
@@ -483,7 +485,7 @@ def _is_peer(consumer: str) -> bool:
 
 
 @operation(ADMIN, Seal)
-def seal(zone: Zone, permit: Permit, asked: Seal) -> dict[str, Any]:
+def seal(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
     """Shut the link to a peer, or every link, until an operator opens it."""
     peer = _check_peer(zone, asked.peer)
     link = zone.store.seal(peer, asked.reason[:MAX_REASON] or "no reason given")
@@ -497,7 +499,7 @@ def seal(zone: Zone, permit: Permit, asked: Seal) -> dict[str, Any]:
 
 
 @operation(ADMIN, Seal)
-def open_(zone: Zone, permit: Permit, asked: Seal) -> dict[str, Any]:
+def open_(zone: LocalZone, permit: Permit, asked: Seal) -> dict[str, Any]:
     """Open what was sealed."""
     link = zone.store.open(_check_peer(zone, asked.peer))
     zone.telling.note(
@@ -510,7 +512,7 @@ def open_(zone: Zone, permit: Permit, asked: Seal) -> dict[str, Any]:
 
 
 @operation(ADMIN, AcceptEpoch)
-def accept_epoch(zone: Zone, permit: Permit, asked: AcceptEpoch) -> dict[str, Any]:
+def accept_epoch(zone: LocalZone, permit: Permit, asked: AcceptEpoch) -> dict[str, Any]:
     """Trust a peer's store although it has changed, and pull from its start."""
     link = zone.store.accept_epoch(_check_peer(zone, asked.peer), None)
     zone.telling.note(

@@ -32,7 +32,7 @@ from ergon_framework.boundary.node.operations import CreateConsumer, Offload
 from ergon_framework.boundary.node.policy import Policy
 from ergon_framework.boundary.node.replication_plan import Plan
 from ergon_framework.boundary.telemetry import pulled
-from ergon_framework.boundary.zone import PEER, Zone, apart
+from ergon_framework.boundary.zone import PEER, LocalZone, apart
 from ergon_framework.core.link import Gate, Mode
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import (
@@ -92,7 +92,7 @@ class Artifacts:
     """The artifacts of one peer."""
 
     def __init__(
-        self, zone: Zone, peer: str, transport: AsyncTransport, in_thread: Offload
+        self, zone: LocalZone, peer: str, transport: AsyncTransport, in_thread: Offload
     ) -> None:
         self._zone = zone
         self._peer = peer
@@ -269,7 +269,7 @@ class Puller:
 
     def __init__(
         self,
-        zone: Zone,
+        zone: LocalZone,
         peer: str,
         transport: AsyncTransport,
         *,

@@ -17,7 +17,7 @@ from ergon_framework.ports.objectstore import Blob
 from ergon_framework.ports.transfer import move_state_of
 
 if TYPE_CHECKING:
-    from ergon_framework.boundary.zone import Zone
+    from ergon_framework.boundary.zone import LocalZone
 
 
 OBJECTS_TIMEOUT = 2.0
@@ -25,7 +25,7 @@ OBJECTS_TIMEOUT = 2.0
 _NO_DIGEST = bytes(32)  # of no object: whether the store answers is all that is asked
 
 
-def objects_trouble(zone: Zone, timeout: float = OBJECTS_TIMEOUT) -> str | None:
+def objects_trouble(zone: LocalZone, timeout: float = OBJECTS_TIMEOUT) -> str | None:
     """Why objects cannot be had, or None; the first name stands for all of them."""
     first = next(iter(zone.store.objects(limit=1)), None)
     try:
@@ -39,7 +39,7 @@ def objects_trouble(zone: Zone, timeout: float = OBJECTS_TIMEOUT) -> str | None:
     return f"the bytes of {first.bucket}/{first.key} are missing, and others may be"
 
 
-def _stat(zone: Zone, digest: bytes) -> Future[Blob | None]:
+def _stat(zone: LocalZone, digest: bytes) -> Future[Blob | None]:
     """Ask the object store in a thread of its own, which may be left behind."""
     answer: Future[Blob | None] = Future()
 
@@ -68,7 +68,7 @@ _FIXED_SQLITE = (3, 51, 3)
 """The SQLite release from which two writers of one file cannot spoil its log."""
 
 
-def status(zone: Zone, *, objects_timeout: float = OBJECTS_TIMEOUT) -> dict[str, Any]:
+def status(zone: LocalZone, *, objects_timeout: float = OBJECTS_TIMEOUT) -> dict[str, Any]:
     """Everything about a zone, and ``alerts``: what a person should look at."""
     now = zone.clock()
     store = zone.store
@@ -118,7 +118,7 @@ def _new_epoch(written: str | None, now: float) -> str | None:
     return why if float(at) > 0 and now - float(at) < EPOCH_ALERT else None
 
 
-def _log_shape(log: LogInfo, zone: Zone) -> dict[str, Any]:
+def _log_shape(log: LogInfo, zone: LocalZone) -> dict[str, Any]:
     capacity = zone.settings.capacity_bytes
     return {
         "log": log.name,
