@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ergon_framework.app.signals import SignalListener, StopSignals
 from ergon_framework.app.zones import ZoneSetup, known_zone
 from ergon_framework.boundary.client.options import TlsOptions, client_tls
+from ergon_framework.boundary.data_folder import listening_node
 from ergon_framework.boundary.http.addresses import split_address
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.store_urls import folders_of
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage import failpoints
 
@@ -28,6 +30,8 @@ class NodeAddress:
     files: TlsOptions
     expected_zone: str | None = None
     """Whose certificate the node must show; then its host name need not match."""
+    token: str | None = field(default=None, repr=False)
+    """What a node wants to see that serves only its own user."""
 
     def connect(self, timeout: float) -> HttpTransport:
         """A client of that node; nothing is sent yet."""
@@ -38,7 +42,12 @@ class NodeAddress:
                 remedy="give --cert, --key and --ca",
             )
         return HttpTransport(
-            self.url, tls=tls, expected_zone=self.expected_zone, timeout=timeout, connections=2
+            self.url,
+            tls=tls,
+            expected_zone=self.expected_zone,
+            token=self.token,
+            timeout=timeout,
+            connections=2,
         )
 
 
@@ -75,8 +84,21 @@ def zone_address(setup: ZoneSetup | None, files: TlsOptions | None = None) -> No
     known = setup.settings if setup is not None else ZoneSettings()
     chosen = _files(known) if files is None else files
     is_secure = any(chosen.values())
+    if setup is not None and (private := _private_address(setup)) is not None:
+        return private
     expected = setup.name if setup is not None and is_secure else None
     return NodeAddress(_url(known.listen, is_secure=is_secure), chosen, expected)
+
+
+def _private_address(setup: ZoneSetup) -> NodeAddress | None:
+    """Where the zone of a script is served now; None when its port was chosen by somebody."""
+    if split_address(setup.settings.listen)[1] != 0 or setup.settings.cert is not None:
+        return None
+    folders = folders_of(setup.settings)
+    found = listening_node(folders[0]) if folders else None
+    if found is None:
+        return None
+    return NodeAddress(found.url, {}, token=found.token or None)
 
 
 def zone_meant(
@@ -102,8 +124,9 @@ def _url(listen: str, *, is_secure: bool) -> str:
     host, port = split_address(listen)
     if port == 0:
         raise ConfigurationError(
-            "the settings let the node choose its port",
-            remedy="give --url with the address that the node printed when it was ready",
+            "the settings let the node choose its port, and no process of this machine serves it",
+            remedy="start the program that serves it, or give --url with the address that the node"
+            " printed when it was ready",
         )
     host = _EVERYWHERE.get(host, host)
     spelled = f"[{host}]" if ":" in host else host

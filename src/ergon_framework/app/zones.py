@@ -1,4 +1,8 @@
-"""The zones part of the settings: which zones there are, and where each keeps its facts."""
+"""The zones part of the settings: which zones there are, and where each keeps its facts.
+
+A script needs no settings: the zones of an ``App`` live in the folder ``ergon.zones`` beside its
+``ergon.db``, each in a folder of its own, unless ``ergon.toml`` says where they live.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import quote, unquote
 
 from pydantic import AfterValidator, SecretStr
 
@@ -17,7 +21,7 @@ from ergon_framework.app.settings.sections import Section, Settings
 from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.app.settings.stores import base_of, resolve_url
 from ergon_framework.app.store_location import StoreLocation, is_same
-from ergon_framework.boundary.data_folder import FILE
+from ergon_framework.boundary.data_folder import FILE, LOCK
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
@@ -27,6 +31,9 @@ from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
 from ergon_framework.ports.settings_model import FrozenDict, SettingsModel
 from ergon_framework.ports.transfer import move_state_of
 from ergon_framework.storage.urls import file_of, store_option
+
+if TYPE_CHECKING:
+    from ergon_framework.connector.boundary.zone import Zone
 
 
 def for_one(defaults: ZoneSettings, name: str) -> ZoneSettings:
@@ -175,6 +182,79 @@ def zone_setup(
     return ZoneSetup(setup.name, settings)
 
 
+SCRIPT_ZONES = "ergon.zones"
+"""The folder with the zones of a script, beside the file of its jobs."""
+
+
+def script_zone(
+    found: Settings, name: str, *, home: Path | None = None, url: str | None = None
+) -> ZoneSetup:
+    """The zone of a script: that of the settings, or one in ``ergon.zones`` that needs none.
+
+    ``home`` is the script's folder, for a script without settings. ``url`` is the store that the
+    script was given, which counts for facts, too, when it is a server.
+    """
+    check_zone_name(name)
+    zones: Mapping[str, ZoneSettings] = found.extensions.get("zones") or {}
+    if name in zones:
+        setup = _whole(found, name, zones[name])
+    else:
+        setup = _whole(found, name, _unsaid(found, name, home, url))
+    settings = setup.settings
+    if not setup.is_store_said:
+        if url is not None and is_server(url):
+            settings = settings.model_copy(update={"store": SecretStr(url)})
+        settings = implicit_store(name, settings, has_folder=False)
+    for peer in settings.peers:
+        check_peer(name, settings, peer)
+    return ZoneSetup(name, settings)
+
+
+def open_zone(
+    found: Settings, name: str, *, home: Path | None = None, url: str | None = None
+) -> Zone:
+    """The short form of a script's zone; nothing is opened before its first use."""
+    from ergon_framework.connector.boundary.zone import Zone
+
+    setup = script_zone(found, name, home=home, url=url)
+    return Zone(setup.name, setup.settings)
+
+
+def _unsaid(found: Settings, name: str, home: Path | None, url: str | None) -> ZoneSettings:
+    """The settings of a zone that no table describes: served to this user, on any free port."""
+    if url is not None and url.lower().startswith("memory:"):
+        memory = SecretStr("memory://")
+        return ZoneSettings(store=memory, objects=memory, listen="127.0.0.1:0", insecure=True)
+    defaults: ZoneSettings = found.extensions.get("boundary") or ZoneSettings()
+    folder = zones_folder(found, home, url) / folder_name(name)
+    private: dict[str, Any] = {"data": str(folder), "listen": "127.0.0.1:0"}
+    return ZoneSettings(**private) if defaults.cert else ZoneSettings(**private, insecure=True)
+
+
+def zones_folder(found: Settings, home: Path | None = None, url: str | None = None) -> Path:
+    """Where the zones of a script live: beside the file that keeps its jobs, if there is one."""
+    base = base_of(found) if found.file is not None else home or Path()
+    common = found.store.url
+    store = url or (None if common is None else common.get_secret_value())
+    file = None if store is None else file_of(resolve_url(store, base))
+    return ((base if file is None else file.parent) / SCRIPT_ZONES).absolute()
+
+
+def folder_name(zone: str) -> str:
+    """The name of a zone's own folder; names that mean something to a file system are escaped."""
+    name = quote(zone, safe=" ")
+    return name.replace(".", "%2E") if name in (".", "..") else name
+
+
+def zones_found(folder: Path) -> dict[str, Path]:
+    """The zones that scripts have made in a folder, by name."""
+    if not folder.is_dir():
+        return {}
+    return {
+        unquote(each.name): each for each in sorted(folder.iterdir()) if (each / LOCK).is_file()
+    }
+
+
 def known_zone(
     config: str | Path | None = None,
     name: str | None = None,
@@ -218,9 +298,14 @@ def _named(found: Settings, name: str | None, *, is_new: bool) -> ZoneSetup | No
             f"which zone? {found.file} has {', '.join(map(repr, zones))}",
             remedy="choose one with --zone",
         )
+    made = {} if is_new else zones_found(zones_folder(found)).keys() - zones.keys()
     if name is None and not zones:
-        return None
+        if len(made) != 1:
+            return None
+        (name,) = made
     chosen = next(iter(zones)) if name is None else check_zone_name(name)
+    if chosen in made:
+        return _whole(found, chosen, _unsaid(found, chosen, None, None))
     if chosen not in zones and zones and not is_new:
         raise SettingsError(
             f"{found.file} has no zone {chosen!r}; {did_you_mean(chosen, list(zones))}",

@@ -1,4 +1,4 @@
-"""The folder that a zone lives in: its lock, and the mark of a restore that has not ended.
+"""The folder that a zone lives in: its lock, where its node listens, and the mark of a restore.
 
 Between the moment in which the old folder is moved aside and the one in which the restored one gets
 its name, there is nothing in its place. A node that was started then would begin an empty log, and
@@ -131,6 +131,7 @@ def _read(text: bytes) -> Unfinished:
 
 
 FILE, OBJECTS, LOCK = "facts.db", "objects", "node.lock"
+ADDRESS, REQUEST = "node.address", "node.next"
 
 
 class FolderInUseError(ConfigurationError):
@@ -199,3 +200,87 @@ def _make(folder: Path) -> None:
     make_folder(folder, parents=True)
     for each in missing:
         sync_folder(each.parent)
+
+
+# ---- the node that has the folder, and the one that waits for it ---------------------------------
+
+
+class ListeningNode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the node that has a folder answers, for the processes of this machine."""
+
+    url: str
+    token: str = ""
+    """What it wants to see of its callers; empty when certificates or nothing is asked for."""
+    is_guest: bool = False
+    """Whether it leaves as soon as another node waits for the folder."""
+
+
+def announce(folder: Path, node: ListeningNode) -> None:
+    """Leave word where the node of a folder answers; only its holder does that.
+
+    The file need not survive a power cut: it says something about a process that runs.
+    """
+    draft = folder / f"{ADDRESS}.new"
+    descriptor = open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.write(descriptor, msgspec.json.encode(node))
+    finally:
+        os.close(descriptor)
+    draft.replace(folder / ADDRESS)
+
+
+def withdraw(folder: Path) -> None:
+    """Take it back; nothing happens when nothing was announced."""
+    with contextlib.suppress(OSError):
+        (folder / ADDRESS).unlink()
+
+
+def listening_node(folder: Path) -> ListeningNode | None:
+    """The node that announced itself last. It may have died since: whoever has the lock knows."""
+    try:
+        return msgspec.json.decode((folder / ADDRESS).read_bytes(), type=ListeningNode)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+class FolderRequest:
+    """Held by a node that waits for a folder: a guest that has it leaves. A death lets go of it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a process that was just forked: the parent waits, not its child."""
+        self.close()
+
+    @classmethod
+    def hold(cls, folder: Path) -> FolderRequest | None:
+        """Ask for the folder; None when another one waits already."""
+        _make(folder)
+        descriptor = open_file(folder / REQUEST, os.O_RDWR | os.O_CREAT)
+        if is_locked(descriptor):
+            os.close(descriptor)
+            return None
+        return cls(descriptor)
+
+    def close(self) -> None:
+        """Wait no more. Closing twice is fine."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def is_requested(folder: Path) -> bool:
+    """Whether a node waits for the folder."""
+    try:
+        descriptor = open_file(folder / REQUEST, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -175,6 +175,8 @@ class LocalZone:
         self._known_zones = None if known is None else {name, *self.settings.peers, *known}
         self._are_references_known = False
         self.capacity = _allowed(self.settings.capacity_bytes)
+        self.folders: tuple[Path, ...] = ()
+        """The folders of this machine that are locked for it."""
         self._held = held or ExitStack()
 
     @classmethod
@@ -201,6 +203,7 @@ class LocalZone:
             own_clock = clock or clock_of(store)
             zone = cls(name, store, objects, settings, clock=own_clock, held=held.pop_all())
             zone.anchor = anchor
+            zone.folders = tuple(folders_of(settings))
             if isinstance(store, SqliteFactStore):
                 zone.damage = store.quick_check(settings.check_seconds)
             zone.tell_new_epoch()

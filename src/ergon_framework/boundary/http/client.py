@@ -146,11 +146,12 @@ class HttpTransport:
         *,
         tls: Tls = None,
         expected_zone: str | None = None,
+        token: str | None = None,
         timeout: float = 30.0,
         connections: int = 8,
     ) -> None:
         self.url = url
-        self._endpoint = Endpoint(url, tls, expected_zone)
+        self._endpoint = Endpoint(url, tls, expected_zone, token)
         self._timeout = timeout
         self._most = connections
         self._is_closed = False

@@ -44,9 +44,9 @@ def request_head(
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
 
 
-def call_prefix(target: str, host: str) -> bytes:
+def call_prefix(target: str, host: str, headers: Iterable[tuple[str, str]] = ()) -> bytes:
     """What comes before the length of the body in every unary call to ``target``."""
-    head = request_head("POST", target, host, [("Content-Type", "application/json")])
+    head = request_head("POST", target, host, [*headers, ("Content-Type", "application/json")])
     return head[:-2] + b"Content-Length: "
 
 

@@ -90,7 +90,9 @@ UNKNOWN_OUTCOME = "the outcome is unknown: repeat the call with the same id and 
 class Endpoint:
     """One node's address, and the requests to it as bytes."""
 
-    def __init__(self, url: str, tls: Tls, expected_zone: str | None) -> None:
+    def __init__(
+        self, url: str, tls: Tls, expected_zone: str | None, token: str | None = None
+    ) -> None:
         parts, self.host, self.port = _taken_apart(url)
         self.url = url
         self.is_secure = parts.scheme == "https"
@@ -99,6 +101,7 @@ class Endpoint:
         self._prefix = parts.path.rstrip("/")
         self._name = parts.netloc.rpartition("@")[2]
         self._calls: dict[str, bytes] = {}
+        self._headers = [("Authorization", f"Bearer {token}")] if token else []
         self._check_trust()
 
     def _check_trust(self) -> None:
@@ -151,7 +154,8 @@ class Endpoint:
         """A unary call, whole."""
         prefix = self._calls.get(method)
         if prefix is None:
-            prefix = self._calls[method] = call_prefix(f"{self._prefix}/{method}", self._name)
+            target = f"{self._prefix}/{method}"
+            prefix = self._calls[method] = call_prefix(target, self._name, self._headers)
         return b"%b%d\r\n\r\n%b" % (prefix, len(body), body)
 
     def object_request(
@@ -159,7 +163,7 @@ class Endpoint:
     ) -> bytes:
         """The head of a request for an object."""
         target = object_target(self._prefix, bucket, key)
-        return request_head(method, target, self._name, headers)
+        return request_head(method, target, self._name, [*self._headers, *headers])
 
     def put_head(self, bucket: str, key: str, size: int, digest: str | None) -> bytes:
         """The head of a put."""
@@ -185,7 +189,7 @@ class Endpoint:
         }
         query = "&".join(f"{name}={value}" for name, value in asked.items() if value is not None)
         target = f"{target}?{query}" if query else target
-        return request_head("GET", target, self._name, headers)
+        return request_head("GET", target, self._name, [*self._headers, *headers])
 
     # ---- trouble ----
 

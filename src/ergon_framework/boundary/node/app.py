@@ -11,6 +11,7 @@ is left alone, however many wait.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -46,11 +47,13 @@ from ergon_framework.boundary.zone import PEER, LocalZone
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
+    NodeUnavailableError,
     NotPermittedError,
     StoreError,
 )
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, Fetched, Outcome
 
+NO_TOKEN = "no_token"  # noqa: S105 - a reason
 LIVES = ("/healthz", "/livez")
 READY = "/readyz"
 
@@ -90,6 +93,39 @@ class HealthApplication:
             reason="unknown_path",
             remedy="get /healthz or /readyz here; facts are served where the zone listens",
         )
+
+
+class TokenApplication:
+    """Passes requests on that carry a token, for callers of the same user on this machine.
+
+    Plain HTTP on loopback is open to every user of the machine; the token is in a file that only
+    the user of the node may read.
+    """
+
+    def __init__(self, application: NodeApplication, token: str) -> None:
+        self._application = application
+        self._expected = f"Bearer {token}".encode()
+        self.asked_at = 0.0
+        """When the last request came, on the clock of the event loop."""
+
+    def is_streamed(self, method: str, path: str) -> bool:
+        """As the application itself says."""
+        return self._application.is_streamed(method, path)
+
+    def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        """Refuse a caller without the token; pass on any other."""
+        given = (exchange.header("authorization") or "").encode("latin-1", "replace")
+        if not hmac.compare_digest(given, self._expected):
+            raise NotPermittedError(
+                f"this node of zone {self._application.zone.name} serves the processes of its own"
+                " user",
+                code="unauthenticated",
+                reason=NO_TOKEN,
+                remedy="ask it as that user, or write a table [zones.NAME] with an address and"
+                " certificates",
+            )
+        self.asked_at = asyncio.get_running_loop().time()
+        return self._application.handle(exchange)
 
 
 class Fetch:
@@ -485,7 +521,12 @@ class NodeApplication:
         """Run something that waits on a disk; without threads, right here."""
         if self._threads is None:
             return work()
-        running = self._loop.run_in_executor(self._threads, work)
+        try:
+            running = self._loop.run_in_executor(self._threads, work)
+        except RuntimeError as error:  # the process ends, and starts no threads any more
+            raise NodeUnavailableError(
+                f"the node of zone {self.zone.name} stops", reason="stopping", remedy="try again"
+            ) from error
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:

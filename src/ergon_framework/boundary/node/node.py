@@ -8,16 +8,29 @@ from collections.abc import Callable, Mapping
 
 from ergon_framework.boundary.arguments import check_given
 from ergon_framework.boundary.client.transport import AsyncTransport
+from ergon_framework.boundary.data_folder import (
+    FolderInUseError,
+    FolderRequest,
+    ListeningNode,
+    announce,
+    listening_node,
+    withdraw,
+)
 from ergon_framework.boundary.http.addresses import check_plaintext, split_address
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.exchange import Exchange
 from ergon_framework.boundary.http.server import Server
 from ergon_framework.boundary.http.tls import Certificates
 from ergon_framework.boundary.maintenance import run_maintenance
-from ergon_framework.boundary.node.app import HealthApplication, NodeApplication
+from ergon_framework.boundary.node.app import (
+    HealthApplication,
+    NodeApplication,
+    TokenApplication,
+)
 from ergon_framework.boundary.node.policy import Policy, PolicyFile
 from ergon_framework.boundary.node.replication import Puller
 from ergon_framework.boundary.settings import DAY, LimitSettings, ZoneSettings
+from ergon_framework.boundary.store_urls import folders_of
 from ergon_framework.boundary.telemetry import SUMMARY_INTERVAL, logger
 from ergon_framework.boundary.zone import ZONE, LocalZone
 from ergon_framework.engine.clocks import AsyncSignal
@@ -27,6 +40,10 @@ __all__ = ["Node", "certificates_of", "run_node"]
 
 SHUTDOWN_GRACE = 5.0
 """Seconds that running requests have to end."""
+GUEST_PATIENCE = 15.0
+"""Seconds that a program has to leave which serves the zone in passing."""
+GUEST_POLL_INTERVAL = 0.1
+"""Seconds between two looks whether it has."""
 HEALTH = LimitSettings(
     connections=64,
     body_bytes=1024,
@@ -36,6 +53,7 @@ HEALTH = LimitSettings(
     request_seconds=5.0,
 )
 """What probes may take of a node."""
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be told from, not to bind
 Connect = Callable[[str, str], AsyncTransport]
 """Makes the transport to a peer from its name and URL."""
 
@@ -50,6 +68,8 @@ class Node:
         *,
         zone: LocalZone | None = None,
         connect: Connect | None = None,
+        token: str | None = None,
+        is_guest: bool = False,
     ) -> None:
         check_given({"name": name, "settings": settings}, ZONE)
         self.name = name
@@ -63,6 +83,9 @@ class Node:
         self._check_own_name()
         self._policy = self._read_policy()
         self._connect = connect or self._reach
+        self._token = token
+        self._checking: TokenApplication | None = None
+        self._is_guest = is_guest
         self.zone = zone or LocalZone.open(name, settings)
         self._pullers: dict[str, Puller] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,6 +103,11 @@ class Node:
         self._check_started()
         return None if self._health is None else _spelled(*self._health.address)
 
+    @property
+    def asked_at(self) -> float:
+        """When the last request with a token came, on the event loop's clock; 0 when none has."""
+        return 0.0 if self._checking is None else self._checking.asked_at
+
     async def start(self) -> None:
         """Serve, and begin to pull from every peer."""
         if self._is_started:
@@ -89,8 +117,10 @@ class Node:
             )
         zone = self.zone
         self._application = NodeApplication(zone, self._policy, heard=self._heard)
+        if self._token:
+            self._checking = TokenApplication(self._application, self._token)
         self._server = Server(
-            self._application,
+            self._checking or self._application,
             host=self._host,
             port=self._port,
             limits=self.settings.limits,
@@ -112,6 +142,7 @@ class Node:
             await self._application.close()
             raise
         self._is_started = self._has_listened = True
+        self._announce()
         for peer, transport in self._transports.items():
             puller = self._pullers[peer] = Puller(
                 zone,
@@ -130,11 +161,9 @@ class Node:
         if not self._is_started:
             return
         self._is_started = False
-        self._application.is_ready = False
-        self._application.release()
         for puller in self._pullers.values():
             puller.stop()
-        await self._server.stop(grace)
+        await self.hang_up(grace)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -149,9 +178,35 @@ class Node:
         self.zone.telling.tell_sums(is_last=True)
         self.zone.telling.tell("zone.stopped", zone=self.name)
 
+    async def hang_up(self, grace: float = SHUTDOWN_GRACE) -> None:
+        """Let requests end and take no more: all that is left to do when the interpreter ends."""
+        self._withdraw()
+        self._application.is_ready = False
+        self._application.release()
+        await self._server.stop(grace)
+
     def close(self) -> None:
         """Close the zone itself, when everything else has stopped."""
         self.zone.close()
+
+    # ---- for other processes of this machine ----
+
+    def _announce(self) -> None:
+        """Leave word in the zone's folder, where processes look that find it locked."""
+        if not self.zone.folders:
+            return
+        host, port = self._server.address
+        scheme = "http" if self._certificates is None else "https"
+        url = f"{scheme}://{_spelled(_EVERYWHERE.get(host, host), port)}"
+        node = ListeningNode(url, self._token or "", self._is_guest)
+        try:
+            announce(self.zone.folders[0], node)
+        except OSError as error:  # those who know the address find the node all the same
+            logger.warning("the node's address cannot be left in its folder: %s", error.strerror)
+
+    def _withdraw(self) -> None:
+        if self.zone.folders:
+            withdraw(self.zone.folders[0])
 
     # ---- what happens meanwhile ----
 
@@ -317,8 +372,11 @@ async def run_node(
     ready: Callable[[str], None],
     stop: asyncio.Event,
 ) -> None:
-    """Run a zone's node until ``stop`` is set; ``ready`` is told where it listens."""
-    node = Node(name, settings)
+    """Run a zone's node until ``stop`` is set; ``ready`` is told where it listens.
+
+    A program that has the zone in passing is asked to leave, and waited for.
+    """
+    node = await _opened(name, settings, stop)
     try:
         await node.start()
         try:
@@ -328,3 +386,23 @@ async def run_node(
             await node.stop()
     finally:
         node.close()
+
+
+async def _opened(name: str, settings: ZoneSettings, stop: asyncio.Event) -> Node:
+    loop = asyncio.get_running_loop()
+    until, request = loop.time() + GUEST_PATIENCE, None
+    try:
+        while True:
+            try:
+                return Node(name, settings)
+            except FolderInUseError:
+                folder = folders_of(settings)[0]
+                found = listening_node(folder)
+                is_guest = request is not None or (found is not None and found.is_guest)
+                if not is_guest or stop.is_set() or loop.time() > until:
+                    raise
+                request = request or FolderRequest.hold(folder)
+            await AsyncSignal().wait(loop.time() + GUEST_POLL_INTERVAL)
+    finally:
+        if request is not None:
+            request.close()

@@ -5,11 +5,13 @@ Producing, a transaction's id is the fact's id, so dispatching again changes not
 
 ``connector`` is what users make. ``reader`` consumes, and ``window`` decides what may be confirmed;
 ``publisher`` produces; ``transactions`` translates between the two; ``link`` reaches the node.
+``zone`` is the short form, which needs no node to be started or addressed.
 """
 
 from __future__ import annotations
 
 from ergon_framework.connector.boundary.connector import BoundaryConnector
 from ergon_framework.connector.boundary.link import BoundaryConnectorError, FactPassedError
+from ergon_framework.connector.boundary.zone import Zone
 
-__all__ = ["BoundaryConnector", "BoundaryConnectorError", "FactPassedError"]
+__all__ = ["BoundaryConnector", "BoundaryConnectorError", "FactPassedError", "Zone"]

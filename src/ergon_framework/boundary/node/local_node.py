@@ -1,0 +1,415 @@
+"""How the processes of one machine share a zone: one of them serves it, the others ask that one.
+
+A zone's folder belongs to one process at a time. Whoever gets its lock serves the zone on a port of
+this machine and leaves the address in the folder; whoever does not get it reads the address and
+asks there. When the holder ends or dies, the kernel frees the lock and the next caller takes over.
+So a fact goes into the zone's own log whichever process is asked, and there is no second place in
+which it could be forgotten.
+
+A process that only wants something of the zone is a **guest**: it lets go of the folder when nobody
+has asked for a while, or as soon as a node waits that is to stay (``ergon boundary serve``,
+``app.run()``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+from ergon_framework.boundary.client.options import client_tls
+from ergon_framework.boundary.client.transport import ObjectStream
+from ergon_framework.boundary.data_folder import (
+    FolderInUseError,
+    FolderRequest,
+    is_requested,
+    listening_node,
+)
+from ergon_framework.boundary.http.addresses import split_address
+from ergon_framework.boundary.http.client import HttpTransport
+from ergon_framework.boundary.model import ObjectReceipt
+from ergon_framework.boundary.node.app import NO_TOKEN
+from ergon_framework.boundary.node.node import Node
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.store_urls import folders_of
+from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.errors import (
+    BoundaryError,
+    ErgonError,
+    NodeUnavailableError,
+    NotPermittedError,
+    WiringError,
+)
+from ergon_framework.ports.settings_model import FrozenDict
+
+logger = logging.getLogger("ergon_framework.boundary")
+
+IDLE_TIME = 5.0
+"""Seconds without a request after which a guest lets go of the folder."""
+POLL_INTERVAL = 0.1
+"""Seconds between two looks of a guest, and of a node that waits for a folder."""
+LAST_GRACE = 1.0
+"""Seconds that requests have to end when the interpreter ends."""
+CONNECTIONS = 32
+"""That one process has to the node of a zone, at most."""
+ANYWHERE = "127.0.0.1:0"
+
+T = TypeVar("T")
+_left_behind: list[LocalNode] = []  # by a fork: closing them would touch the parent's files
+
+
+class LocalNode:
+    """The node of a zone in a thread of this process, from :meth:`start` to :meth:`stop`.
+
+    Without ``is_guest`` it is the node as the settings describe it, with its address, certificates
+    and peers. While another process has the folder it waits in the background and takes over when
+    that one ends: of several programs that serve the same zone one does, and the others stand by.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: ZoneSettings,
+        *,
+        is_guest: bool = False,
+        idle_time: float = IDLE_TIME,
+    ) -> None:
+        self.name = name
+        self.is_guest = is_guest
+        self._idle_time = idle_time
+        self._settings = guest_settings(settings) if is_guest else settings
+        folders = folders_of(self._settings)
+        self._folder = folders[0] if folders else None
+        self.token = token_of(self._settings)
+        """What its callers have to show; None when certificates or nothing is asked for."""
+        self._node: Node | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ask: Callable[[], object] = lambda: None
+        self._is_stopping = threading.Event()
+        self._used_at = 0.0
+        self._pid = os.getpid()
+
+    @property
+    def address(self) -> str | None:
+        """Where it listens, as ``host:port``; None while it stands by, and once it has stopped."""
+        node = self._node
+        return None if node is None else node.address
+
+    def start(self) -> None:
+        """Serve. Returns when the node listens, or knows that it has to stand by.
+
+        A guest stands by for nobody: ``FolderInUseError`` when another process has the folder.
+        """
+        if self._thread is not None:
+            return
+        begun: Future[None] = Future()
+        self._is_stopping.clear()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(begun)),
+            name=f"ergon-zone-{self.name}",
+            daemon=True,
+        )
+        self._thread.start()
+        try:
+            begun.result()
+        except BaseException:
+            self._thread.join()
+            self._thread = None
+            raise
+        atexit.register(self._leave)
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Let what runs end, and let go of the zone; whether it has ended in time.
+
+        Stopping twice is fine. Whatever was acknowledged is on disk, stopped or not.
+        """
+        if os.getpid() != self._pid:
+            return True  # the thread is the parent's
+        atexit.unregister(self._leave)
+        self._is_stopping.set()
+        self._ask()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it serves no more, and will not again."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def used(self) -> None:
+        """Note that this process has asked it for something."""
+        self._used_at = time.monotonic()
+
+    # ---- in its thread ----
+
+    async def _serve(self, begun: Future[None]) -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._loop = loop
+        self._ask = lambda: _called_soon(loop, stop.set)
+        if self._is_stopping.is_set():
+            stop.set()
+        try:
+            node = await self._opened(begun, stop)
+        except BaseException as error:
+            if begun.done():
+                raise
+            begun.set_exception(error)
+            return
+        if node is None:
+            return
+        self._node = node
+        self.used()
+        _told(begun)
+        try:
+            await self._until_over(node, stop)
+        finally:
+            self._node = None
+            await node.stop()
+            node.close()
+
+    async def _opened(self, begun: Future[None], stop: asyncio.Event) -> Node | None:
+        """The node, once it listens; None when it was stopped before it had the folder."""
+        request: FolderRequest | None = None
+        try:
+            while not stop.is_set():
+                try:
+                    return await self._started()
+                except FolderInUseError:
+                    if self.is_guest or self._folder is None:
+                        raise
+                    request = request or FolderRequest.hold(self._folder)
+                    found = listening_node(self._folder)
+                    if found is not None and not found.is_guest:
+                        _told(begun)  # that one stays: stand by
+                except ErgonError:
+                    if not begun.done():
+                        raise
+                    logger.exception("zone %s cannot be taken over yet", self.name)
+                await _pause(stop, POLL_INTERVAL)
+            _told(begun)
+            return None
+        finally:
+            if request is not None:
+                request.close()
+
+    async def _started(self) -> Node:
+        node = Node(self.name, self._settings, token=self.token, is_guest=self.is_guest)
+        try:
+            await node.start()
+        except BaseException:
+            node.close()
+            raise
+        return node
+
+    async def _until_over(self, node: Node, stop: asyncio.Event) -> None:
+        """Wait until it is stopped; a guest also leaves when it is idle, or another node waits."""
+        while not stop.is_set():
+            if not self.is_guest or self._folder is None:
+                await stop.wait()
+                return
+            is_idle = time.monotonic() - max(self._used_at, node.asked_at) > self._idle_time
+            if is_idle or is_requested(self._folder):
+                return
+            await _pause(stop, POLL_INTERVAL)
+
+    def _leave(self) -> None:
+        """At the end of the interpreter, when threads cannot be started any more."""
+        node, loop = self._node, self._loop
+        self._node = None
+        if node is None or loop is None or os.getpid() != self._pid:
+            return
+        with suppress(RuntimeError, TimeoutError):  # the loop has ended by itself, or hangs
+            asyncio.run_coroutine_threadsafe(node.hang_up(LAST_GRACE), loop).result(2 * LAST_GRACE)
+        node.close()
+
+
+def guest_settings(settings: ZoneSettings) -> ZoneSettings:
+    """The zone's settings for a process that serves it in passing: to this user, on any port."""
+    private = {"listen": ANYWHERE, "insecure": True, "names": (), "peers": FrozenDict()}
+    files = dict.fromkeys(("cert", "key", "ca", "crl", "policy", "health_listen"))
+    return settings.model_copy(update={**private, **files})
+
+
+def token_of(settings: ZoneSettings) -> str | None:
+    """A new token for a node on a port that nobody chose; callers find both in its folder."""
+    is_private = settings.cert is None and split_address(settings.listen)[1] == 0
+    return secrets.token_urlsafe(24) if is_private else None
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return
+
+
+def _called_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        return  # the loop is closed: it has ended by itself
+
+
+def _told(begun: Future[None]) -> None:
+    if not begun.done():
+        begun.set_result(None)
+
+
+# ---- asking whoever serves -----------------------------------------------------------------------
+
+
+class LocalTransport:
+    """Calls the node of a zone on this machine: that of another process, or one of this process.
+
+    Any thread may call. A call that found nobody has sent nothing, and is made again with the next
+    holder of the folder; after any other trouble the caller decides, as with every transport.
+    """
+
+    def __init__(self, name: str, settings: ZoneSettings, *, timeout: float = 30.0) -> None:
+        self._name = name
+        self._settings = settings
+        self._timeout = timeout
+        folders = folders_of(settings)
+        self._folder = folders[0] if folders else None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._http: HttpTransport | None = None
+        self._own: LocalNode | None = None
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a process that was just forked: the node, if there is one here, is the parent's."""
+        self._lock = threading.Lock()
+        if self._own is not None:
+            _left_behind.append(self._own)
+        self._own = self._http = None
+
+    def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:
+        """The answer to a unary call such as ``bsfg.v1.Boundary/AppendFact``."""
+        return self._asked(lambda node: node.call(method, body, timeout=timeout))
+
+    def put_object(
+        self,
+        bucket: str,
+        key: str,
+        chunks: Iterable[bytes],
+        *,
+        size: int,
+        digest: str | None = None,
+    ) -> bytes:
+        """Send a blob."""
+        return self._asked(
+            lambda node: node.put_object(bucket, key, chunks, size=size, digest=digest)
+        )
+
+    def get_object(
+        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+    ) -> ObjectStream:
+        """Begin to receive an object, from its byte ``start`` on."""
+        return self._asked(lambda node: node.get_object(bucket, key, start=start, digest=digest))
+
+    def head_object(self, bucket: str, key: str) -> ObjectReceipt:
+        """What the node knows about an object; ``BoundaryNotFoundError`` when it has none."""
+        return self._asked(lambda node: node.head_object(bucket, key))
+
+    def close(self) -> None:
+        """Let go of the node, and of the zone if this process has it. Closing twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            http, self._http = self._http, None
+            own, self._own = self._own, None
+        if http is not None:
+            http.close()
+        if own is not None:
+            own.stop()
+
+    # ---- inside ----
+
+    def _asked(self, ask: Callable[[HttpTransport], T]) -> T:
+        node = self._reached()
+        try:
+            return ask(node)
+        except (NodeUnavailableError, NotPermittedError) as error:
+            if error.reason == "connections_busy" or not _is_gone(error):
+                raise
+            self._forget(node)
+            if error.reason not in _UNSENT:
+                raise
+        return ask(self._reached())
+
+    def _reached(self) -> HttpTransport:
+        with self._lock:
+            if self._is_closed:
+                raise WiringError(
+                    f"zone {self._name} is closed",
+                    remedy="make a new one; close the last",
+                )
+            if self._http is None:
+                self._http = self._connected()
+            if self._own is not None:
+                self._own.used()
+            return self._http
+
+    def _connected(self) -> HttpTransport:
+        """A client of the node that has the folder; if none has, of one in this process."""
+        if self._folder is None or not is_requested(self._folder):
+            own = LocalNode(self._name, self._settings, is_guest=True)
+            try:
+                own.start()
+            except FolderInUseError:
+                pass  # by the node that is asked below
+            else:
+                self._own = own
+                return self._client(f"http://{own.address}", own.token)
+        if self._folder is None:
+            raise NodeUnavailableError(f"zone {self._name} has no folder", reason="starting")
+        found = listening_node(self._folder)
+        if found is None:
+            raise NodeUnavailableError(
+                f"another process has {self._folder}, and does not say where it can be asked",
+                reason="starting",
+                remedy="it may be starting; otherwise stop it, or name another folder",
+            )
+        return self._client(found.url, found.token)
+
+    def _client(self, url: str, token: str | None) -> HttpTransport:
+        is_secure = url.startswith("https:")
+        settings = self._settings
+        files = {"cert": settings.cert, "key": settings.key, "ca": settings.ca}
+        return HttpTransport(
+            url,
+            tls=client_tls(files) if is_secure else None,  # type: ignore[arg-type]
+            expected_zone=self._name if is_secure else None,
+            token=token or None,
+            timeout=self._timeout,
+            connections=CONNECTIONS,
+        )
+
+    def _forget(self, http: HttpTransport) -> None:
+        with self._lock:
+            if self._http is not http:
+                return
+            self._http = None
+            if self._own is not None and self._own.is_over:
+                self._own = None
+        http.close()
+
+
+_UNSENT = ("connect_failed", NO_TOKEN)
+
+
+def _is_gone(error: BoundaryError) -> bool:
+    """Whether the node that was asked may not be the one that has the folder now."""
+    return isinstance(error, NodeUnavailableError) or error.reason == NO_TOKEN

@@ -1,0 +1,391 @@
+"""The short form of a zone: publish facts and consume them, with no node to start or to address.
+
+::
+
+    plant = Zone("plant", "ergon.zones/plant")
+    plant.publish(
+        "work_order:WO-1", "released", {"pieces": 40}, to="enterprise", id=("released", "WO-1", 1)
+    )
+
+Everything in it is a :class:`~ergon_framework.boundary.Producer`, a
+:class:`~ergon_framework.boundary.Consumer` or a ``BoundaryConnector`` over one transport, which
+finds whoever serves the zone (:mod:`ergon_framework.boundary.node.local_node`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from weakref import WeakSet
+
+from ergon_framework.boundary.client.artifacts import Artifact, Blob
+from ergon_framework.boundary.client.consumer import Consumer, ConsumeReport, ConsumerOptions
+from ergon_framework.boundary.client.flow import RETRIED_KINDS
+from ergon_framework.boundary.client.options import TlsOptions, client_tls
+from ergon_framework.boundary.client.producer import Producer
+from ergon_framework.boundary.client.transport import Transport
+from ergon_framework.boundary.facts.schema import ZONE
+from ergon_framework.boundary.http.client import HttpTransport
+from ergon_framework.boundary.model import Delivery, Receipt
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.connector.boundary.connector import BoundaryConnector
+from ergon_framework.core.retry import Backoff, RetryRule
+from ergon_framework.errors import BoundaryError, ConfigurationError, FactInvalidError
+from ergon_framework.ports.factstore import INBOUND, OUTBOUND
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from ergon_framework.boundary.node.local_node import LocalNode
+    from ergon_framework.ports.transaction import Transaction
+
+FactId: TypeAlias = str | Sequence[str | int]
+"""The parts of an id, from the event: ``("released", "WO-1", 1)``; or the id itself."""
+T = TypeVar("T")
+
+TIMEOUT = 30.0
+"""Seconds that a call may take, with all its attempts."""
+MAX_THREADS = 32
+"""Calls that an event loop may have under way at the same time."""
+RULE = RetryRule(
+    attempts=1 << 30,  # the timeout ends it
+    backoff=Backoff(base=0.05, factor=2.0, cap=1.0, low=0.5, high=1.0),
+    on=RETRIED_KINDS,
+    max_retry_after=5.0,
+)
+"""Between two attempts, while another process starts or takes over."""
+MAX_ID = 255
+"""Characters of a message id."""
+
+
+class FactItem(TypedDict, total=False):
+    """One fact for :meth:`Zone.publish_many`, with the names of :meth:`Zone.publish`."""
+
+    subject: str
+    predicate: str
+    object: Any
+    to: str
+    id: FactId
+    correlation_id: str | None
+    causation_id: str | None
+    labels: dict[str, str] | None
+
+
+class FactOptions(TypedDict, total=False):
+    """What else an envelope may say of a fact."""
+
+    correlation_id: str | None
+    causation_id: str | None
+    labels: dict[str, str] | None
+    produced_at_unix_ms: int | None
+    object_media_type: str | None
+    object_schema: str | None
+
+
+class Zone:
+    """A zone by its name: facts go in with :meth:`publish`, and come out with :meth:`facts`.
+
+    ``place`` is the folder in which the zone lives, the URL of its node (``https://…``, with
+    ``cert``, ``key`` and ``ca``), or ``ZoneSettings``. A folder needs no node: the first process
+    that asks serves the zone to all others of this machine. Any thread may use it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        place: str | os.PathLike[str] | ZoneSettings,
+        *,
+        timeout: float = TIMEOUT,
+        **files: Unpack[TlsOptions],
+    ) -> None:
+        if not ZONE.fullmatch(name):
+            raise ConfigurationError(
+                f"{name!r} is no name for a zone",
+                remedy="give 1 to 128 characters, none of them a control character",
+            )
+        self.name = name
+        self.settings: ZoneSettings | None = None
+        """How it is kept; None when only the address of its node is known."""
+        self._transport = self._reached(place, timeout, files)
+        self._producer = Producer(self._transport, from_zone=name, retry=RULE, timeout=timeout)
+        self._timeout = timeout
+        self._threads: ThreadPoolExecutor | None = None
+        self._connectors: WeakSet[BoundaryConnector] = WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<zone {self.name!r}>"
+
+    # ---- publishing ----
+
+    def publish(
+        self,
+        subject: str,
+        predicate: str,
+        object: Any = None,
+        *,
+        to: str,
+        id: FactId,
+        files: Sequence[Artifact | Blob] = (),
+        **more: Unpack[FactOptions],
+    ) -> Receipt:
+        """Publish one fact; when this returns, it is in the zone's log, on disk.
+
+        ``id`` is made of what happened, never of chance or the time: publishing the same again
+        answers the offset that it has, and other content under the same id is refused with
+        ``ConflictingDuplicateError``. Files are stored before the fact that refers to them.
+        """
+        fact = {"subject": subject, "predicate": predicate, "object_json": object}
+        return self._producer.publish(fact, files, message_id=fact_id(id), to_zone=to, **more)
+
+    async def apublish(
+        self,
+        subject: str,
+        predicate: str,
+        object: Any = None,
+        *,
+        to: str,
+        id: FactId,
+        files: Sequence[Artifact | Blob] = (),
+        **more: Unpack[FactOptions],
+    ) -> Receipt:
+        """The asyncio twin of :meth:`publish`. Cancelled, it may publish all the same."""
+        return await self._in_thread(
+            lambda: self.publish(subject, predicate, object, to=to, id=id, files=files, **more)
+        )
+
+    def publish_many(
+        self, facts: Iterable[FactItem], *, to: str | None = None
+    ) -> list[Receipt | BoundaryError]:
+        """Publish facts in order, some hundreds to a commit; an answer for each, in order.
+
+        A fact is a mapping with the names of :meth:`publish`; ``to`` is for those that have none.
+        One that is refused holds up no other: its answer is the error. Raises when the zone cannot
+        be reached; publishing all of it again is harmless.
+        """
+        items = [_item(each, self.name, to) for each in facts]
+        return self._producer.append_facts(items)
+
+    async def apublish_many(
+        self, facts: Iterable[FactItem], *, to: str | None = None
+    ) -> list[Receipt | BoundaryError]:
+        """The asyncio twin of :meth:`publish_many`."""
+        return await self._in_thread(lambda: self.publish_many(facts, to=to))
+
+    def find(self, id: FactId) -> Receipt | None:
+        """Where a fact lies that this zone has published at any time; None when it never was."""
+        return self._producer.lookup_fact(self.name, fact_id(id))
+
+    # ---- consuming ----
+
+    def facts(
+        self, consumer: str, *, from_zone: str | None = None, to: str | None = None, **options: Any
+    ) -> BoundaryConnector:
+        """A connector that delivers facts under a durable name, for ``@app.consumer`` or a task.
+
+        It delivers the facts that this zone has published, or with ``from_zone`` those that it has
+        pulled from another; with ``to`` only those for one zone. Options are those of
+        ``BoundaryConnector``.
+        """
+        log = log_of(self.name, from_zone)
+        options.setdefault("name", consumer)
+        made = BoundaryConnector(
+            self._transport, consumer=consumer, log=log, view=to, retry=RULE, **options
+        )
+        self._connectors.add(made)
+        return made
+
+    def consume(
+        self,
+        consumer: str,
+        handler: Callable[[Delivery], Any],
+        *,
+        from_zone: str | None = None,
+        to: str | None = None,
+        until_empty: bool = False,
+        **options: Unpack[ConsumerOptions],
+    ) -> ConsumeReport:
+        """Call a handler for each fact, in order, until the process is stopped or the log is read.
+
+        A handler that returns has its fact confirmed; one that raises is called again, and after
+        ``max_attempts`` its fact is set aside.
+        """
+        given: ConsumerOptions = {
+            "log": log_of(self.name, from_zone),
+            "to_zone": to,
+            "timeout": self._timeout,
+            **options,
+        }
+        with Consumer(self._transport, consumer, **given) as reader:
+            return reader.run(handler, until_empty=until_empty)
+
+    def read(
+        self, consumer: str, *, from_zone: str | None = None, to: str | None = None
+    ) -> Iterator[Transaction]:
+        """The facts that are there and not confirmed, one by one, as a connector delivers them.
+
+        A fact is confirmed when the next one is asked for. Leaving the loop early, or with an
+        exception, leaves the last one for the next time.
+        """
+        source = self.facts(consumer, from_zone=from_zone, to=to)
+        try:
+            while page := source.fetch_transactions(100):
+                yield from _confirmed(source, page)
+        finally:
+            source.close()
+
+    # ---- serving ----
+
+    def node(self) -> LocalNode | None:
+        """The zone's node for this process to serve, with ``start()`` and ``stop()``.
+
+        None when the zone is known by the address of its node, which somebody else serves.
+        """
+        from ergon_framework.boundary.node.local_node import LocalNode
+
+        return None if self.settings is None else LocalNode(self.name, self.settings)
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Let go of the zone, and of the connectors to it. Closing twice is fine."""
+        for connector in list(self._connectors):
+            connector.close()  # it confirms what is done, which takes the transport
+        self._transport.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- inside ----
+
+    def _reached(
+        self, place: str | os.PathLike[str] | ZoneSettings, timeout: float, files: TlsOptions
+    ) -> Transport:
+        if isinstance(place, str) and place.lower().startswith(("http://", "https://")):
+            tls = client_tls(files)
+            expected = None if tls is None else self.name
+            return HttpTransport(place, tls=tls, expected_zone=expected, timeout=timeout)
+        if files:
+            raise ConfigurationError(
+                f"{', '.join(sorted(files))} belong to the address of a node",
+                remedy="give https://host:port, or ZoneSettings with the same names",
+            )
+        from ergon_framework.boundary.node.local_node import LocalTransport
+
+        self.settings = place if isinstance(place, ZoneSettings) else folder_settings(place)
+        return LocalTransport(self.name, self.settings, timeout=timeout)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        import asyncio
+
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ergon-zone")
+        context = copy_context()  # with the trace that the fact belongs to
+        loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: context.run(work))
+
+
+def folder_settings(place: str | os.PathLike[str]) -> ZoneSettings:
+    """A zone that lives in a folder and is served to this user, on a port that nobody chose."""
+    text = os.fspath(place)
+    if not text or "://" in text:
+        raise ConfigurationError(
+            f"{text!r} is no place for a zone",
+            remedy="give a folder, the URL of a node (https://host:port) or ZoneSettings, which has"
+            " a store of its own",
+        )
+    return ZoneSettings(data=str(Path(text).absolute()), listen="127.0.0.1:0", insecure=True)
+
+
+def log_of(zone: str, from_zone: str | None) -> str:
+    """The log with the facts that a zone published itself, or pulled from another."""
+    return OUTBOUND if from_zone in (None, zone) else f"{INBOUND}{from_zone}"
+
+
+def fact_id(given: FactId) -> str:
+    """The message id that stands for these parts: ``released:WO-1:1``.
+
+    A part is text or a whole number; a colon in one is escaped, so that no two lists of parts have
+    the same id.
+    """
+    if isinstance(given, str):
+        return given
+    found = ":".join(_part(each) for each in given)
+    if not found or len(found) > MAX_ID:
+        raise _no_id(f"has {len(found)} characters", f"give 1 to {MAX_ID} characters in all")
+    return found
+
+
+def _part(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise _no_id(
+            f"has a part of type {type(value).__name__}",
+            "give text or whole numbers from the record of the event; a time as the text in it",
+        )
+    if value == "":
+        raise _no_id("has an empty part", "give what the record of the event says")
+    return str(value).replace("%", "%25").replace(":", "%3A")
+
+
+def _no_id(problem: str, remedy: str) -> FactInvalidError:
+    return FactInvalidError(
+        f"the id of a fact {problem}", reason="type", remedy=remedy, details={"field": "id"}
+    )
+
+
+_ENVELOPE = ("correlation_id", "causation_id", "labels")
+_NAMES = frozenset(FactItem.__annotations__)
+
+
+def _item(given: FactItem, zone: str, to: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Envelope and fact of one item."""
+    import time
+
+    unknown = sorted(given.keys() - _NAMES)
+    if unknown or not {"subject", "predicate", "id"} <= set(given):
+        raise FactInvalidError(
+            f"publish_many knows no {', '.join(unknown)}" if unknown else "a fact lacks a part",
+            reason="type",
+            remedy='give {"subject": …, "predicate": …, "object": …, "id": …}; a fact with files is'
+            " published alone",
+            details={"field": "fact"},
+        )
+    envelope = {
+        "message_id": fact_id(given["id"]),
+        "from_zone": zone,
+        "to_zone": given.get("to", to),
+        "produced_at_unix_ms": round(time.time() * 1000),
+        **{name: given.get(name) for name in _ENVELOPE if given.get(name) is not None},
+    }
+    fact = {
+        "subject": given["subject"],
+        "predicate": given["predicate"],
+        "object_json": given.get("object"),
+    }
+    return {name: value for name, value in envelope.items() if value is not None}, fact
+
+
+def _confirmed(source: BoundaryConnector, page: Sequence[Transaction]) -> Iterator[Transaction]:
+    """Each of a page, confirmed when the next one is asked for; the others are given back."""
+    left = list(page)
+    try:
+        while left:
+            yield left[0]
+            source.ack(left.pop(0))
+    finally:
+        for each in left:
+            source.release(each)

@@ -1,0 +1,151 @@
+"""Zones of a script: beside ergon.db without settings, where ergon.toml says, or on a server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.app.node import node_address
+from ergon_framework.app.settings import load_settings
+from ergon_framework.app.zones import (
+    folder_name,
+    known_zone,
+    open_zone,
+    script_zone,
+    zones_folder,
+    zones_found,
+)
+from ergon_framework.boundary.certs import issue, make_ca
+from ergon_framework.connector.boundary import Zone
+from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError, SettingsError
+from tests.servers.server import free_port
+
+
+def released(zone: Zone, order: str = "WO-1", pieces: int = 40) -> int:
+    """Publish a fact; its offset."""
+    subject, released = f"work_order:{order}", ("released", order, 1)
+    return zone.publish(subject, "released", {"pieces": pieces}, to="hq", id=released).offset
+
+
+def written(folder: Path, text: str) -> Path:
+    """A settings file."""
+    file = folder / "ergon.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_zone_needs_no_settings(tmp_path: Path) -> None:
+    """It lives beside the script's store, and commands for that folder find it."""
+    found = load_settings(environ={})
+    with open_zone(found, "plant", home=tmp_path) as plant:
+        assert released(plant) == 1
+        assert released(plant) == 1
+        with pytest.raises(ConflictingDuplicateError):
+            released(plant, pieces=41)
+    home = tmp_path / "ergon.zones"
+    assert zones_found(home) == {"plant": home / "plant"}
+    with open_zone(found, "plant", home=tmp_path) as again:
+        assert released(again) == 1
+
+
+def test_zones_live_beside_the_store_that_a_script_names(tmp_path: Path) -> None:
+    """The file of the jobs decides, whether an argument or the settings name it."""
+    none = load_settings(environ={})
+    there = tmp_path / "there"
+    assert zones_folder(none, tmp_path, f"sqlite:///{there}/work.db") == there / "ergon.zones"
+    file = written(tmp_path, '[store]\nurl = "sqlite:///var/work.db"\n')
+    assert zones_folder(load_settings(file)) == tmp_path / "var" / "ergon.zones"
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("..", "%2E%2E"), ("a/b", "a%2Fb"), ("Ü x", "%C3%9C x")]
+)
+def test_a_zone_of_any_name_stays_in_its_folder(name: str, folder: str) -> None:
+    """No name leads out of it."""
+    assert folder_name(name) == folder
+
+
+def test_what_is_no_zone_is_refused(tmp_path: Path) -> None:
+    """Before anything is made."""
+    with pytest.raises(ConfigurationError, match="cannot be a zone"):
+        open_zone(load_settings(environ={}), "a\nb", home=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_memory_keeps_facts_as_long_as_the_script(tmp_path: Path) -> None:
+    """For tests: nothing is written."""
+    with open_zone(load_settings(environ={}), "plant", home=tmp_path, url="memory://") as plant:
+        assert released(plant) == 1
+        assert [each.transaction_id for each in plant.read("all")] == ["released:WO-1:1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_zone_of_the_settings_is_served_as_they_say(tmp_path: Path) -> None:
+    """With its address and its certificates; callers in other folders use the same node."""
+    make_ca(tmp_path)
+    issue(tmp_path, "plant")
+    address = f"127.0.0.1:{free_port()}"
+    file = written(
+        tmp_path,
+        f'[zones.plant]\ndata = "data"\nlisten = "{address}"\n'
+        'cert = "plant.pem"\nkey = "plant.key"\nca = "ca.pem"\n',
+    )
+    found = load_settings(file)
+    with open_zone(found, "plant") as plant, open_zone(found, "plant") as other:
+        assert released(plant) == 1  # nobody serves it: this process does, in passing
+        node = plant.node()
+        assert node is not None
+        node.start()
+        assert node.address == address
+        assert released(other, "WO-2") == 2  # over TLS, with the zone's own certificate
+        assert released(plant) == 1
+        node.stop()
+    assert (tmp_path / "data" / "facts.db").is_file()
+    assert not (tmp_path / "ergon.zones").exists()
+
+
+def test_commands_find_the_zone_of_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a process serves it they ask that one; its token is not shown."""
+    monkeypatch.chdir(tmp_path)
+    assert known_zone(environ={}) is None
+    with open_zone(load_settings(environ={}), "plant", home=tmp_path) as plant:
+        released(plant)
+        setup = known_zone(environ={})
+        assert setup is not None
+        assert (setup.name, setup.settings.data) == ("plant", str(tmp_path / "ergon.zones/plant"))
+        command = [sys.executable, "-m", "ergon_framework.cli", "boundary", "lookup"]
+        done = subprocess.run(  # noqa: S603 - our own
+            [*command, "plant", "released:WO-1:1"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "released:WO-1:1" in done.stdout or "offset" in done.stdout
+        assert (node_address(environ={}).token or "?") not in repr(node_address(environ={}))
+    with pytest.raises(ConfigurationError, match="no process of this machine serves it"):
+        node_address(environ={})
+
+
+@pytest.mark.slow
+def test_one_line_takes_facts_to_a_server(tmp_path: Path, postgres_url: str) -> None:
+    """With ``[store]`` on PostgreSQL facts go there; one that has some in a file is told how."""
+    home = load_settings(environ={})
+    with open_zone(home, "plant", home=tmp_path) as plant:
+        released(plant)
+    file = written(tmp_path, f'[store]\nurl = "{postgres_url}"\n')
+    with pytest.raises(SettingsError, match="zone 'plant' has facts in") as refused:
+        open_zone(load_settings(file), "plant")
+    assert "ergon move" in (refused.value.remedy or "")
+    with (
+        open_zone(load_settings(file), "lab") as one,
+        open_zone(load_settings(file), "lab") as two,
+        open_zone(home, "lab", home=tmp_path / "elsewhere", url=postgres_url) as three,
+    ):
+        assert [released(each) for each in (one, two, three)] == [1, 1, 1]
+        assert released(three, "WO-2") == 2
+        assert len(list(one.read("all"))) == 2
+    assert not (tmp_path / "ergon.zones" / "lab" / "facts.db").exists()
+    assert script_zone(load_settings(file), "lab").settings.store is not None
