@@ -78,14 +78,14 @@ def implicit_store(name: str, settings: ZoneSettings, *, has_folder: bool) -> Zo
     if settings.store is None or not file.is_file():
         return settings
     url = settings.store.get_secret_value()
-    moved_to, place = _moved_to(name, file), StoreLocation(url).name
-    if is_same(moved_to, place):
+    gone_to, place = moved_to(name, file), StoreLocation(url).name
+    if is_same(gone_to, place):
         return settings
     table = toml_table("zones", name)
-    if moved_to:
+    if gone_to:
         raise SettingsError(
-            f"zone {name!r} was moved to {moved_to}, and [store] names {place}",
-            remedy=f"name {moved_to} under [store], or with store under {table}",
+            f"zone {name!r} was moved to {gone_to}, and [store] names {place}",
+            remedy=f"name {gone_to} under [store], or with store under {table}",
         )
     raise SettingsError(
         f"zone {name!r} has facts in {file}, and [store] names {place}",
@@ -101,7 +101,7 @@ def _move_command(name: str, file: Path, url: str) -> str:
     return f"ergon move {source} {target} --zone {shlex.quote(name)} --shut"
 
 
-def _moved_to(name: str, file: Path) -> str:
+def moved_to(name: str, file: Path) -> str:
     """Where the facts of a file were moved to; empty when they were not, or that is unknown."""
     try:
         with closing(open_fact_store(f"sqlite:///{file}", zone=name, read_only=True)) as store:
@@ -222,7 +222,9 @@ def open_zone(
 
 def _unsaid(found: Settings, name: str, home: Path | None, url: str | None) -> ZoneSettings:
     """The settings of a zone that no table describes: served to this user, on any free port."""
-    if url is not None and url.lower().startswith("memory:"):
+    common = found.store.url
+    store = url or ("" if common is None else common.get_secret_value())
+    if store.lower().startswith("memory:"):
         memory = SecretStr("memory://")
         return ZoneSettings(store=memory, objects=memory, listen="127.0.0.1:0", insecure=True)
     defaults: ZoneSettings = found.extensions.get("boundary") or ZoneSettings()

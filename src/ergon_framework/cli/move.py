@@ -15,6 +15,7 @@ from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:
     from ergon_framework.app.move.endpoints import Asked
+    from ergon_framework.app.move.project import ProjectOutcome, ProjectPlan
     from ergon_framework.app.move.transfer import Moved, Tell, TransferProgress
 
 _COLUMNS = ["part", "what", "copied", "discarded", "count", "digest"]
@@ -22,8 +23,21 @@ _STRIDE = 10_000  # copies between two lines where there is no terminal
 
 
 def move(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="A store's URL or zone's folder.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="An empty one, or an earlier copy.")],
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="FROM", help="A store's URL, a zone's folder, or ergon.toml."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="TO", help="An empty one, or an earlier copy.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Move all that ergon.toml, or a script with ergon.db, keeps: every zone, jobs"
+            " and provider calls.",
+        ),
+    ] = None,
     zone: Annotated[
         str | None, typer.Option(metavar="NAME", help="Move the facts of this zone, not jobs.")
     ] = None,
@@ -57,6 +71,9 @@ def move(
     since, also after a move that was cut off; a TO that holds anything else is refused. With --shut
     whoever still works with FROM, or begins to, is refused and told where everything is. JSON is
     one object per line: how far it is, and at the end one for each kind of thing.
+
+    ergon move ergon.toml --to URL moves everything at once, shuts the old stores, and prints the
+    line to change in ergon.toml, which it leaves as it is.
     """
     from ergon_framework.app.move.endpoints import Asked
     from ergon_framework.app.store_location import StoreLocation
@@ -65,30 +82,108 @@ def move(
         raise ConfigurationError(
             "--reopen copies nothing and shuts nothing", remedy="give it alone"
         )
+    if to is not None:
+        _refuse_single_options(source, target, zone, objects)
+        _move_project(source, to, force=force, dry_run=dry_run, reopens=reopen, as_json=as_json)
+        return
+    if source is None or target is None:
+        raise ConfigurationError(
+            "a move needs a FROM and a TO",
+            remedy="ergon move sqlite:///work.db postgresql://host/name; or, for everything that a"
+            " settings file keeps, ergon move ergon.toml --to URL",
+        )
     asked = Asked(StoreLocation(source), StoreLocation(target), zone, objects, force, dry_run, shut)
-    with _told_when_stopped(asked, is_reopening=reopen, as_json=as_json):
+    with _told_when_stopped(_when_stopped(asked, is_reopening=reopen), as_json=as_json):
         if reopen:
             _reopen(asked, as_json=as_json)
         else:
             _move(asked, as_json=as_json)
 
 
+def _when_stopped(asked: Asked, *, is_reopening: bool) -> str:
+    """What a stopped command leaves behind; a store that it had shut is open again."""
+    if is_reopening:
+        return f"stopped: whether {asked.source.name} is open is told by the same command"
+    if asked.is_trial:
+        return "stopped: nothing was written"
+    return "stopped: what was copied stays in TO, and nothing is lost"
+
+
 @contextmanager
-def _told_when_stopped(asked: Asked, *, is_reopening: bool, as_json: bool) -> Iterator[None]:
-    """Say what a stopped command leaves behind; a store that it had shut is open again."""
+def _told_when_stopped(said: str, *, as_json: bool) -> Iterator[None]:
+    """Say what a stopped command leaves behind, and end with the exit code of its signal."""
     try:
         with stoppable():
             yield
     except StoppedError as stopped:
-        if is_reopening:
-            said = f"stopped: whether {asked.source.name} is open is told by the same command"
-        elif asked.is_trial:
-            said = "stopped: nothing was written"
-        else:
-            said = "stopped: what was copied stays in TO, and nothing is lost"
         error = ErgonError(said, remedy="run the same command again: it goes on from there")
         show_error(error, as_json=as_json)
         raise typer.Exit(stopped.exit_code) from None
+
+
+# ---- all that a program keeps -------------------------------------------------------------------
+
+
+def _refuse_single_options(
+    source: str | None, target: str | None, zone: str | None, objects: tuple[str, str] | None
+) -> None:
+    """With --to a program is moved, and all of it."""
+    from ergon_framework.app.move.project import is_project
+
+    if source is not None and not is_project(source):
+        raise ConfigurationError(
+            "--to moves what a settings file or a script keeps, and FROM is a store or a folder",
+            remedy="ergon move FROM TO moves one store; ergon move ergon.toml --to URL moves all",
+        )
+    if target is not None or zone is not None or objects is not None:
+        raise ConfigurationError(
+            "--to moves every part, so there is no TO, --zone or --objects beside it",
+            remedy="leave them out, or move one part: ergon move FROM TO",
+        )
+
+
+def _move_project(
+    source: str | None, to: str, *, force: bool, dry_run: bool, reopens: bool, as_json: bool
+) -> None:
+    from ergon_framework.app.move.project import find_project, plan, reopen, run
+
+    planned = plan(find_project(source), to, is_forced=force, is_trial=dry_run)
+    said = "stopped: the old stores are open as before, and what was copied stays in TO"
+    with _told_when_stopped(said, as_json=as_json):
+        if not reopens:
+            with transfer_progress(as_json=as_json) as tell:
+                outcome = run(planned, tell)
+            _show_project(outcome, planned, is_trial=dry_run, as_json=as_json)
+            return
+        with transfer_progress(as_json=as_json) as tell:
+            opened = reopen(planned, tell)
+        if as_json:
+            show_one({"reopened": opened}, as_json=True)
+        else:
+            print(f"can be used again: {', '.join(opened) or 'nothing was shut'}")
+
+
+def _show_project(
+    outcome: ProjectOutcome, planned: ProjectPlan, *, is_trial: bool, as_json: bool
+) -> None:
+    rows = [
+        {**_row(each, is_trial=is_trial), "part": title if title.startswith("facts") else each.part}
+        for title, each in outcome.moved
+    ]
+    if as_json:
+        for row in rows:
+            show_one(row, as_json=True)
+        show_one({"notes": outcome.notes, "change": planned.change}, as_json=True)
+        return
+    columns = _COLUMNS[:4] if is_trial else _COLUMNS
+    show_list([_shortened(row) for row in rows], columns, as_json=False)
+    for note in outcome.notes:
+        print(note)
+    if planned.parts:
+        print(f"\n{'Then' if is_trial else 'Now'} {planned.change}")
+
+
+# ---- one store ----------------------------------------------------------------------------------
 
 
 def _move(asked: Asked, *, as_json: bool) -> None:

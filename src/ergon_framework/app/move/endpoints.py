@@ -205,6 +205,11 @@ def _has_jobs(place: StoreLocation) -> bool:
     return any(each.part == "jobs" and each.current() is not None for each in tables)
 
 
+def has_work(place: StoreLocation) -> bool:
+    """Whether a place keeps jobs or provider calls; nothing is made by looking for them."""
+    return _has_jobs(place) or call_source(place) is not None
+
+
 def job_source(asked: Asked, stack: ExitStack) -> FullJobStore | None:
     """The store whose jobs are read, if it has any."""
     if not _has_jobs(asked.source):

@@ -25,6 +25,8 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     is_shut: bool = False
     """Whether the source is frozen, by this move or an earlier one."""
+    was_open: bool = False
+    """Whether the source could be worked with when the move began."""
 
 
 def run(asked: Asked, tell: Tell) -> Outcome:
@@ -51,6 +53,7 @@ def _move_work(asked: Asked, tell: Tell) -> Outcome:
         if not parts:
             raise _nothing(asked, outcome.notes)
         _begin(asked, parts)
+        outcome.was_open = not _are_shut(parts)
         outcome.moved += _moved(asked, parts, tell)
         outcome.is_shut = _are_shut(parts)
     outcome.notes += [
@@ -77,6 +80,7 @@ def _move_zone(asked: Asked, tell: Tell) -> Outcome:
     with ExitStack() as stack:
         part = endpoints.zone_part(asked, stack)
         _begin(asked, [part])
+        outcome.was_open = not _are_shut([part])
         # Only after the move state is written: if the bucket fails now, the next run goes on.
         stores = endpoints.object_stores(asked, part, stack)
         if stores is None:

@@ -95,6 +95,8 @@ class LocalNode:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ask: Callable[[], object] = lambda: None
         self._is_stopping = threading.Event()
+        self._error: BaseException | None = None
+        """What ended it after it had begun."""
         self._used_at = 0.0
         self._pid = os.getpid()
 
@@ -109,9 +111,10 @@ class LocalNode:
 
         A guest stands by for nobody: ``FolderInUseError`` when another process has the folder.
         """
-        if self._thread is not None:
+        if not self.is_over:
             return
         begun: Future[None] = Future()
+        self._pid = os.getpid()
         self._is_stopping.clear()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(begun)),
@@ -126,6 +129,14 @@ class LocalNode:
             self._thread = None
             raise
         atexit.register(self._leave)
+
+    def wait(self) -> None:
+        """Wait until it serves no more: it was stopped, or it failed, and then that is raised."""
+        if self._thread is not None:
+            self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def stop(self, timeout: float | None = None) -> bool:
         """Let what runs end, and let go of the zone; whether it has ended in time.
@@ -154,18 +165,21 @@ class LocalNode:
     # ---- in its thread ----
 
     async def _serve(self, begun: Future[None]) -> None:
+        try:
+            await self._serve_until_over(begun)
+        except BaseException as error:
+            if begun.done():
+                self._error = error
+            else:
+                begun.set_exception(error)
+
+    async def _serve_until_over(self, begun: Future[None]) -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         self._loop = loop
         self._ask = lambda: _called_soon(loop, stop.set)
         if self._is_stopping.is_set():
             stop.set()
-        try:
-            node = await self._opened(begun, stop)
-        except BaseException as error:
-            if begun.done():
-                raise
-            begun.set_exception(error)
-            return
+        node = await self._opened(begun, stop)
         if node is None:
             return
         self._node = node

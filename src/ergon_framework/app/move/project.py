@@ -1,0 +1,265 @@
+"""Moving everything that one program keeps: every zone, its jobs and its provider calls.
+
+The program is a settings file, or a script with its ``ergon.db``. What follows ``[store]`` moves; a
+part whose store the settings name by itself stays where it is, and a note says so. Each part is a
+move of its own: it is compared, resumed and undone as any other. Its source is shut at the end, so
+that no process goes on in two places; if a later part fails, the sources that were shut before are
+opened again, and the program works on with what it had.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ergon_framework.app.move import run as single
+from ergon_framework.app.move.endpoints import Asked, has_work
+from ergon_framework.app.move.run import Outcome
+from ergon_framework.app.move.transfer import Moved, Tell
+from ergon_framework.app.settings import load_settings
+from ergon_framework.app.settings.loader import FILE as SETTINGS
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import (
+    SCRIPT_FILE,
+    call_stores,
+    keeps_jobs,
+    resolve_url,
+    store_url,
+)
+from ergon_framework.app.store_location import StoreLocation, is_same
+from ergon_framework.app.zones import (
+    folder_name,
+    moved_to,
+    zones_folder,
+    zones_found,
+    zones_of,
+)
+from ergon_framework.boundary.data_folder import FILE as FACTS
+from ergon_framework.boundary.store_urls import is_server
+from ergon_framework.core.text import toml_table, toml_text
+from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.storage.urls import SQLITE, file_of, store_option
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A program by its settings, or by the folder of a script that has none."""
+
+    settings: Settings
+    home: Path
+
+    @property
+    def name(self) -> str:
+        """The name shown to users."""
+        return str(self.settings.file or self.home / SCRIPT_FILE)
+
+    @property
+    def store(self) -> str:
+        """The store of all parts that have none of their own; empty when nothing was kept yet."""
+        url = store_url(self.settings)
+        if not url and (self.home / SCRIPT_FILE).is_file():
+            url = f"{SQLITE}{(self.home / SCRIPT_FILE).absolute()}"
+        return url
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectPart:
+    """One of the moves that take a program to another store."""
+
+    title: str
+    asked: Asked
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectPlan:
+    """What will be moved, what stays and why, and what is to be written in the settings then."""
+
+    parts: tuple[ProjectPart, ...]
+    notes: tuple[str, ...]
+    change: str
+
+
+@dataclass
+class ProjectOutcome:
+    """What became of each part, by its title."""
+
+    moved: list[tuple[str, Moved]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def is_project(given: str) -> bool:
+    """Whether a name means a program: a settings file, or the store of a script without one."""
+    return "://" not in given and (given.endswith(".toml") or Path(given).name == SCRIPT_FILE)
+
+
+def find_project(given: str | None) -> Project:
+    """The program that is meant; without a name, that of the working directory."""
+    if given is None:
+        settings = load_settings()
+        if settings.file is None and not Path(SCRIPT_FILE).is_file():
+            raise ConfigurationError(
+                f"there is neither {SETTINGS} nor {SCRIPT_FILE} here",
+                remedy="name one of them: ergon move path/to/ergon.toml --to URL",
+            )
+        return Project(settings, Path() if settings.file is None else settings.file.parent)
+    path = Path(given)
+    if not path.is_file():
+        raise ConfigurationError(
+            f"there is no file {given}",
+            remedy="name the settings file, or the ergon.db of a script",
+        )
+    if path.name != SCRIPT_FILE:
+        return Project(load_settings(path), path.parent)
+    beside = path.parent / SETTINGS
+    return Project(load_settings(beside) if beside.is_file() else Settings(), path.parent)
+
+
+# ---- what there is to do ------------------------------------------------------------------------
+
+
+def plan(project: Project, to: str, *, is_forced: bool, is_trial: bool) -> ProjectPlan:
+    """Find every part and where it goes. Stores are looked at; nothing is made or changed."""
+    target = StoreLocation(resolve_url(to, Path()))
+    target.refuse_memory()
+    asked = Asked(target, target, None, None, is_forced, is_trial, not is_trial)
+    notes: list[str] = []
+    parts = [*_zones(project, asked, notes), *_work(project, asked, notes)]
+    if not parts:
+        notes.append(f"nothing of {project.name} is left to move to {target.name}")
+    return ProjectPlan(tuple(parts), tuple(notes), _change(project, target))
+
+
+def _zones(project: Project, asked: Asked, notes: list[str]) -> Iterator[ProjectPart]:
+    """Zones come before jobs: handlers publish facts."""
+    found = project.settings
+    for name, setup in zones_of(found).items():
+        if setup.is_store_said:
+            table = toml_table("zones", name)
+            notes.append(f"the facts of zone {name} stay: {table} or [boundary] names their store")
+            continue
+        yield from _zone(name, Path(setup.settings.data), Path(setup.settings.data), asked, project)
+    url = project.store
+    here = zones_folder(found, project.home, url or None)
+    there = here if asked.target.file is None else zones_folder(found, None, asked.target.url)
+    for name, folder in zones_found(here).items():
+        if name not in zones_of(found):
+            yield from _zone(name, folder, there / folder_name(name), asked, project)
+
+
+def _zone(
+    name: str, folder: Path, new_folder: Path, asked: Asked, project: Project
+) -> Iterator[ProjectPart]:
+    """The move of one zone's facts, if they have to go anywhere."""
+    source = _facts_at(name, folder, asked.target, project)
+    if source is None:
+        return
+    if is_server(asked.target.url):
+        target = asked.target
+    elif source.is_folder and folder.absolute() == new_folder.absolute():
+        return  # a store that keeps no facts leaves them in their folder
+    else:
+        target = StoreLocation(str(new_folder.absolute()))
+    if not is_same(source.name, target.name):
+        part = replace(asked, source=source, target=target, zone=name)
+        yield ProjectPart(f"facts of {name}", part)
+
+
+def _facts_at(
+    name: str, folder: Path, target: StoreLocation, project: Project
+) -> StoreLocation | None:
+    """Where a zone's facts are now: in its folder until they were moved away, or on the server."""
+    file = folder / FACTS
+    if file.is_file():
+        gone_to = moved_to(name, file)
+        is_there = is_same(gone_to, target.name) if gone_to else False
+        if is_there and project.store and is_same(StoreLocation(project.store).name, target.name):
+            return None  # the settings know it already
+        if is_there or not gone_to:
+            return StoreLocation(str(folder))
+    return StoreLocation(project.store) if is_server(project.store) else None
+
+
+def _work(project: Project, asked: Asked, notes: list[str]) -> Iterator[ProjectPart]:
+    """Jobs and provider calls."""
+    found, url = project.settings, project.store
+    jobs = found.extensions.get("jobs")
+    if jobs is not None and jobs.store is not None:
+        notes.append("jobs stay if they are in the store that [jobs] names")
+    for name, other in call_stores(found).items():
+        if other != url:
+            table = toml_table("providers", name) if name else "[providers]"
+            notes.append(f"provider calls in the store that {table} names stay")
+    file = file_of(url) if url else None
+    if not url or (file is not None and not file.is_file()):
+        return
+    source = StoreLocation(url)
+    if is_same(source.name, asked.target.name) or not has_work(source):
+        return
+    if not keeps_jobs(asked.target.url):
+        raise ConfigurationError(
+            f"{asked.target.name} keeps facts and no jobs",
+            remedy="name PostgreSQL with --to; or write store = under [boundary] for facts alone,"
+            " and move each zone by itself: ergon move FOLDER URL",
+        )
+    yield ProjectPart("jobs and provider calls", replace(asked, source=source))
+
+
+def _change(project: Project, target: StoreLocation) -> str:
+    """The line that makes the program use the new store; a password is not repeated."""
+    written = _written(project.settings.file)
+    if written.startswith("env:"):
+        return f"set the variable {written.removeprefix('env:')} to the URL of {target.name}"
+    url = target.url if target.file is not None or store_option(target.url) else "env:ERGON_STORE"
+    where = f"in {project.settings.file}" if project.settings.file else f"in a new file {SETTINGS}"
+    line = f"[store]\nurl = {toml_text(url)}"
+    hint = "" if url != "env:ERGON_STORE" else f"   # a variable with the URL of {target.name}"
+    beside = "" if project.settings.file else f", beside {project.home.absolute() / SCRIPT_FILE}"
+    return f"write {where}{beside}:\n\n{line}{hint}"
+
+
+def _written(file: Path | None) -> str:
+    """The URL of ``[store]`` as the file has it: maybe the name of a variable."""
+    if file is None:
+        return ""
+    table: Any = tomllib.loads(file.read_text(encoding="utf-8")).get("store", {})
+    return str(table.get("url", "")) if isinstance(table, dict) else ""
+
+
+# ---- doing it -----------------------------------------------------------------------------------
+
+
+def run(planned: ProjectPlan, tell: Tell) -> ProjectOutcome:
+    """Move part by part; if one fails, the sources that were shut on the way are opened again."""
+    outcome = ProjectOutcome(notes=list(planned.notes))
+    done: list[ProjectPart] = []
+    try:
+        for part in planned.parts:
+            found: Outcome = single.run(part.asked, tell)
+            if found.was_open:
+                done.append(part)
+            outcome.moved += [(part.title, each) for each in found.moved]
+            outcome.notes += [note for note in found.notes if not _is_answered(note)]
+    except BaseException:
+        for part in done:
+            if part.asked.shuts:
+                with suppress(ErgonError):  # why the move failed is what is told; --reopen is left
+                    single.reopen(replace(part.asked, is_forced=True, shuts=False))
+        raise
+    return outcome
+
+
+def reopen(planned: ProjectPlan, tell: Tell) -> list[str]:
+    """Open every source again; the titles of the parts that were shut."""
+    return [part.title for part in planned.parts if single.reopen(part.asked, tell)]
+
+
+def _is_answered(note: str) -> bool:
+    """Whether a note of a single move says what this command does anyway, or need not be done.
+
+    Objects stay in the zone's folder, where the new settings look for them, too.
+    """
+    return note.startswith(("the facts of zone", "objects stay"))

@@ -1,0 +1,218 @@
+"""Everything that one program keeps goes to another store, and the settings stay as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.app.settings import load_settings
+from ergon_framework.app.zones import open_zone
+from ergon_framework.cli import invoke
+from ergon_framework.errors import SettingsError, StoreError
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.providers.base import ProviderBase
+from ergon_framework.providers.execution import ProviderExecutionContext
+from ergon_framework.providers.quota import QuotaPolicy
+
+pytestmark = pytest.mark.req("SCALE:move")
+SETTINGS = """
+[store]
+url = "sqlite:///work.db"  # the one line
+
+[zones.plant]
+data = "plant"
+listen = "127.0.0.1:0"
+insecure = true
+"""
+
+
+class Rates(ProviderBase):
+    """A provider that always answers."""
+
+    provider_name, capability = "rates", "exchange"
+
+    def _execute_impl(self, **_given: Any) -> dict[str, float]:
+        return {"rate": 1.08}
+
+
+def asked(store: str) -> int | None:
+    """Call the provider once; how many calls are left."""
+    with Rates(store=store, quota=QuotaPolicy(limit=10, period="day")) as rates:
+        context = ProviderExecutionContext()
+        told = rates.execute(
+            tenant_id="acme", campaign_id=None, operation="eur", payload={}, context=context
+        )
+        return None if told.quota is None else told.quota.remaining_count
+
+
+def published(settings: Path, zone: str, n: int) -> int:
+    """Publish a fact as a script with these settings does; its offset."""
+    with open_zone(load_settings(settings), zone) as found:
+        return found.publish("order:1", "counted", {"n": n}, to="hq", id=("counted", n)).offset
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """The settings of a program that has done something of everything."""
+    file = tmp_path / "ergon.toml"
+    file.write_text(SETTINGS)
+    store = f"sqlite:///{tmp_path}/work.db"
+    with JobClient(store) as client:
+        client.enqueue("greet", ["Ada"])
+        client.enqueue("greet", ["Alan"], delay=3600)
+    assert asked(store) == 9
+    assert [published(file, "plant", n) for n in (1, 2)] == [1, 2]
+    assert published(file, "lab", 1) == 1  # which the settings do not name
+    return file
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], int]:
+    """What was copied, by part and kind, as a program reads it."""
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {(each["part"], each["what"]): each["copied"] for each in told if "what" in each}
+
+
+@pytest.mark.slow
+def test_one_command_and_one_line_take_a_program_to_a_server(
+    program: Path, postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every zone, the jobs and the provider calls go on where they were."""
+    move = ["move", str(program), "--to", postgres_url]
+    assert invoke([*move, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert f'Then write in {program}:\n\n[store]\nurl = "{postgres_url}"' in told
+    assert program.read_text() == SETTINGS
+    assert published(program, "plant", 2) == 2  # a trial shuts nothing
+
+    assert invoke([*move, "--json"]) == 0
+    copied = rows(capsys)
+    assert copied["jobs", "jobs"] == 2
+    assert copied["facts of plant", "facts"] == 2
+    assert copied["facts of lab", "facts"] == 1
+    assert copied["provider calls", "provider rows"] > 0
+    assert program.read_text() == SETTINGS  # nothing is rewritten
+
+    with pytest.raises(StoreError, match="moved to"):
+        published(program, "plant", 3)
+    with pytest.raises(StoreError), JobClient(f"sqlite:///{program.parent}/work.db") as old:
+        old.enqueue("greet", ["Grace"])
+    assert invoke(move) == 0  # again: nothing to do
+    assert "Now write in" in capsys.readouterr().out
+
+    program.write_text(SETTINGS.replace("sqlite:///work.db", postgres_url))
+    assert published(program, "plant", 2) == 2  # known by its id
+    assert published(program, "plant", 3) == 3
+    assert published(program, "lab", 1) == 1
+    assert asked(postgres_url) == 8
+    with JobClient(postgres_url) as client:
+        assert client.store.count(Search()) == 2
+    assert invoke(move) == 0
+    assert "nothing of" in capsys.readouterr().out
+
+    program.write_text(SETTINGS)  # and back: what was done there would be lost
+    assert invoke([*move, "--reopen"]) == 1
+    assert "others are" in capsys.readouterr().err
+    assert invoke([*move, "--reopen", "--force"]) == 0
+    assert "facts of plant, facts of lab, jobs and provider calls" in capsys.readouterr().out
+    assert published(program, "plant", 4) == 3
+
+
+def test_a_part_that_fails_leaves_the_program_where_it_was(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was shut on the way is open again, and the same command goes on from there."""
+    target = tmp_path / "new" / "work.db"
+    target.parent.mkdir()
+    with JobClient(f"sqlite:///{target}") as other:
+        other.enqueue("somebody", ["else"])
+    move = ["move", str(program), "--to", f"sqlite:///{target}"]
+    assert invoke(move) == 1
+    assert "holds jobs already" in capsys.readouterr().err
+    assert published(program, "lab", 2) == 2  # its facts had been moved, beside the new file
+    for file in target.parent.glob("work.db*"):
+        file.unlink()
+    assert invoke([*move, "--json"]) == 0
+    assert rows(capsys)["facts of lab", "facts"] == 1
+    program.write_text(SETTINGS.replace("work.db", str(target)))
+    assert published(program, "lab", 2) == 2
+    assert published(program, "plant", 2) == 2  # which has a folder of its own
+    assert target.parent.joinpath("ergon.zones", "lab", "facts.db").is_file()
+
+
+def test_a_script_without_settings_is_moved_by_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is to be written then is a settings file; a password stays unseen."""
+    store = tmp_path / "ergon.db"
+    with JobClient(f"sqlite:///{store}") as client:
+        client.enqueue("greet")
+    target = f"sqlite:///{tmp_path}/other.db"
+    assert invoke(["move", str(store), "--to", target]) == 0
+    assert f"Now write in a new file ergon.toml, beside {store}" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["move", "--to", target, "--dry-run"]) == 0
+    secret = "postgresql://ergon:hush@127.0.0.1:1/work"  # noqa: S105 - nobody listens there
+    assert invoke(["move", "--to", secret, "--dry-run"]) == 1
+    said = capsys.readouterr()
+    assert "hush" not in said.out + said.err
+
+
+def test_what_has_a_store_of_its_own_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line under [store] would not move it; the variable that holds the URL is named."""
+    file = tmp_path / "ergon.toml"
+    file.write_text(
+        '[store]\nurl = "env:ERGON_TEST_MOVE"\n[jobs]\nstore = "sqlite:///jobs.db"\n'
+        '[zones.plant]\nstore = "sqlite:///facts.db"\n'
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ERGON_TEST_MOVE", f"sqlite:///{tmp_path}/work.db")
+        assert invoke(["move", str(file), "--to", f"sqlite:///{tmp_path}/new.db", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["change"].startswith("set the variable ERGON_TEST_MOVE to the URL of ")
+    assert [note.partition(" stay")[0] for note in told["notes"]][:2] == [
+        "the facts of zone plant",
+        "jobs",
+    ]
+    assert not (tmp_path / "new.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--to", "x"], "there is neither ergon.toml nor ergon.db here"),
+        (["gone.toml", "--to", "sqlite:///x.db"], "there is no file gone.toml"),
+        (["sqlite:///x.db", "--to", "sqlite:///y.db"], "FROM is a store or a folder"),
+        (["ergon.toml", "x", "--to", "y"], "--to moves every part"),
+        (["sqlite:///x.db"], "a move needs a FROM and a TO"),
+        (["memory.toml", "--to", "memory://"], "there is no file"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before any store is opened."""
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["move", *arguments]) != 0
+    assert told in capsys.readouterr().err.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_facts_in_a_folder_are_not_forgotten_when_the_line_was_changed_first(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A zone that is left behind says so, and the same command brings it along."""
+    program.write_text(SETTINGS.replace("sqlite:///work.db", "nats://127.0.0.1:1"))
+    with pytest.raises(SettingsError, match="zone 'plant' has facts in"):
+        published(program, "plant", 3)
+    assert invoke(["move", str(program), "--to", "nats://127.0.0.1:1", "--dry-run"]) == 1
+    assert "127.0.0.1" in capsys.readouterr().err  # it was on its way there
