@@ -26,7 +26,7 @@ instants = st.datetimes(
     timezones=st.integers(-720, 720).map(lambda minutes: timezone(timedelta(minutes=minutes))),
 )
 texts = st.none() | st.text(max_size=8)
-transactions = st.builds(
+transactions: st.SearchStrategy[Transaction] = st.builds(
     Transaction,
     st.text(min_size=1, max_size=12),
     json_values,

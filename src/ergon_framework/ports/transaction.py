@@ -12,9 +12,21 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from ergon_framework.errors import EnvelopeError, FrozenError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # A bare Transaction is a Transaction[Any]: Python itself knows defaults only since 3.13.
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+    T = TypeVar("T")
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
+    T = TypeVar("T")
 
 FIELDS = (
     "transaction_id",
@@ -34,9 +46,11 @@ is made of when somebody asks (call, run, phase, number, ticket). The happy path
 _set = object.__setattr__
 
 
-class Transaction:
+class Transaction(Generic[T_co]):
     """One unit of work. Two transactions are equal when all their fields are.
 
+    ``Transaction[Order]`` has a payload of that type, for a type checker; a consumer function with
+    that annotation gets the payload converted to it.
     ``id`` is accepted and readable as another name of ``transaction_id``. A transformation makes a
     new transaction with a new id: see :meth:`derive`.
     """
@@ -44,7 +58,7 @@ class Transaction:
     __slots__ = (*FIELDS, "__weakref__")
 
     transaction_id: str
-    payload: Any
+    payload: T_co
     metadata: Mapping[str, Any]
     correlation_id: str | None
     trace_id: str | None
@@ -108,18 +122,31 @@ class Transaction:
         changes.setdefault("trace_id", self.trace_id)
         return Transaction(payload=payload, **changes)
 
-    def with_payload_copy(self) -> Transaction:
+    def with_payload_copy(self) -> Transaction[T_co]:
         """The same envelope around a deep copy of the payload, so that attempts share nothing."""
         values = {name: getattr(self, name) for name in FIELDS}
         values["payload"] = copy.deepcopy(self.payload)
         return Transaction(**values)
 
-    def with_trace(self, metadata: dict[str, Any], trace_id: str) -> Transaction:
+    def with_payload(self, payload: T) -> Transaction[T]:
+        """The same envelope around another payload. Written out, as each attempt may need one."""
+        made: Transaction[T] = object.__new__(Transaction)
+        _set(made, "transaction_id", self.transaction_id)
+        _set(made, "payload", payload)
+        _set(made, "metadata", self.metadata)
+        _set(made, "correlation_id", self.correlation_id)
+        _set(made, "trace_id", self.trace_id)
+        _set(made, "created_at", self.created_at)
+        _set(made, "source", self.source)
+        _set(made, "parent_id", self.parent_id)
+        return made
+
+    def with_trace(self, metadata: dict[str, Any], trace_id: str) -> Transaction[T_co]:
         """The same envelope in another trace. The metadata is taken over, not copied or checked.
 
         Written out, for each attempt of each producer comes through here.
         """
-        made = object.__new__(Transaction)
+        made: Transaction[T_co] = object.__new__(Transaction)
         _set(made, "transaction_id", self.transaction_id)
         _set(made, "payload", self.payload)
         _set(made, "metadata", MappingProxyType(metadata))

@@ -1,0 +1,300 @@
+"""Gathers units for one call of a function that takes a list, and gives each its own outcome.
+
+Every unit has its own lifecycle in the engine, with its own attempts, timeouts and settlement. Only
+the innermost call is shared: units whose attempts run at the same time join a *batch*, which is
+handed over when it is full, or when its first unit has waited for ``linger`` seconds. A unit that
+is tried again joins whatever batch is open then.
+
+The first unit of a batch *leads* it: its worker makes the call. In threads, a worker that the
+engine gave up on goes on leading for those who joined it. In asyncio it is cancelled; before the
+call another unit leads then, and during the call they all have run out of time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import (
+    ExceptionType,
+    NonRetryableException,
+    TransactionException,
+    TransactionTimeoutException,
+)
+from ergon_framework.ports.clock import Signal
+from ergon_framework.ports.context import Attempt, current_attempt
+from ergon_framework.task.options import BatchRule
+
+NEVER = float("inf")
+LATE = 0.05
+"""Seconds after which is looked again whether the engine gave up on an attempt that is overdue."""
+
+
+class _Unit:
+    """One unit of a batch, and what became of it."""
+
+    __slots__ = ("attempt", "is_done", "is_gone", "outcome", "payload", "turn")
+
+    def __init__(self, payload: Any) -> None:
+        self.payload = payload
+        self.attempt: Attempt | None = current_attempt()
+        self.is_done = False
+        self.is_gone = False  # asyncio: it was cancelled while it waited
+        self.outcome: Any = None
+        self.turn: Any = None  # asyncio: what its task waits for
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the engine gave up on its attempt."""
+        return self.attempt is not None and self.attempt.is_cancelled
+
+    @property
+    def deadline_at(self) -> float:
+        """When the engine gives up on it."""
+        found = None if self.attempt is None else self.attempt.deadline_at
+        return NEVER if found is None else found
+
+    def end(self, outcome: Any) -> None:
+        """Note what became of it."""
+        self.outcome, self.is_done = outcome, True
+
+    def answer(self) -> Any:
+        """Return its result, or raise its failure."""
+        outcome, self.outcome = self.outcome, None
+        if isinstance(outcome, _Raised):
+            # Units share an error, and each one that raises it would lengthen its traceback.
+            raise outcome.error.with_traceback(outcome.trace)
+        return outcome
+
+
+class _Raised:
+    """A failure, as opposed to an exception that a function may return on purpose."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.trace = error.__traceback__
+
+
+def _share(owner: str, units: list[_Unit], result: Any) -> None:
+    """Give each unit its part of what the function returned."""
+    if not isinstance(result, list):
+        for unit in units:
+            unit.end(result)
+        return
+    if len(result) != len(units):
+        text = f"the consumer {owner!r} returned {len(result)} results for {len(units)} units"
+        for unit in units:  # one error each: an error belongs to one transaction
+            unit.end(_Raised(NonRetryableException(text, remedy="return one for each, in order")))
+        return
+    for unit, each in zip(units, result, strict=True):
+        unit.end(_Raised(each) if isinstance(each, BaseException) else each)
+
+
+def _fail(units: list[_Unit], error: BaseException) -> None:
+    for unit in units:
+        unit.end(_Raised(error))
+
+
+class _Batch:
+    """Units that will be handed over together."""
+
+    def __init__(self, signal: Signal) -> None:
+        self.units: list[_Unit] = []
+        self.signal = signal  # its units wait here
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the engine gave up on all its units: then its call takes no place any more."""
+        return all(unit.is_cancelled for unit in self.units)
+
+    @property
+    def given_up_at(self) -> float:
+        """When the engine gives up on the last of its units."""
+        return max(unit.deadline_at for unit in self.units)
+
+
+class ThreadBatches:
+    """The batches of one consumer, for threads."""
+
+    def __init__(self, owner: str, rule: BatchRule, call: Callable[[list[Any]], Any]) -> None:
+        self._owner = owner
+        self._rule = rule
+        self._call = call
+        self._lock = threading.Lock()
+        self._open: _Batch | None = None
+        self._running: list[_Batch] = []
+        self._waiting: deque[_Batch] = deque()  # for one of the calls under way to end
+
+    def join(self, payload: Any) -> Any:
+        """Be part of a batch; returns or raises what became of this unit."""
+        unit = _Unit(payload)
+        with self._lock:
+            batch = self._open
+            leads = batch is None
+            if batch is None:
+                batch = self._open = _Batch(current_clock().signal(self._lock))
+            batch.units.append(unit)
+            if len(batch.units) == self._rule.size:
+                self._open = None
+                batch.signal.notify_all()
+            if not leads:
+                self._follow(batch, unit)
+        if leads:
+            self._lead(batch)
+        return unit.answer()
+
+    def _follow(self, batch: _Batch, unit: _Unit) -> None:
+        until = unit.deadline_at
+        while not unit.is_done and not unit.is_cancelled:
+            batch.signal.wait(None if until == NEVER else until)
+            if current_clock().now() >= until:
+                until = current_clock().now() + LATE
+
+    def _lead(self, batch: _Batch) -> None:
+        with self._lock:
+            self._fill(batch)
+            units = [unit for unit in batch.units if not unit.is_cancelled]
+        try:
+            if units:
+                _share(self._owner, units, self._call([unit.payload for unit in units]))
+        except BaseException as error:
+            _fail(units, error)
+        finally:
+            with self._lock:
+                self._running.remove(batch)
+                self._let_next_begin()
+                batch.signal.notify_all()
+
+    def _fill(self, batch: _Batch) -> None:
+        """Wait until the batch is full, or its time is over and a call may begin."""
+        until = current_clock().now() + self._rule.linger
+        while self._open is batch and current_clock().now() < until:
+            batch.signal.wait(until)
+        self._waiting.append(batch)
+        while self._waiting[0] is not batch or not self._may_begin():
+            batch.signal.wait(self._looks_again_at() if self._waiting[0] is batch else None)
+        self._waiting.popleft()
+        self._running.append(batch)
+        self._let_next_begin()
+        if self._open is batch:
+            self._open = None
+
+    def _may_begin(self) -> bool:
+        under_way = sum(not each.is_abandoned for each in self._running)
+        return under_way < self._rule.calls
+
+    def _looks_again_at(self) -> float | None:
+        """When one of the calls may be abandoned, of which nobody is told."""
+        live = (each.given_up_at for each in self._running if not each.is_abandoned)
+        first = min(live, default=0.0)  # the last of them may be abandoned just now
+        return None if first == NEVER else max(first, current_clock().now() + LATE)
+
+    def _let_next_begin(self) -> None:
+        if self._waiting:
+            self._waiting[0].signal.notify_all()
+
+
+class _AsyncBatch:
+    """The asyncio twin of :class:`_Batch`."""
+
+    def __init__(self) -> None:
+        self.units: list[_Unit] = []
+        self.is_due = False  # full, or its first unit has waited long enough
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class AsyncBatches:
+    """The batches of one consumer, for asyncio."""
+
+    def __init__(
+        self, owner: str, rule: BatchRule, call: Callable[[list[Any]], Awaitable[Any]]
+    ) -> None:
+        self._owner = owner
+        self._rule = rule
+        self._call = call
+        self._open: _AsyncBatch | None = None
+        self._due: deque[_AsyncBatch] = deque()
+        self._running = 0
+
+    async def join(self, payload: Any) -> Any:
+        """Be part of a batch; returns or raises what became of this unit."""
+        unit, batch = self._enter(payload)
+        try:
+            leads = await unit.turn
+        except asyncio.CancelledError:
+            unit.is_gone = True
+            if unit.turn.done() and not unit.turn.cancelled() and unit.turn.result():
+                self._pass_on(batch)  # its turn came with the cancellation: another one leads
+            raise
+        if leads:
+            await self._lead(unit, batch)
+        return unit.answer()
+
+    def _enter(self, payload: Any) -> tuple[_Unit, _AsyncBatch]:
+        loop = asyncio.get_running_loop()
+        unit = _Unit(payload)
+        unit.turn = loop.create_future()
+        batch = self._open
+        if batch is None:
+            batch = self._open = _AsyncBatch()
+            batch.timer = loop.call_later(self._rule.linger, self._hand_over, batch)
+        batch.units.append(unit)
+        if len(batch.units) == self._rule.size:
+            self._open = None
+            self._hand_over(batch)
+        return unit, batch
+
+    def _hand_over(self, batch: _AsyncBatch) -> None:
+        if not batch.is_due:
+            batch.is_due = True
+            self._due.append(batch)
+            self._begin()
+
+    def _begin(self) -> None:
+        """Let batches begin that are due, while fewer calls than allowed are under way."""
+        while self._due and self._running < self._rule.calls:
+            batch = self._due.popleft()
+            if batch is self._open:
+                self._open = None
+            if batch.timer is not None:
+                batch.timer.cancel()
+            self._running += 1
+            self._pass_on(batch)
+
+    def _pass_on(self, batch: _AsyncBatch) -> None:
+        """Let the first unit that is still there lead; without any, the call does not happen."""
+        for unit in batch.units:
+            if not unit.turn.done():
+                unit.turn.set_result(True)
+                return
+        self._running -= 1
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    async def _lead(self, leader: _Unit, batch: _AsyncBatch) -> None:
+        units = [unit for unit in batch.units if not unit.is_gone and not unit.turn.cancelled()]
+        try:
+            _share(self._owner, units, await self._call([unit.payload for unit in units]))
+        except asyncio.CancelledError:
+            for unit in units:
+                unit.end(_Raised(_cut_off(leader)))
+            raise
+        except BaseException as error:
+            _fail(units, error)
+        finally:
+            for unit in units:
+                if not unit.turn.done():
+                    unit.turn.set_result(False)
+            self._running -= 1
+            self._begin()
+
+
+def _cut_off(leader: _Unit) -> TransactionException:
+    """What a unit gets whose batch was cancelled with its leader."""
+    if leader.is_cancelled:
+        return TransactionTimeoutException("the call of the batch ran out of time")
+    return TransactionException("the call of the batch was cancelled", ExceptionType.SYSTEM)

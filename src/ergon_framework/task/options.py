@@ -1,0 +1,221 @@
+"""The short options of a consumer, and the policy that they stand for.
+
+::
+
+    consumer_policy("charge", {"attempts": 3, "timeout": 5, "concurrency": 8})
+
+Each option is another name of one field of :class:`ConsumerPolicy`; what the field refuses, the
+option refuses. Two options mean more than one field. ``concurrency`` alone keeps that many workers
+busy: the policy then fetches as many at once, and does not wait for the slowest of a batch.
+``batch`` belongs to functions that take a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal, NamedTuple, TypedDict, get_type_hints
+
+from pydantic import ValidationError
+
+from ergon_framework.errors import WiringError
+from ergon_framework.ports.settings_model import explain
+from ergon_framework.task.mixins.policies import ConsumerPolicy
+
+DEFAULT_LINGER = 0.1
+"""Seconds that a batch which is not full waits for more units, unless ``linger`` says otherwise."""
+MAX_BATCH = 10_000
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """What may be said about a consumer in short; the whole is a :class:`ConsumerPolicy`."""
+
+    attempts: int
+    """How often one unit is tried, the first attempt included."""
+    timeout: float | None
+    """Seconds of one attempt."""
+    backoff: float
+    """Seconds before the second attempt."""
+    backoff_multiplier: float
+    backoff_cap: float
+    jitter: float
+    concurrency: int
+    """How many units are worked on at once; of a batch consumer, how many batches."""
+    prefetch: int
+    """How many units one fetch asks for."""
+    batch: int
+    """How many units one call of a function that takes a list gets at most."""
+    linger: float
+    """Seconds that a batch which is not full waits for more units."""
+    streaming: bool
+    """Whether to wait when there is nothing; otherwise an empty source ends the call."""
+    limit: int | None
+    """How many units are worked on in all."""
+    transaction_timeout: float | None
+    """Seconds of one unit, with all its attempts and the waits between them."""
+    loop_timeout: float | None
+    """Seconds of the whole call."""
+    stop_grace: float
+    payload_copies: bool
+    settlement: Literal["engine", "manual"]
+    mode: Literal["batch", "continuous"]
+    fetch_attempts: int
+    fetch_timeout: float | None
+    fetch_backoff: float
+    extra: Mapping[str, Any]
+    """Further keyword arguments of each fetch."""
+    policy: ConsumerPolicy | Mapping[str, Any]
+    """A whole policy; the other options may add to it, and not contradict it."""
+
+
+class BatchRule(NamedTuple):
+    """How units are gathered for one call of a function."""
+
+    size: int
+    linger: float
+    calls: int
+    """How many such calls run at once."""
+
+
+_PROCESS, _FETCH = ("steps", "process", "retry"), ("steps", "fetch", "retry")
+_PATHS: dict[str, tuple[str, ...]] = {
+    "attempts": (*_PROCESS, "max_attempts"),
+    "timeout": (*_PROCESS, "timeout"),
+    "backoff": (*_PROCESS, "backoff"),
+    "backoff_multiplier": (*_PROCESS, "backoff_multiplier"),
+    "backoff_cap": (*_PROCESS, "backoff_cap"),
+    "jitter": (*_PROCESS, "jitter"),
+    "concurrency": ("loop", "concurrency", "value"),
+    "prefetch": ("loop", "batch", "size"),
+    "streaming": ("loop", "streaming"),
+    "limit": ("loop", "limit"),
+    "transaction_timeout": ("loop", "transaction_timeout"),
+    "loop_timeout": ("loop", "timeout"),
+    "stop_grace": ("loop", "stop_grace"),
+    "payload_copies": ("loop", "payload_copies"),
+    "settlement": ("loop", "settlement"),
+    "mode": ("loop", "mode"),
+    "fetch_attempts": (*_FETCH, "max_attempts"),
+    "fetch_timeout": (*_FETCH, "timeout"),
+    "fetch_backoff": (*_FETCH, "backoff"),
+    "extra": ("steps", "fetch", "extra"),
+}
+_KNOWN = tuple(get_type_hints(ConsumerOptions))
+
+
+def consumer_policy(
+    owner: str, options: Mapping[str, Any], connector: str | None = None
+) -> ConsumerPolicy:
+    """The policy that the options of a consumer stand for."""
+    return read_options(owner, options, connector)[0]
+
+
+def read_options(
+    owner: str, options: Mapping[str, Any], connector: str | None = None
+) -> tuple[ConsumerPolicy, BatchRule | None]:
+    """The policy that the options stand for, and how units are gathered if ``batch`` is said."""
+    _refuse_unknown(owner, options)
+    given = dict(options)
+    whole = _as_table(owner, given.pop("policy", None))
+    batch = _batch_rule(owner, given)
+    if batch is not None:
+        _put(owner, whole, ("loop", "concurrency", "value"), batch.size * batch.calls, "batch")
+        given.setdefault("prefetch", batch.size)
+    for name, value in given.items():
+        _put(owner, whole, _PATHS[name], value, name)
+    if connector is not None:
+        _put(owner, whole, ("steps", "fetch", "connector_name"), connector, "connector")
+    _keep_workers_busy(whole)
+    return _checked(owner, whole), batch
+
+
+def _refuse_unknown(owner: str, options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in _KNOWN:
+            near = get_close_matches(name, _KNOWN, 1) or _by_field(name)
+            hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(_KNOWN)}"
+            raise WiringError(f"the consumer {owner!r} has no option {name!r}", remedy=hint)
+
+
+def _by_field(name: str) -> list[str]:
+    """The option that stands for a field of this name."""
+    return [option for option, path in _PATHS.items() if name in path[-1:]]
+
+
+def _as_table(owner: str, policy: Any) -> dict[str, Any]:
+    if policy is None:
+        return {}
+    if isinstance(policy, ConsumerPolicy):
+        return policy.model_dump(exclude_unset=True)
+    if isinstance(policy, Mapping):
+        return _checked(owner, policy).model_dump(exclude_unset=True)
+    raise WiringError(
+        f"the policy of the consumer {owner!r} is {type(policy).__name__}",
+        remedy="pass ConsumerPolicy(...) or a mapping with its fields",
+    )
+
+
+def _batch_rule(owner: str, given: dict[str, Any]) -> BatchRule | None:
+    size, linger = given.pop("batch", None), given.pop("linger", None)
+    if size is None:
+        if linger is not None:
+            raise WiringError(
+                f"the consumer {owner!r} has a linger and no batch",
+                remedy="say how many units one call gets: batch=100",
+            )
+        return None
+    calls = given.pop("concurrency", 1)
+    for name, value in (("batch", size), ("concurrency", calls)):
+        if type(value) is not int or not 1 <= value <= MAX_BATCH:
+            raise WiringError(
+                f"the option {name!r} of the consumer {owner!r} must be a whole number from 1 to"
+                f" {MAX_BATCH}, not {value!r}"
+            )
+    linger = DEFAULT_LINGER if linger is None else linger
+    if isinstance(linger, bool) or not isinstance(linger, int | float) or not 0 <= linger < 1e6:
+        raise WiringError(
+            f"the option 'linger' of the consumer {owner!r} must be seconds, not {linger!r}"
+        )
+    return BatchRule(size, float(linger), calls)
+
+
+def _put(owner: str, table: dict[str, Any], path: tuple[str, ...], value: Any, option: str) -> None:
+    for key in path[:-1]:
+        table = table.setdefault(key, {})
+    said = table.setdefault(path[-1], value)
+    if said != value:
+        raise WiringError(
+            f"the option {option!r} of the consumer {owner!r} contradicts {'.'.join(path)} of its"
+            " policy",
+            remedy="say it in one of the two places",
+        )
+
+
+def _keep_workers_busy(whole: dict[str, Any]) -> None:
+    """Let several workers have something to do, where nobody said how they are fed.
+
+    The policy itself says no such thing: a fetch asks for exactly ``batch.size``, and that is one
+    unless somebody says otherwise.
+    """
+    loop = whole.get("loop", {})
+    workers = loop.get("concurrency", {}).get("value", 1)
+    if not isinstance(workers, int) or workers <= 1:
+        return
+    loop.setdefault("mode", "continuous")
+    loop.setdefault("batch", {}).setdefault("size", workers)
+
+
+def _checked(owner: str, table: Mapping[str, Any]) -> ConsumerPolicy:
+    try:
+        return ConsumerPolicy.model_validate(table)
+    except ValidationError as error:
+        told = "; ".join(_told(error))
+        raise WiringError(f"the consumer {owner!r} is set up wrongly: {told}") from error
+
+
+def _told(error: ValidationError) -> Iterator[str]:
+    options = {path: name for name, path in _PATHS.items()}
+    for details in error.errors(include_url=False):
+        option = options.get(tuple(str(each) for each in details["loc"]))
+        text = explain(details)
+        yield text if option is None else f"{option}: {text}"
