@@ -17,6 +17,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     ALLOWED,
     CancelRequested,
+    Discarded,
     Event,
     ExecutorMissing,
     Expired,
@@ -94,6 +95,7 @@ _REFUSED = Failure(Kind.REJECTED, "handler_not_found")
 _GATE = Failure(Kind.HELD, "held")
 SEEN: tuple[tuple[str, Event, int], ...] = (
     ("the executor answered success", Succeeded(), 0),
+    ("its handler discarded it", Discarded(), 0),
     ("an attempt failed, and attempts are left", Failed(_ERROR), 0),
     ("the last attempt failed", Failed(_ERROR), 4),
     ("the failure is final, such as handler_not_found", Failed(_REFUSED), 0),

@@ -15,9 +15,13 @@
     │   └── ChannelLostError                 … to settle on a channel that is gone
     ├── TransactionException                 one transaction failed, with its category
     │   ├── NonRetryableException            … and trying again is useless
+    │   │   └── Business                     … raised by a handler: the request itself is refused
     │   └── TransactionTimeoutException      … because an engine deadline passed
     ├── FetchException                       the connector could not be read
     │   └── FetchTimeoutException (TimeoutError)
+    ├── Retry                                raised by a handler: try this unit again
+    ├── Snooze                               raised by a handler: not now, and this was no attempt
+    ├── Discard                              raised by a handler: done with, without a result
     ├── InputException                       the iterable given to a producer raised
     ├── StoreError                           a store refuses, or cannot do what it was asked
     │   ├── StoreUnavailableError            … for now: locked, unreachable, closed
@@ -54,16 +58,18 @@ matched by programs; the text may not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 __all__ = [
     "ArtifactError",
     "BoundaryError",
     "BoundaryNotFoundError",
     "BufferFullError",
+    "Business",
     "ChannelLostError",
     "ConfigurationError",
     "ConflictingDuplicateError",
@@ -71,6 +77,7 @@ __all__ = [
     "ConsumerHeldError",
     "ConsumerLoopTimeoutException",
     "DataLossError",
+    "Discard",
     "DuplicateJobError",
     "EnvelopeError",
     "ErgonError",
@@ -95,7 +102,9 @@ __all__ = [
     "PayloadError",
     "ProducerLoopTimeoutException",
     "ResultTimeoutError",
+    "Retry",
     "SettingsError",
+    "Snooze",
     "StoreBrokenError",
     "StoreError",
     "StoreFullError",
@@ -327,6 +336,88 @@ class TransactionTimeoutException(TransactionException):
         super().__init__(
             message, category or ExceptionType.TIMEOUT, transaction_id, cause, remedy=remedy
         )
+
+
+# ---- what a handler raises to say how its unit goes on, the same for every kind of work ----------
+
+
+class Duration(Protocol):
+    """A ``timedelta``, or what can be asked like one."""
+
+    def total_seconds(self) -> float:
+        """How long it is."""
+
+
+class Business(NonRetryableException):
+    """The unit is refused for what it is: a final failure, never tried again.
+
+    Of a transaction it is the category BUSINESS; a job is dead-lettered at once; a provider call
+    ends with this attempt.
+    """
+
+    code = "business"
+    category = ExceptionType.BUSINESS
+
+    def __init__(
+        self, message: str = "", *, cause: BaseException | None = None, remedy: str = ""
+    ) -> None:
+        super().__init__(message, cause=cause, remedy=remedy)
+
+    def __str__(self) -> str:
+        return ErgonError.__str__(self) or "refused by the handler"
+
+
+class Retry(ErgonError):
+    """Asks for another attempt, ``after`` seconds from now; without it the policy decides when.
+
+    This attempt counts: when it was the last, the unit has failed.
+    """
+
+    code = "retry"
+    failure_kind = "transient"
+
+    def __init__(self, message: str = "", after: float | Duration | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = None if after is None else _delay(after)
+
+    def __str__(self) -> str:
+        return super().__str__() or "the handler asks for another attempt"
+
+
+class Snooze(ErgonError):
+    """Says that the work cannot begin before ``seconds`` have passed; this was no attempt.
+
+    For a resource that is known to be away: a quota that is used up, a service that asks to wait.
+    """
+
+    code = "held"
+    failure_kind = "held"
+
+    def __init__(self, seconds: float | Duration, message: str = "") -> None:
+        super().__init__(message)
+        self.retry_after_seconds = _delay(seconds)
+
+    def __str__(self) -> str:
+        return super().__str__() or "the work is held"
+
+
+class Discard(ErgonError):
+    """Says that the unit is done with: there is no result, and nothing has failed.
+
+    For work that has become pointless: the order was cancelled, a newer file has come.
+    """
+
+    code = "discarded"
+
+    def __str__(self) -> str:
+        return super().__str__() or "discarded by the handler"
+
+
+def _delay(delay: float | Duration) -> float:
+    seconds = float(delay) if isinstance(delay, int | float) else delay.total_seconds()
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(f"a delay is a number of seconds from 0 on, not {seconds}")
+    return seconds
 
 
 class _Reported(ErgonError):

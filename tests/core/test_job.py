@@ -18,6 +18,7 @@ from ergon_framework.core.job import (
     JOB_RETRIES,
     WHY_ENDED,
     CancelRequested,
+    Discarded,
     Event,
     ExecutorMissing,
     Expired,
@@ -47,6 +48,7 @@ FLAKY = Failure(Kind.TRANSIENT, "flaky", "it did not answer")
 
 EVENTS: list[Event] = [
     Succeeded(),
+    Discarded("pointless"),
     *(Failed(Failure(kind, "x"), written) for kind in Kind for written in (True, False)),
     *(HeldBack(Failure(Kind.HELD, "gate", retry_after=after)) for after in (None, -1.0, 5.0)),
     *(ProcessDied(taken, alone) for taken in (True, False) for alone in (True, False)),
@@ -75,13 +77,29 @@ def test_the_table_by_hand() -> None:
     by_hand = {
         PENDING: {Expired, ExecutorMissing, CancelRequested, RunRequested},
         RETRYING: {Expired, ExecutorMissing, CancelRequested, RunRequested},
-        ACTIVE: {Succeeded, Failed, HeldBack, ProcessDied, Unread, Released, LeaseExpired},
+        ACTIVE: {
+            Succeeded,
+            Discarded,
+            Failed,
+            HeldBack,
+            ProcessDied,
+            Unread,
+            Released,
+            LeaseExpired,
+        },
         COMPLETED: set(),
         FAILED: {RunRequested, RequeueRequested},
         CANCELLED: {RunRequested},
     }
     found = {status: {seen for seen, at in ALLOWED.items() if status in at} for status in JobStatus}
     assert found == by_hand
+
+
+def test_a_discarded_job_has_completed_and_says_why() -> None:
+    """It counts as an attempt like any other end, and no failure is told."""
+    moved = next_transition(JobSnapshot(ACTIVE, attempts=1), Discarded("pointless"), RULE)
+    assert (moved.status, moved.event, moved.why) == (COMPLETED, "discarded", "discarded")
+    assert (moved.attempts, moved.failure) == (2, None)
 
 
 @pytest.mark.parametrize("status", JobStatus)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
 from typing import Any
 
@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 from ergon_framework.core.executor_protocol import Status
+from ergon_framework.errors import Business, Discard, Retry, Snooze
 from ergon_framework.executor import Held, RetryLater
 from ergon_framework.executor.outcomes import MAX_MESSAGE, failed, not_found, succeeded, written
 
@@ -24,6 +25,10 @@ class Broken(Exception):
 class Cruel(Exception):
     def __str__(self) -> str:
         raise SystemExit(1)
+
+
+class Refused(Business):
+    """A class of the user's."""
 
 
 class Model(pydantic.BaseModel):
@@ -52,6 +57,11 @@ def line(outcome: Any, limit: int = 1000) -> dict[str, Any]:
         (asyncio.CancelledError(), "error", "CancelledError", "CancelledError"),
         (RecursionError("too deep"), "error", "RecursionError", "too deep"),
         (TimeoutError("too slow"), "timeout", "TimeoutError", "too slow"),
+        (Business("no such customer"), "error", "Business", "no such customer"),
+        (Refused("too late"), "error", "Business", "too late"),
+        (Retry("busy"), "retry", "Retry", "busy"),
+        (Snooze(3, "quota"), "retry", "held", "quota"),
+        (Discard("cancelled"), "success", "discarded", "cancelled"),
         (RetryLater("busy"), "retry", "RetryLater", "busy"),
         (Held("quota", 3), "retry", "held", "quota"),
     ],
@@ -69,6 +79,9 @@ def test_what_a_handler_raises_becomes_an_outcome(
 @pytest.mark.req("EXEC:retry_after")
 def test_the_wished_delay_travels() -> None:
     """It is a number of seconds, or null where the policy shall decide."""
+    assert line(failed("j", Retry("x", after=2.5)))["retry_after_seconds"] == 2.5
+    assert line(failed("j", Retry("x", timedelta(minutes=1))))["retry_after_seconds"] == 60
+    assert line(failed("j", Snooze(timedelta(hours=1))))["retry_after_seconds"] == 3600
     assert line(failed("j", RetryLater("x", delay=2.5)))["retry_after_seconds"] == 2.5
     assert line(failed("j", RetryLater("x")))["retry_after_seconds"] is None
     assert line(failed("j", Held("x", 3)))["retry_after_seconds"] == 3
@@ -81,12 +94,26 @@ def test_a_delay_that_makes_no_sense_is_refused(delay: float) -> None:
         RetryLater("x", delay=delay)
     with pytest.raises(ValueError, match="delay"):
         Held("x", delay)
+    with pytest.raises(ValueError, match="delay"):
+        Retry(after=delay)
+    with pytest.raises(ValueError, match="delay"):
+        Snooze(delay)
 
 
-def test_a_wish_without_words_says_something() -> None:
+@pytest.mark.parametrize(
+    "error", [Business(), Retry(), Snooze(1), Discard(), RetryLater(), Held("", 1)]
+)
+def test_a_wish_without_words_says_something(error: Exception) -> None:
     """An outcome never has an empty message."""
-    assert line(failed("j", RetryLater()))["error_message"]
-    assert line(failed("j", Held("", 1)))["error_message"]
+    assert " " in line(failed("j", error))["error_message"]
+
+
+@pytest.mark.parametrize("error", [Retry("busy"), Snooze(3), Discard("cancelled")])
+def test_what_was_asked_for_has_no_traceback(error: Exception) -> None:
+    """Only what went wrong is told with the place where it did."""
+    with pytest.raises(type(error)) as raised:
+        raise error
+    assert "error_traceback" not in line(failed("j", raised.value))
 
 
 @pytest.mark.req("X3")

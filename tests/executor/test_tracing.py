@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from ergon_framework.errors import Discard
 from ergon_framework.executor import Held, Registry, RetryLater, tracing
 from tests.executor.link import Child, Link, runtime_command
 
@@ -50,7 +51,10 @@ def registry_of_all() -> Registry:
     def slow(secret: str) -> None:
         raise TimeoutError(secret)
 
-    for each in (work, awork, fail, later, held, slow):
+    def discard(secret: str) -> None:
+        raise Discard(secret)
+
+    for each in (work, awork, fail, later, held, slow, discard):
         registry.add(each)
     return registry
 
@@ -86,6 +90,16 @@ def test_the_trace_of_a_request_is_continued(name: str, spans: InMemorySpanExpor
         "rrq.outcome": "success",
     }
     assert span.status.status_code is StatusCode.UNSET
+
+
+def test_a_discarded_job_is_no_error_of_the_trace(spans: InMemorySpanExporter) -> None:
+    """Whoever counts spans with an error type does not count it."""
+    with Link(registry_of_all()) as link:
+        assert link.ask("discard", SECRET, _trace_context=CARRIER)["status"] == "success"
+    (span,) = spans.get_finished_spans()
+    assert "error.type" not in (span.attributes or {})
+    assert span.status.status_code is StatusCode.UNSET
+    assert SECRET not in span.to_json()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ergon_framework.core.job import (
     next_transition,
 )
 from ergon_framework.errors import (
+    Business,
     ConfigurationError,
     MissingExtraError,
     SettingsError,
@@ -153,6 +154,37 @@ def test_what_is_given_up_on_is_added() -> None:
     own = leased(retry=b'{"give_up_on": ["Fatal"], "retry_on": ["Boom"]}')
     codes = Settler(fewer, "w").final_codes(own)
     assert codes == fewer.final_codes() - {"Boom"} | {"Fatal"}
+
+
+def test_what_a_handler_discards_is_told_in_the_history() -> None:
+    """With the handler's words; a result that somebody sent along all the same is not kept."""
+    settler, job = Settler(JobsSettings(), "w"), leased()
+    reply = Reply("j", Status.SUCCESS, b"1", "token=hunter2 gone", "discarded")
+    seen = settler.event_of(reply, job)
+    settled = settler.settle_claim(Claim(job), seen, 1.0, 0.1, reply.result)
+    entry = msgspec.json.decode(settled.entry)
+    assert (entry["event"], entry["status"], entry["why"]) == (
+        "discarded",
+        "completed",
+        "discarded",
+    )
+    assert "gone" in entry["message"]
+    assert "hunter2" not in entry["message"]
+    assert settled.result is None
+
+
+def test_a_success_that_names_another_error_type_is_a_plain_success() -> None:
+    """What executors of others write there says nothing."""
+    reply = Reply("j", Status.SUCCESS, error_type="none", error_message="fine")
+    assert Settler(JobsSettings(), "w").event_of(reply, leased()) == Succeeded()
+
+
+def test_a_business_failure_is_final() -> None:
+    """The worker knows it by the name that the executor tells."""
+    reply = Reply("j", Status.ERROR, error_type=Business.__name__)
+    seen = Settler(JobsSettings(), "w").event_of(reply, leased())
+    assert isinstance(seen, Failed)
+    assert seen.failure.kind is Kind.REJECTED
 
 
 def test_a_message_of_an_executor_is_kept_in_part() -> None:

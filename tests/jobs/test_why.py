@@ -8,7 +8,15 @@ import msgspec
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import Failed, HeldBack, LeaseExpired, ProcessDied, Succeeded, Unread
+from ergon_framework.core.job import (
+    Discarded,
+    Failed,
+    HeldBack,
+    LeaseExpired,
+    ProcessDied,
+    Succeeded,
+    Unread,
+)
 from ergon_framework.jobs.claims import Settler
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
@@ -257,6 +265,19 @@ def test_a_dead_job(desk: Desk, failure: Failure, reason: str) -> None:
     assert reason in told
     assert f"Its last failure was {failure.code}." in told
     assert "This sends it back with fresh counters:  ergon dlq requeue a" in told
+
+
+def test_a_discarded_job(desk: Desk) -> None:
+    """It is over without a result, in the handler's own words; an earlier failure is past."""
+    desk.add()
+    desk.hand.run(BROKEN)
+    desk.clock.now += 3600
+    desk.hand.run(Discarded("the order was cancelled"))
+    told = desk.why()
+    assert told.startswith("Its handler discarded it at 2030-")
+    assert "done, without a result, after 2 attempts." in told
+    assert "its handler discarded it: the order was cancelled." in told
+    assert desk.client.result(desk.id, timeout=0) is None
 
 
 def test_a_job_that_no_executor_takes(desk: Desk) -> None:

@@ -30,6 +30,7 @@ from ergon_framework.core.rfc3339 import (
 
 __all__ = [
     "ATTEMPTS",
+    "DISCARDED",
     "HANDLER_NOT_FOUND",
     "HELD",
     "INVALID_REQUEST",
@@ -60,6 +61,12 @@ HANDLER_NOT_FOUND = "handler_not_found"
 
 HELD = "held"
 """The error type of a retry that was refused by a gate before anything was attempted."""
+
+DISCARDED = "discarded"
+"""The error type of a success without a result: the handler gave the job up as pointless.
+
+To an orchestrator that does not know it, such a job has succeeded with null.
+"""
 
 ATTEMPTS = "ergon_attempts"
 """In the trace's carrier: how many attempts a job has, told where that is 1."""

@@ -81,6 +81,13 @@ class Succeeded:
 
 
 @dataclass(frozen=True, slots=True)
+class Discarded:
+    """The executor answered ``success``, and that the job was pointless."""
+
+    message: str = ""  # for the history
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The attempt failed. ``is_written`` tells whether an executor was asked at all."""
 
@@ -156,6 +163,7 @@ class RequeueRequested:
 
 Event: TypeAlias = (
     Succeeded
+    | Discarded
     | Failed
     | HeldBack
     | ProcessDied
@@ -171,6 +179,7 @@ Event: TypeAlias = (
 
 ALLOWED: dict[type[Event], frozenset[JobStatus]] = {
     Succeeded: _RUNNING,
+    Discarded: _RUNNING,
     Failed: _RUNNING,
     HeldBack: _RUNNING,
     ProcessDied: _RUNNING,
@@ -214,10 +223,8 @@ def next_transition(
             f"{type(event).__name__} cannot happen to a job that is {snapshot.status}"
         )
     match event:
-        case Succeeded():
-            return Transition(
-                JobStatus.COMPLETED, "completed", snapshot.attempts + 1, snapshot.excused
-            )
+        case Succeeded() | Discarded():
+            return _completed(snapshot, event)
         case Failed(failure, is_written):
             return _judged(snapshot, failure, rule, dice, is_charged=is_written)
         case HeldBack(failure):
@@ -241,6 +248,13 @@ def next_transition(
             return Transition(JobStatus.PENDING, "requeued", 0, 0, is_reset=True)
         case _:
             assert_never(event)
+
+
+def _completed(snapshot: JobSnapshot, event: Succeeded | Discarded) -> Transition:
+    attempts, excused = snapshot.attempts + 1, snapshot.excused
+    if isinstance(event, Discarded):
+        return Transition(JobStatus.COMPLETED, DISCARDED, attempts, excused, why=DISCARDED)
+    return Transition(JobStatus.COMPLETED, "completed", attempts, excused)
 
 
 def _waited(snapshot: JobSnapshot, event: Expired | ExecutorMissing) -> Transition:
@@ -364,6 +378,7 @@ def _ended(
 
 
 DELIVERIES_SPENT = "deliveries_spent"
+DISCARDED = "discarded"
 EXPIRED_RETRYING = "expired_retrying"
 UNSERVED = "unserved"
 WHY_ENDED = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from ergon_framework.core.rfc3339 import parse_rfc3339
+from ergon_framework.errors import Retry, Snooze
 from ergon_framework.ports.unit_of_work import RUNNING
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -76,35 +76,17 @@ def _moment(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromtimestamp(parse_rfc3339(text), UTC)
 
 
-class RetryLater(Exception):
-    """Asks for another attempt, ``delay`` seconds from now; without one the policy decides when."""
+class RetryLater(Retry):
+    """:class:`~ergon_framework.errors.Retry` under its first name, with ``delay`` for ``after``."""
 
     def __init__(self, message: str = "", delay: float | None = None) -> None:
-        super().__init__(message)
-        self.delay = _checked_delay(delay)
-
-    def __str__(self) -> str:
-        return str(self.args[0]) or "the handler asks for another attempt"
+        super().__init__(message, delay)
+        self.delay = self.retry_after_seconds
 
 
-class Held(Exception):
-    """Says that the work cannot begin before ``delay`` seconds have passed; it is no attempt.
-
-    For a resource that is known to be away: a quota that is used up, a service that asks to wait.
-    """
+class Held(Snooze):
+    """:class:`~ergon_framework.errors.Snooze` under its first name, with the message first."""
 
     def __init__(self, message: str, delay: float) -> None:
-        super().__init__(message)
-        self.delay = _checked_delay(delay)
-
-    def __str__(self) -> str:
-        return str(self.args[0]) or "the work is held"
-
-
-def _checked_delay(delay: float | None) -> float | None:
-    if delay is None:
-        return None
-    seconds = float(delay)
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError(f"a delay is a number of seconds from 0 on, not {seconds}")
-    return seconds
+        super().__init__(delay, message)
+        self.delay = self.retry_after_seconds

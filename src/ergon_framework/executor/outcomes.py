@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.executor_protocol import (
+    DISCARDED,
     HANDLER_NOT_FOUND,
     HELD,
     MAX_LINE,
@@ -24,8 +25,7 @@ from ergon_framework.core.executor_protocol import (
 )
 from ergon_framework.core.failure import Kind
 from ergon_framework.engine.classify import known_failure
-from ergon_framework.errors import NonRetryableException
-from ergon_framework.executor.context import Held, RetryLater
+from ergon_framework.errors import Discard, NonRetryableException, Retry, Snooze
 
 UNSERIALISABLE = "unserialisable_result"
 TOO_LARGE = "result_too_large"
@@ -47,7 +47,7 @@ def succeeded(job_id: str, result: Any) -> Outcome:
 def failed(job_id: str, error: BaseException) -> Outcome:
     """The handler raised: its text, its class, and where it was raised."""
     outcome = _failed(job_id, error)
-    if outcome.error_type == HELD or isinstance(error, RetryLater):
+    if outcome.error_type in (HELD, DISCARDED) or isinstance(error, Retry):
         return outcome  # asked for, and no mishap
     trace = traceback_of(error)
     return msgspec.structs.replace(outcome, error_traceback=trace) if trace else outcome
@@ -55,10 +55,12 @@ def failed(job_id: str, error: BaseException) -> Outcome:
 
 def _failed(job_id: str, error: BaseException) -> Outcome:
     message, kind = text_of(error), name_of(error)
-    if isinstance(error, RetryLater):
-        return Outcome(job_id, Status.RETRY, None, message, kind, error.delay)
-    if isinstance(error, Held):
-        return Outcome(job_id, Status.RETRY, None, message, HELD, error.delay)
+    if isinstance(error, Retry):
+        return Outcome(job_id, Status.RETRY, None, message, kind, error.retry_after_seconds)
+    if isinstance(error, Snooze):
+        return Outcome(job_id, Status.RETRY, None, message, HELD, error.retry_after_seconds)
+    if isinstance(error, Discard):
+        return Outcome(job_id, Status.SUCCESS, None, message, DISCARDED)
     known = known_failure(error)
     if known is not None and known.kind is Kind.HELD:
         return Outcome(job_id, Status.RETRY, None, _clean(known.message), HELD, known.retry_after)

@@ -11,9 +11,16 @@ import msgspec
 from pydantic import ValidationError
 
 from ergon_framework import redaction
-from ergon_framework.core.executor_protocol import HANDLER_NOT_FOUND, HELD, Reply, Status
+from ergon_framework.core.executor_protocol import (
+    DISCARDED,
+    HANDLER_NOT_FOUND,
+    HELD,
+    Reply,
+    Status,
+)
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
+    Discarded,
     Event,
     Failed,
     HeldBack,
@@ -90,7 +97,7 @@ class Settler:
     def event_of(self, reply: Reply, job: ClaimedJob) -> Event:
         """What an executor's answer means."""
         if reply.status is Status.SUCCESS:
-            return _SUCCEEDED
+            return _SUCCEEDED if reply.error_type != DISCARDED else _discarded(reply)
         code = _writable((reply.error_type or "")[:MAX_CODE])
         after = reply.retry_after_seconds
         text = _writable(redaction.message((reply.error_message or "")[:MAX_MESSAGE]))
@@ -131,7 +138,7 @@ class Settler:
             )
             transition = next_transition(snapshot, event, self.rule_of(job), random.random())  # noqa: S311 - jitter
             entry = self._entry(transition, now, job.deliveries, seconds, event=event)
-        is_completed = transition.status is JobStatus.COMPLETED
+        has_result = transition.status is JobStatus.COMPLETED and transition.event != DISCARDED
         keep = self.keep(transition.status, job.result_ttl)
         return Settlement(  # by position: this is done for each job, and by name it takes longer
             job.key,
@@ -140,7 +147,7 @@ class Settler:
             JobStatus.ACTIVE,
             transition,
             entry,
-            result if is_completed else None,
+            result if has_result else None,
             keep,
         )
 
@@ -196,7 +203,7 @@ class Settler:
         if transition.failure is not None:
             failure = transition.failure
             entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
-        for name in ("traceback", "output"):
+        for name in ("message", "traceback", "output"):
             if text := getattr(event, name, None):
                 entry[name] = text
         if transition.why:
@@ -204,6 +211,10 @@ class Settler:
         if transition.delay:
             entry["delay"] = round(transition.delay, 3)
         return _encode(entry)
+
+
+def _discarded(reply: Reply) -> Discarded:
+    return Discarded(_writable(redaction.message((reply.error_message or "")[:MAX_MESSAGE])))
 
 
 def _trace(reply: Reply) -> str | None:

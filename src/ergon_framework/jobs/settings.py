@@ -109,6 +109,7 @@ GIVEN_UP = frozenset(
         "invalid_arguments",
         "invalid_request",
         "unsupported_protocol_version",
+        "Business",
         "NonRetryableException",
         "ProviderAuthError",
         "ProviderBadRequestError",

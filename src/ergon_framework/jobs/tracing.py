@@ -14,7 +14,15 @@ import msgspec
 from opentelemetry.trace import Span
 
 from ergon_framework.core.executor_protocol import ATTEMPTS
-from ergon_framework.core.job import Event, Failed, HeldBack, ProcessDied, Released, Unread
+from ergon_framework.core.job import (
+    Discarded,
+    Event,
+    Failed,
+    HeldBack,
+    ProcessDied,
+    Released,
+    Unread,
+)
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.telemetry.tracing import (
@@ -126,4 +134,6 @@ def _told(event: Event) -> tuple[str, str | None]:
         return "died", "executor_died"
     if isinstance(event, HeldBack):
         return "held", None
+    if isinstance(event, Discarded):
+        return "discarded", None
     return ("released" if isinstance(event, Released | Unread) else "success"), None

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.job import JobStatus, route
+from ergon_framework.core.job import DISCARDED, JobStatus, route
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import Job, JobStore, Named, Queue, Schedule, WorkerRecord
@@ -79,7 +79,7 @@ def last_told(job: Job, name: str) -> dict[str, Any] | None:
     """The last event of the job's history that tells this, if that is one of its latest life."""
     latest: dict[str, Any] | None = None
     for entry in entries(job):
-        if entry.get("event") in ("requeued", "completed"):
+        if entry.get("event") in ("requeued", "completed", DISCARDED):
             latest = None
         elif entry.get(name):
             latest = entry

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.job import WHY_ENDED, JobStatus
+from ergon_framework.core.job import DISCARDED, WHY_ENDED, JobStatus
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import counted, duration, failure_text, indented, toml_table
 from ergon_framework.jobs.settings import JobsSettings
@@ -53,7 +53,7 @@ def _state(
         case JobStatus.ACTIVE:
             yield from _running(job, workers, now)
         case JobStatus.COMPLETED:
-            yield f"It completed{_at(job.finished_at)}, after {counted(job.attempts, 'attempt')}."
+            yield f"{_completed(job)}, after {counted(job.attempts, 'attempt')}."
         case JobStatus.FAILED:
             yield from _died(job, options)
         case JobStatus.CANCELLED:
@@ -198,6 +198,12 @@ def _died(job: Job, options: str) -> Iterator[str]:
     yield f"This sends it back with fresh counters:  {requeue}"
 
 
+def _completed(job: Job) -> str:
+    if job.why == DISCARDED:
+        return f"Its handler discarded it{_at(job.finished_at)}: it is done, without a result"
+    return f"It completed{_at(job.finished_at)}"
+
+
 def _cancelled_for(job: Job) -> str:
     if job.why == "replaced":
         return f", because a newer job with the unique key {job.unique_key!r} took its place"
@@ -241,6 +247,7 @@ _TOLD = {
 }
 _EVENTS = {
     "completed": "it completed",
+    DISCARDED: "its handler discarded it",
     "failed": "attempt {attempt} failed",
     "held": "a gate held it",
     "released": "it was given back without a charge",
@@ -265,6 +272,8 @@ def _event(entry: dict[str, Any]) -> str:
         text = "it was refused without an attempt"
     if entry.get("code"):
         text += f": {failure_text(entry['code'], entry.get('message'))}"
+    elif entry.get("message"):
+        text += f": {entry['message']}"
     if entry.get("lost_by"):
         text += f" (held by the worker {entry['lost_by']!r})"
     if entry.get("delay"):

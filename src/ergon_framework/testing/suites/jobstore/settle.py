@@ -7,6 +7,7 @@ from functools import partial
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     CancelRequested,
+    Discarded,
     Event,
     Failed,
     HeldBack,
@@ -66,6 +67,16 @@ def null_is_a_result(s: JobStoreSubject) -> None:
     s.put("a", "b")
     same(s.ended("a", result=b"null").result, b"null", "a null result")
     same(s.ended("b", FAILS_FOR_GOOD).result, None, "the result of a failed job")
+
+
+@check()
+def discarded_job_is_over(s: JobStoreSubject) -> None:
+    """A job that its handler discarded is completed, says so, and frees its unique key."""
+    s.put("a", unique_key="k")
+    job = s.ended("a", Discarded("pointless"), result=b"null")
+    same((job.status, job.why), (JobStatus.COMPLETED, "discarded"), "status, why")
+    same((job.attempts, job.last_error, job.result), (1, None, b"null"), "what is kept")
+    same([each.is_new for each in s.put("b", unique_key="k")], [True], "the key is free")
 
 
 @check()
