@@ -41,7 +41,7 @@ class Binding:
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name
-        parameters = _parameters(name, function)
+        parameters = self._parameters = _parameters(name, function)
         hints = _hints(name, function, parameters)
         self._contexts = {each for each, hint in hints.items() if _is_context(hint)}
         self._positional = [
@@ -79,6 +79,12 @@ class Binding:
             for each, hint in hints.items()
             if each not in self._contexts and hint not in _ANYTHING
         }
+
+    @property
+    def signature(self) -> str:
+        """How the handler is called, without what it is given by others than its caller."""
+        own = [each for each in self._parameters.values() if each.name not in self._contexts]
+        return f"{self.name}{inspect.Signature(own)}"
 
     def bind(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], job: HasContext | None = None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import msgspec
 
+from ergon_framework.core.job import route
 from ergon_framework.errors import HookError, JobError, WiringError
 from ergon_framework.executor.binding import Binding, InvalidArgumentsError
+from ergon_framework.ports.job_options import HandlerOptions, JobCall, handler_options
 
 Hook = Callable[[], Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -24,13 +26,14 @@ class HandlerNotFoundError(JobError, LookupError):
 
 
 class Handler:
-    """A function under its name."""
+    """A function under its name, and what was said about its jobs."""
 
-    __slots__ = ("_binding", "function", "is_async", "name")
+    __slots__ = ("_binding", "function", "is_async", "name", "options")
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self.name = name
         self.function = function
+        self.options = options
         self.is_async = is_coroutine(function)
         self._binding: Binding | None = None
 
@@ -50,11 +53,12 @@ class Registry:
         registry = Registry()
 
 
-        @registry.handler("resize")
+        @registry.handler("resize", attempts=5, timeout=30)
         def resize(path: str, *, width: int = 100) -> str: ...
 
     Handlers are plain or async functions. Their arguments come from JSON and are turned into the
-    annotated types; a parameter annotated :class:`JobContext` receives the job's context.
+    annotated types; a parameter annotated :class:`JobContext` receives the job's context. Options
+    are those of all jobs of a handler: a client that is given the registry stores them.
     """
 
     def __init__(self) -> None:
@@ -65,14 +69,16 @@ class Registry:
     @overload
     def handler(self, name: _F) -> _F: ...
     @overload
-    def handler(self, name: str | None = None) -> Callable[[_F], _F]: ...
-    def handler(self, name: Any = None) -> Any:
+    def handler(
+        self, name: str | None = None, **options: Unpack[HandlerOptions]
+    ) -> Callable[[_F], _F]: ...
+    def handler(self, name: Any = None, **options: Any) -> Any:
         """Register a function, under the given name or under its own; returns it unchanged."""
         if callable(name):
             return self.add(name)
-        return functools.partial(self.add, name=name)
+        return functools.partial(self.add, name=name, **options)
 
-    def add(self, function: _F, name: str | None = None) -> _F:
+    def add(self, function: _F, name: str | None = None, **options: Unpack[HandlerOptions]) -> _F:
         """Register a function; the same as decorating it."""
         if isinstance(function, staticmethod | classmethod) or not callable(function):
             raise HookError(f"{function!r} cannot be called", remedy="register a function")
@@ -85,7 +91,7 @@ class Registry:
             raise WiringError(
                 f"there are two handlers named {name!r}", remedy="give one of them another name"
             )
-        self._handlers[name] = Handler(name, function)
+        self._handlers[name] = Handler(name, function, handler_options(name, options))
         return function
 
     def on_startup(self, hook: _H) -> _H:
@@ -102,6 +108,11 @@ class Registry:
     def names(self) -> list[str]:
         """The names of all handlers, in order."""
         return sorted(self._handlers)
+
+    @property
+    def options(self) -> dict[str, Mapping[str, Any]]:
+        """What was said about the jobs of each handler, in the long words."""
+        return {each.name: each.options for each in self._handlers.values()}
 
     @property
     def has_async(self) -> bool:
@@ -132,6 +143,23 @@ class Registry:
 
         The arguments are judged as they will arrive: after a journey through JSON.
         """
+        self._checked(name, args, kwargs or {})
+
+    def job_call(self, handler: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobCall:
+        """What to store for a call of a handler, checked, with the options of its jobs.
+
+        Dates, dataclasses, models and the like become what JSON can carry. A handler that names
+        its executor may be one of another registry: it is checked if it is known here.
+        """
+        executor, name = route(handler)
+        if executor and name not in self._handlers:
+            return JobCall(args, kwargs, {})
+        sent = self._checked(name, args, kwargs)
+        return JobCall(*sent, self._handlers[name].options)
+
+    def _checked(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
         found = self._handlers.get(name)
         if found is None:
             from difflib import get_close_matches
@@ -140,13 +168,18 @@ class Registry:
             remedy = f"did you mean {near[0]!r}?" if near else "register it, or correct the name"
             raise HandlerNotFoundError(f"there is no handler {name!r}", remedy=remedy)
         try:
-            sent = msgspec.to_builtins([list(args), dict(kwargs or {})], enc_hook=_dumped)
+            sent = msgspec.to_builtins([list(args), dict(kwargs)], enc_hook=_dumped)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidArgumentsError(
-                f"an argument cannot be written as JSON: {error}",
-                remedy="use texts, numbers, lists and dicts with text keys",
+                f"an argument of {name!r} cannot be written as JSON: {error}",
+                remedy="pass text, numbers, lists, dicts with text keys, or what is made of these",
             ) from error
-        found.binding.bind(sent[0], sent[1])
+        try:
+            found.binding.bind(sent[0], sent[1])
+        except InvalidArgumentsError as error:
+            error.remedy = error.remedy or f"call it as {found.binding.signature}"
+            raise
+        return sent[0], sent[1]
 
 
 def is_coroutine(function: Any) -> bool:
@@ -159,6 +192,10 @@ def is_coroutine(function: Any) -> bool:
 
 
 def _dumped(value: Any) -> Any:
+    """Text and numbers of classes of their own, and models."""
+    for base in (str, int, float):
+        if isinstance(value, base):
+            return base(value)
     dump = getattr(value, "model_dump", None)
     if dump is None:
         raise TypeError(f"objects of type {type(value).__name__} have no form in JSON")

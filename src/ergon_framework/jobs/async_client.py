@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.client import EnqueuedJob, JobClient, Progress, _JobId, batches
-from ergon_framework.jobs.newjob import JobOptions, JobSpec
+from ergon_framework.jobs.newjob import HandlerOptions, JobSpec
 from ergon_framework.jobs.results import (
     MIN_POLL_INTERVAL,
     POLL_INTERVAL,
@@ -33,6 +33,7 @@ from ergon_framework.jobs.results import (
     unanswered,
 )
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import FullJobStore, Job, NewJob, Search, Topic
 from ergon_framework.storage.deadlines import CALL_BUDGET, MIN_TIMEOUT
 from ergon_framework.storage.external_transactions import run_on
@@ -202,8 +203,11 @@ class AsyncJobClient:
         *,
         settings: JobsSettings | None = None,
         store: FullJobStore | None = None,
+        registry: Handlers | None = None,
     ) -> None:
+        """``registry``: see :class:`JobClient`."""
         self._url = url
+        self._handlers = registry
         self.settings = settings or JobsSettings()
         self._store = store
         self._lock = threading.Lock()
@@ -228,7 +232,7 @@ class AsyncJobClient:
         kwargs: Mapping[str, Any] | None = None,
         *,
         connection: Any = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[HandlerOptions],
     ) -> AsyncEnqueuedJob:
         """Store one job; see :meth:`JobClient.enqueue`.
 
@@ -249,7 +253,7 @@ class AsyncJobClient:
         chunk: int | None = None,
         progress: Progress | None = None,
         connection: Any = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[HandlerOptions],
     ) -> list[AsyncEnqueuedJob]:
         """Store many jobs in one commit; see :meth:`JobClient.enqueue_many`.
 
@@ -269,7 +273,7 @@ class AsyncJobClient:
         handler: str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[HandlerOptions],
     ) -> NewJob:
         """The job that :meth:`enqueue` would store, checked; see :meth:`JobClient.job`."""
         return await self._call(lambda: self._sync().job(handler, args, kwargs, **options))
@@ -427,7 +431,12 @@ class AsyncJobClient:
     def _sync(self) -> JobClient:
         with self._lock:
             if self._client is None:
-                self._client = JobClient(self._url, settings=self.settings, store=self._store)
+                self._client = JobClient(
+                    self._url,
+                    settings=self.settings,
+                    store=self._store,
+                    registry=self._handlers,
+                )
             return self._client
 
     def _watching(self, poll: float) -> ResultWatcher:

@@ -26,7 +26,14 @@ from ergon_framework.core.job import (
 from ergon_framework.errors import DuplicateJobError, JobError, JobStateError
 from ergon_framework.jobs import tracing
 from ergon_framework.jobs.claims import Settler
-from ergon_framework.jobs.newjob import JobOptions, JobSpec, new_job, spread
+from ergon_framework.jobs.newjob import (
+    HandlerOptions,
+    JobSpec,
+    check_options,
+    new_job,
+    spread,
+    with_handler,
+)
 from ergon_framework.jobs.results import (
     POLL_INTERVAL,
     SharedSubscription,
@@ -37,6 +44,7 @@ from ergon_framework.jobs.results import (
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.views import job_view
 from ergon_framework.ports.context import current_attempt
+from ergon_framework.ports.job_options import Handlers
 from ergon_framework.ports.jobstore import (
     EnqueueResult,
     FullJobStore,
@@ -237,9 +245,17 @@ class JobClient:
         *,
         settings: JobsSettings | None = None,
         store: FullJobStore | None = None,
+        registry: Handlers | None = None,
         max_batch: int = MAX_BATCH,
     ) -> None:
-        """``max_batch``: how many jobs ``enqueue_many`` stores in one commit at most."""
+        """``max_batch``: how many jobs ``enqueue_many`` stores in one commit at most.
+
+        With the ``registry`` of the handlers, calls are checked before they are stored, and jobs
+        have the options of their handlers; those of a call win.
+        """
+        self._handlers = registry
+        for own in () if registry is None else registry.options.values():
+            check_options(own)
         self.settings = settings or JobsSettings()
         self._max_batch = max_batch
         self._url = url  # empty when only an open store was given
@@ -264,7 +280,7 @@ class JobClient:
         kwargs: Mapping[str, Any] | None = None,
         *,
         connection: Any = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[HandlerOptions],
     ) -> EnqueuedJob:
         """Store one job and return its id, which also answers questions about it.
 
@@ -288,7 +304,7 @@ class JobClient:
         chunk: int | None = None,
         progress: Progress | None = None,
         connection: Any = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[HandlerOptions],
     ) -> list[EnqueuedJob]:
         """Store many jobs in one commit: all of them or, on any mistake, none.
 
@@ -327,7 +343,7 @@ class JobClient:
         handler: str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[HandlerOptions],
     ) -> NewJob:
         """The job as it would be stored, checked, in the current trace; nothing is stored."""
         return self._new(handler, args, kwargs, {**self._context(), **options})
@@ -428,6 +444,8 @@ class JobClient:
         kwargs: Mapping[str, Any] | None,
         options: Mapping[str, Any],
     ) -> NewJob:
+        if self._handlers is not None:
+            args, kwargs, options = with_handler(self._handlers, handler, args, kwargs, options)
         limit, now = self.settings.max_payload, self.store.now
         return new_job(handler, args, kwargs, max_payload=limit, now=now, **options)
 

@@ -9,17 +9,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, Unpack
 
 from ergon_framework.core.job import route
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.settings import RetryPolicy, encode_retry
+from ergon_framework.jobs.settings import encode_retry
 from ergon_framework.jobs.validation import (
     DAY,
     MAX_ID,
     TEN_YEARS,
-    Instant,
     choice,
     encode_args,
     encode_kwargs,
@@ -31,7 +29,28 @@ from ergon_framework.jobs.validation import (
     trace,
     whole,
 )
+from ergon_framework.ports.job_options import (
+    HandlerOptions,
+    Handlers,
+    JobOptions,
+    job_options,
+    unknown_option,
+)
 from ergon_framework.ports.jobstore import NewJob, OnDuplicate
+
+__all__ = [
+    "MAX_PAYLOAD",
+    "HandlerOptions",
+    "IdGenerator",
+    "JobOptions",
+    "JobSpec",
+    "check_options",
+    "job_options",
+    "new_id",
+    "new_job",
+    "spread",
+    "with_handler",
+]
 
 _MILLISECOND = 1_000_000
 _COUNTER_BITS = 12
@@ -71,29 +90,6 @@ MAX_PAST = 60.0
 """Seconds by which a due time may be over: clocks differ, and a plan takes time to carry out."""
 
 
-class JobOptions(TypedDict, total=False):
-    """What may be said about a job beside its handler and arguments. None: as if left out."""
-
-    id: str | None
-    queue: str | None
-    priority: int | None
-    delay: float | None
-    run_at: Instant | None
-    expires_in: float | None
-    expires_at: Instant | None
-    timeout: float | None
-    max_attempts: int | None
-    max_deliveries: int | None
-    retry: RetryPolicy | None
-    unique: str | None
-    on_duplicate: OnDuplicate | str | None
-    limit_key: str | None
-    limit: int | None
-    result_ttl: float | None
-    correlation_id: str | None
-    trace_context: Mapping[str, str] | None
-
-
 JobSpec: TypeAlias = str | Sequence[Any] | Mapping[str, Any]
 """A handler's name, ``(handler, args, kwargs)``, or a dict of these and any options."""
 
@@ -126,7 +122,7 @@ def new_job(
     *,
     max_payload: int = MAX_PAYLOAD,
     now: Callable[[], float] = time.time,
-    **options: Unpack[JobOptions],
+    **options: Unpack[HandlerOptions],
 ) -> NewJob:
     """The job these words describe; each mistake is a :class:`JobError` of its own."""
     handler = name("handler", handler)
@@ -165,17 +161,28 @@ def spread(
     )
 
 
+def with_handler(
+    handlers: Handlers,
+    handler: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> tuple[Sequence[Any], Mapping[str, Any], dict[str, Any]]:
+    """Args, kwargs and options of a call that its handler has been asked about."""
+    call = handlers.job_call(handler, args, kwargs or {})
+    return call.args, call.kwargs, job_options(call.options, options)
+
+
 def check_options(
     options: Mapping[str, Any], now: Callable[[], float] = time.time
 ) -> dict[str, Any]:
     """Fields of a ``NewJob`` for these options."""
     fields = {}
-    for field, value in options.items():
+    for field, value in job_options(options).items():
         check = _CHECKS.get(field)
         if check is None:
-            raise _unknown(field)
-        if value is not None:
-            fields[field] = check(field, value)
+            raise unknown_option(field)
+        fields[field] = check(field, value)
     _place_in_time(fields, now)
     _name_the_key(fields)
     if "limit" in fields and "limit_key" not in fields:
@@ -222,9 +229,3 @@ def _name_the_key(fields: dict[str, Any]) -> None:
         fields.setdefault("on_duplicate", OnDuplicate.EXISTING)
     elif "on_duplicate" in fields:
         raise refusal("on_duplicate", "says nothing without a unique key", "give unique as well")
-
-
-def _unknown(field: str) -> JobError:
-    near = get_close_matches(field, _CHECKS, 1)
-    hint = f"did you mean {near[0]!r}?" if near else "known are " + ", ".join(_CHECKS)
-    return JobError(f"a job has no option {field!r}", remedy=hint, details={"field": field})

@@ -1,0 +1,172 @@
+"""Options of jobs, as they stand at a handler or at one call: long and short words.
+
+::
+
+    @registry.handler(attempts=5, timeout=30, backoff=1.0, queue="slow")
+    def resize(path: str) -> str: ...
+
+Here are the words and how those of a handler and of a call go together. What may stand in each is
+checked where a job is made: an executor, which loads the same declarations, starts without that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+
+from ergon_framework.errors import JobError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ergon_framework.ports.jobstore import OnDuplicate
+    from ergon_framework.ports.settings_model import SettingsModel
+
+
+class JobOptions(TypedDict, total=False):
+    """What may be said about a job beside its handler and arguments. None: as if left out."""
+
+    id: str | None
+    queue: str | None
+    priority: int | None
+    delay: float | None
+    run_at: float | datetime | str | None
+    expires_in: float | None
+    expires_at: float | datetime | str | None
+    timeout: float | None
+    max_attempts: int | None
+    max_deliveries: int | None
+    retry: SettingsModel | Mapping[str, Any] | None
+    unique: str | None
+    on_duplicate: OnDuplicate | str | None
+    limit_key: str | None
+    limit: int | None
+    result_ttl: float | None
+    correlation_id: str | None
+    trace_context: Mapping[str, str] | None
+
+
+ErrorTypes = str | type[BaseException] | Iterable[str | type[BaseException]]
+
+
+class HandlerOptions(JobOptions, total=False):
+    """The same with the short words that all kinds of handlers share."""
+
+    attempts: int | None
+    """``max_attempts``."""
+    backoff: float | Mapping[str, Any] | None
+    """Seconds before the second attempt, from which the wait grows; or base, multiplier, cap."""
+    give_up_on: ErrorTypes | None
+    """Exceptions after which a job is not tried again."""
+    retry_on: ErrorTypes | None
+    """Exceptions after which it is, although they count as final otherwise."""
+
+
+_POLICY = ("backoff", "give_up_on", "retry_on")
+"""Short words for parts of ``retry``."""
+_SHORT = frozenset({"attempts", *_POLICY})
+_OF_ONE_JOB = ("id", "run_at", "expires_at", "trace_context")
+
+
+class JobCall(NamedTuple):
+    """A call that fits its handler, as it travels in JSON, with the options of the handler."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+class Handlers(Protocol):
+    """The handlers that a client knows, so that it can check what it enqueues."""
+
+    @property
+    def options(self) -> Mapping[str, Mapping[str, Any]]:
+        """What was said about the jobs of each handler, by its name."""
+        ...
+
+    def job_call(self, handler: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobCall:
+        """What is to be stored for a call, or an error that says why it cannot be made."""
+        ...
+
+
+def job_options(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """The long words for options, where a later mapping wins over those before it.
+
+    Short words for parts of the retry policy change those parts of what came before; ``retry``
+    itself takes the place of all of it.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        given = {name: value for name, value in layer.items() if value is not None}
+        merged |= given if _SHORT.isdisjoint(given) else _long(given, merged.get("retry"))
+    return merged
+
+
+def handler_options(handler: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of all jobs of a handler, with their words checked."""
+    for field in options:
+        if field not in HandlerOptions.__annotations__:
+            raise unknown_option(field, f"the handler {handler!r} has")
+        if field in _OF_ONE_JOB:
+            raise JobError(
+                f"{field} of the handler {handler!r} would be that of all its jobs",
+                remedy=f"give {field} when you enqueue",
+                details={"field": field},
+            )
+    return job_options(options)
+
+
+def unknown_option(field: str, who: str = "a job has") -> JobError:
+    """There is no such option."""
+    known = list(HandlerOptions.__annotations__)
+    near = get_close_matches(field, known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "known are " + ", ".join(known)
+    return JobError(f"{who} no option {field!r}", remedy=hint, details={"field": field})
+
+
+def _long(given: dict[str, Any], before: Any) -> dict[str, Any]:
+    attempts = given.pop("attempts", None)
+    if attempts is not None:
+        if "max_attempts" in given:
+            raise _twice("attempts", "max_attempts")
+        given["max_attempts"] = attempts
+    parts = {name: given.pop(name) for name in _POLICY if name in given}
+    if not parts:
+        return given
+    if "retry" in given:
+        raise _twice(next(iter(parts)), "retry")
+    base = parts.get("backoff")
+    if isinstance(base, int | float) and not isinstance(base, bool):
+        parts["backoff"] = {"base": base}
+    for name in ("give_up_on", "retry_on"):
+        if name in parts:
+            parts[name] = _error_types(name, parts[name])
+    dump = getattr(before, "model_dump", None)
+    given["retry"] = {**(dump(exclude_none=True) if dump else before or {}), **parts}
+    return given
+
+
+def _error_types(field: str, given: Any) -> list[str]:
+    """The names of exceptions, by which a worker knows what its executors tell."""
+    each = [given] if isinstance(given, str | type) else given
+    try:
+        return [one if isinstance(one, str) else _name_of(one) for one in each]
+    except TypeError as error:
+        raise JobError(
+            f"{field} names no exceptions",
+            remedy=f"give classes or their names, for example {field}=[ValueError]",
+            details={"field": field},
+        ) from error
+
+
+def _name_of(error: Any) -> str:
+    if not isinstance(error, type) or not issubclass(error, BaseException):
+        raise TypeError("not a class of exceptions")
+    return error.__name__
+
+
+def _twice(field: str, other: str) -> JobError:
+    return JobError(
+        f"{field} contradicts {other}", remedy="give one of the two", details={"field": field}
+    )

@@ -1,0 +1,191 @@
+"""Options that stand at a handler, in short words, and calls that are checked when enqueued."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from ergon_framework.errors import JobError
+from ergon_framework.executor import HandlerNotFoundError, InvalidArgumentsError, Registry
+from ergon_framework.jobs.async_client import AsyncJobClient
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.newjob import job_options
+from ergon_framework.jobs.settings import RetrySettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.jobstore import Job, NewJob, Search
+
+pytestmark = pytest.mark.req("JOBS:client")
+
+
+@dataclass
+class Address:
+    name: str
+    since: date
+
+
+def registry_of_two() -> Registry:
+    """A handler with options, and one without."""
+    registry = Registry()
+
+    @registry.handler("resize", attempts=5, timeout=30, backoff=1.0, queue="slow")
+    def resize(path: str, *, width: int = 100) -> str:
+        return f"{path} {width}"
+
+    @registry.handler
+    def greet(to: Address) -> str:
+        return to.name
+
+    return registry
+
+
+@pytest.fixture
+def client() -> JobClient:
+    """A client that knows the handlers."""
+    return JobClient(store=MemoryJobStore(), registry=registry_of_two())
+
+
+def retry_of(job: NewJob) -> Any:
+    """The policy of a job, as it is stored."""
+    return msgspec.json.decode(job.retry or b"null")
+
+
+# ---- the words ----------------------------------------------------------------------------------
+
+
+def test_short_words_stand_for_long_ones() -> None:
+    """A number is the base of the backoff; exceptions are told by their names."""
+    found = job_options(
+        {"attempts": 5, "backoff": 1, "give_up_on": [KeyError, "Odd"], "retry_on": OSError}
+    )
+    retry = {"backoff": {"base": 1}, "give_up_on": ["KeyError", "Odd"], "retry_on": ["OSError"]}
+    assert found == {"max_attempts": 5, "retry": retry}
+
+
+def test_a_later_word_wins_and_none_says_nothing() -> None:
+    """Parts of the policy are changed one by one; a whole policy takes the place of all."""
+    own = {"attempts": 5, "backoff": 1.0, "queue": "slow"}
+    changed = job_options(own, {"max_attempts": 2, "give_up_on": "Odd", "queue": None})
+    retry = {"backoff": {"base": 1.0}, "give_up_on": ["Odd"]}
+    assert changed == {"max_attempts": 2, "queue": "slow", "retry": retry}
+    policy = RetrySettings(on_timeout="dead-letter")
+    assert job_options(own, {"retry": policy})["retry"] is policy
+    parts = job_options({"retry": policy}, {"backoff": {"base": 2, "cap": 9}})["retry"]
+    assert parts == {"on_timeout": "dead-letter", "backoff": {"base": 2, "cap": 9}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attempts": 2, "max_attempts": 3}, "attempts contradicts max_attempts"),
+        ({"backoff": 2, "retry": {}}, "backoff contradicts retry"),
+        ({"give_up_on": 3}, "give_up_on names no exceptions"),
+        ({"retry_on": [int]}, "retry_on names no exceptions"),
+    ],
+)
+def test_words_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    """With the name of the field."""
+    with pytest.raises(JobError, match=message) as caught:
+        job_options(options)
+    assert caught.value.details["field"] in options
+    assert caught.value.remedy
+
+
+def test_an_option_that_a_handler_cannot_have_is_refused_where_it_stands() -> None:
+    """A slip of the pen, and what belongs to one job alone."""
+    registry = Registry()
+    with pytest.raises(JobError, match=r"has no option 'attemps'.*did you mean 'attempts'"):
+        registry.handler("resize", attemps=5)(print)  # type: ignore[call-overload]
+    with pytest.raises(JobError, match="id of the handler 'resize' would be that of all its jobs"):
+        registry.add(print, "resize", id="1")
+    assert registry.names == []
+
+
+def test_a_client_refuses_wrong_values_of_handlers_at_its_beginning() -> None:
+    """An executor that loads the same handlers does not pay for looking."""
+    registry = Registry()
+    registry.add(print, "resize", timeout=-1)
+    with pytest.raises(JobError, match="timeout is -1 seconds"):
+        JobClient(store=MemoryJobStore(), registry=registry)
+    registry = Registry()
+    registry.add(print, "resize", backoff={"bas": 1})
+    with pytest.raises(JobError, match=r"retry is wrong.*bas"):
+        JobClient(store=MemoryJobStore(), registry=registry)
+
+
+# ---- enqueuing ----------------------------------------------------------------------------------
+
+
+def test_a_job_has_the_options_of_its_handler(client: JobClient) -> None:
+    """Those of a call win, in short and in long words."""
+    job = client.job("resize", ["a.png"])
+    assert (job.max_attempts, job.timeout, job.queue) == (5, 30, "slow")
+    assert retry_of(job)["backoff"]["base"] == 1
+    other = client.job("python#resize", ["a.png"], attempts=1, queue="fast", give_up_on=[OSError])
+    assert (other.max_attempts, other.timeout, other.queue) == (1, 30, "fast")
+    assert retry_of(other)["give_up_on"] == ["OSError"]
+    assert retry_of(other)["backoff"]["base"] == 1
+    plain = client.job("greet", [Address("Ada", date(2030, 1, 1))])
+    assert (plain.max_attempts, plain.retry, plain.queue) == (None, None, "default")
+
+
+def test_short_words_need_no_registry() -> None:
+    """Any client takes them."""
+    job = JobClient(store=MemoryJobStore()).job("any", attempts=3, backoff=0)
+    assert job.max_attempts == 3
+    assert retry_of(job)["backoff"]["base"] == 0
+
+
+def test_arguments_travel_as_the_handler_takes_them(client: JobClient) -> None:
+    """Dataclasses and dates become JSON."""
+    job = client.job("greet", [Address("Ada", date(2030, 1, 1))])
+    assert msgspec.json.decode(job.args) == [{"name": "Ada", "since": "2030-01-01"}]
+
+
+@pytest.mark.parametrize(
+    ("handler", "args", "kwargs", "error", "told"),
+    [
+        ("resise", ["a"], {}, HandlerNotFoundError, "did you mean 'resize'"),
+        ("resize", [], {}, InvalidArgumentsError, "'path' is missing.*resize\\(path"),
+        ("resize", ["a"], {"wdth": 3}, InvalidArgumentsError, "no argument 'wdth'"),
+        ("resize", ["a"], {"width": "wide"}, InvalidArgumentsError, "'width'.*int"),
+        ("python#resize", [1], {}, InvalidArgumentsError, "'path'.*str"),
+        ("greet", [object()], {}, InvalidArgumentsError, "cannot be written as JSON"),
+        ("greet", [{"name": "Ada"}], {}, InvalidArgumentsError, "'to'.*since"),
+    ],
+)
+def test_a_call_that_its_handler_could_not_take_is_not_stored(
+    handler: str, args: list[Any], kwargs: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    """Neither alone nor among others; the error says what would be right."""
+    store = MemoryJobStore()
+    client = JobClient(store=store, registry=registry_of_two())
+    with pytest.raises(error, match=told):
+        client.enqueue(handler, args, kwargs)
+    with pytest.raises(error, match=told):
+        client.enqueue_many([("resize", ["fine"]), (handler, args, kwargs)])
+    assert store.count(Search()) == 0
+
+
+def test_handlers_of_other_executors_are_left_to_them(client: JobClient) -> None:
+    """A name with an executor may stand in another registry, or be written in another language."""
+    assert client.job("node#thumbnail", [{"any": 1}]).executor == "node"
+
+
+def test_the_async_client_checks_as_well() -> None:
+    """With the same registry, before anything is stored."""
+    store = MemoryJobStore()
+
+    async def enqueue() -> Job:
+        async with AsyncJobClient(store=store, registry=registry_of_two()) as client:
+            with pytest.raises(InvalidArgumentsError):
+                await client.enqueue("resize", [datetime.now(UTC), "too many"])
+            assert store.count(Search()) == 0
+            return await client.find(await client.enqueue("resize", ["a.png"], attempts=2))
+
+    found = asyncio.run(enqueue())
+    assert (found.max_attempts, found.queue) == (2, "slow")
