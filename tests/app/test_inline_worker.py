@@ -246,6 +246,18 @@ def test_schedules_fire_at_each_of_their_instants() -> None:
         assert seen == [6 * 3600.0, 12 * 3600.0, 18 * 3600.0, 24 * 3600.0]
 
 
+def test_declared_schedules_fire_as_time_passes(ergon: Sandbox) -> None:
+    """Those of ``@app.schedule``, in their time zone."""
+    app, seen = ergon.use(App(name="shop")), []
+
+    @app.schedule("0 8 * * *", timezone="Europe/Berlin")
+    def sweep() -> None:
+        seen.append(ergon.clock.now() / 3600)
+
+    ergon.advance(48 * 3600)
+    assert seen == [7.0, 31.0]
+
+
 def test_time_limits_hold_in_virtual_time(ergon: Sandbox) -> None:
     """A plain handler is told when it returns, an async one is cancelled at its deadline."""
     app = ergon.use(App(name="shop"))

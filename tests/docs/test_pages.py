@@ -29,6 +29,7 @@ _MUST_HAVE_CODE = {
     "docs/howto/share-circuits.md",
     "docs/howto/stop-gracefully.md",
     "docs/howto/survive-a-node-outage.md",
+    "docs/howto/test-a-pipeline.md",
     "docs/howto/test-providers.md",
     "docs/howto/test-your-task.md",
     "docs/howto/time-out.md",

@@ -323,7 +323,7 @@ class App:
 
     def worker_setup(self, given: Mapping[str, int]) -> JobSetup:
         """The setup with this script as an executor, unless the settings define one like it."""
-        setup = replace(self.setup, declared=self._declared_schedules())
+        setup = replace(self.setup, declared=self.declared_schedules())
         own_name = self.executor or EXECUTOR
         wanted = [own_name, *self._waited_for({EXECUTOR, self._name} - {own_name, ""})]
         missing = [name for name in wanted if name not in setup.executors]
@@ -338,7 +338,7 @@ class App:
         jobs = setup.jobs.model_copy(update={"default_executor": default})
         return replace(setup, jobs=jobs, executors={**setup.executors, **added})
 
-    def _declared_schedules(self) -> dict[str, dict[str, ScheduleSettings]]:
+    def declared_schedules(self) -> dict[str, dict[str, ScheduleSettings]]:
         """The schedules of this script under its own source, none included: then old ones go."""
         own = self.executor
         prefix = f"{own}." if own else ""  # two scripts on one store may both have a "sweep"

@@ -15,7 +15,8 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -37,7 +38,7 @@ from ergon_framework.executor.invocation import CUT_OFF, Invocation
 from ergon_framework.executor.registry import Handler, Hook, Registry
 from ergon_framework.jobs.claims import Claim, Settler
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.scheduler import Scheduler
+from ergon_framework.jobs.scheduler import Scheduler, ScheduleSettings
 from ergon_framework.jobs.tracing import came_back, request_carrier
 from ergon_framework.jobs.worker import NOTICE_OF, WorkerReport, log_failure
 from ergon_framework.ports.jobstore import FullJobStore, Settlement
@@ -65,6 +66,9 @@ class HasJobs(Protocol):
     def client(self) -> JobClient:
         """The client of its store."""
 
+    def declared_schedules(self) -> Mapping[str, Mapping[str, ScheduleSettings]]:
+        """The schedules that were declared beside its handlers, by source and name."""
+
 
 def inline_worker(app: HasJobs) -> InlineWorker:
     """An inline worker for the jobs of an App.
@@ -72,8 +76,9 @@ def inline_worker(app: HasJobs) -> InlineWorker:
     Where the settings define executors and the App has no name of its own, it runs the jobs of all
     of them.
     """
-    executors = [app.executor] if app.executor else [*app.setup.executors]
-    return InlineWorker(app.client.store, app.registry, setup=app.setup, executors=executors)
+    executors = [app.executor] if app.executor else [*app.setup.executors] or ["python"]
+    setup = replace(app.setup, declared=app.declared_schedules())
+    return InlineWorker(app.client.store, app.registry, setup=setup, executors=executors)
 
 
 def drain(
@@ -111,7 +116,9 @@ class InlineWorker:
         self._settings = setup.jobs
         self._settler = Settler(self._settings, self.name)
         self._executors = tuple(executors)
-        self._scheduler = Scheduler(store, setup.schedules, source=setup.source)
+        self._scheduler = Scheduler(
+            store, setup.schedules, source=setup.source, more=setup.declared
+        )
         self._prepare: Callable[[], object] = lambda: setup.limit_queues(store)
         self._loop = InlineLoop()
         self._is_begun = False

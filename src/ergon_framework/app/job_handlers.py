@@ -86,6 +86,12 @@ class JobHandler(Generic[P, T]):
         """Checked arguments for :meth:`enqueue_many`."""
         return self._call(args, kwargs)
 
+    def spec(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """The job as :meth:`JobClient.enqueue_many` takes it, for a transaction of yours say."""
+        call = self._call(args, kwargs)
+        options = self._own_options()
+        return {"handler": self.routed, "args": call.args, "kwargs": call.kwargs, **options}
+
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
         """Have the function called with these arguments by a worker; returns the job's id."""
         call = self._call(args, kwargs)

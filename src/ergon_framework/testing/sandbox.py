@@ -48,20 +48,20 @@ class Sandbox:
         self.clock = clock or VirtualClock()
         self._stack = ExitStack()
         self._stores: dict[str, KeptJobStore] = {}
-        self._workers: dict[int, tuple[Sandboxed, InlineWorker]] = {}
+        self._apps: list[Sandboxed] = []
+        self._workers: list[InlineWorker] = []
 
     def use(self, app: A) -> A:
         """Put an App into the sandbox: its jobs are in memory, and :meth:`drain` runs them."""
-        if id(app) not in self._workers:
+        if not any(each is app for each in self._apps):
             app.close()  # what it has opened outside stays outside
             self._stack.callback(app.close)
-            worker = self._stack.enter_context(inline_worker(app))
-            self._workers[id(app)] = (app, worker)
+            self._apps.append(app)
         return app
 
     def drain(self, *, max_jobs: int = MAX_JOBS, raises: bool = False) -> WorkerReport:
         """Run the jobs of all Apps until none is due now; see :meth:`InlineWorker.drain`."""
-        if not self._workers:
+        if not self._apps:
             raise WiringError(
                 "there is no App in this sandbox", remedy="call ergon.use(app) in the test"
             )
@@ -88,7 +88,10 @@ class Sandbox:
     # ---- inside ----
 
     def _all(self) -> list[InlineWorker]:
-        return [worker for _, worker in self._workers.values()]
+        # Not before the first drain: a test may declare handlers and schedules of its own.
+        for app in self._apps[len(self._workers) :]:
+            self._workers.append(self._stack.enter_context(inline_worker(app)))
+        return self._workers
 
     def _next_at(self) -> float | None:
         """When something is due. What is due already and was left waits for something else."""
@@ -115,8 +118,9 @@ class Sandbox:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._workers.clear()
         self._stack.close()
+        self._apps.clear()
+        self._workers.clear()
 
 
 class KeptJobStore(MemoryJobStore):

@@ -60,7 +60,7 @@ class Authentication:
             caller = self._caller(scope, headers)
             if caller is not None:
                 scope[CALLER] = caller
-            elif not (self._rules.probes_open and scope["path"] in PROBES):
+            elif not (self._rules.probes_open and _route_path(scope) in PROBES):
                 refused = self._unknown()
         await (self._app if refused is None else refused)(scope, receive, send)
 
@@ -108,6 +108,12 @@ class Authentication:
             {"remedy": "send the header Authorization: Bearer <token>"},
             {"WWW-Authenticate": "Bearer"},
         )
+
+
+def _route_path(scope: Scope) -> str:
+    """The path below where this application is mounted, if it is mounted in another one."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _name_in(host: str) -> str:

@@ -1,0 +1,72 @@
+"""Example projects in a folder of their own, with their servers and workers running."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from tests.docs.pages import ROOT
+from tests.docs.programs import environment
+
+_ADDRESS = re.compile(r"https?://[\d.]+:\d+")
+
+
+def copied(example: str, folder: Path) -> Path:
+    """The example's own files in a folder, as if they were a project."""
+    return Path(shutil.copytree(ROOT / "examples" / example, folder / example))
+
+
+def free_port() -> str:
+    """A port for a server that does not tell which one the system has chosen."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return str(door.getsockname()[1])
+
+
+@contextmanager
+def started(folder: Path, *arguments: str, **changes: str) -> Iterator[IO[str]]:
+    """A Python program with these arguments, until the block ends; what it writes, both streams."""
+    with subprocess.Popen(  # noqa: S603 - our own programs
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment(PYTHONUNBUFFERED="1", **changes),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@contextmanager
+def served(folder: Path, *arguments: str, **changes: str) -> Iterator[httpx.Client]:
+    """A server, and a client for the address that it writes when it listens."""
+    with started(folder, *arguments, **changes) as output:
+        seen = []
+        for line in output:
+            seen.append(line)
+            found = _ADDRESS.search(line)
+            if found is not None:
+                break
+        else:
+            raise AssertionError(f"the server did not start: {''.join(seen)}")
+        # Nobody may be stopped by a full pipe.
+        threading.Thread(target=output.read, daemon=True).start()
+        # Some servers write their address before they listen.
+        transport = httpx.HTTPTransport(retries=5)
+        with httpx.Client(base_url=found[0], timeout=30, transport=transport) as client:
+            yield client

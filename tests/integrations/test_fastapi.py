@@ -1,0 +1,175 @@
+"""FastAPI with jobs: the example project under uvicorn, and its parts inside this process."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+
+from ergon_framework import App
+from ergon_framework.errors import ConfigurationError, MissingExtraError, WiringError
+from ergon_framework.integrations.fastapi import Client, lifespan, routes
+from ergon_framework.testing import Sandbox
+from tests.integrations.programs import copied, served, started
+
+with warnings.catch_warnings():  # it would like another client, which few people have yet
+    warnings.simplefilter("ignore")
+    from fastapi.testclient import TestClient
+
+MODULE = "ergon_framework.integrations.fastapi"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """The example under uvicorn, and a worker beside it."""
+    folder = copied("fastapi_shop", tmp_path_factory.mktemp("fastapi"))
+    uvicorn = ("-m", "uvicorn", "shop:api", "--port", "0")
+    with served(folder, *uvicorn) as client, started(folder, "shop.py"):
+        yield client
+
+
+@pytest.mark.slow
+def test_an_order_over_http_is_shipped_by_a_worker(shop: httpx.Client) -> None:
+    """Enqueued by an async endpoint, run by another process, asked for by both kinds."""
+    answer = shop.post("/orders/o1", params={"express": True})
+    assert answer.status_code == 202
+    job = answer.json()["job"]
+    result = shop.get(f"/jobs/{job}/result").json()
+    assert result == {"result": "o1 is on a plane"}
+    assert shop.get(f"/jobs/{job}").json() == {"status": "completed"}
+    assert shop.get("/jobs/nobody").status_code == 404
+
+
+@pytest.mark.slow
+def test_probes_and_metrics_are_mounted(shop: httpx.Client) -> None:
+    """They tell about the jobs of this project."""
+    text = shop.get("/ergon/metrics").text
+    assert shop.get("/ergon/ready").json() == {"status": "ready"}
+    assert 'ergon_part_up{part="jobs"} 1' in text
+    assert "ergon_workers_alive 1" in text
+    assert shop.get("/ergon/api/v1/workers").json()["items"]
+
+
+# ---- inside this process ----
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> App:
+    """An App with one handler."""
+    app = App(f"sqlite:///{tmp_path}/work.db", name="shop")
+    app.handler("note")(lambda text: text)
+    return app
+
+
+def test_a_lifespan_of_ones_own_goes_on_inside(jobs: App) -> None:
+    """Both leave their values in the state; ours is open before theirs and closed after it."""
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def own(server: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        job = await jobs.async_client.enqueue("shop#note", ["begun"])
+        seen.append(await job.status())
+        yield {"words": ["hello"]}
+        seen.append(await job.status())
+
+    api = FastAPI(lifespan=lifespan(jobs, own))
+
+    @api.get("/")
+    def words(request: Request, client: Client) -> list[str]:
+        client.enqueue("shop#note", ["asked"])
+        found: list[str] = request.state.words
+        return found
+
+    with TestClient(api) as http:
+        assert http.get("/").json() == ["hello"]
+    assert seen == ["pending", "pending"]
+
+
+def test_an_endpoint_is_tested_in_a_sandbox(jobs: App, ergon: Sandbox, tmp_path: Path) -> None:
+    """Jobs of the application under test are drained by the test."""
+    api = FastAPI(lifespan=lifespan(ergon.use(jobs)))
+
+    @api.post("/")
+    def note(client: Client) -> str:
+        return client.enqueue("shop#note", ["hello"])
+
+    with TestClient(api) as http:
+        job = http.post("/").json()
+        assert ergon.drain().completed == 1
+        assert jobs.client.result(job, 0) == "hello"
+    assert not (tmp_path / "work.db").exists()
+
+
+def test_starlette_has_the_same(jobs: App) -> None:
+    """Without dependencies: the App is in the state of the request."""
+
+    def note(request: Request) -> JSONResponse:
+        return JSONResponse(request.state.ergon.client.enqueue("shop#note", ["hello"]))
+
+    api = Starlette(
+        routes=[Route("/", note), Mount("/ergon", routes(jobs))], lifespan=lifespan(jobs)
+    )
+    with TestClient(api, client=("127.0.0.1", 4)) as http:
+        job = http.get("/").json()
+        found = http.get(f"/ergon/api/v1/jobs/{job}", headers={"host": "localhost"})
+        assert found.json()["status"] == "pending"
+
+
+def test_probes_are_open_and_the_rest_wants_the_token(jobs: App) -> None:
+    """Also below the path where they are mounted."""
+    api = FastAPI(lifespan=lifespan(jobs))
+    api.mount("/ergon", routes(jobs, token="correct-horse-battery"))  # noqa: S106 - of no server
+    with TestClient(api) as http:
+        assert http.get("/ergon/health/live").json() == {"status": "live"}
+        assert http.get("/ergon/metrics").status_code == 401
+        assert http.get("/live").status_code == 404
+        token = {"Authorization": "Bearer correct-horse-battery"}
+        assert "ergon_jobs" in http.get("/ergon/metrics", headers=token).text
+
+
+def test_a_server_without_the_lifespan_says_what_is_missing(jobs: App) -> None:
+    """At the first request that needs the client."""
+    api = FastAPI()
+    api.get("/")(_client_of)
+    with TestClient(api) as http, pytest.raises(WiringError, match=r"lifespan=lifespan\(app\)"):
+        http.get("/")
+
+
+def _client_of(client: Client) -> str:
+    return type(client).__name__
+
+
+def test_wrong_settings_keep_the_server_from_starting() -> None:
+    """They would be as wrong at the first request."""
+    api = FastAPI(lifespan=lifespan(App("mysql://localhost/work")))
+    with pytest.raises(ConfigurationError, match="mysql"), TestClient(api):
+        pass
+
+
+def test_a_store_that_is_away_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    """Pages that need no jobs are answered, and the log says what is wrong."""
+    away = App("postgresql://ergon@127.0.0.1:1/work?connect_timeout=1")
+    api = FastAPI(lifespan=lifespan(away))
+    api.get("/")(lambda: "hello")
+    with TestClient(api) as http:
+        assert http.get("/").json() == "hello"
+    assert "starts without its job store" in caplog.text
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to install."""
+    monkeypatch.delitem(sys.modules, MODULE)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    with pytest.raises(MissingExtraError, match=r"ergon-framework\[api\]"):
+        __import__(MODULE)
