@@ -302,8 +302,13 @@ def _named(found: Settings, name: str | None, *, is_new: bool) -> ZoneSetup | No
         )
     made = {} if is_new else zones_found(zones_folder(found)).keys() - zones.keys()
     if name is None and not zones:
-        if len(made) != 1:
+        if not made:
             return None
+        if len(made) > 1:
+            raise SettingsError(
+                f"which zone? {zones_folder(found)} has {', '.join(map(repr, sorted(made)))}",
+                remedy="choose one with --zone",
+            )
         (name,) = made
     chosen = next(iter(zones)) if name is None else check_zone_name(name)
     if chosen in made:

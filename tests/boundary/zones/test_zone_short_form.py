@@ -283,6 +283,32 @@ def test_processes_share_a_zone_and_survive_each_other(
     assert numbers(plant) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
+def test_a_consumer_goes_on_when_the_process_that_serves_it_ends(
+    plant: Zone, folder: Path, child: Child
+) -> None:
+    """It waits for facts at another process; that one ends, as programs do, and is replaced."""
+    handled: list[int] = []
+    stop = threading.Event()
+    assert child.ask(1) == "1"
+    consuming = threading.Thread(
+        target=lambda: plant.consume(
+            "all", lambda each: handled.append(each.fact.object_json["n"]), stop=stop
+        )
+    )
+    consuming.start()
+    until(lambda: handled == [1], "the first one is missing")
+    child.end()
+    with Zone("plant", folder) as other:
+        assert counted(other, 2).offset == 2
+        until(lambda: handled == [1, 2], "the consumer has given up")
+    assert counted(plant, 3).offset == 3
+    until(lambda: handled == [1, 2, 3], "the consumer has given up")
+    stop.set()
+    consuming.join(PATIENCE)
+    assert not consuming.is_alive()
+
+
 def test_a_forked_process_asks_its_parent(plant: Zone) -> None:
     """The folder stays the parent's; what the child publishes is in the same log."""
     counted(plant, 1)

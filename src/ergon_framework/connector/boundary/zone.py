@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpa
 from weakref import WeakSet
 
 from ergon_framework.boundary.client.artifacts import Artifact, Blob
-from ergon_framework.boundary.client.consumer import Consumer, ConsumeReport, ConsumerOptions
+from ergon_framework.boundary.client.consumer import Consumer, ConsumeReport, ConsumerOptions, Stop
 from ergon_framework.boundary.client.flow import RETRIED_KINDS
 from ergon_framework.boundary.client.options import TlsOptions, client_tls
 from ergon_framework.boundary.client.producer import Producer
@@ -207,9 +207,10 @@ class Zone:
         from_zone: str | None = None,
         to: str | None = None,
         until_empty: bool = False,
+        stop: Stop | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> ConsumeReport:
-        """Call a handler for each fact, in order, until the process is stopped or the log is read.
+        """Call a handler for each fact, in order, until ``stop`` is set or the log is read.
 
         A handler that returns has its fact confirmed; one that raises is called again, and after
         ``max_attempts`` its fact is set aside.
@@ -221,7 +222,7 @@ class Zone:
             **options,
         }
         with Consumer(self._transport, consumer, **given) as reader:
-            return reader.run(handler, until_empty=until_empty)
+            return reader.run(handler, stop=stop, until_empty=until_empty)
 
     def read(
         self, consumer: str, *, from_zone: str | None = None, to: str | None = None
