@@ -101,12 +101,12 @@ def letter_stores(config: Path | None, url: str | None) -> LetterStores:
     """As the options or the settings say: the stores of providers, or else that of jobs."""
     from ergon_framework.app.jobs import setup_of
     from ergon_framework.app.settings import load_settings
-    from ergon_framework.app.settings.stores import call_stores
+    from ergon_framework.app.settings.stores import call_stores, options_again
 
     settings = load_settings(config)
     jobs = setup_of(settings, url).url
     named = () if url else tuple(call_stores(settings).values())
-    return LetterStores(jobs, named or (jobs,), given_options(config, url))
+    return LetterStores(jobs, named or (jobs,), options_again(settings, config, url, jobs))
 
 
 @dataclass(frozen=True, slots=True)

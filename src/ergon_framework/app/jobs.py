@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.sections import Name, Section, Settings
-from ergon_framework.app.settings.stores import base_of, resolve_url, store_url
+from ergon_framework.app.settings.stores import base_of, resolve_url, store_url, without
 from ergon_framework.errors import JobError, SettingsError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.scheduler import Scheduler, Schedules, ScheduleSettings
@@ -119,9 +119,8 @@ def job_settings(
     setup = setup_of(settings, url)
     if setup.url:
         return setup
-    where = "there is no settings file" if settings.file is None else f"{settings.file} names none"
     raise SettingsError(
-        f"no job store: {where}",
+        f"no job store: {without(settings, 'names none')}",
         remedy='name it: --store sqlite:///work.db, or url = "sqlite:///work.db" under [store] in'
         " ergon.toml; a script with App() has its jobs in ergon.db beside itself",
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ergon_framework.app.jobs import resolve_url
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import base_of, script_store, without
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,
@@ -36,18 +37,19 @@ _REMEDY = 'under [telemetry] write journal = "sqlite:///ergon-journal.db", or "n
 def journal_path(settings: Settings) -> Path | None:
     """The journal's file, whether it is there or not; None when there is to be none.
 
-    A path in a settings file is relative to that file. Without a settings file there is none,
-    unless the parent process said so.
+    A path in a settings file is relative to that file. Without a settings file it is beside the
+    store of a script, ``ergon.db``; where there is none, there is no journal, unless the parent
+    process said so.
     """
     named = settings.telemetry.journal
     if named is None:
         if settings.file is not None:
             return settings.file.absolute().with_name(FILE)
-        named = os.environ.get(VARIABLE) or "none"
+        beside = script_store(settings)
+        named = os.environ.get(VARIABLE) or ("none" if beside is None else f"{SQLITE}{FILE}")
     if named == "none":
         return None
-    base = Path() if settings.file is None else settings.file.parent
-    url = resolve_url(named, base)
+    url = resolve_url(named, base_of(settings))
     path = url.removeprefix(SQLITE)
     if path in (url, "", ":memory:") or "\0" in path:
         raise SettingsError("telemetry.journal does not name an SQLite file", remedy=_REMEDY)
@@ -230,10 +232,11 @@ def journals(config: Path | None, named: Sequence[str]) -> Iterator[Journals]:
 
 
 def _own(config: Path | None) -> Path:
-    path = journal_path(load_settings(config))
+    settings = load_settings(config)
+    path = journal_path(settings)
     if path is None:
         raise ConfigurationError(
-            "there is no journal in the settings",
+            f"there is no journal in the settings: {without(settings, 'wants none')}",
             remedy='name one with --journal, or write journal = "sqlite:///ergon-journal.db" under'
             " [telemetry]",
         )

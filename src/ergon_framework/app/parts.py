@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from ergon_framework.app.imports import is_reference
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.source import did_you_mean
-from ergon_framework.app.settings.stores import url_as_written
+from ergon_framework.app.settings.stores import url_as_written, without
 from ergon_framework.app.supervisor import ProcessSpec
 from ergon_framework.errors import SettingsError, WiringError
 
@@ -192,8 +192,7 @@ def _provider_rows(settings: Settings) -> Iterator[PartRow]:
 
 def nothing_to_run(settings: Settings) -> SettingsError:
     """For a file that describes nothing which could be started."""
-    where = "there is no settings file" if settings.file is None else f"{settings.file} has nothing"
     return SettingsError(
-        f"nothing to run: {where}",
+        f"nothing to run: {without(settings, 'has nothing')}",
         remedy="describe a task, a zone with data, an executor or a server",
     )

@@ -24,7 +24,7 @@ from ergon_framework.cli.jobs import show_job
 from ergon_framework.cli.output import progress, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
-from ergon_framework.storage.urls import given_options, pasteable
+from ergon_framework.storage.urls import pasteable
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
@@ -123,7 +123,7 @@ def show(
         if shape["status"] != "failed":
             raise JobNotFoundError(
                 f"the job {job} is not dead-lettered: it is {shape['status']}",
-                remedy=f"this shows it:  {pasteable('jobs show', job, given_options(config, url))}",
+                remedy=f"this shows it:  {pasteable('jobs show', job, where.options)}",
                 details={"job_id": job, "status": shape["status"]},
             )
         show_job(shape, as_json=as_json)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ergon_framework.cli.output import printable
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreSchemaError
 
 if TYPE_CHECKING:
@@ -40,13 +42,18 @@ def opened(config: Path | None, url: str | None) -> Iterator[OpenProviderStore]:
 def opened_each(config: Path | None, url: str | None) -> Generator[OpenProviderStore, None, None]:
     """The same for every store that the settings name: a provider may have one of its own.
 
-    Of several, those without tables are left out; each is open while it is looked at.
+    Of several, those without tables are left out; each is open while it is looked at. The store of
+    a script that has made no calls is none.
     """
     from ergon_framework.app.settings import load_settings
-    from ergon_framework.app.settings.stores import call_stores, has_calls
+    from ergon_framework.app.settings.stores import call_stores, has_calls, script_store
 
-    named = [] if url else call_stores(load_settings(config)).values()
+    settings = load_settings(config)
+    named = [] if url else call_stores(settings).values()
     there = [each for each in named if has_calls(each, "provider_health_states")]
+    if not there and url is None and (script := script_store(settings)) is not None:
+        print(printable(f"note: {script} has no provider calls yet"), file=sys.stderr, flush=True)
+        return
     for each in there or [named_store(config, url)]:
         with opened(config, each) as store:
             yield store
@@ -78,19 +85,15 @@ def check_tables(database: Database) -> None:
 
 def store_in_settings(config: Path | None) -> str:
     """The URL of the store that provider calls use by the settings."""
-    from ergon_framework.app.jobs import resolve_url
-    from ergon_framework.app.settings import load_settings, revealed
+    from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.settings.stores import store_url, without
 
     settings = load_settings(config)
-    providers = settings.extensions.get("providers")
-    named = revealed(getattr(providers, "store", None)) or revealed(settings.store.url)
+    named = store_url(settings, getattr(settings.extensions.get("providers"), "store", None))
     if not named:
-        where = (
-            "there is no settings file" if settings.file is None else f"{settings.file} has none"
-        )
         raise SettingsError(
-            f"no store: {where}",
+            f"no store: {without(settings, 'has none')}",
             remedy='write url = "sqlite:///work.db" under [store] in ergon.toml, or store = … under'
             " [providers], or give --store",
         )
-    return resolve_url(named, Path() if settings.file is None else settings.file.parent)
+    return named

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.app.console import ExitCode, of_signal
-from ergon_framework.cli.output import show_one
+from ergon_framework.app.discovery import find_project, nowhere
+from ergon_framework.cli.output import printable, show_one
 
 if TYPE_CHECKING:
     from ergon_framework.app.processes import SupervisorLink
@@ -45,9 +46,34 @@ class Session:
 
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _project(context: typer.Context, given: Path | None) -> Path | None:
+    """What ``--config`` says; without it, the project above the working directory.
+
+    None where the working directory has a project: settings are looked for there anyway.
+    """
+    if given is not None or context.resilient_parsing or os.environ.get("ERGON_CONFIG"):
+        return given
+    project = find_project()
+    if session_of(context).is_debug:
+        told = nowhere() if project is None else f"found {project.found}"
+        print(printable(f"debug: {told}"), file=sys.stderr, flush=True)
+    if project is None or project.folder == Path.cwd():
+        return None
+    if str(project.folder) not in sys.path:
+        sys.path.insert(0, str(project.folder))  # where the modules are that its settings name
+    return project.place
+
+
 ConfigPath = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="The settings file [default: ergon.toml]."),
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        callback=_project,
+        help="The settings file [default: ergon.toml here or above].",
+    ),
 ]
 PolicyPath = Annotated[
     Path | None,

@@ -112,6 +112,7 @@ def instant_of(text: str, now: float) -> float:
 def _journal(given: Path | None, config: Path | None) -> Path:
     from ergon_framework.app.journal import journal_path
     from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.settings.stores import without
 
     if given is not None:
         return given
@@ -119,9 +120,8 @@ def _journal(given: Path | None, config: Path | None) -> Path:
     path = journal_path(settings)
     if path is not None:
         return path
-    where = "there is no settings file" if settings.file is None else f"{settings.file} wants none"
     raise SettingsError(
-        f"no journal: {where}",
+        f"no journal: {without(settings, 'wants none')}",
         remedy='write journal = "sqlite:///ergon-journal.db" under [telemetry] in ergon.toml, or'
         " name a file with --journal",
     )

@@ -12,11 +12,11 @@ import msgspec
 
 from ergon_framework.app.journal import journal_of, journal_path
 from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import options_again
 from ergon_framework.core.rfc3339 import format_rfc3339
 from ergon_framework.core.text import duration, failure_text, one_sentence
 from ergon_framework.ports.journal import JournalEntry, JournalQuery
 from ergon_framework.ports.notice import CATALOGUE
-from ergon_framework.storage.urls import given_options, store_option
 
 MAX_ENTRIES = 12
 """How many entries of the journal are told; ergon tail shows the rest."""
@@ -89,9 +89,7 @@ class Question:
 
     def options(self, url: str) -> str:
         """How the next command finds the same store, from whatever folder."""
-        if self.store is None and self.config is None and self.settings.file is None:
-            return store_option(url)  # nothing says where it is but the folder that we are in
-        return given_options(self.config, self.store)
+        return options_again(self.settings, self.config, self.store, url)
 
     @cached_property
     def entries(self) -> list[JournalEntry]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from ergon_framework.app.discovery import SETTINGS_FILE
 from ergon_framework.app.settings.environment import apply_variable, nested
 from ergon_framework.app.settings.secrets import Resolver, sounds_secret, withheld
 from ergon_framework.app.settings.sections import (
@@ -42,7 +43,7 @@ from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 Policy = TypeVar("Policy", bound=BaseModel)
 
 PREFIX = "ERGON_"
-FILE = "ergon.toml"
+FILE = SETTINGS_FILE
 _PARTS = {
     **dict.fromkeys(("executors", "jobs", "schedules"), "ergon_framework.app.jobs"),
     **dict.fromkeys(("boundary", "zones"), "ergon_framework.app.zones"),
@@ -84,7 +85,8 @@ def load_settings(
     """Read, override and check everything; each mistake is told in one :class:`SettingsError`.
 
     Without ``path`` the file is the one ``ERGON_CONFIG`` names, or ``ergon.toml`` in the working
-    directory when there is one.
+    directory when there is one. A folder stands for the ``ergon.toml`` in it; where it has none,
+    the settings have no file, and paths start in that folder.
     """
     settings, source = examine_settings(path, environ)
     source.raise_problems()
@@ -119,6 +121,7 @@ def examine_settings(
         policies=policies,
         extensions=others,
         file=file,
+        home=_home_of(path, environ),
         variables=frozenset(source.referred),
     )
     return found, source
@@ -170,11 +173,21 @@ def _bring_parts(names: Iterable[str]) -> None:
 
 
 def settings_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The file that is meant, which need not be there when it was named."""
+    """The file that is meant, which need not be there when it was named.
+
+    Of a folder the file in it is meant, if there is one.
+    """
     named = path or environ.get("ERGON_CONFIG")
-    if named:
+    if named and not Path(named).is_dir():
         return Path(named)
-    return Path(FILE) if os.path.lexists(FILE) else None  # a link that leads nowhere was meant
+    file = Path(named or "") / FILE
+    return file if os.path.lexists(file) else None  # a link that leads nowhere was meant
+
+
+def _home_of(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The folder that was named in place of a file."""
+    named = path or environ.get("ERGON_CONFIG")
+    return Path(named) if named and Path(named).is_dir() else None
 
 
 def _override(

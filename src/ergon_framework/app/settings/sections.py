@@ -214,4 +214,5 @@ class Settings(SettingsModel):
         default_factory=FrozenDict
     )
     file: Path | None = None
+    home: Path | None = None  # the folder that was named in place of a file
     variables: frozenset[str] = frozenset()  # that ``env:`` refers to, anywhere

@@ -7,13 +7,20 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from ergon_framework.app.discovery import STORE_FILE, nowhere
 from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.errors import ErgonError, StoreError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.settings_model import FrozenDict
-from ergon_framework.storage.urls import SQLITE, file_of, taken_apart
+from ergon_framework.storage.urls import (
+    SQLITE,
+    file_of,
+    given_options,
+    store_option,
+    taken_apart,
+)
 
-SCRIPT_FILE = "ergon.db"
+SCRIPT_FILE = STORE_FILE
 """The store that a script with ``App()`` makes beside itself."""
 _KINDS = ("sqlite", "memory", "postgresql", "redis", "rediss", "nats")
 _FORMS = "write sqlite:///work.db, postgresql://host/name, redis://host:6379/0 or nats://host:4222"
@@ -87,7 +94,34 @@ def url_as_written(settings: Settings, *own: SecretStr | None) -> str:
 
 def base_of(settings: Settings) -> Path:
     """The folder that paths in the settings are relative to."""
-    return Path() if settings.file is None else settings.file.parent
+    if settings.file is not None:
+        return settings.file.parent
+    return settings.home or Path()
+
+
+def script_store(settings: Settings) -> Path | None:
+    """``ergon.db`` of a folder without a settings file, if it is there."""
+    file = base_of(settings) / SCRIPT_FILE
+    return file if settings.file is None and file.is_file() else None
+
+
+def without(settings: Settings, lacks: str) -> str:
+    """Why something is not named: there are no settings, or their file ``lacks`` it."""
+    if settings.file is not None:
+        return f"{settings.file} {lacks}"
+    if settings.home is not None:
+        return f"there is no settings file in {settings.home}"
+    return nowhere()
+
+
+def options_again(settings: Settings, config: Path | None, store: str | None, url: str) -> str:
+    """By which options the next command finds the store with this URL, from whatever folder.
+
+    ``config`` and ``store`` are the options by which this command was told.
+    """
+    if store is None and settings.file is None:
+        return store_option(url)  # nothing says where it is but the folder that we are in
+    return given_options(config, store)
 
 
 def resolve_url(url: str, base: Path) -> str:

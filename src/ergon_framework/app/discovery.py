@@ -1,0 +1,93 @@
+"""Finds the project that a command is about: ``ergon.toml`` or ``ergon.db``, here or above.
+
+As git finds ``.git``: the nearest folder counts. The search ends at the root of a file system and
+at the home directory. A settings file names code to import, so above the working directory only a
+file of the user who asks, or of root, is taken.
+
+Nothing heavy is imported here: shell completion asks, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SETTINGS_FILE = "ergon.toml"
+STORE_FILE = "ergon.db"
+"""The store that a script with ``App()`` makes beside itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A folder with a settings file, or else with the store of a script."""
+
+    folder: Path
+    has_settings: bool
+
+    @property
+    def place(self) -> Path:
+        """The settings file, or the folder where there is none."""
+        return self.folder / SETTINGS_FILE if self.has_settings else self.folder
+
+    @property
+    def found(self) -> Path:
+        """The file by which the project was found."""
+        return self.folder / (SETTINGS_FILE if self.has_settings else STORE_FILE)
+
+
+def find_project(start: Path | None = None) -> Project | None:
+    """The nearest project from a folder upwards, by default from the working directory."""
+    here = Path.cwd() if start is None else start.absolute()
+    for folder in _upwards(here):
+        for name in (SETTINGS_FILE, STORE_FILE):
+            if _is_taken(folder / name, is_here=folder == here):
+                return Project(folder, has_settings=name == SETTINGS_FILE)
+    return None
+
+
+def nowhere(start: Path | None = None) -> str:
+    """What to say where no project was found, and why one that is there does not count."""
+    here = Path.cwd() if start is None else start.absolute()
+    others = [
+        folder / name
+        for folder in _upwards(here)
+        for name in (SETTINGS_FILE, STORE_FILE)
+        if os.path.lexists(folder / name)
+    ]
+    said = f"there is no settings file and no {STORE_FILE} in {here} or above"
+    return f"{said} but {others[0]}, which belongs to another user" if others else said
+
+
+def _upwards(here: Path) -> Iterator[Path]:
+    """The folder and those above it, as far as a project may be."""
+    home, device = _home(), _device(here)
+    for folder in (here, *here.parents):
+        if _device(folder) != device:
+            return
+        yield folder
+        if folder == home:
+            return
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user whom the system does not know
+        return None
+
+
+def _device(folder: Path) -> int | None:
+    try:
+        return folder.stat().st_dev
+    except OSError:
+        return None
+
+
+def _is_taken(file: Path, *, is_here: bool) -> bool:
+    try:
+        owner = file.lstat().st_uid  # a link that leads nowhere was meant, too
+    except OSError:
+        return False
+    return is_here or owner in (os.geteuid(), 0)
