@@ -45,8 +45,9 @@ def journal_path(settings: Settings) -> Path | None:
     if named is None:
         if settings.file is not None:
             return settings.file.absolute().with_name(FILE)
-        beside = script_store(settings)
-        named = os.environ.get(VARIABLE) or ("none" if beside is None else f"{SQLITE}{FILE}")
+        script = script_store(settings)
+        beside = "none" if script is None else f"{SQLITE}{script.absolute().with_name(FILE)}"
+        named = os.environ.get(VARIABLE) or beside
     if named == "none":
         return None
     url = resolve_url(named, base_of(settings))

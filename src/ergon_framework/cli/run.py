@@ -1,4 +1,4 @@
-"""``ergon run``: a task, one part of the settings, or all of them."""
+"""``ergon run``: an App, a task, one part of the settings, or all of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from ergon_framework.app.console import log_line
@@ -34,6 +35,7 @@ from ergon_framework.cli.session import (
 from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:
+    from ergon_framework.app.application import App
     from ergon_framework.app.outcome import RunOutcome
     from ergon_framework.app.parts import Part
     from ergon_framework.app.processes import WorkersOutcome
@@ -127,12 +129,18 @@ def run(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="A task: module:Class, module:instance or a name from [tasks]; or a zone, worker"
-            " or server of the settings.",
+            help="An App: module:app or script.py:app; a task: module:Class, module:instance or a"
+            " name from [tasks]; or a zone, worker or server of the settings.",
         ),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Start everything that the settings describe.")
+    ] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start again when a .py or .toml file changes.")
+    ] = False,
+    burst: Annotated[
+        bool, typer.Option("--burst", help="An App: run what is due until nothing is, then exit.")
     ] = False,
     config: ConfigPath = None,
     policy: PolicyPath = None,
@@ -169,14 +177,18 @@ def run(
     log_format: LogFormat = "text",
     as_json: JsonFlag = False,
     supervised: Annotated[str | None, typer.Option(hidden=True)] = None,
+    lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Run a task until it is done, or any part of the settings until SIGTERM or SIGINT.
+    """Run an App, a task, or what the settings describe.
 
-    The first signal lets work in flight finish, the second ends it at once.
+    A task runs until it is done, everything else until SIGTERM or SIGINT. The first signal lets
+    work in flight finish, the second ends it at once.
     """
+    from ergon_framework.app.app_reference import find_app, script_in
     from ergon_framework.app.liveness_outputs import LivenessOutputs
-    from ergon_framework.app.observability import set_up_logging
+    from ergon_framework.app.observability import set_up_logging, show_executors
     from ergon_framework.app.parts import PartKind, part_named
+    from ergon_framework.app.reload import end_with
     from ergon_framework.app.run import Run
     from ergon_framework.app.settings import load_settings
     from ergon_framework.app.wiring import Overrides
@@ -184,13 +196,25 @@ def run(
 
     session = session_of(context)
     check_asked(target, everything)
+    if reload:
+        return _reloading(session, target, config)
+    if lifeline is not None:
+        end_with(lifeline)
     rule = RestartRule(restarts, restart_window)
     if session.is_process and config is not None:
         os.environ["ERGON_CONFIG"] = str(config.absolute())  # for whoever asks for a provider
+    if log_format == "text" and (":" in (target or "") or script_in(target or "")):
+        show_executors()  # what the handlers of an App print is for people, whatever the level
     set_up_logging(log_level, log_format)
     if everything:
         check_options(context, "--all")
         return run_everything(session, config, rule, as_json=as_json)
+    app = find_app(target or "")
+    if app is not None:
+        check_options(context, "an App")
+        return _run_app(app, burst=burst, as_json=as_json)
+    if burst:
+        raise ConfigurationError("--burst is for an App", remedy="leave it out")
     part = part_named(target or "", load_settings(config))
     if part.kind is not PartKind.TASK:
         check_options(context, f"the {part.kind.value} {part.name!r}")
@@ -215,6 +239,43 @@ def run(
         _show_plan(plan, as_json)
         return 0
     return _run_task(session, asked, as_json)
+
+
+def _run_app(app: App, *, burst: bool, as_json: bool) -> int:
+    """Run everything that a script declared; what its own code prints is kept out of JSON."""
+    with keep_stdout(as_json):
+        report = app.run(burst=burst)
+    if as_json:
+        consumers = {name: each.to_dict() for name, each in report.consumers.items()}
+        shape = {"jobs": msgspec.structs.asdict(report.jobs), "consumers": consumers}
+        show_one(shape, as_json=True)
+        return 0
+    rows = [{"part": "jobs", **msgspec.structs.asdict(report.jobs)}]
+    for name, each in report.consumers.items():
+        counts = {"completed": each.succeeded, "failed": each.failed + each.timed_out}
+        rows.append({"part": name, **counts, "stop_reason": each.stop_reason.value})
+    show_list(rows, ["part", "completed", "failed", "retried", "stop_reason"], as_json=False)
+    return 0
+
+
+def _reloading(session: Session, target: str | None, config: Path | None) -> int:
+    """Run the same command in a process of its own, and again whenever a file changes."""
+    from ergon_framework.app.app_reference import script_in
+    from ergon_framework.app.reload import Reloader
+
+    script = script_in(target or "")
+    base = Path.cwd() if config is None else config if config.is_dir() else config.parent
+    roots = [base.absolute()]
+    if script is not None and not script.absolute().is_relative_to(roots[0]):
+        roots.append(script.absolute().parent)
+    first, *rest = (each for each in session.arguments if each != "--reload")
+    more = ["--debug"] if session.is_debug else []
+
+    def command(lifeline: int) -> list[str]:
+        module = [sys.executable, "-m", "ergon_framework.cli", *more]
+        return [*module, first, "--lifeline", str(lifeline), *rest]
+
+    return Reloader(command, roots).run()
 
 
 def _run_task(session: Session, asked: Run, as_json: bool) -> int:

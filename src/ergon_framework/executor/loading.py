@@ -39,23 +39,33 @@ def load(reference: str) -> Registry:
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise AppError(f"--app is {reference!r}", remedy="write it as module:registry")
-    _under_way.append(place)
-    try:
-        is_file = place.endswith(".py") or os.sep in place
-        module = _from_file(Path(place)) if is_file else _from_module(place)
-    finally:
-        _under_way.pop()
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise AppError(f"{reference!r}: there is no {part!r}", remedy=_near(part, found))
-        found = getattr(found, part)
+    is_file = place.endswith(".py") or os.sep in place
+    found = named_in(module_in(Path(place) if is_file else place), reference, name)
     # An application may carry its registry; it knows of us, not we of it.
     registry = found if isinstance(found, Registry) else getattr(found, "registry", None)
     if not isinstance(registry, Registry):
         kind = type(found).__name__
         raise AppError(f"{reference!r} is a {kind}", remedy="name a Registry")
     return registry
+
+
+def module_in(place: Path | str) -> ModuleType:
+    """The module in a file, or of a name, imported; it may neither enqueue nor run meanwhile."""
+    _under_way.append(str(place))
+    try:
+        return _from_file(place) if isinstance(place, Path) else _from_module(place)
+    finally:
+        _under_way.pop()
+
+
+def named_in(module: ModuleType, reference: str, name: str) -> Any:
+    """What a reference names in its module."""
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise AppError(f"{reference!r}: there is no {part!r}", remedy=_near(part, found))
+        found = getattr(found, part)
+    return found
 
 
 def _from_module(name: str) -> ModuleType:

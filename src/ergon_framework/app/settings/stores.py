@@ -100,9 +100,15 @@ def base_of(settings: Settings) -> Path:
 
 
 def script_store(settings: Settings) -> Path | None:
-    """``ergon.db`` of a folder without a settings file, if it is there."""
-    file = base_of(settings) / SCRIPT_FILE
-    return file if settings.file is None and file.is_file() else None
+    """``ergon.db`` where it is the store without a settings file: a script has made it, or will."""
+    if settings.file is not None:
+        return None
+    named = url_as_written(settings)
+    if named:
+        file = file_of(resolve_url(named, base_of(settings)))
+        return file if file is not None and file.name == SCRIPT_FILE else None
+    beside = base_of(settings) / SCRIPT_FILE
+    return beside if beside.is_file() else None
 
 
 def without(settings: Settings, lacks: str) -> str:

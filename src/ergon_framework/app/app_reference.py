@@ -1,0 +1,90 @@
+"""Which App ``ergon run`` means: ``module:app``, ``script.py:app`` or ``script.py`` alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ergon_framework.app.imports import is_reference
+from ergon_framework.app.imports import load as load_object
+from ergon_framework.errors import WiringError
+from ergon_framework.executor import loading
+
+if TYPE_CHECKING:
+    from ergon_framework.app.application import App
+
+
+def script_in(target: str) -> Path | None:
+    """The file that a target names; None for a module, or a name of the settings."""
+    place, _, _ = target.partition(":")
+    return Path(place) if place.endswith(".py") or os.sep in place else None
+
+
+def find_app(target: str) -> App | None:
+    """The App that a target names; None where it names something else, such as a task.
+
+    Importing the module, or the script, runs the user's code, but not what stands under
+    ``if __name__ == "__main__":``. Processes that this one starts find the same modules.
+    """
+    script = script_in(target)
+    if script is not None:
+        found = _of_script(script, target.partition(":")[2])
+        _let_children_import(script.parent)
+        return found
+    if not is_reference(target):
+        return None
+    named = load_object(target)
+    if not _is_app(named):
+        return None
+    top = sys.modules[target.partition(":")[0].partition(".")[0]]
+    if top.__file__ is not None:
+        file = Path(top.__file__)
+        _let_children_import(file.parents[1] if file.stem == "__init__" else file.parent)
+    return cast("App", named)
+
+
+def _of_script(script: Path, name: str) -> App:
+    if not script.stem.isidentifier():
+        raise WiringError(
+            f"{str(script)!r} has a name that no other process could import",
+            remedy=f"rename it, or run it with python {script}",
+        )
+    module = loading.module_in(script)
+    if name:
+        found = loading.named_in(module, f"{script}:{name}", name)
+        if not _is_app(found):
+            raise WiringError(
+                f"{name!r} in {script} is a {type(found).__name__}, not an App",
+                remedy="name the App: " + (", ".join(_apps_in(module)) or "there is none"),
+            )
+        return cast("App", found)
+    names = _apps_in(module)
+    if len(names) != 1:
+        told = f"there are several: {', '.join(names)}" if names else "there is none"
+        raise WiringError(
+            f"which App of {script}? {told}",
+            remedy=f"write {script}:{names[0]}" if names else "write app = App() at its top",
+        )
+    return cast("App", getattr(module, names[0]))
+
+
+def _apps_in(module: object) -> list[str]:
+    return [name for name, value in vars(module).items() if _is_app(value)]
+
+
+def _is_app(value: Any) -> bool:
+    from ergon_framework import App
+
+    return isinstance(value, App)
+
+
+def _let_children_import(folder: Path) -> None:
+    """Put a folder on the import path of the processes that run the App's handlers."""
+    here = str(folder.resolve())
+    known = os.environ.get("PYTHONPATH", "")
+    if here not in known.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, known)))
+    if here not in sys.path:
+        sys.path.insert(0, here)
