@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ergon_framework.app.discovery import SETTINGS_FILE
+from ergon_framework.app.discovery import SETTINGS_FILE, STORE_FILE
 from ergon_framework.app.settings.environment import apply_variable, nested
 from ergon_framework.app.settings.secrets import Resolver, sounds_secret, withheld
 from ergon_framework.app.settings.sections import (
@@ -85,8 +85,8 @@ def load_settings(
     """Read, override and check everything; each mistake is told in one :class:`SettingsError`.
 
     Without ``path`` the file is the one ``ERGON_CONFIG`` names, or ``ergon.toml`` in the working
-    directory when there is one. A folder stands for the ``ergon.toml`` in it; where it has none,
-    the settings have no file, and paths start in that folder.
+    directory when there is one. A folder stands for the ``ergon.toml`` in it; where it has only
+    the store of a script, the settings have no file, and paths start in that folder.
     """
     settings, source = examine_settings(path, environ)
     source.raise_problems()
@@ -187,7 +187,16 @@ def settings_file(path: str | Path | None, environ: Mapping[str, str]) -> Path |
 def _home_of(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
     """The folder that was named in place of a file."""
     named = path or environ.get("ERGON_CONFIG")
-    return Path(named) if named and Path(named).is_dir() else None
+    if not named or not Path(named).is_dir():
+        return None
+    folder = Path(named)
+    if not any(os.path.lexists(folder / name) for name in (FILE, STORE_FILE)):
+        raise SettingsError(
+            f"the folder {folder} cannot be read as settings: it has neither {FILE} nor"
+            f" {STORE_FILE}",
+            remedy="name a settings file, or the folder of one",
+        )
+    return folder
 
 
 def _override(
