@@ -14,7 +14,14 @@ import pytest
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.processes import WorkersOutcome
 from ergon_framework.app.supervisor import Slot, worker_specs
-from ergon_framework.cli.output import keep_stdout, printable, show_error, show_list, show_one
+from ergon_framework.cli.output import (
+    colour_of,
+    keep_stdout,
+    printable,
+    show_error,
+    show_list,
+    show_one,
+)
 from ergon_framework.cli.run import _show_workers
 from ergon_framework.errors import SettingsError
 
@@ -66,6 +73,49 @@ def test_a_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     show_one({"name": "b"}, as_json=False, title="found")
     assert "[red]a" in screen.getvalue()
     assert "found" in screen.getvalue()
+
+
+JOB = {
+    "id": "01a1ebb4-1607-7000-96f6-9d561659e439",
+    "status": "failed",
+    "handler": "thumbs#shrink",
+    "queue": "default",
+    "created_at": "2026-11-17T22:50:10.311790Z",
+    "why": "ValueError, and all its attempts are spent",
+}
+
+
+@pytest.mark.parametrize("width", [20, 60, 100, 160])
+def test_ids_are_whole(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However narrow the terminal is; nothing else is lost either."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    show_list([JOB, {**JOB, "id": "short"}], list(JOB), as_json=False)
+    show_one(JOB, as_json=False)
+    lines = screen.getvalue().splitlines()
+    assert sum(JOB["id"] in line for line in lines) == 2
+    if width >= 60:
+        assert screen.getvalue().split().count("attempts") == 3
+        assert all(len(line) <= width for line in lines if "\x1b" not in line)
+
+
+def test_states_have_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the column they stand in: an open circuit is bad, an open gate is not."""
+    assert colour_of("status", "completed") == "green"
+    assert "red" in colour_of("status", "failed")
+    assert "red" in colour_of("circuit", "open until 2030-01-31T12:00:00Z")
+    assert colour_of("gate", "open") == colour_of("why", "failed") == ""
+    shown = {}
+    for name, value in (("TERM", "xterm-256color"), ("NO_COLOR", "1"), ("TERM", "dumb")):
+        screen = Terminal()
+        monkeypatch.setattr(sys, "stdout", screen)
+        monkeypatch.setenv(name, value)
+        show_list([JOB], ["status"], as_json=False)
+        shown[f"{name}={value}"] = "[1;31m" in screen.getvalue()
+    assert shown == {"TERM=xterm-256color": True, "NO_COLOR=1": False, "TERM=dumb": False}
 
 
 def test_one_thing(capsys: pytest.CaptureFixture[str]) -> None:

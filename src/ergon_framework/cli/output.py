@@ -3,6 +3,8 @@
 With ``--json`` the standard output holds one JSON document and nothing else: an array with one
 element per line for a list, one object for a thing, ``{"error": ...}`` for a failure. Without a
 terminal a table is plain text, columns two blanks apart. Control characters never reach a terminal.
+There, states have colours, unless ``NO_COLOR`` is set or the terminal is dumb, and ids are neither
+wrapped nor cut: a list that is too wide with whole ids is shown row by row.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import errno
 import json
 import logging
 import os
+import re
 import select
 import sys
 import traceback
@@ -40,7 +43,7 @@ def show_list(rows: Iterable[Row], columns: Sequence[str], *, as_json: bool) -> 
     lines = [[_text(row.get(column)) for column in columns] for row in rows]
     titles = [column.replace("_", " ") for column in columns]
     if sys.stdout.isatty():
-        _show_table(titles, lines)
+        _show_table(columns, titles, lines)
     else:
         _show_plain([titles, *lines])
 
@@ -52,7 +55,7 @@ def show_one(shape: Row, *, as_json: bool, title: str = "") -> None:
         return
     lines = [[name.replace("_", " "), _text(value)] for name, value in shape.items()]
     if sys.stdout.isatty():
-        _show_table(["", title], lines)
+        _show_fields(title, [(name, _text(value)) for name, value in shape.items()])
         return
     if title:
         print(title)
@@ -222,18 +225,96 @@ def _show_plain(lines: Sequence[Sequence[str]]) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _show_table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+_GOOD, _BUSY, _UNSURE, _BAD, _OVER = "green", "cyan", "yellow", "bold red", "dim"
+_STATES = {
+    **dict.fromkeys(("completed", "succeeded", "ok", "running", "settled"), _GOOD),
+    **dict.fromkeys(("active",), _BUSY),
+    **dict.fromkeys(("retrying", "note", "stopping", "released"), _UNSURE),
+    **dict.fromkeys(("failed", "timed_out", "aborted", "bad", "silent", "quarantined"), _BAD),
+    **dict.fromkeys(("cancelled", "discarded"), _OVER),
+}
+_COLOURS: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(("status", "state", "outcome"), _STATES),
+    "circuit": {"closed": _GOOD, "half_open": _UNSURE, "open": _BAD},
+    "paused": {"yes": _UNSURE},
+}
+"""The colour of a state, by the column it stands in: an open circuit is bad, an open gate not."""
+_GAP = 2
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
+_LEAST = 9
+"""Characters that a column of longer texts must have for a table to be readable."""
+_DATE = 10
+
+
+def colour_of(column: str, cell: str) -> str:
+    """The colour of a cell, by its first word; empty for what is no state."""
+    return _COLOURS.get(column, {}).get(cell.partition(" ")[0].rstrip(","), "")
+
+
+def _is_id(column: str) -> bool:
+    return column in ("id", "unit") or column.endswith("_id")
+
+
+def _is_whole(column: str) -> bool:
+    """Whether the cells of a column are read, or copied, in one piece."""
+    return _is_id(column) or column in _COLOURS
+
+
+def _at_a_glance(column: str, cell: str) -> str:
+    """A time in a table for people: to the second, and where it may be wrapped."""
+    found = _INSTANT.fullmatch(cell) if column.endswith("_at") else None
+    return cell if found is None else f"{found[1]} {found[2]}Z"
+
+
+def _show_table(
+    columns: Sequence[str], titles: Sequence[str], lines: Sequence[Sequence[str]]
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=any(titles))
-    for title in titles:
-        longest = max((len(word) for word in title.split()), default=0)
-        table.add_column(title, overflow="fold", min_width=longest)
+    console = Console()
+    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
+    lines = [list(map(_at_a_glance, columns, line)) for line in lines]
+    needed = 0
+    for place, (column, title) in enumerate(zip(columns, titles, strict=True)):
+        cells = [line[place] for line in lines]
+        if _is_whole(column):
+            least = max(map(len, (title, *cells)))
+        else:
+            words = max((len(word) for cell in cells for word in cell.split()), default=0)
+            most = _DATE if column.endswith("_at") else _LEAST
+            least = max(min(words, most), *map(len, title.split()))
+        needed += least + _GAP
+        table.add_column(title, overflow="fold", min_width=least, no_wrap=_is_whole(column))
+    if needed > console.width and lines:
+        for number, line in enumerate(lines):
+            if number:
+                print()
+            _show_fields("", [each for each in zip(columns, line, strict=True) if each[1]])
+        return
     for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
-    Console().print(table)
+        found = zip(columns, line, strict=True)
+        table.add_row(*(Text(cell, colour_of(column, cell)) for column, cell in found))
+    console.print(table)
+
+
+def _show_fields(title: str, fields: Sequence[tuple[str, str]]) -> None:
+    """One thing, a line for each field; the line of an id may be wider than the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    least = max((len(cell) for name, cell in fields if _is_id(name)), default=1)
+    labels = max((len(name) for name, _ in fields), default=0)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold", show_header=bool(title))
+    table.add_column("", no_wrap=True, min_width=labels)
+    table.add_column(title, overflow="fold", min_width=least)
+    for name, cell in fields:
+        table.add_row(Text(name.replace("_", " ")), Text(cell, colour_of(name, cell)))
+    width = max(console.width, labels + least + 2 * _GAP)
+    console.print(table, width=width, crop=False, no_wrap=False)
 
 
 def _text(value: object) -> str:
