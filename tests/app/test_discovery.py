@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.discovery import Project, find_project, nowhere
+from ergon_framework.app.discovery import FoundProject, find_project, nowhere
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.stores import base_of, store_url
 
@@ -30,18 +30,18 @@ def test_the_nearest_counts(home: Path) -> None:
     """A script's store in a folder of a project is what commands there are about."""
     inner = folders(home, "shop", "scripts", "deep")
     (home / "shop" / "ergon.toml").touch()
-    assert find_project(inner) == Project(home / "shop", has_settings=True)
+    assert find_project(inner) == FoundProject(home / "shop", has_settings=True)
     (home / "shop" / "scripts" / "ergon.db").touch()
-    assert find_project(inner) == Project(home / "shop" / "scripts", has_settings=False)
+    assert find_project(inner) == FoundProject(home / "shop" / "scripts", has_settings=False)
     (home / "shop" / "scripts" / "ergon.toml").touch()
-    assert find_project(inner) == Project(home / "shop" / "scripts", has_settings=True)
+    assert find_project(inner) == FoundProject(home / "shop" / "scripts", has_settings=True)
 
 
 def test_nothing_above_home_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies there is not of this user's making."""
     inner = folders(home, "users", "ada", "shop")
     (home / "ergon.toml").touch()
-    assert find_project(inner) == Project(home, has_settings=True)
+    assert find_project(inner) == FoundProject(home, has_settings=True)
     monkeypatch.setenv("HOME", str(home / "users" / "ada"))
     assert find_project(inner) is None
     assert f"in {inner} or above" in nowhere(inner)
@@ -59,7 +59,7 @@ def test_a_file_of_another_user_counts_only_where_one_is(
         monkeypatch.setattr(os, "geteuid", lambda: 4711)
     assert find_project(inner) is None
     assert f"{home / 'shared' / 'ergon.toml'}, which belongs to another user" in nowhere(inner)
-    assert find_project(home / "shared") == Project(home / "shared", has_settings=True)
+    assert find_project(home / "shared") == FoundProject(home / "shared", has_settings=True)
 
 
 def test_a_folder_stands_for_the_settings_in_it(home: Path) -> None:

@@ -20,7 +20,7 @@ STORE_FILE = "ergon.db"
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
+class FoundProject:
     """A folder with a settings file, or else with the store of a script."""
 
     folder: Path
@@ -37,13 +37,13 @@ class Project:
         return self.folder / (SETTINGS_FILE if self.has_settings else STORE_FILE)
 
 
-def find_project(start: Path | None = None) -> Project | None:
+def find_project(start: Path | None = None) -> FoundProject | None:
     """The nearest project from a folder upwards, by default from the working directory."""
     here = Path.cwd() if start is None else start.absolute()
     for folder in _upwards(here):
         for name in (SETTINGS_FILE, STORE_FILE):
             if _is_taken(folder / name, is_here=folder == here):
-                return Project(folder, has_settings=name == SETTINGS_FILE)
+                return FoundProject(folder, has_settings=name == SETTINGS_FILE)
     return None
 
 
