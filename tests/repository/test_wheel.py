@@ -33,7 +33,9 @@ EXTRA_OF = {
     "prometheus_client": "prometheus",
     "psycopg": "postgres",
     "redis": "redis",
+    "sentry_sdk": "sentry",
     "starlette": "api",
+    "structlog": "structlog",
     "uvicorn": "api",
 }
 """Packages that only an extra brings, and which."""

@@ -15,7 +15,7 @@ from ergon_framework.executor.binding import InvalidArgumentsError
 from ergon_framework.executor.context import CORRELATION, JobContext
 from ergon_framework.executor.registry import Handler
 from ergon_framework.executor.stdio import stderr_line
-from ergon_framework.ports.unit_of_work import RUNNING, UnitOfWork
+from ergon_framework.ports.unit_of_work import OBSERVERS, RUNNING, UnitOfWork, observed
 
 if TYPE_CHECKING:
     import asyncio
@@ -108,7 +108,11 @@ class Invocation:
             self._begin_span()
         try:
             args, kwargs = handler.binding.bind(request.args, request.kwargs, self)
-            return handler.function, args, kwargs
+            function = handler.function
+            if OBSERVERS:
+                unit = self.surroundings()
+                function = observed(function, lambda _: unit, is_async=handler.is_async)
+            return function, args, kwargs
         except InvalidArgumentsError as error:
             return outcomes.refused(request.job_id, error.code, str(error))
         except BaseException as error:  # a class of the user's that is made from the arguments

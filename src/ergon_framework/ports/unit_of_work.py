@@ -1,14 +1,19 @@
-"""The unit of work that code runs in: a transaction, or a job in an executor.
+"""The unit of work that code runs in: a transaction, a job in an executor, or a provider call.
 
 Apart from ``context``, which asks for it: an executor starts without transactions.
+
+Attempts of jobs and of provider calls can be observed: ``OBSERVERS`` are context managers around
+each of them. Attempts of transactions are told to sinks, which are given the context instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextvars import ContextVar
-from types import MappingProxyType
-from typing import NamedTuple, Protocol
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple, Protocol
 
 _NO_TRACE: Mapping[str, str] = MappingProxyType({})
 
@@ -17,10 +22,10 @@ class UnitOfWork(NamedTuple):
     """What is known about the unit of work that is running."""
 
     kind: str
-    """``job`` or ``transaction``."""
+    """``job``, ``transaction`` or ``call``."""
     id: str
     name: str
-    """The handler of a job, the task of a transaction."""
+    """The handler of a job, the task of a transaction, ``provider/capability/operation``."""
     attempt: int = 1
     """Counted from 1."""
     deadline: float | None = None
@@ -41,3 +46,89 @@ class Describable(Protocol):
 
 RUNNING: ContextVar[Describable | None] = ContextVar("ergon_running", default=None)
 """What an executor runs; asked only when somebody wants to know."""
+
+CALLING: ContextVar[UnitOfWork | None] = ContextVar("ergon_calling", default=None)
+"""The provider call whose attempt runs here. Set only while somebody observes: a call is short."""
+
+
+class AttemptObserver(Protocol):
+    """Somebody who wants to be around the attempts of jobs and provider calls."""
+
+    def __call__(self, unit: UnitOfWork, /) -> AbstractContextManager[object]:
+        """What is entered before an attempt and left after it, with what the attempt raised."""
+
+
+OBSERVERS: list[AttemptObserver] = []
+"""Asked at each attempt. An empty list costs a look."""
+
+
+def observed(
+    function: Callable[..., Any],
+    unit_of: Callable[[Mapping[str, Any]], UnitOfWork],
+    *,
+    is_async: bool,
+) -> Callable[..., Any]:
+    """The function with the observers around it; ``unit_of`` is given its keyword arguments."""
+    if is_async:
+
+        @functools.wraps(function)
+        async def around(*args: Any, **kwargs: Any) -> Any:
+            with _Observation(unit_of(kwargs)):
+                return await function(*args, **kwargs)
+
+    else:
+
+        @functools.wraps(function)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            with _Observation(unit_of(kwargs)):
+                return function(*args, **kwargs)
+
+    return around
+
+
+class _Observation:
+    """The observers around one attempt. What one of them raises never reaches the attempt."""
+
+    def __init__(self, unit: UnitOfWork) -> None:
+        self._unit = unit
+        self._entered: list[AbstractContextManager[object]] = []
+        self._token: Token[UnitOfWork | None] | None = None
+
+    def __enter__(self) -> None:
+        if self._unit.kind == "call":
+            self._token = CALLING.set(self._unit)
+        for observer in tuple(OBSERVERS):
+            try:
+                manager = observer(self._unit)
+                manager.__enter__()
+                self._entered.append(manager)
+            except Exception as error:
+                _log_once(observer, error)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for manager in reversed(self._entered):
+            try:
+                manager.__exit__(kind, error, trace)
+            except Exception as failure:
+                _log_once(manager, failure)
+        if self._token is not None:
+            CALLING.reset(self._token)
+
+
+_logged: set[str] = set()
+
+
+def _log_once(observer: object, error: Exception) -> None:
+    import logging  # not at the start of an executor
+
+    name = getattr(observer, "__qualname__", type(observer).__qualname__)
+    if name not in _logged:
+        _logged.add(name)
+        logging.getLogger("ergon_framework.telemetry").error(
+            "%s failed to observe an attempt; said once", name, exc_info=error
+        )

@@ -20,6 +20,7 @@ from ergon_framework.errors import WiringError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.context import current_unit
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
+from ergon_framework.ports.unit_of_work import OBSERVERS
 from ergon_framework.providers import telemetry
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
@@ -184,7 +185,8 @@ class ProviderBase(ABC):
         if around is not None:
             context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
         what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
-        body = attempt_body(self._execute_impl, *what, payload, text, is_retried=is_retried)
+        attempt = self._observed(runtime) if OBSERVERS else self._execute_impl
+        body = attempt_body(attempt, *what, payload, text, is_retried=is_retried)
         call = None
         if runtime.has_fast_path and runtime.is_plain:
             may_refuse = on_failure is None
@@ -214,7 +216,8 @@ class ProviderBase(ABC):
         if around is not None:
             context = inherit_context(context, around, lane.key, campaign_id, operation, payload)
         what, is_retried = (tenant_id, campaign_id, operation), runtime.policy.max_attempts > 1
-        body = attempt_body(self._execute_impl, *what, payload, text, is_retried=is_retried)
+        attempt = self._observed(runtime) if OBSERVERS else self._execute_impl
+        body = attempt_body(attempt, *what, payload, text, is_retried=is_retried)
         call = None
         if runtime.has_fast_path and runtime.is_async:
             may_wait, may_refuse = runtime.is_local, on_failure is None
@@ -228,6 +231,14 @@ class ProviderBase(ABC):
             call = fast
         call = call or runtime.new_call(lane, who, context)
         return await drivers.arun_call(runtime, call, body, on_failure)
+
+    def _observed(self, runtime: ProviderRuntime) -> Callable[..., Any]:
+        return telemetry.observed_attempts(
+            self._execute_impl,
+            runtime.provider_name,
+            runtime.capability,
+            is_async=runtime.is_async,
+        )
 
     # -- beside the calls ----------------------------------------------------------------------
 

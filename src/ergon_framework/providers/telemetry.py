@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ import msgspec
 from opentelemetry.trace import Span
 
 from ergon_framework.ports.providerstore import AttemptOutcome, AttemptRow, LaneKey
+from ergon_framework.ports.unit_of_work import UnitOfWork, observed
 from ergon_framework.providers.errors import Reason
 from ergon_framework.providers.execution import (
     OnFailure,
@@ -76,6 +77,21 @@ def emit_calls(rows: Iterable[AttemptRow]) -> None:
                 "attempt": row.attempt_number,
             }
             emit_notice(name, **fields)
+
+
+def observed_attempts(
+    implementation: Callable[..., Any], provider: str, capability: str, *, is_async: bool
+) -> Callable[..., Any]:
+    """The attempts of a provider, with the observers of this process around each."""
+
+    def unit_of(given: Mapping[str, Any]) -> UnitOfWork:
+        context: ProviderExecutionContext = given["context"]
+        name = f"{provider}/{capability}/{given['operation']}"
+        return UnitOfWork(
+            "call", context.correlation_id or "", name, context.attempt, context.deadline
+        )
+
+    return observed(implementation, unit_of, is_async=is_async)
 
 
 _NAME = "provider.call"

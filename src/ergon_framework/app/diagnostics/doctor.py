@@ -37,6 +37,8 @@ EXTRAS = {
     "prometheus": ("opentelemetry.exporter.prometheus", "opentelemetry.sdk", "prometheus_client"),
     "redis": ("redis",),
     "s3": ("obstore",),
+    "sentry": ("sentry_sdk",),
+    "structlog": ("structlog",),
 }
 """What each extra of the distribution brings."""
 MIN_OPEN_FILES = 1024
