@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ergon_framework import redaction
 from ergon_framework.app.console import follow
+from ergon_framework.app.imports import load
 from ergon_framework.core.text import one_line, whole_record
-from ergon_framework.errors import ConfigurationError, SettingsError, describe
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    SettingsError,
+    WiringError,
+    describe,
+)
 from ergon_framework.task.mixins.utils import run_with_timeout
 from ergon_framework.telemetry import JsonFormatter
 
@@ -100,6 +107,7 @@ def observed(settings: Settings, source: str) -> Iterator[None]:
     from ergon_framework.telemetry.exporters import export, export_environment
 
     told = settings.telemetry
+    run_setup(told.setup)  # first: what it sets up is used, and not set up again
     export(source, collector=told.otlp, port=told.prometheus_port)
     with export_environment(told.otlp), journalling(settings, source):
         yield
@@ -119,6 +127,33 @@ def observed_briefly(settings: Settings, source: str) -> Iterator[None]:
     finally:
         if collector is not None:
             finish()
+
+
+def run_setup(reference: str | None) -> None:
+    """Call the function that ``[telemetry] setup`` names, such as one that sets up Sentry."""
+    if reference is None:
+        return
+    function = find_setup(reference)
+    try:
+        function()
+    except ErgonError:
+        raise
+    except Exception as error:
+        raise WiringError(
+            f"telemetry.setup: {reference} raised {describe(error)}",
+            remedy="it is called without arguments when a process starts; let it succeed there",
+        ) from error
+
+
+def find_setup(reference: str) -> Callable[[], object]:
+    """The function that ``[telemetry] setup`` names; importing its module runs the user's code."""
+    found = load(reference)
+    if not callable(found):
+        raise WiringError(
+            f"telemetry.setup: {reference} is a {type(found).__name__}, which cannot be called",
+            remedy="name a function without arguments",
+        )
+    return cast("Callable[[], object]", found)
 
 
 def check_page(settings: Settings, processes: int) -> None:

@@ -102,7 +102,10 @@ class Instrumentation:
             )
         elif end.failure is not None and self.plan.hooks.exception is None:
             logger.error(
-                "transaction %s failed: %s", key, end.failure.message, extra={"transaction_id": key}
+                "transaction %s failed: %s",
+                key,
+                end.failure.message,
+                extra={"transaction_id": key, "ending": end.how.value},
             )
         if self.plan.ended is not None:
             self.plan.ended(run)
@@ -269,7 +272,8 @@ def _ids(attempt: InProgress) -> dict[str, str]:
 
 def _log_handler_failure(key: str, message: str, error: BaseException | None) -> None:
     """Log it with its traceback, if that can be had: it is made by asking the user's exceptions."""
-    text, extra = "the exception handler failed for transaction %s: %s", {"transaction_id": key}
+    text = "the exception handler failed for transaction %s: %s"
+    extra = {"transaction_id": key, "ending": "failed"}
     try:
         # As a tuple, for logging would ask the exception whether it is true.
         told = None if error is None else (type(error), error, error.__traceback__)

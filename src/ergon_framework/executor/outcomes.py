@@ -26,6 +26,7 @@ from ergon_framework.core.executor_protocol import (
 from ergon_framework.core.failure import Kind
 from ergon_framework.engine.classify import known_failure
 from ergon_framework.errors import Discard, NonRetryableException, Retry, Snooze
+from ergon_framework.ports import unit_of_work
 
 UNSERIALISABLE = "unserialisable_result"
 TOO_LARGE = "result_too_large"
@@ -174,7 +175,8 @@ MAX_CAUSES = 3
 MAX_LINE = 200
 MAX_TRACEBACK = 4096
 """Characters of one line, and of all."""
-_OURS = str(Path(__file__).parent)
+_OURS = (str(Path(__file__).parent), unit_of_work.__file__)
+"""Files whose frames say nothing about the handler."""
 
 
 def traceback_of(error: BaseException) -> str | None:

@@ -149,6 +149,9 @@ class Settler:
             entry,
             result if has_result else None,
             keep,
+            False,
+            job.handler,
+            job.queue,
         )
 
     def settle_stored(
@@ -169,6 +172,8 @@ class Settler:
             entry=self._entry(transition, now, job.deliveries, None, lost_by=job.worker),
             keep=self.keep(transition.status, job.result_ttl),
             if_expired=if_expired,
+            handler=job.handler,
+            queue=job.queue,
         )
 
     def keep(self, status: JobStatus, result_ttl: float | None) -> float | None:
@@ -215,6 +220,24 @@ class Settler:
 
 def _discarded(reply: Reply) -> Discarded:
     return Discarded(_writable(redaction.message((reply.error_message or "")[:MAX_MESSAGE])))
+
+
+def told_of(settlement: Settlement) -> dict[str, Any]:
+    """What a notice tells of a job that was settled. Where it failed is for error trackers."""
+    transition = settlement.transition
+    traceback = None
+    if transition.failure is not None:
+        traceback = msgspec.json.decode(settlement.entry).get("traceback")
+    return {
+        "job_id": settlement.id,
+        "attempt": transition.attempts,
+        "failure": transition.failure,
+        "delay": transition.delay,
+        "why": transition.why,
+        "handler": settlement.handler,
+        "queue": settlement.queue,
+        "traceback": traceback,
+    }
 
 
 def _trace(reply: Reply) -> str | None:

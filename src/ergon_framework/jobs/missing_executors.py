@@ -20,7 +20,7 @@ from typing import Any
 
 from ergon_framework.core.job import ExecutorMissing, InvalidTransition
 from ergon_framework.core.text import duration
-from ergon_framework.jobs.claims import Settler
+from ergon_framework.jobs.claims import Settler, told_of
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, Named
 
@@ -113,12 +113,4 @@ class MissingExecutors:
             duration(self._wait),
         )
         for settlement in ended:
-            move = settlement.transition
-            fields = {
-                "job_id": settlement.id,
-                "attempt": move.attempts,
-                "failure": move.failure,
-                "delay": None,
-                "why": move.why,
-            }
-            self._report("job.dead_lettered", fields)
+            self._report("job.dead_lettered", told_of(settlement))

@@ -33,8 +33,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ergon_framework.core.job import InvalidTransition, LeaseExpired
-from ergon_framework.jobs.claims import Settler
+from ergon_framework.core.job import InvalidTransition, JobStatus, LeaseExpired
+from ergon_framework.jobs.claims import Settler, told_of
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import FullJobStore, Job, Settlement
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -118,6 +118,8 @@ class Rescue:
                 self.count += 1
                 logger.warning("job %s was rescued: its lease had expired", settlement.id)
                 self._report("job.rescued", {"job_id": settlement.id})
+                if settlement.transition.status is JobStatus.FAILED:
+                    self._report("job.dead_lettered", told_of(settlement))
 
     def _heal_leases(self) -> None:
         """Cut leases that last longer than any worker could have claimed for."""

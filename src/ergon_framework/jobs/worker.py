@@ -25,7 +25,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, JobStatus
 from ergon_framework.core.text import failure_text, indented, one_line, toml_table
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim, Settler, told_of
 from ergon_framework.jobs.event_loop import EventLoop
 from ergon_framework.jobs.executor_process import CONFUSED_AFTER
 from ergon_framework.jobs.maintenance import Maintenance
@@ -546,15 +546,7 @@ class Worker:
                 self._tell_of(settlement)
 
     def _tell_of(self, settlement: Settlement) -> None:
-        transition = settlement.transition
-        self.tell(
-            NOTICE_OF[transition.status],
-            job_id=settlement.id,
-            attempt=transition.attempts,
-            failure=transition.failure,
-            delay=transition.delay,
-            why=transition.why,
-        )
+        self.tell(NOTICE_OF[settlement.transition.status], **told_of(settlement))
 
     def _receive(self, claims: list[Claim]) -> None:
         request = self._claim_request({})
@@ -613,6 +605,7 @@ def log_failure(settlement: Settlement) -> None:
         ", and the job is dead-lettered" if is_last else "",
         failure_text(one_line(transition.failure.code), one_line(transition.failure.message)),
         f"\n{indented(trace)}" if trace else "",
+        extra={"ending": "failed"} if is_last else None,
     )
 
 

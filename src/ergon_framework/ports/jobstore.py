@@ -115,6 +115,8 @@ class Settlement(msgspec.Struct, frozen=True):
     result: bytes | None = None
     keep: float | None = None  # seconds a final job is kept; None: for ever
     if_expired: bool = False  # a rescue: only while the lease is still expired
+    handler: str = ""  # for whoever is told of it; no store needs these two
+    queue: str = ""
 
 
 class LeaseRenewal(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ class NoticeSpec(NamedTuple):
 
 
 _ALWAYS, _WHEN_WELL = Routine.ALWAYS, Routine.WHEN_WELL
-_JOB = ("job_id", "attempt", "failure", "delay", "why")
+_JOB = ("job_id", "attempt", "failure", "delay", "why", "handler", "queue", "traceback")
 _LANE = ("tenant_id", "provider_name", "capability")
 _CALL = ("call_id", *_LANE, "operation", "reason_code", "attempt")
 

@@ -41,7 +41,8 @@ MAX_TEXT = 500
 _MAX_ITEMS = 32  # elements of one list, and keys of one table
 _ID_FIELDS = ("job_id", "transaction_id", "message_id", "call_id")
 # "began_at" is read from a clock that counts from anywhere.
-_SKIPPED_FIELDS = frozenset({"exception", "result", "began_at", *_ID_FIELDS})
+# A traceback is in the job's history, which ergon why shows.
+_SKIPPED_FIELDS = frozenset({"exception", "result", "began_at", "traceback", *_ID_FIELDS})
 
 
 def _names(routine: Routine) -> frozenset[str]:

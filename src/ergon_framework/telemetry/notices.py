@@ -21,9 +21,12 @@ logger = logging.getLogger("ergon_framework.telemetry")
 
 
 Listener: TypeAlias = Callable[[Notice], None]
+Enterer: TypeAlias = Callable[[Attempt, Context], None]
+"""The method ``enter`` of a listener, which prepares the context that user code runs in."""
 
 _lock = threading.Lock()
 _listeners: tuple[Listener, ...] = ()
+_enterers: tuple[Enterer, ...] = ()
 
 
 class NoticeHandler(Protocol):
@@ -50,6 +53,7 @@ class NoticeDispatcher:
     ) -> None:
         self._entering = entering
         self._listeners = tuple(listeners)
+        self._enterers = _entering(self._listeners)
         others = tuple(parts)
         all_parts = (*(() if entering is None else (entering,)), *others)
         self._handlers = _by_name(all_parts)
@@ -73,9 +77,15 @@ class NoticeDispatcher:
                 log_once(listener, error)
 
     def enter(self, attempt: Attempt, context: Context) -> None:
-        """Let the spans make theirs current."""
+        """Let the spans make theirs current, and listeners prepare what they need."""
         if self._entering is not None:
             self._entering.enter(attempt, context)
+        if self._enterers or _enterers:
+            for enter in (*self._enterers, *_enterers):
+                try:
+                    enter(attempt, context)
+                except Exception as error:
+                    log_once(enter, error)
 
     # The notices of each lifecycle come here without a Notice around them: in most calls only the
     # spans read them, and building a Notice would cost as much as the spans.
@@ -172,19 +182,27 @@ def add_listener(listener: Listener) -> None:
 
     It is called from worker threads and event loops, must not block, and is told about by a log
     record when it fails; the work goes on. A set ``passes_over`` of its own names notices that it
-    does nothing with: it may go without those.
+    does nothing with: it may go without those. A method ``enter`` of its own is given each attempt
+    of a transaction and the context that the hook is about to run in.
     """
-    global _listeners  # noqa: PLW0603 - replaced as a whole, so that readers need no lock
+    global _listeners, _enterers  # noqa: PLW0603 - replaced as a whole: readers need no lock
     with _lock:
         if listener not in _listeners:
             _listeners = (*_listeners, listener)
+            _enterers = _entering(_listeners)
 
 
 def remove_listener(listener: Listener) -> None:
     """Stop telling it, at once. Removing one that was never added is no error."""
-    global _listeners  # noqa: PLW0603 - see add_listener
+    global _listeners, _enterers  # noqa: PLW0603 - see add_listener
     with _lock:
         _listeners = tuple(known for known in _listeners if known != listener)
+        _enterers = _entering(_listeners)
+
+
+def _entering(listeners: Iterable[Listener]) -> tuple[Enterer, ...]:
+    found = (getattr(listener, "enter", None) for listener in listeners)
+    return tuple(each for each in found if callable(each))
 
 
 def has_listeners(name: str = "") -> bool:

@@ -12,7 +12,7 @@ from ergon_framework.app.diagnostics.findings import SettingsCheck, store_path
 from ergon_framework.app.factories import CONNECTORS, Factory, connector_factory, service_factory
 from ergon_framework.app.imports import load
 from ergon_framework.app.journal import journal_path
-from ergon_framework.app.observability import check_page
+from ergon_framework.app.observability import check_page, find_setup
 from ergon_framework.app.parts import PartRow, rows, startable
 from ergon_framework.app.settings import examine_settings
 from ergon_framework.app.settings.secrets import revealed
@@ -177,6 +177,9 @@ def _check_telemetry(checking: SettingsCheck) -> None:
     if not checking.has_problem("telemetry"):
         with checking.collect("telemetry"):
             check_packages(collector=told.otlp, port=told.prometheus_port)
+        if told.setup is not None:
+            with checking.collect("telemetry", "setup"):
+                find_setup(told.setup)
 
 
 # ---- what is built from the user's own classes --------------------------------------------------

@@ -155,6 +155,7 @@ _ELSEWHERE = (
     "journal_most",
     "otlp",
     "prometheus_port",
+    "setup",
 )
 
 
@@ -174,6 +175,7 @@ class TelemetrySettings(SettingsModel):
     journal_most: Count = 200_000  # entries, and as many spans
     otlp: Annotated[str | None, AfterValidator(_collector), OrNone] = None
     prometheus_port: Annotated[Count | None, Field(le=65535), OrNone] = None
+    setup: Annotated[Reference | None, OrNone] = None  # a function that each process calls first
 
     def recorded(self) -> dict[str, Any]:
         """What concerns spans, metrics and logs, and not where they go."""

@@ -23,7 +23,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Event, Failed, Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError, describe
-from ergon_framework.jobs.claims import Claim, Settler
+from ergon_framework.jobs.claims import Claim, Settler, told_of
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.maintenance import Maintenance
 from ergon_framework.jobs.settings import JobsSettings
@@ -416,15 +416,7 @@ class QueueConsumer:
         self._tell_of(settlement)
 
     def _tell_of(self, settlement: Settlement) -> None:
-        move = settlement.transition
-        about = {
-            "job_id": settlement.id,
-            "attempt": move.attempts,
-            "failure": move.failure,
-            "delay": move.delay,
-            "why": move.why,
-        }
-        self._tell(NOTICE_OF[move.status], about)
+        self._tell(NOTICE_OF[settlement.transition.status], told_of(settlement))
 
     def _tell(self, name: str, fields: dict[str, Any]) -> None:
         """Emit a notice, if anything listens."""

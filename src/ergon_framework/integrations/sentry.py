@@ -1,0 +1,444 @@
+"""Failures of units of work as Sentry issues: one issue for each family of failures.
+
+::
+
+    import sentry_sdk
+    from ergon_framework.integrations.sentry import ErgonIntegration
+
+    sentry_sdk.init(dsn="...", integrations=[ErgonIntegration()])
+
+A unit that failed for good becomes one event. Its fingerprint is the kind of the unit, the handler,
+and the code of the failure, so a thousand dead letters with one cause are one issue. Attempts that
+are followed by another are breadcrumbs of that event. Whatever else is captured inside a unit, by
+the user's code or by Sentry's own integrations, has the unit's ids as tags.
+
+Who reports: a transaction or a provider call, the process that runs it; a job, the worker, which
+alone knows that it was the last attempt, and which also sees executors die. So the worker needs
+Sentry as well: ``set_up`` is for ``[telemetry] setup``.
+
+Payloads never leave. Stack traces have no local variables, messages are cut and searched for
+secrets, and the values that pydantic quotes are left out.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import Context
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Generic, TypeVar
+
+from ergon_framework import redaction
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.errors import MissingExtraError, TransactionException, describe
+from ergon_framework.ports.context import Attempt, current_unit
+from ergon_framework.ports.notice import CATALOGUE, Notice
+from ergon_framework.ports.unit_of_work import OBSERVERS, UnitOfWork
+from ergon_framework.telemetry.notices import add_listener
+
+try:
+    import sentry_sdk
+    from sentry_sdk.integrations import Integration
+    from sentry_sdk.integrations.argv import ArgvIntegration
+    from sentry_sdk.scope import Scope, add_global_event_processor, use_isolation_scope
+    from sentry_sdk.utils import event_from_exception
+except ImportError as error:
+    raise MissingExtraError(
+        f"ergon_framework.integrations.sentry needs sentry-sdk ({describe(error)})",
+        remedy='pip install "ergon-framework[sentry]"',
+    ) from error
+
+__all__ = ["ErgonIntegration", "set_up"]
+
+MAX_UNITS = 10_000
+"""Units whose breadcrumbs are kept until they end; the oldest go first."""
+MAX_TEXT = 500
+"""Characters of a message."""
+_HOOKS = frozenset({"process", "produce", "success", "exception"})
+_FAILED = frozenset({"failed", "timed_out"})
+_QUOTED = re.compile(r"input_value=.*?, input_type=", re.DOTALL)  # as pydantic has it
+_FRAME = re.compile(r"  (?! )(?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
+_LED_TO = "which led to:"
+_LOGGERS = frozenset({"ergon.engine", "ergon.jobs"})
+
+
+class ErgonIntegration(Integration):
+    """Give it to ``sentry_sdk.init``.
+
+    With ``retries`` each attempt that is followed by another is an event as well, as a warning of
+    the same issue. Without ``business``, failures that the user's code declared as business ones
+    are no events; with it they are warnings. ``local_variables`` lets the events that your own code
+    captures inside a unit keep the variables of their stack, as Sentry has it; ours never have any.
+    """
+
+    identifier = "ergon"
+    origin = "auto.queue.ergon"
+
+    def __init__(
+        self, *, retries: bool = False, business: bool = True, local_variables: bool = False
+    ) -> None:
+        self.retries = retries
+        self.business = business
+        self.local_variables = local_variables
+
+    @staticmethod
+    def setup_once() -> None:
+        """Listen. Sentry calls this once in a process."""
+        reporter = _Reporter()
+        add_listener(reporter)
+        OBSERVERS.append(reporter.around)
+        add_global_event_processor(_reviewed)
+
+
+def set_up() -> None:
+    """Initialise Sentry from its own variables (``SENTRY_DSN`` and others), unless that was done.
+
+    For processes that import no code of yours, such as a worker: in ``ergon.toml`` under
+    ``[telemetry]``, write ``setup = "ergon_framework.integrations.sentry:set_up"``.
+    """
+    if not sentry_sdk.is_initialized():
+        # The arguments of a command may be those of a job.
+        sentry_sdk.init(
+            integrations=[ErgonIntegration()], disabled_integrations=[ArgvIntegration()]
+        )
+
+
+@dataclass
+class _Unit:
+    """What is kept of a unit until it ends: its breadcrumbs, and what it raised last."""
+
+    scope: Scope
+    error: BaseException | None = None
+    attempts: int = 1
+    owner: object = None  # keeps an id from being given to another object
+
+
+K = TypeVar("K")
+
+
+class _Recent(Generic[K]):
+    """The units that are not over yet, the latest of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._units: OrderedDict[K, _Unit] = OrderedDict()
+
+    def find(self, key: K, unit: UnitOfWork | None = None, owner: object = None) -> _Unit:
+        """The unit under this key, begun if need be."""
+        with self._lock:
+            known = self._units.get(key)
+            if known is None:
+                known = self._units[key] = _Unit(_new_scope(unit), owner=owner)
+                if len(self._units) > MAX_UNITS:
+                    self._units.popitem(last=False)
+            return known
+
+    def pop(self, key: K) -> _Unit | None:
+        """The unit under this key, which is over."""
+        with self._lock:
+            return self._units.pop(key, None)
+
+
+class _Reporter:
+    """Hears notices, and is around attempts of jobs and calls. Sentry is asked at each."""
+
+    def __init__(self) -> None:
+        self._runs: _Recent[int] = _Recent()
+        self._jobs: _Recent[str] = _Recent()
+        self._calls: _Recent[str] = _Recent()
+        self._handlers: dict[str, Callable[[ErgonIntegration, Notice], None]] = {
+            "attempt.ended": self._attempt_ended,
+            "retry.scheduled": self._retry_scheduled,
+            "transaction.ended": self._transaction_ended,
+            "job.retrying": self._job_retrying,
+            "job.dead_lettered": self._job_dead_lettered,
+            "provider.failed": self._call_failed,
+            "fact.quarantined": self._fact_quarantined,
+        }
+        self.passes_over = frozenset(CATALOGUE) - self._handlers.keys()
+
+    def __call__(self, notice: Notice) -> None:
+        """Take note of something that happened."""
+        handler = self._handlers.get(notice.name)
+        chosen = None if handler is None else _chosen()
+        if handler is not None and chosen is not None:
+            handler(chosen, notice)
+
+    # -- transactions ------------------------------------------------------------------------
+
+    def enter(self, attempt: Attempt, context: Context) -> None:
+        """Let all attempts of a transaction share one scope, and no other transaction have it."""
+        run = attempt.run
+        if run is not None and _chosen() is not None:
+            kept = self._runs.find(id(run), _of_run(attempt.call, run), run)
+            context.run(_use, kept.scope)
+
+    def _attempt_ended(self, _: ErgonIntegration, notice: Notice) -> None:
+        attempt, failure = notice["attempt"], notice["failure"]
+        if failure is None or attempt.phase not in _HOOKS:
+            return
+        run = attempt.run
+        kept = self._runs.find(id(run), _of_run(notice["call"], run), run)
+        _leave_breadcrumb(kept.scope, f"{attempt.phase}, attempt {attempt.number + 1}", failure)
+        if attempt.phase != "exception":  # the handler's own failure is told beside it
+            kept.error, kept.attempts = _raised(notice["exception"]), attempt.number + 1
+
+    def _retry_scheduled(self, chosen: ErgonIntegration, notice: Notice) -> None:
+        run = notice["run"]
+        if chosen.retries and run is not None:
+            unit = _of_run(notice["call"], run)
+            kept = self._runs.find(id(run), unit, run)
+            unit = unit._replace(attempt=kept.attempts)
+            _capture(kept.scope, unit, notice["failure"], kept.error, level="warning")
+
+    def _transaction_ended(self, chosen: ErgonIntegration, notice: Notice) -> None:
+        run, failure = notice["run"], notice["failure"]
+        kept = self._runs.pop(id(run))
+        if notice["ending"] not in _FAILED or failure is None:
+            return
+        unit = _of_run(notice["call"], run)
+        kept = kept or _Unit(_new_scope(unit))
+        unit = unit._replace(attempt=kept.attempts)
+        if notice["handler_failure"] is not None:
+            told = notice["handler_failure"]
+            own = Failure(told.kind, f"handler: {told.code}", told.message)
+            _capture(kept.scope, unit, own, _raised(run.handler_exception))
+        if _is_job(run.transaction):  # its queue may deliver it again, and tells when it does not
+            self._jobs.find(unit.id, unit).error = kept.error
+        elif chosen.business or failure.kind is not Kind.REJECTED:
+            _capture(kept.scope, unit, failure, kept.error)
+
+    # -- jobs --------------------------------------------------------------------------------
+
+    def _job_retrying(self, chosen: ErgonIntegration, notice: Notice) -> None:
+        unit, failure = _of_job(notice), notice["failure"]
+        kept = self._jobs.find(unit.id, unit)
+        if failure is not None:
+            _leave_breadcrumb(kept.scope, f"attempt {unit.attempt}", failure)
+            if chosen.retries:
+                trace = notice.fields.get("traceback")
+                _capture(kept.scope, unit, failure, kept.error, trace, level="warning")
+
+    def _job_dead_lettered(self, chosen: ErgonIntegration, notice: Notice) -> None:
+        unit, why = _of_job(notice), notice["why"] or "given_up"
+        kept = self._jobs.pop(unit.id) or _Unit(_new_scope(unit))
+        failure = notice["failure"] or Failure(Kind.REJECTED, why, why)
+        if chosen.business or failure.kind is not Kind.REJECTED:
+            kept.scope.set_tag("ergon.queue", notice.fields.get("queue") or "")
+            _capture(kept.scope, unit, failure, kept.error, notice.fields.get("traceback"))
+
+    # -- provider calls ----------------------------------------------------------------------
+
+    @contextmanager
+    def around(self, unit: UnitOfWork) -> Iterator[None]:
+        """Around an attempt of a job, in its executor, or of a provider call."""
+        if _chosen() is None:
+            yield
+        elif unit.kind == "call":
+            with self._around_call(unit):
+                yield
+        else:
+            with use_isolation_scope(_new_scope(unit)):
+                yield
+
+    @contextmanager
+    def _around_call(self, unit: UnitOfWork) -> Iterator[None]:
+        """Inside of another unit, attempts are breadcrumbs of that one, and it tells the end."""
+        is_alone = current_unit() is None
+        try:
+            yield
+        except Exception as error:
+            scope = sentry_sdk.get_isolation_scope()
+            if is_alone:
+                kept = self._calls.find(unit.id, unit)
+                kept.error, scope = error, kept.scope
+            failure = Failure(Kind.TRANSIENT, type(error).__name__, describe(error))
+            _leave_breadcrumb(scope, f"{unit.name}, attempt {unit.attempt}", failure)
+            raise
+        if is_alone:
+            self._calls.pop(unit.id)
+
+    def _call_failed(self, _: ErgonIntegration, notice: Notice) -> None:
+        get = notice.fields.get
+        kept = self._calls.pop(str(get("call_id")))
+        if kept is None:
+            return  # it was part of another unit
+        name = f"{get('provider_name')}/{get('capability')}/{get('operation')}"
+        unit = UnitOfWork("call", str(get("call_id")), name, int(get("attempt") or 1))
+        text = "" if kept.error is None else describe(kept.error)
+        code = str(get("reason_code") or "failed")
+        _capture(kept.scope, unit, Failure(Kind.TRANSIENT, code, text), kept.error)
+
+    # -- facts -------------------------------------------------------------------------------
+
+    def _fact_quarantined(self, _: ErgonIntegration, notice: Notice) -> None:
+        get = notice.fields.get
+        unit = UnitOfWork("fact", str(get("offset")), str(get("consumer")), int(get("attempts", 1)))
+        failure = Failure(Kind.DEFECT, "quarantined", str(get("why")))
+        _capture(_new_scope(unit), unit, failure, None)
+
+
+def _chosen() -> ErgonIntegration | None:
+    """The integration of the client that Sentry has now; None when it is switched off."""
+    found = sentry_sdk.get_client().get_integration(ErgonIntegration)
+    return found if isinstance(found, ErgonIntegration) else None
+
+
+def _of_run(call: Any, run: Any) -> UnitOfWork:
+    transaction = run.transaction
+    correlation = transaction.correlation_id
+    return UnitOfWork("transaction", transaction.transaction_id, call.task, 1, None, correlation)
+
+
+def _of_job(notice: Notice) -> UnitOfWork:
+    handler = notice.fields.get("handler") or "(unknown)"
+    return UnitOfWork("job", str(notice["job_id"]), str(handler), int(notice["attempt"] or 0))
+
+
+def _raised(error: BaseException | None) -> BaseException | None:
+    """What the user's code raised: the engine puts an exception of its own around it."""
+    if error is None or type(error) is not TransactionException:
+        return error
+    return error if error.__traceback__ is not None else error.__cause__ or error
+
+
+def _is_job(transaction: object) -> bool:
+    codec = sys.modules.get("ergon_framework.connector.jobs.codec")
+    return codec is not None and isinstance(transaction, codec.JobDelivery)
+
+
+# -- what is sent ------------------------------------------------------------------------------
+
+
+def _new_scope(unit: UnitOfWork | None) -> Scope:
+    """A scope with what the program has set, without what others have left there."""
+    scope = sentry_sdk.get_isolation_scope().fork()
+    scope.clear_breadcrumbs()
+    if unit is not None:
+        for name, value in _tags(unit).items():
+            scope.set_tag(name, value)
+    return scope
+
+
+def _use(scope: Scope) -> None:
+    """Make it current in the context of one attempt, which nobody else has."""
+    Scope.set_current_scope(Scope.get_current_scope().fork())
+    Scope.set_isolation_scope(scope)
+
+
+def _tags(unit: UnitOfWork) -> dict[str, str]:
+    tags = {"ergon.kind": unit.kind, "ergon.name": unit.name, "ergon.id": unit.id}
+    if unit.correlation_id:
+        tags["ergon.correlation_id"] = unit.correlation_id
+    return tags
+
+
+def _leave_breadcrumb(scope: Scope, what: str, failure: Failure) -> None:
+    scope.add_breadcrumb(
+        category="ergon",
+        level="warning",
+        message=f"{what} failed: {_safe(failure.message) or failure.code}",
+        data={"kind": failure.kind.value, "code": failure.code},
+    )
+
+
+def _capture(
+    scope: Scope,
+    unit: UnitOfWork,
+    failure: Failure,
+    error: BaseException | None,
+    trace: str | None = None,
+    level: str | None = None,
+) -> None:
+    event: Any
+    event, hint = _of_error(error) if error is not None else (_of_text(failure, trace), {})
+    is_expected = failure.kind is Kind.REJECTED
+    event["level"] = level or ("warning" if is_expected else "error")
+    event["fingerprint"] = ["ergon", unit.kind, unit.name, failure.code]
+    event["transaction"] = f"{unit.kind} {unit.name}"
+    event["tags"] = {**_tags(unit), "ergon.code": failure.code}
+    event["contexts"] = {
+        "ergon": {
+            "kind": unit.kind,
+            "name": unit.name,
+            "id": unit.id,
+            "attempts": unit.attempt,
+            "failure": failure.kind.value,
+            "code": failure.code,
+        }
+    }
+    with use_isolation_scope(scope):
+        sentry_sdk.capture_event(event, hint)
+
+
+def _of_error(error: BaseException) -> tuple[Any, dict[str, Any]]:
+    """An event with the stack of an exception, without the variables in it."""
+    options = {
+        **sentry_sdk.get_client().options,
+        "include_local_variables": False,
+        "add_full_stack": False,
+    }
+    mechanism = {"type": ErgonIntegration.identifier, "handled": False}
+    event: Any
+    event, hint = event_from_exception(error, client_options=options, mechanism=mechanism)
+    for value in event["exception"]["values"]:
+        value["value"] = _safe(str(value.get("value") or ""))
+    return event, hint
+
+
+def _of_text(failure: Failure, trace: str | None) -> dict[str, Any]:
+    """An event of a failure that was told by another process: by what it says of the stack."""
+    values = [*_stacks(trace or "")] or [{}]
+    values[-1] |= {"type": failure.code, "value": _safe(failure.message)}
+    values[-1]["mechanism"] = {"type": ErgonIntegration.identifier, "handled": False}
+    return {"exception": {"values": values}}
+
+
+def _stacks(trace: str) -> Iterator[dict[str, Any]]:
+    """The exceptions of a traceback as an executor writes it, the cause before its effect."""
+    for part in trace.split(f"{_LED_TO}\n"):
+        lines = part.splitlines()
+        frames = [*_frames(lines)]
+        if frames:
+            yield {"type": lines[-1].strip(), "value": "", "stacktrace": {"frames": frames}}
+
+
+def _frames(lines: list[str]) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines):
+        found = _FRAME.fullmatch(line)
+        if found is None:
+            continue
+        file, below = found["file"], lines[number + 1] if number + 1 < len(lines) else ""
+        frame = {"filename": PurePath(file).name, "abs_path": file, "function": found["name"]}
+        source = {"context_line": below.strip()} if below.startswith("    ") else {}
+        yield {**frame, "lineno": int(found["line"]), **source}
+
+
+def _safe(text: str) -> str:
+    """A message without secrets and without what a validator quotes of its input."""
+    return redaction.text(_QUOTED.sub("input_value=…, input_type=", text))[:MAX_TEXT]
+
+
+def _reviewed(event: Any, hint: Mapping[str, Any]) -> Any:
+    """An event of whatever origin, before it is sent; None to send nothing.
+
+    Our log records that tell of an end are dropped, for that is an event of its own. What was
+    captured inside a unit goes without the variables of its stack: payloads are among them.
+    """
+    chosen = _chosen()
+    if chosen is None:
+        return event
+    record = hint.get("log_record")
+    is_ours = record is not None and record.name in _LOGGERS
+    if is_ours and getattr(record, "ending", None) in _FAILED:
+        return None
+    if not chosen.local_variables and "ergon.kind" in (event.get("tags") or {}):
+        for value in (event.get("exception") or {}).get("values") or ():
+            for frame in (value.get("stacktrace") or {}).get("frames") or ():
+                frame.pop("vars", None)
+    return event
